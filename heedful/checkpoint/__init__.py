@@ -1,0 +1,301 @@
+"""Layer 4: a Hugging Face folder in and out, exactly: config, tensors, tokenizer, heads and sentence embeddings."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from heedful.checkpoint import hub, sentences
+from heedful.checkpoint.files import WEIGHTS, Slot, find_tensors, read_json, read_tensors, whole_folder
+from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
+from heedful.families import FAMILIES
+from heedful.families.table import Keys, Table, claims, load_names, modern_name, save_names
+from heedful.model.config import Head, ModelConfig, Pooled, SentenceEmbedding
+from heedful.model.heads import make_head
+from heedful.model.initialise import initialise
+from heedful.model.stack import Transformer
+from heedful.packed import Packed
+from heedful.tokenizer import Tokenizer
+
+NOTES = "heedful.json"  # what transformers has no place for: the fingerprint of the tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """What a folder says: its model_type, our model and head, and config.json as it was read."""
+
+    family: str
+    model: ModelConfig
+    head: Head | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Loaded(nn.Module):
+    """A model, the head that its folder names, and its tokenizer."""
+
+    def __init__(self, config: Config, tokenizer: Tokenizer | None = None, source: str = "") -> None:
+        super().__init__()
+        self.config, self.tokenizer, self.source = config, tokenizer, source
+        self.unused: tuple[str, ...] = ()  # tensors of the folder that belong to other heads
+        self.model = Transformer(config.model)
+        self.head = None if config.head is None else make_head(config.head, self.model)
+
+    def forward(self, batch: Packed, target: Packed | None = None) -> Any:
+        """The head's outputs, or the last hidden states where there is no head."""
+        rows = self.model(batch, target)
+        return rows if self.head is None else self.head(rows, batch if target is None else target)
+
+    def count(self) -> int:
+        """How many parameters there are; what is shared counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def named(self) -> dict[str, Tensor]:
+        """Parameters by the names that families' tables use; what is shared stands once."""
+        return {name.removeprefix("model."): parameter for name, parameter in self.named_parameters()}
+
+
+def create(config: Config, tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Loaded:
+    """A model with fresh weights, drawn by config.model.initialisation from the seed."""
+    loaded = Loaded(config, tokenizer, source="created")
+    initialise(loaded, config.model.initialisation, torch.Generator().manual_seed(seed))
+    return loaded
+
+
+def load(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    head: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    ignore: Iterable[str] = (),
+) -> Loaded:
+    """Read a model folder, or a name on the hub at a revision; the result is in eval mode.
+
+    `head` picks another published head than the one that config.json names, by our name for it ("masked", "next",
+    "classes", ...). Whatever is not understood is refused: unknown config keys (unless listed in `ignore`), tensors
+    that are missing, left over or of another shape, pickles, a tokenizer that is not the model's.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        folder = hub.fetch(str(name), revision)
+    values = read_json(folder / "config.json")
+    config = read_config(values, str(folder / "config.json"), head=head, ignore=ignore)
+    slots = {modern_name(key): slot for key, slot in find_tensors(folder).items()}
+    config, slots, unused = _fit(config, slots, folder, chosen=head is not None)
+    with torch.device("meta"):
+        loaded = Loaded(config)
+    family = FAMILIES[config.family]
+    table = family.table(config.head)
+    _check_names(table, save_names(table, loaded.named()), slots, values, folder)
+    _assign(loaded, _load_tensors(table, slots, dtype, folder), device)
+    loaded.tokenizer = _load_tokenizer(folder, config.model)
+    loaded.source = str(folder) if Path(name).is_dir() else f"{name}@{folder.name}"
+    loaded.unused = unused
+    if unused and head is None and not isinstance(config.head, SentenceEmbedding):
+        warnings.warn(
+            f"{folder}: {len(unused)} tensors belong to other heads than the one that config.json names and were not "
+            f'loaded: {", ".join(unused[:4])}; load(..., head="...") takes one of {", ".join(family.kinds())}',
+            HeedfulWarning,
+            stacklevel=2,
+        )
+    return loaded.eval()
+
+
+def read_config(
+    values: Mapping[str, Any], source: str, *, head: str | None = None, ignore: Iterable[str] = ()
+) -> Config:
+    """Their config.json as ours; every key is read, known not to matter, or refused."""
+    kind = values.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        close = did_you_mean(kind, list(FAMILIES)) if isinstance(kind, str) else ""
+        raise HeedfulError(f"{source}: model_type is {kind!r}{close}; Heedful reads {', '.join(FAMILIES)}")
+    family = FAMILIES[kind]
+    keys = Keys(values, source)
+    model = family.read(keys)
+    entry = family.heads[_architecture(family, values, source, head)]
+    config = Config(family=kind, model=model, head=entry.read(keys, model), origin=dict(values))
+    keys.done(family.irrelevant, ignore)
+    return config
+
+
+def _architecture(family: Family, values: Mapping[str, Any], source: str, head: str | None) -> str:
+    if head is not None:
+        if head not in family.kinds():
+            raise HeedfulError(
+                f"{source}: there is no head {head!r}{did_you_mean(head, list(family.kinds()))}; "
+                f"this family has {', '.join(family.kinds())}"
+            )
+        return family.kinds()[head]
+    given = values.get("architectures") or [family.bare]
+    if not isinstance(given, list) or len(given) != 1 or given[0] not in family.heads:
+        raise HeedfulError(f"{source}: architectures is {given!r}; expected one of {', '.join(family.heads)}")
+    return str(given[0])
+
+
+def _fit(
+    config: Config, slots: dict[str, Slot], folder: Path, *, chosen: bool
+) -> tuple[Config, dict[str, Slot], tuple[str, ...]]:
+    """Names with the family's prefix; the head that the tensors and modules.json allow; tensors of other heads."""
+    family = FAMILIES[config.family]
+    if not any(name.startswith(family.prefix) for name in slots):
+        slots = {family.prefix + name: slot for name, slot in slots.items()}
+    if not chosen and (folder / sentences.MODULES).exists():
+        config = replace(config, head=sentences.read(folder, keeps_pooler=_has_pooler(config, slots)))
+    elif isinstance(config.head, Pooled) and not _has_pooler(config, slots) and not chosen:
+        config = replace(config, head=None)  # saved without its pooler
+    mine = family.table(config.head)
+    others = {
+        name
+        for entry in family.heads.values()
+        if (other := _any_head(entry, config)) is not None
+        for name in _claimed(family.table(other), slots)
+    }
+    unused = tuple(sorted(others - _claimed(mine, slots)))
+    return config, {name: slot for name, slot in slots.items() if name not in unused}, unused
+
+
+def _any_head(entry: Any, config: Config) -> Head | None:
+    found: Head | None = entry.read(Keys(config.origin, ""), config.model) if config.family != "heedful" else None
+    return found
+
+
+def _has_pooler(config: Config, slots: Mapping[str, Slot]) -> bool:
+    family = FAMILIES[config.family]
+    if family.heads[family.bare].head is not Pooled:
+        return False
+    return bool(_claimed(family.heads[family.bare].table(Pooled()), slots))
+
+
+def _claimed(table: Table, slots: Mapping[str, Slot]) -> set[str]:
+    return {name for name in slots if claims(table, name)}
+
+
+def _check_names(
+    table: Table, expected: Mapping[str, Tensor], slots: Mapping[str, Slot], values: Mapping[str, Any], folder: Path
+) -> None:
+    """Names and shapes in the headers equal what config.json implies, before anything is allocated."""
+    wrong = []
+    for name, tensor in expected.items():
+        if name in slots and slots[name].shape != tuple(tensor.shape):
+            sizes = {size for size in tensor.shape if size not in slots[name].shape}
+            fields = [key for key, value in values.items() if isinstance(value, int) and value in sizes]
+            wrong.append(
+                f"{name} has the shape {list(slots[name].shape)}, but config.json implies {list(tensor.shape)}"
+                + (f" (see {', '.join(fields)})" if fields else "")
+            )
+    for what, names in (
+        ("missing", [name for name in expected if name not in slots and name not in table.copied]),
+        ("not expected", [name for name in slots if _beyond(name, expected, table)]),
+    ):
+        if names:
+            wrong.append(f"{what}: {', '.join(names[:6])}" + (f" and {len(names) - 6} more" if names[6:] else ""))
+    if wrong:
+        raise HeedfulError(f"{folder}: config.json and the weights do not belong together. " + "; ".join(wrong[:6]))
+
+
+def _beyond(name: str, expected: Mapping[str, Tensor], table: Table) -> bool:
+    """Not part of this model: unknown, a layer too many, a bias where there is none."""
+    return not (name in expected or name in table.tied or name in table.copied or name in table.ignored)
+
+
+def _load_tensors(table: Table, slots: Mapping[str, Slot], dtype: torch.dtype, folder: Path) -> dict[str, Tensor]:
+    wanted = {name: slot for name, slot in slots.items() if name not in table.ignored and name not in table.copied}
+    tensors = read_tensors(wanted, dtype)
+    for second, first in table.tied.items():
+        if second in tensors and first in tensors and not torch.equal(tensors[second], tensors[first]):
+            raise HeedfulError(
+                f"{folder}: {second} and {first} should be one tensor, but they differ; "
+                'if they were trained apart, say "tie_word_embeddings": false in config.json'
+            )
+    return load_names(table, tensors)
+
+
+def _assign(loaded: Loaded, tensors: Mapping[str, Tensor], device: torch.device | str) -> None:
+    """Put the tensors in the place of parameters, in every module that shares them."""
+    given = loaded.named()
+    assert tensors.keys() == given.keys(), tensors.keys() ^ given.keys()
+    fresh = {id(given[name]): nn.Parameter(tensor.to(device)) for name, tensor in tensors.items()}
+    for module in loaded.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = fresh[id(parameter)]
+
+
+def _load_tokenizer(folder: Path, model: ModelConfig) -> Tokenizer | None:
+    """The folder's tokenizer, if it has one; it must be the one that the model was saved with."""
+    if not any((folder / file).exists() for file in ("tokenizer.json", "vocab.txt", "vocab.json")):
+        return None
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.size > model.embedding.vocabulary:
+        raise HeedfulError(
+            f"{folder}: the tokenizer has ids up to {tokenizer.size - 1}, but the model knows "
+            f"{model.embedding.vocabulary} tokens: this is another model's tokenizer"
+        )
+    if (folder / NOTES).exists():
+        expected = read_json(folder / NOTES).get("tokenizer")
+        if expected is not None and expected != tokenizer.fingerprint:
+            raise HeedfulError(
+                f"{folder}: the model was saved with the tokenizer {expected}, but the files here make "
+                f"{tokenizer.fingerprint}: put the right tokenizer back, or remove {NOTES} if you changed it on purpose"
+            )
+    return tokenizer
+
+
+def save(loaded: Loaded, folder: str | Path, *, overwrite: bool = False) -> None:
+    """Write a Hugging Face folder that transformers (and, for sentence embeddings, sentence-transformers) loads.
+
+    It appears whole or not at all. A model_type of "heedful" is read by Heedful alone.
+    """
+    config, family = loaded.config, FAMILIES[loaded.config.family]
+    theirs = save_names(family.table(config.head), {name: tensor.detach() for name, tensor in loaded.named().items()})
+    if family.architecture(config.head) == family.bare:
+        theirs = {name.removeprefix(family.prefix): tensor for name, tensor in theirs.items()}
+    dtype = next(iter(theirs.values())).dtype
+    with whole_folder(Path(folder), overwrite=overwrite) as temporary:
+        save_file(
+            {name: tensor.cpu().contiguous() for name, tensor in theirs.items()},
+            temporary / WEIGHTS,
+            metadata={"format": "pt"},
+        )
+        _write_json(temporary / "config.json", write_config(config) | {"dtype": str(dtype).removeprefix("torch.")})
+        notes: dict[str, Any] = {}
+        if loaded.tokenizer is not None:
+            loaded.tokenizer.save(temporary)
+            notes["tokenizer"] = loaded.tokenizer.fingerprint
+        if isinstance(config.head, SentenceEmbedding):
+            sentences.write(temporary, config.head, config.model.width)
+        _write_json(temporary / NOTES, notes)
+
+
+def write_config(config: Config) -> dict[str, Any]:
+    """Our config as their config.json; one that was only read comes out as it went in."""
+    family = FAMILIES[config.family]
+    origin = {name: value for name, value in config.origin.items() if name != "torch_dtype"}
+    if origin:
+        keys = Keys(origin, "")
+        same_model = family.read(keys) == config.model
+        entry = family.heads[family.architecture(config.head)]
+        named = origin.get("architectures") or [family.bare]
+        no_change = isinstance(config.head, SentenceEmbedding | None) or entry.read(keys, config.model) == config.head
+        if same_model and no_change and named == [family.architecture(config.head)]:
+            return origin
+    entry = family.heads[family.architecture(config.head)]
+    written = family.write(config.model)
+    if config.head is not None and not isinstance(config.head, SentenceEmbedding):
+        written |= entry.write(config.head)
+    stale = {"id2label", "label2id", "num_labels", "problem_type"}
+    kept = {name: value for name, value in origin.items() if name not in stale}
+    return kept | written | {"model_type": config.family, "architectures": [family.architecture(config.head)]}
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,244 @@
+"""What a model is: plain data, from which the stack is built. Nothing here names a family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+# -- positions that are put into the embeddings ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learned:
+    """One trained vector for each position; position p takes row p + offset."""
+
+    kind: Literal["learned"] = "learned"
+    count: int  # rows of the table, the first `offset` included
+    offset: int = 0
+    padding: int | None = None  # a row that stays zero and gets no gradient
+    join: Literal["add", "concatenate"] = "add"
+    width: int | None = None  # of a concatenated position; an added one has the embedding's width
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sinusoidal:
+    """Fixed sines and cosines (Vaswani et al. 2017, section 3.5), in one of the three published layouts.
+
+    interleaved: sin, cos, sin, cos, ... with wavelength base^(2i/d): the paper.
+    halves: all sines, then all cosines, the same wavelengths: Marian.
+    halves_inclusive: as halves, the longest wavelength reaching base itself, base^(i/(d/2 - 1)): tensor2tensor, fairseq.
+    """
+
+    kind: Literal["sinusoidal"] = "sinusoidal"
+    layout: Literal["interleaved", "halves", "halves_inclusive"] = "interleaved"
+    base: float = 10_000.0
+    offset: int = 0
+    join: Literal["add", "concatenate"] = "add"
+    width: int | None = None  # of a concatenated position
+
+
+# -- the model ------------------------------------------------------------------------------------------------
+
+Norm = Literal["layer", "rms"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingConfig:
+    """Tokens, positions and types become vectors: joined, normalised, dropped out, projected to the stack's width."""
+
+    vocabulary: int
+    width: int
+    positions: Learned | Sinusoidal | None = None
+    types: int = 0  # segment types; 0: none
+    padding: int | None = None  # a token whose vector stays zero and gets no gradient
+    scale: float = 1.0  # multiplies token vectors: sqrt(width) in the original Transformer
+    norm: Norm | None = None
+    norm_eps: float = 1e-12
+    norm_bias: bool = True
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackConfig:
+    """Blocks of attention and MLP, one after another."""
+
+    width: int
+    layers: int
+    heads: int
+    head_width: int
+    inner_width: int
+    activation: Activation = "gelu"
+    gated: bool = False  # activation(gate) * up instead of activation(up)
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    norm: Norm = "layer"
+    norm_at: Literal["post", "pre"] = "post"  # after each residual sum, or before each sublayer
+    norm_eps: float = 1e-12
+    norm_bias: bool = True
+    final_norm: bool = False  # after the last block; models with pre-norm have it
+    score_scale: float | None = None  # default 1 / sqrt(head_width)
+    causal: bool = False
+    cross: bool = False  # a second attention, to the encoder's rows
+    window: int | None = None  # a row sees rows at most so many places away, except in every global_every-th layer
+    global_every: int | None = None  # layers 0, g, 2g, ... see everything; None: none of them
+    dropout: float = 0.0  # after the MLP, and after attention unless attention_out_dropout says otherwise
+    attention_out_dropout: float | None = None
+    attention_dropout: float = 0.0  # of the weights, after the softmax
+    inner_dropout: float = 0.0  # inside the MLP, after the activation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TruncatedNormal:
+    """Google's: normal with standard deviation std, cut at two of them (Devlin et al. 2019)."""
+
+    kind: Literal["truncated_normal"] = "truncated_normal"
+    std: float = 0.02
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Normal:
+    """Hugging Face's: normal with standard deviation std."""
+
+    kind: Literal["normal"] = "normal"
+    std: float = 0.02
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Xavier:
+    """Uniform with variance 2 / (fan in + fan out) (Glorot and Bengio 2010); embeddings normal with width^-0.5."""
+
+    kind: Literal["xavier"] = "xavier"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """An encoder, a decoder, or both; the decoder shares the embedding unless it has its own."""
+
+    embedding: EmbeddingConfig
+    encoder: StackConfig | None = None
+    decoder: StackConfig | None = None
+    decoder_embedding: EmbeddingConfig | None = None
+    initialisation: TruncatedNormal | Normal | Xavier = TruncatedNormal()
+
+    @property
+    def width(self) -> int:
+        """Of the rows that come out."""
+        last = self.decoder or self.encoder
+        assert last is not None
+        return last.width
+
+
+# -- heads ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pooled:
+    """One vector for each sequence: tanh(W h + b) of its first row (Devlin et al. 2019, section 3.2)."""
+
+    kind: Literal["pooled"] = "pooled"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskedTokens:
+    """Scores over the vocabulary for each row: dense, activation, norm, decoder (tied to the embedding or not)."""
+
+    kind: Literal["masked"] = "masked"
+    activation: Activation = "gelu"
+    norm_eps: float = 1e-12
+    tied: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextSentence:
+    """Two scores for each sequence: the second segment follows the first (0) or not (1)."""
+
+    kind: Literal["next"] = "next"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pretraining:
+    """Masked tokens and next sentence together."""
+
+    kind: Literal["pretraining"] = "pretraining"
+    activation: Activation = "gelu"
+    norm_eps: float = 1e-12
+    tied: bool = True
+
+
+Problem = Literal["single", "multiple", "regression"]  # one label, any number of labels, numbers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Classes:
+    """Scores over labels for each sequence: its first row, dense, activation, linear; with dropout in between."""
+
+    kind: Literal["classes"] = "classes"
+    labels: tuple[str, ...]
+    problem: Problem = "single"
+    activation: Literal["tanh", "relu"] = "tanh"
+    dropout_first: float = 0.0  # before the dense layer
+    dropout: float = 0.0  # before the last layer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenClasses:
+    """Scores over labels for each row."""
+
+    kind: Literal["tokens"] = "tokens"
+    labels: tuple[str, ...]
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """One score for each sequence; the sequences of one question stand next to each other."""
+
+    kind: Literal["choice"] = "choice"
+    activation: Literal["tanh", "relu"] = "tanh"
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """Two scores for each row: it starts, and it ends, the answer (Devlin et al. 2019, section 4.2)."""
+
+    kind: Literal["span"] = "span"
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextToken:
+    """Scores over the vocabulary for each row: one linear layer, tied to the decoder's embedding or not."""
+
+    kind: Literal["next_token"] = "next_token"
+    tied: bool = True
+    bias: bool = False
+
+
+Pooling = Literal["mean", "first", "max", "mean_sqrt_length", "last"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SentenceEmbedding:
+    """One vector for each sequence, as sentence-transformers makes it (Reimers and Gurevych 2019)."""
+
+    kind: Literal["embedding"] = "embedding"
+    pooling: tuple[Pooling, ...] = ("mean",)  # more than one: their vectors side by side
+    normalise: bool = False  # to unit length
+    max_length: int | None = None  # tokens of a text that are looked at
+    keeps_pooler: bool = False  # the folder has a pooler, which is kept and not used
+
+
+Head = (
+    Pooled
+    | MaskedTokens
+    | NextSentence
+    | Pretraining
+    | Classes
+    | TokenClasses
+    | Choice
+    | Span
+    | NextToken
+    | SentenceEmbedding
+)

@@ -1,0 +1,205 @@
+"""Heads: what is read off the last hidden states. Each takes the rows and their batch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from heedful.errors import HeedfulError
+from heedful.model import config as c
+from heedful.model.stack import Transformer
+from heedful.nn.layers import ACTIVATIONS, make_norm
+from heedful.packed import Packed
+
+Rows = Float[Tensor, "rows width"]
+
+
+class FirstRow(nn.Module):
+    """activation(W h + b) of each sequence's first row: the pooler of Devlin et al. 2019."""
+
+    def __init__(self, width: int, activation: str = "tanh", dropout_first: float = 0.0) -> None:
+        super().__init__()
+        self.activation, self.dropout_first = ACTIVATIONS[activation], dropout_first
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:
+        first = rows[batch.firsts()]
+        if self.dropout_first:
+            first = F.dropout(first, self.dropout_first, self.training)
+        return self.activation(self.dense(first))
+
+
+class MaskedTokensHead(nn.Module):
+    """decoder(norm(activation(W h + b))) + bias: scores over the vocabulary, [rows, vocabulary]."""
+
+    def __init__(self, config: c.MaskedTokens | c.Pretraining, model: Transformer) -> None:
+        super().__init__()
+        tokens = model.output_embedding.tokens
+        self.activation = ACTIVATIONS[config.activation]
+        self.dense = nn.Linear(model.config.width, tokens.embedding_dim)
+        self.norm = make_norm("layer", tokens.embedding_dim, config.norm_eps, bias=True)
+        self.decoder = _decoder(tokens, config.tied, bias=True)
+
+    def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "rows vocabulary"]:
+        scores: Tensor = self.decoder(self.norm(self.activation(self.dense(rows))))
+        return scores
+
+
+class NextTokenHead(nn.Module):
+    """Scores over the vocabulary, [rows, vocabulary]."""
+
+    def __init__(self, config: c.NextToken, model: Transformer) -> None:
+        super().__init__()
+        self.decoder = _decoder(model.output_embedding.tokens, config.tied, config.bias)
+
+    def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "rows vocabulary"]:
+        scores: Tensor = self.decoder(rows)
+        return scores
+
+
+def _decoder(tokens: nn.Embedding, tied: bool, bias: bool) -> nn.Linear:
+    decoder = nn.Linear(tokens.embedding_dim, tokens.num_embeddings, bias=bias, device="meta" if tied else None)
+    if tied:
+        decoder.weight = tokens.weight
+        if bias:
+            decoder.bias = nn.Parameter(torch.zeros(tokens.num_embeddings, device=tokens.weight.device))
+    return decoder
+
+
+class NextSentenceHead(nn.Module):
+    """[sequences, 2]: 0 is "follows", 1 is "does not"."""
+
+    def __init__(self, config: c.NextSentence | c.Pretraining, model: Transformer) -> None:
+        super().__init__()
+        self.first = FirstRow(model.config.width)
+        self.out = nn.Linear(model.config.width, 2)
+
+    def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences 2"]:
+        scores: Tensor = self.out(self.first(rows, batch))
+        return scores
+
+
+class PretrainingScores(NamedTuple):
+    """Of masked tokens, [rows, vocabulary], and of the next sentence, [sequences, 2]."""
+
+    tokens: Tensor
+    next: Tensor
+
+
+class PretrainingHead(nn.Module):
+    """Masked tokens and next sentence."""
+
+    def __init__(self, config: c.Pretraining, model: Transformer) -> None:
+        super().__init__()
+        self.masked = MaskedTokensHead(config, model)
+        self.next = NextSentenceHead(config, model)
+
+    def forward(self, rows: Rows, batch: Packed) -> PretrainingScores:
+        return PretrainingScores(self.masked(rows, batch), self.next(rows, batch))
+
+
+class PooledHead(nn.Module):
+    """[sequences, width]."""
+
+    def __init__(self, config: c.Pooled, model: Transformer) -> None:
+        super().__init__()
+        self.first = FirstRow(model.config.width)
+
+    def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:
+        pooled: Tensor = self.first(rows, batch)
+        return pooled
+
+
+class ClassesHead(nn.Module):
+    """[sequences, labels]."""
+
+    def __init__(self, config: c.Classes, model: Transformer) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        self.first = FirstRow(model.config.width, config.activation, config.dropout_first)
+        self.out = nn.Linear(model.config.width, len(config.labels))
+
+    def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences labels"]:
+        scores: Tensor = self.out(F.dropout(self.first(rows, batch), self.dropout, self.training))
+        return scores
+
+
+class ChoiceHead(nn.Module):
+    """[sequences]: one score for each candidate; the largest among those of a question is chosen."""
+
+    def __init__(self, config: c.Choice, model: Transformer) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        self.first = FirstRow(model.config.width, config.activation)
+        self.out = nn.Linear(model.config.width, 1)
+
+    def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, " sequences"]:
+        scores: Tensor = self.out(F.dropout(self.first(rows, batch), self.dropout, self.training))
+        return scores[:, 0]
+
+
+class RowsHead(nn.Module):
+    """[rows, labels] for token classes; [rows, 2] (start, end) for spans."""
+
+    def __init__(self, config: c.TokenClasses | c.Span, model: Transformer) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        self.out = nn.Linear(model.config.width, len(config.labels) if isinstance(config, c.TokenClasses) else 2)
+
+    def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "rows scores"]:
+        scores: Tensor = self.out(F.dropout(rows, self.dropout, self.training))
+        return scores
+
+
+class SentenceEmbeddingHead(nn.Module):
+    """[sequences, width]; nothing is trained here."""
+
+    def __init__(self, config: c.SentenceEmbedding, model: Transformer) -> None:
+        super().__init__()
+        self.config = config
+        if config.keeps_pooler:
+            self.first = FirstRow(model.config.width)
+
+    def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:
+        batch.firsts()  # refuses empty sequences
+        vectors = torch.cat([pool(rows, batch, how) for how in self.config.pooling], -1)
+        return F.normalize(vectors, dim=-1) if self.config.normalise else vectors
+
+
+def pool(rows: Rows, batch: Packed, how: c.Pooling) -> Float[Tensor, "sequences width"]:
+    """One vector for each sequence; mean_sqrt_length is the sum over the square root of the length."""
+    if how == "first":
+        return rows[batch.firsts()]
+    if how == "last":
+        return rows[torch.tensor(batch.bounds[1:], device=rows.device) - 1]
+    lengths = torch.tensor(batch.lengths, device=rows.device)
+    if how == "max":
+        return torch.segment_reduce(rows, "max", lengths=lengths)
+    owner = torch.repeat_interleave(torch.arange(len(batch), device=rows.device), lengths)
+    sums = rows.new_zeros(len(batch), rows.shape[1]).index_add_(0, owner, rows)
+    return sums / (lengths.sqrt() if how == "mean_sqrt_length" else lengths)[:, None].to(rows)
+
+
+_HEADS: dict[type, type[nn.Module]] = {
+    c.Pooled: PooledHead,
+    c.MaskedTokens: MaskedTokensHead,
+    c.NextSentence: NextSentenceHead,
+    c.Pretraining: PretrainingHead,
+    c.Classes: ClassesHead,
+    c.TokenClasses: RowsHead,
+    c.Choice: ChoiceHead,
+    c.Span: RowsHead,
+    c.NextToken: NextTokenHead,
+    c.SentenceEmbedding: SentenceEmbeddingHead,
+}
+
+
+def make_head(config: c.Head, model: Transformer) -> nn.Module:
+    """The head of that config, over that model."""
+    if isinstance(config, c.Classes | c.TokenClasses) and not config.labels:
+        raise HeedfulError(f'a "{config.kind}" head needs at least one label, but none was given')
+    return _HEADS[type(config)](config, model)

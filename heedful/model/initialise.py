@@ -1,0 +1,41 @@
+"""How fresh weights are drawn."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from heedful.model.config import Normal, TruncatedNormal, Xavier
+
+
+@torch.no_grad()
+def initialise(
+    module: nn.Module, scheme: TruncatedNormal | Normal | Xavier, generator: torch.Generator | None = None
+) -> None:
+    """Draw every weight below the module afresh: biases 0, norms 1 and 0, padding rows 0, the rest by the scheme."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            _draw(part.weight, scheme, isinstance(part, nn.Embedding), generator)
+        if isinstance(part, nn.Linear | nn.LayerNorm) and part.bias is not None:
+            part.bias.zero_()
+        if isinstance(part, nn.LayerNorm | nn.RMSNorm):
+            part.weight.fill_(1.0)
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
+            part.weight[part.padding_idx].zero_()
+
+
+def _draw(
+    weight: torch.Tensor,
+    scheme: TruncatedNormal | Normal | Xavier,
+    embedding: bool,
+    generator: torch.Generator | None,
+) -> None:
+    match scheme:
+        case TruncatedNormal(std=std):
+            nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)
+        case Normal(std=std):
+            weight.normal_(0.0, std, generator=generator)
+        case Xavier() if embedding:
+            weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
+        case Xavier():
+            nn.init.xavier_uniform_(weight, generator=generator)

@@ -1,0 +1,1 @@
+"""Layer 1: the mathematics of attention on packed tensors."""

@@ -1,0 +1,97 @@
+"""Attention: the reference, softmax(scale q k + bias) v for one sequence after another, and the choice of a kernel.
+
+Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from heedful.errors import HeedfulError, did_you_mean
+from heedful.nn.kernels import KERNELS, Kernel
+from heedful.nn.layout import Bias, Call, Dense, Distance, Layout, allowed, gaps
+
+
+def attend(
+    q: Float[Tensor, "queries heads width"],
+    k: Float[Tensor, "keys heads width"],
+    v: Float[Tensor, "keys heads width"],
+    layout: Layout,
+    *,
+    scale: float,
+    causal: bool = False,
+    window: int | None = None,
+    bias: Bias | None = None,
+    dropout: float = 0.0,
+    backend: str = "auto",
+) -> Float[Tensor, "queries heads width"]:
+    """softmax(scale q k + bias) v in each sequence of the layout; a query that may see no key gets zeros.
+
+    Causal masks and windows align the last query with the last key; windows include both ends. Dropout draws from
+    torch's global generator. "auto" takes the first kernel that can; a named kernel that cannot is an error.
+    """
+    call = Call(layout=layout, scale=scale, causal=causal, window=window, bias=bias, dropout=dropout)
+    return choose(q, k, call, backend).run(q, k, v, call)
+
+
+def choose(q: Tensor, k: Tensor, call: Call, backend: str = "auto") -> Kernel:
+    """The kernel that attend takes for this call."""
+    if backend == "auto":
+        return next(kernel for kernel in (*KERNELS, REFERENCE) if not kernel.refuses(q, k, call))
+    named = {kernel.name: kernel for kernel in (*KERNELS, REFERENCE)}
+    if backend not in named:
+        raise HeedfulError(
+            f'there is no attention kernel "{backend}"{did_you_mean(backend, list(named))}; known: auto, {", ".join(named)}'
+        )
+    if reason := named[backend].refuses(q, k, call):
+        raise HeedfulError(f'the attention kernel "{backend}" cannot take this call: {reason}; use backend="auto"')
+    return named[backend]
+
+
+def explain(q: Tensor, k: Tensor, call: Call) -> str:
+    """One line for each kernel: taken, or why not."""
+    lines, taken = [], False
+    for kernel in (*KERNELS, REFERENCE):
+        reason = kernel.refuses(q, k, call)
+        verdict = f"no: {reason}" if reason else "could, but one above is preferred" if taken else "taken"
+        taken = taken or not reason
+        lines.append(f"{kernel.name:10} {verdict}")
+    return "\n".join(lines)
+
+
+def _reference(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+    rows = []
+    for number, ((start, stop), (first, last)) in enumerate(zip(call.layout.queries, call.layout.keys, strict=True)):
+        scores, sees = masked_scores(q[start:stop], k[first:last], call, number)
+        weights = scores.softmax(-1).where(sees.any(-1, keepdim=True), 0.0)
+        if call.dropout:
+            weights = F.dropout(weights, call.dropout)
+        rows.append(torch.einsum("hij,jhd->ihd", weights, v[first:last]))
+    return torch.cat(rows) if rows else torch.zeros_like(q)
+
+
+def masked_scores(q: Tensor, k: Tensor, call: Call, number: int) -> tuple[Tensor, Tensor]:
+    """Scores [H, n, m] of sequence `number` and which pairs count, for its query rows q and key rows k."""
+    gap = gaps(len(q), len(k), q.device)
+    sees = allowed(gap, call).expand(q.shape[1], -1, -1)
+    scores = call.scale * torch.einsum("ihd,jhd->hij", q, k)
+    match call.bias:
+        case Distance(table=table) as bias:
+            place = gap.clamp(-bias.reach, bias.reach) + bias.reach
+            if table.ndim == 2:
+                scores = scores + table[:, place]
+            else:
+                start, stop = call.layout.queries[number]
+                each = table[start:stop].transpose(0, 1)  # H n distances
+                scores = scores + each.gather(-1, place.expand(len(each), -1, -1))
+        case Dense(blocks=blocks):
+            sees = sees & (blocks[number] != float("-inf"))
+            scores = scores + blocks[number]
+    # a query without a key keeps finite scores, so that its gradient is zero and not NaN
+    return scores.masked_fill(~sees & sees.any(-1, keepdim=True), float("-inf")), sees
+
+
+REFERENCE = Kernel(name="reference", refuses=lambda q, k, call: "", run=_reference)

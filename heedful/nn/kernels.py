@@ -1,0 +1,320 @@
+"""Fast attention over packed rows: sequences are arranged in blocks, and a block is a few dense matrix products.
+
+A plan moves the rows of all sequences into blocks of R lines of Sq query places and Sk key places (several short
+sequences share a line; the scores between them are forbidden), and says where each row's result is found.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from heedful.nn.layout import Call, Dense, Distance, Layout, Span, allowed
+
+Line = list[int]  # the numbers of the sequences that share a line, in order
+Run = Callable[[Tensor, Tensor, Tensor, Call], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernel:
+    """One way to compute attention: `refuses` gives the reason why it cannot take a call, or nothing."""
+
+    name: str
+    refuses: Callable[[Tensor, Tensor, Call], str]
+    run: Run
+
+
+# -- plans ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Block:
+    """R lines of sequences that are attended to at once."""
+
+    lines: list[Line]
+    shape: tuple[int, int, int]  # R, Sq, Sk
+    mask: Float[Tensor, "lines 1 queries keys"] | None  # 0 or -inf, added to the scores; None: all pairs count
+    gap: Int[Tensor, "lines queries keys"] | None  # key place minus query place, where a bias needs it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Moves:
+    """Which row goes to each place, and at which place each row is; None where a row has no place."""
+
+    there: Int[Tensor, " places"]
+    back: Int[Tensor, " rows"] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Plan:
+    """How the rows of a layout are arranged; moves and result are None where places are rows."""
+
+    blocks: list[Block]
+    queries: Moves | None
+    keys: Moves | None
+    result: Int[Tensor, " rows"] | None  # at which place each query row's result lies; after the last: zeros
+
+
+def one_each(layout: Layout) -> Iterable[list[Line]]:
+    """Every sequence is a block of its own: nothing is moved, nothing is padded."""
+    return ([[number]] for number in range(len(layout.queries)))
+
+
+def shared(layout: Layout, widths: tuple[int, ...] = (64, 128, 256), budget: int = 1 << 20) -> Iterable[list[Line]]:
+    """Several short sequences to a line of the first width that holds them; the others beside those of their size.
+
+    A block has at most `budget` scores a head, unless one line has more.
+    """
+    sizes = layout.sizes()
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, (n, m) in enumerate(sizes):
+        width = next((width for width in widths if n == m <= width), 0)
+        groups[(width, width) if width else (-(-n // 16) * 16, -(-m // 16) * 16)].append(number)
+    for (n, m), numbers in sorted(groups.items()):
+        lines = best_fit(numbers, [n for n, _ in sizes], n) if n == m and n in widths else [[each] for each in numbers]
+        count = max(1, budget // max(1, n * m))
+        yield from (lines[start : start + count] for start in range(0, len(lines), count))
+
+
+def best_fit(numbers: list[int], lengths: list[int], width: int) -> list[Line]:
+    """Best-fit-decreasing bin packing: each sequence goes to the fullest line that still has room for it."""
+    lines: list[Line] = []
+    with_room: list[list[int]] = [[] for _ in range(width + 1)]
+    for number in sorted(numbers, key=lambda each: -lengths[each]):
+        length = lengths[number]
+        room = next((free for free in range(length, width + 1) if with_room[free]), None)
+        if room is None:
+            lines.append([])
+            room, line = width, len(lines) - 1
+        else:
+            line = with_room[room].pop()
+        lines[line].append(number)
+        with_room[room - length].append(line)
+    return lines
+
+
+def make_plan(call: Call, arrange: Callable[[Layout], Iterable[list[Line]]], q: Tensor, k: Tensor) -> Plan:
+    """Turn an arrangement of sequences into places, masks and moves."""
+    blocks, q_rows, k_rows, seen = [], [], [], []
+    for lines in arrange(call.layout):
+        of, to = _place(call.layout.queries, lines), _place(call.layout.keys, lines)
+        sees = _sees(call, lines, of, to)
+        blocks.append(_block(call, lines, of, to, sees, q))
+        q_rows.append(of.rows.ravel())
+        k_rows.append(to.rows.ravel())
+        seen.append(sees.any(-1).ravel())
+    places = np.concatenate([*q_rows, np.empty(0, np.int64)])
+    result = np.full(len(q), len(places))  # a query without a key: the zeros after the last place
+    real = (places >= 0) & np.concatenate([*seen, np.empty(0, bool)])
+    result[places[real]] = np.flatnonzero(real)
+    same = np.array_equal(result, np.arange(len(places)))
+    return Plan(
+        blocks=blocks,
+        queries=_moves(places, len(q), q.device),
+        keys=_moves(np.concatenate([*k_rows, np.empty(0, np.int64)]), len(k), q.device),
+        result=None if same else torch.from_numpy(result).to(q.device),
+    )
+
+
+class _Placed(NamedTuple):
+    rows: np.ndarray[Any, Any]  # [R, S] which row lies at a place, -1 for none
+    owner: np.ndarray[Any, Any]  # [R, S] whose it is
+    step: np.ndarray[Any, Any]  # [R, S] where in its sequence, counted from the end
+
+
+def _place(spans: tuple[Span, ...], lines: list[Line]) -> _Placed:
+    width = max(sum(spans[number][1] - spans[number][0] for number in line) for line in lines)
+    placed = _Placed(*(np.full((len(lines), width), nothing) for nothing in (-1, -1, 0)))
+    for r, line in enumerate(lines):
+        at = 0
+        for number in line:
+            start, stop = spans[number]
+            there = slice(at, at + stop - start)
+            placed.rows[r, there] = np.arange(start, stop)
+            placed.owner[r, there] = number
+            placed.step[r, there] = np.arange(start - stop, 0)
+            at = there.stop
+    return placed
+
+
+def _sees(call: Call, lines: list[Line], of: _Placed, to: _Placed) -> np.ndarray[Any, Any]:
+    sees = (of.owner[:, :, None] == to.owner[:, None, :]) & (of.owner >= 0)[:, :, None]
+    if call.causal or call.window is not None:
+        sees &= allowed(torch.from_numpy(to.step[:, None, :] - of.step[:, :, None]), call).numpy()
+    if isinstance(call.bias, Dense):
+        for r, line in enumerate(lines):
+            for number in line:
+                pairs = np.ix_(of.owner[r] == number, to.owner[r] == number)
+                sees[r][pairs] &= (call.bias.blocks[number] > -torch.inf).any(0).cpu().numpy()
+    return sees
+
+
+def _block(call: Call, lines: list[Line], of: _Placed, to: _Placed, sees: np.ndarray[Any, Any], q: Tensor) -> Block:
+    # a place that sees no key may see all: its result is never read, and nothing becomes NaN
+    hidden = torch.from_numpy(~(sees | ~sees.any(-1, keepdims=True)))[:, None]
+    mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf) if hidden.any() else None
+    gap = torch.from_numpy(to.step[:, None, :] - of.step[:, :, None]) if isinstance(call.bias, Distance) else None
+    return Block(
+        lines=lines,
+        shape=(len(lines), of.rows.shape[1], to.rows.shape[1]),
+        mask=None if mask is None else mask.to(q.device),
+        gap=None if gap is None else gap.to(q.device),
+    )
+
+
+def _moves(places: np.ndarray[Any, Any], rows: int, device: torch.device) -> Moves | None:
+    if np.array_equal(places, np.arange(rows)):
+        return None
+    back = np.full(rows, -1)
+    real = places >= 0
+    back[places[real]] = np.flatnonzero(real)
+    return Moves(
+        there=torch.from_numpy(places.clip(min=0)).to(device),
+        back=torch.from_numpy(back).to(device) if (back >= 0).all() else None,
+    )
+
+
+# -- running a plan ---------------------------------------------------------------------------------------
+
+
+class _Move(torch.autograd.Function):
+    """Rows to places; backward takes each row's gradient from its place, which is a gather and not a scatter."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, there: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return rows.index_select(0, there)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None
+
+
+def _move(rows: Tensor, moves: Moves | None) -> Tensor:
+    if moves is None:
+        return rows
+    if len(rows) == 0:
+        return rows.new_zeros(len(moves.there), *rows.shape[1:])
+    if moves.back is None:
+        return rows.index_select(0, moves.there)
+    moved: Tensor = _Move.apply(rows, moves.there, moves.back)  # type: ignore[no-untyped-call]
+    return moved
+
+
+def run_plan(q: Tensor, k: Tensor, v: Tensor, call: Call, plan: Plan, core: Core) -> Tensor:
+    """Move rows to their places, run the core block by block, and fetch each row's result."""
+    q_sizes = [lines * queries for lines, queries, _ in (block.shape for block in plan.blocks)]
+    k_sizes = [lines * keys for lines, _, keys in (block.shape for block in plan.blocks)]
+    q_parts = _move(q, plan.queries).split(q_sizes)
+    k_parts, v_parts = (_move(each, plan.keys).split(k_sizes) for each in (k, v))
+    tables = _tables(call, plan, q_sizes)
+    results = []
+    for block, q_part, k_part, v_part, table in zip(plan.blocks, q_parts, k_parts, v_parts, tables, strict=True):
+        lines = block.shape[0]
+        if block.shape[1] == 0:
+            continue
+        if block.shape[2] == 0:
+            results.append(torch.zeros_like(q_part))
+            continue
+        heads_first = (part.unflatten(0, (lines, -1)).transpose(1, 2) for part in (q_part, k_part, v_part))
+        bias = _bias(call, block, table, q.dtype)
+        results.append(core(*heads_first, bias, call).transpose(1, 2).flatten(0, 1))
+    if plan.result is None:
+        return torch.cat(results) if results else torch.zeros_like(q)
+    return torch.cat([*results, q.new_zeros(1, *q.shape[1:])]).index_select(0, plan.result)
+
+
+def _tables(call: Call, plan: Plan, sizes: list[int]) -> Iterable[Tensor | None]:
+    """A distance table for each block; where every query row has its own, they move as the rows do."""
+    if not isinstance(call.bias, Distance):
+        return [None] * len(sizes)
+    if call.bias.table.ndim == 2:
+        return [call.bias.table] * len(sizes)
+    return _move(call.bias.table, plan.queries).split(sizes)
+
+
+def _bias(call: Call, block: Block, table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """What is added to the block's scores, [R or 1, H or 1, Sq, Sk]."""
+    match call.bias:
+        case None:
+            return block.mask
+        case Dense():
+            added = _dense(call.bias, call.layout, block)
+        case Distance(reach=reach):
+            assert block.gap is not None and table is not None
+            place = block.gap.clamp(-reach, reach) + reach
+            if table.ndim == 2:
+                added = table[:, place].transpose(0, 1)
+            else:
+                each = table.unflatten(0, block.shape[:2]).transpose(1, 2)  # R H Sq distances
+                added = each.gather(-1, place[:, None].expand(-1, each.shape[1], -1, -1))
+    added = added.to(dtype)
+    return added if block.mask is None else added + block.mask
+
+
+def _dense(bias: Dense, layout: Layout, block: Block) -> Tensor:
+    sizes = layout.sizes()
+    lines = []
+    for line in block.lines:
+        diagonal = bias.blocks[line[0]].new_zeros(bias.blocks[line[0]].shape[0], *block.shape[1:])
+        i = j = 0
+        for number in line:
+            n, m = sizes[number]
+            each = bias.blocks[number]  # rows of -inf alone are masked elsewhere
+            diagonal[:, i : i + n, j : j + m] = each.where((each > -torch.inf).any(-1, keepdim=True), 0.0)
+            i, j = i + n, j + m
+        lines.append(diagonal)
+    return torch.stack(lines)
+
+
+# -- cores: one block ---------------------------------------------------------------------------------------
+
+Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, Call], Tensor]
+
+
+def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+    """Two batched products around a softmax: trains faster than the fused kernel on a CPU, and drops weights."""
+    scores = torch.matmul(q * call.scale, k.transpose(-1, -2))
+    if bias is not None:
+        scores = scores + bias
+    weights = scores.softmax(-1)
+    if call.dropout:
+        weights = F.dropout(weights, call.dropout)
+    return torch.matmul(weights, v)
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+    """PyTorch's fused attention; on a CPU it has no dropout."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=call.scale)
+
+
+# -- the table ----------------------------------------------------------------------------------------------
+
+
+def _planned(name: str, arrange: Callable[[Layout], Iterable[list[Line]]], core: Core) -> Run:
+    def run(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        def make() -> Plan:
+            return make_plan(call, arrange, q, k)
+
+        if isinstance(call.bias, Dense):  # what it forbids is part of the plan
+            return run_plan(q, k, v, call, make(), core)
+        key = (name, call.causal, call.window, q.dtype, q.device, call.bias is None)
+        return run_plan(q, k, v, call, call.layout.plan(key, make), core)
+
+    return run
+
+
+KERNELS: tuple[Kernel, ...] = (
+    Kernel(name="each", refuses=lambda q, k, call: "", run=_planned("each", one_each, fused)),
+    Kernel(name="each products", refuses=lambda q, k, call: "", run=_planned("each", one_each, products)),
+    Kernel(name="fused", refuses=lambda q, k, call: "", run=_planned("shared", shared, fused)),
+    Kernel(name="products", refuses=lambda q, k, call: "", run=_planned("shared", shared, products)),
+)

@@ -1,0 +1,86 @@
+"""Packed: the one batch type. All sequences of a batch lie end to end; there is no padding and no mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from heedful.errors import HeedfulError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packed:
+    """Rows of several sequences laid end to end.
+
+    Sequence number b is rows bounds[b] to bounds[b + 1] (bounds stay on the host); a sequence may be empty.
+    """
+
+    tokens: Int[Tensor, " rows"]
+    positions: Int[Tensor, " rows"]  # from 0 in each sequence
+    types: Int[Tensor, " rows"]  # which segment of its sequence a row belongs to
+    bounds: tuple[int, ...]  # sequences + 1 row numbers, from 0 to the number of rows
+
+    @classmethod
+    def of(cls, sequences: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Packed:
+        """Lay token ids end to end; types default to 0.
+
+        >>> Packed.of([[101, 7592, 102], [101, 102]]).bounds
+        (0, 3, 5)
+        """
+        lengths = [len(sequence) for sequence in sequences]
+        if types is None:
+            types = [[0] * length for length in lengths]
+        elif [len(each) for each in types] != lengths:
+            raise HeedfulError(
+                f"types have lengths {[len(each) for each in types]} but the sequences have lengths {lengths}: "
+                "give one type for each token"
+            )
+        return cls(
+            tokens=_flat(sequences),
+            positions=_flat([range(length) for length in lengths]),
+            types=_flat(types),
+            bounds=(0, *accumulate(lengths)),
+        )
+
+    def __len__(self) -> int:
+        """How many sequences there are."""
+        return len(self.bounds) - 1
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many rows each sequence has."""
+        return [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
+
+    def spans(self) -> list[slice]:
+        """The rows of each sequence."""
+        return [slice(start, stop) for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
+
+    def unpack(self, rows: Tensor) -> list[Tensor]:
+        """Split anything that has one entry for each row into one tensor for each sequence."""
+        if rows.shape[0] != self.bounds[-1]:
+            raise HeedfulError(f"{rows.shape[0]} rows were given, but this batch has {self.bounds[-1]}")
+        return list(rows.split(self.lengths))
+
+    def firsts(self) -> Int[Tensor, " sequences"]:
+        """The row number of each sequence's first token; an empty sequence has none and is refused."""
+        if empty := [number for number, length in enumerate(self.lengths) if length == 0]:
+            raise HeedfulError(f"sequences {empty} are empty: they have no first token to summarise them")
+        return torch.tensor(self.bounds[:-1], device=self.tokens.device)
+
+    def to(self, device: torch.device | str) -> Packed:
+        """The same batch with its tensors on the given device."""
+        return Packed(
+            tokens=self.tokens.to(device, non_blocking=True),
+            positions=self.positions.to(device, non_blocking=True),
+            types=self.types.to(device, non_blocking=True),
+            bounds=self.bounds,
+        )
+
+
+def _flat(rows: Sequence[Sequence[int]]) -> Int[Tensor, " rows"]:
+    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.long)
