@@ -70,7 +70,7 @@ class Packed:
         """The row number of each sequence's first token; an empty sequence has none and is refused."""
         if empty := [number for number, length in enumerate(self.lengths) if length == 0]:
             raise HeedfulError(f"sequences {empty} are empty: they have no first token to summarise them")
-        return torch.tensor(self.bounds[:-1], device=self.tokens.device)
+        return torch.tensor(self.bounds[:-1], dtype=torch.long, device=self.tokens.device)
 
     def to(self, device: torch.device | str) -> Packed:
         """The same batch with its tensors on the given device."""

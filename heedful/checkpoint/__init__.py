@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from heedful.checkpoint import hub, sentences
 from heedful.checkpoint.files import WEIGHTS, Slot, find_tensors, read_json, read_tensors, whole_folder
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 from heedful.families import FAMILIES
-from heedful.families.table import Keys, Table, claims, load_names, modern_name, save_names
+from heedful.families.table import Family, Keys, Table, claims, load_names, modern_name, save_names
 from heedful.model.config import Head, ModelConfig, Pooled, SentenceEmbedding
 from heedful.model.heads import make_head
 from heedful.model.initialise import initialise
@@ -84,21 +87,26 @@ def load(
     "classes", ...). Whatever is not understood is refused: unknown config keys (unless listed in `ignore`), tensors
     that are missing, left over or of another shape, pickles, a tokenizer that is not the model's.
     """
-    folder = Path(name)
-    if not folder.is_dir():
+    folder, local = Path(name), os.path.isdir(name)
+    if os.path.isfile(name):
+        raise HeedfulError(f"{name} is a file; expected the folder that holds config.json and {WEIGHTS}")
+    if not local:
         folder = hub.fetch(str(name), revision)
     values = read_json(folder / "config.json")
     config = read_config(values, str(folder / "config.json"), head=head, ignore=ignore)
-    slots = {modern_name(key): slot for key, slot in find_tensors(folder).items()}
+    slots: dict[str, Slot] = {}
+    for key, slot in find_tensors(folder).items():
+        if modern_name(key) in slots:
+            raise HeedfulError(f"{folder} holds {slots[modern_name(key)].key} and {key}, two names of one tensor")
+        slots[modern_name(key)] = slot
     config, slots, unused = _fit(config, slots, folder, chosen=head is not None)
-    with torch.device("meta"):
-        loaded = Loaded(config)
+    loaded = _empty(config, slots, values, folder)
     family = FAMILIES[config.family]
     table = family.table(config.head)
     _check_names(table, save_names(table, loaded.named()), slots, values, folder)
     _assign(loaded, _load_tensors(table, slots, dtype, folder), device)
     loaded.tokenizer = _load_tokenizer(folder, config.model)
-    loaded.source = str(folder) if Path(name).is_dir() else f"{name}@{folder.name}"
+    loaded.source = str(folder) if local else f"{name}@{folder.name}"
     loaded.unused = unused
     if unused and head is None and not isinstance(config.head, SentenceEmbedding):
         warnings.warn(
@@ -134,9 +142,10 @@ def _architecture(family: Family, values: Mapping[str, Any], source: str, head: 
                 f"{source}: there is no head {head!r}{did_you_mean(head, list(family.kinds()))}; "
                 f"this family has {', '.join(family.kinds())}"
             )
-        return family.kinds()[head]
+        chosen: str = family.kinds()[head]
+        return chosen
     given = values.get("architectures") or [family.bare]
-    if not isinstance(given, list) or len(given) != 1 or given[0] not in family.heads:
+    if not isinstance(given, list) or len(given) != 1 or given[0] not in list(family.heads):
         raise HeedfulError(f"{source}: architectures is {given!r}; expected one of {', '.join(family.heads)}")
     return str(given[0])
 
@@ -156,15 +165,16 @@ def _fit(
     others = {
         name
         for entry in family.heads.values()
-        if (other := _any_head(entry, config)) is not None
+        if (other := _any_head(entry, config, folder)) is not None
         for name in _claimed(family.table(other), slots)
     }
     unused = tuple(sorted(others - _claimed(mine, slots)))
     return config, {name: slot for name, slot in slots.items() if name not in unused}, unused
 
 
-def _any_head(entry: Any, config: Config) -> Head | None:
-    found: Head | None = entry.read(Keys(config.origin, ""), config.model) if config.family != "heedful" else None
+def _any_head(entry: Any, config: Config, folder: Path) -> Head | None:
+    keys = Keys(config.origin, str(folder / "config.json"))
+    found: Head | None = entry.read(keys, config.model) if config.family != "heedful" else None
     return found
 
 
@@ -179,6 +189,23 @@ def _claimed(table: Table, slots: Mapping[str, Slot]) -> set[str]:
     return {name for name in slots if claims(table, name)}
 
 
+def _empty(config: Config, slots: Mapping[str, Slot], values: Mapping[str, Any], folder: Path) -> Loaded:
+    """The model without memory for its parameters."""
+    for stack in (config.model.encoder, config.model.decoder):
+        if stack is not None and stack.layers > len(slots):
+            raise HeedfulError(
+                f"{folder}: config.json asks for {stack.layers} layers{_see(values, {stack.layers})}, but the weights "
+                f"are only {len(slots)} tensors: {', '.join(list(slots)[:3])}, ..."
+            )
+    try:
+        with torch.device("meta"):
+            return Loaded(config)
+    except HeedfulError:
+        raise
+    except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise HeedfulError(f"{folder / 'config.json'} describes a model that cannot be built: {error}") from error
+
+
 def _check_names(
     table: Table, expected: Mapping[str, Tensor], slots: Mapping[str, Slot], values: Mapping[str, Any], folder: Path
 ) -> None:
@@ -186,11 +213,10 @@ def _check_names(
     wrong = []
     for name, tensor in expected.items():
         if name in slots and slots[name].shape != tuple(tensor.shape):
-            sizes = {size for size in tensor.shape if size not in slots[name].shape}
-            fields = [key for key, value in values.items() if isinstance(value, int) and value in sizes]
+            sizes = {size for size, held in zip_longest(tensor.shape, slots[name].shape) if size != held}
             wrong.append(
                 f"{name} has the shape {list(slots[name].shape)}, but config.json implies {list(tensor.shape)}"
-                + (f" (see {', '.join(fields)})" if fields else "")
+                f"{_see(values, sizes)}"
             )
     for what, names in (
         ("missing", [name for name in expected if name not in slots and name not in table.copied]),
@@ -198,8 +224,22 @@ def _check_names(
     ):
         if names:
             wrong.append(f"{what}: {', '.join(names[:6])}" + (f" and {len(names) - 6} more" if names[6:] else ""))
+    asked, held = _depth(expected), _depth(slots)
+    if wrong and asked != held:
+        wrong.insert(0, f"config.json asks for {asked} layers{_see(values, {asked})}, but the weights have {held}")
     if wrong:
         raise HeedfulError(f"{folder}: config.json and the weights do not belong together. " + "; ".join(wrong[:6]))
+
+
+def _depth(names: Iterable[str]) -> int:
+    return 1 + max((int(number) for name in names for number in re.findall(r"\.(\d+)\.", name)), default=-1)
+
+
+def _see(values: Mapping[str, Any], sizes: set[int | None]) -> str:
+    """The fields of config.json that say such a size."""
+    said = {key: len(value) if isinstance(value, dict) else value for key, value in values.items()}
+    fields = [key for key, value in said.items() if type(value) is int and value in sizes]
+    return f" (see {', '.join(fields)})" if fields else ""
 
 
 def _beyond(name: str, expected: Mapping[str, Tensor], table: Table) -> bool:

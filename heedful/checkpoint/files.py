@@ -1,11 +1,17 @@
-"""The files of a model folder: JSON read strictly, tensors read only from where they should be, folders written whole."""
+"""The files of a model folder: JSON read strictly, tensors read only from where they should be, folders written whole.
+
+Nothing is mapped into memory, so that a file that is cut while it is read is an error and not the end of the process.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import secrets
 import shutil
-import tempfile
+import stat
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +19,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from heedful.errors import HeedfulError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+MOST_HEADER = 1 << 23  # bytes of a safetensors header or an index: some 60,000 tensors
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*.joblib", "*.npy", "*.npz")
 
 
@@ -27,39 +34,56 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*
 
 def read_json(path: Path, *, most: int = 1 << 20) -> dict[str, Any]:
     """The object in a JSON file of at most that many bytes; duplicate keys, NaN and endless nesting are refused."""
-    try:
-        if path.stat().st_size > most:
-            raise HeedfulError(f"{path} has {path.stat().st_size} bytes; at most {most} are read")
-        value = json.loads(
-            path.read_text(encoding="utf-8-sig"), object_pairs_hook=_unique(path), parse_constant=_constant(path)
-        )
-    except FileNotFoundError:
-        raise HeedfulError(f"{path} does not exist: a model folder holds config.json and {WEIGHTS}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HeedfulError(f"{path} is not valid JSON: {error}") from None
-    except OSError as error:
-        raise HeedfulError(f"{path} cannot be read: {error.strerror}") from None
+    value = read_value(path, most=most)
     if not isinstance(value, dict):
         raise HeedfulError(f"{path} holds a {type(value).__name__}; expected an object")
     return value
 
 
-def _unique(path: Path) -> Any:
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in found]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise HeedfulError(f"{path} gives the key {twice!r} twice")
-        return dict(found)
+def read_value(path: Path, *, most: int = 1 << 20) -> Any:
+    """What is in a JSON file, read as strictly."""
+    try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise HeedfulError(f"{path} is no plain file")
+        if about.st_size > most:
+            raise HeedfulError(f"{path} has {about.st_size} bytes; at most {most} are read")
+        with path.open("rb") as file:
+            raw = file.read(most)
+    except (FileNotFoundError, NotADirectoryError):
+        raise HeedfulError(f"{path} does not exist: a model folder holds config.json and {WEIGHTS}") from None
+    except (OSError, RuntimeError) as error:
+        raise HeedfulError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return _parse(raw.removeprefix(b"\xef\xbb\xbf"), path)
 
-    return pairs
 
+def _parse(raw: bytes, path: Path) -> Any:
+    def unique(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(found)
+        if len(made) < len(found):
+            seen: set[str] = set()
+            twice = next(name for name, _ in found if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            raise HeedfulError(f"{path} gives the key {_short(twice)} twice")
+        return made
 
-def _constant(path: Path) -> Any:
+    def number(word: str) -> float:
+        if not math.isfinite(value := float(word)):
+            refuse(word)
+        return value
+
     def refuse(word: str) -> NoReturn:
-        raise HeedfulError(f"{path} holds {word}, which is not a number in JSON")
+        raise HeedfulError(f"{path} holds {word[:40]}, which is not a number in JSON")
 
-    return refuse
+    try:
+        return json.loads(str(raw, "utf-8"), object_pairs_hook=unique, parse_float=number, parse_constant=refuse)
+    except HeedfulError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise HeedfulError(f"{path} is not valid JSON in UTF-8: {error}") from None
+
+
+def _short(name: str, most: int = 80) -> str:
+    return repr(name) if len(name) <= most else repr(name[:most]) + "…"
 
 
 # -- tensors --------------------------------------------------------------------------------------------------
@@ -73,95 +97,160 @@ class Slot:
     key: str  # its name in the file
     shape: tuple[int, ...]
     dtype: str  # as safetensors writes it: F32, BF16, ...
+    start: int  # its first byte in the file
 
 
 def find_tensors(folder: Path) -> dict[str, Slot]:
     """Name, shape and type of every tensor in the folder, from the headers alone."""
     if (folder / INDEX).exists():
-        named = read_json(folder / INDEX, most=1 << 25).get("weight_map")
-        if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
-            raise HeedfulError(f'{folder / INDEX}: weight_map is missing or is not an object {{"tensor": "file"}}')
-        files = {file: _inside(folder, file) for file in sorted(set(named.values()))}
+        shards = read_index(folder, INDEX)
         slots: dict[str, Slot] = {}
-        for file, path in files.items():
-            found = _slots(path)
-            listed = {name for name, where in named.items() if where == file}
+        for file, listed in shards.items():
+            found = _slots(folder / file)
             if found.keys() != listed:
                 raise HeedfulError(
-                    f"{path} holds {_some(found.keys() - listed)} that {INDEX} does not place there, and lacks "
-                    f"{_some(listed - found.keys())}: the index and the shards are not of one save"
+                    f"{folder / file} holds {_some(found.keys() - listed)} that {INDEX} does not place there, and "
+                    f"lacks {_some(listed - found.keys())}: the index and the shards are not of one save"
                 )
             slots |= found
         return slots
     if (folder / WEIGHTS).exists() or (folder / WEIGHTS).is_symlink():
-        return _slots(_inside(folder, WEIGHTS))
+        check_inside(folder, WEIGHTS)
+        return _slots(folder / WEIGHTS)
     if pickles := sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern)):
         raise HeedfulError(
             f"{folder} has its weights in {', '.join(pickles[:3])}: such files can run code when they are read, so "
             f"Heedful reads only safetensors. Once, for a folder that you trust: heedful convert --pickle {folder} OUT "
-            "reads it in a child process without network and with limited memory, and writes a safe folder"
+            "reads its pytorch_model.bin in a child process with limited memory and writes a safe folder"
         )
     raise HeedfulError(f"{folder} has no weights: expected {WEIGHTS}, or {INDEX} and its shards")
 
 
-def _inside(folder: Path, file: str) -> Path:
-    """The path of a file that must lie in the folder; the hub's cache keeps files in a folder beside snapshots."""
-    root = folder.resolve()
-    if root.parent.name == "snapshots":
-        root = root.parent.parent
-    path = folder / file
-    if Path(file).name != file or not path.resolve().is_relative_to(root):
-        raise HeedfulError(f"{folder}: the shard {file!r} lies outside the folder; shards must lie beside config.json")
-    if not path.is_file():
-        raise HeedfulError(f"{folder}: the shard {file!r} is missing")
-    return path
+def read_index(folder: Path, index: str) -> dict[str, set[str]]:
+    """The shards that an index names, all of them in the folder, and the tensors that each should hold."""
+    named = read_json(folder / index, most=MOST_HEADER).get("weight_map")
+    if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
+        raise HeedfulError(f'{folder / index}: weight_map is missing or is not an object {{"tensor": "file"}}')
+    shards: dict[str, set[str]] = defaultdict(set)
+    for name, file in named.items():
+        shards[file].add(name)
+    for file in shards:
+        check_inside(folder, file)
+    return {file: shards[file] for file in sorted(shards)}
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        if isinstance(error, HeedfulError):
-            raise
-        raise HeedfulError(f"{path} is not a whole safetensors file: {error}; fetch or save it again") from None
+def check_inside(folder: Path, file: str) -> None:
+    """Refuse a name that does not mean a plain file in the folder, or in the blobs of the hub's cache around it."""
+    plain = Path(file).name == file != ".." and file.isprintable() and len(file) <= 200
+    if not plain or not inside(folder, folder / file):
+        raise HeedfulError(f"{folder}: the file {_short(file)} lies outside the folder; it must lie beside config.json")
+    if not os.path.isfile(folder / file):
+        raise HeedfulError(f"{folder}: the file {_short(file)} is missing")
+
+
+def inside(folder: Path, path: Path) -> bool:
+    """Whether a path, its links followed, stays in the folder, or in the blobs of the hub's cache around it."""
+    root, place = (Path(os.path.realpath(each)) for each in (folder, path))
+    blobs = root.parent.parent / "blobs"
+    return place.is_relative_to(root) or (root.parent.name == "snapshots" and place.is_relative_to(blobs))
+
+
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2}
+_BYTES |= {"U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 
 
 def _slots(path: Path) -> dict[str, Slot]:
-    with _opened(path) as file:
-        # the library lets a later tensor of the same name win
-        with path.open("rb") as raw:
-            length = int.from_bytes(raw.read(8), "little")
-            json.loads(raw.read(length), object_pairs_hook=_unique(path))
-        slots = {}
-        for name in file.keys():  # noqa: SIM118
-            part = file.get_slice(name)
-            slots[name] = Slot(file=path, key=name, shape=tuple(part.get_shape()), dtype=part.get_dtype())
-        return slots
+    """The header of a safetensors file: its tensors fill the rest of the file, without holes and overlaps."""
+    with _reading(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or not 2 <= length <= size - 8:
+            raise _broken(path, f"it has {size} bytes, and its header claims {length}")
+        if length > MOST_HEADER:
+            raise _broken(path, f"its header claims {length} bytes; at most {MOST_HEADER} are read")
+        header = _parse(file.read(length), path)
+    if not isinstance(header, dict):
+        raise _broken(path, "its header is not an object")
+    notes = header.pop("__metadata__", {})
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+        raise _broken(path, "its metadata are not texts")
+    end = base = 8 + length
+    slots = {}
+    for start, stop, name, shape, dtype in sorted(_entry(path, name, entry) for name, entry in header.items()):
+        if base + start != end:
+            raise _broken(path, f"there is {'an overlap' if base + start < end else 'a hole'} before {name}")
+        slots[name] = Slot(file=path, key=name, shape=shape, dtype=dtype, start=base + start)
+        end = base + stop
+    if end != size:
+        raise _broken(path, f"its tensors end at byte {end}, but the file ends at {size}")
+    return slots
 
 
-_FLOATS = {"F64", "F32", "F16", "BF16"}
+def _entry(path: Path, name: str, entry: Any) -> tuple[int, int, str, tuple[int, ...], str]:
+    if not name.isprintable() or len(name) > 1000:
+        raise _broken(path, f"it names a tensor {_short(name)}")
+    match entry:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop], **rest} if not rest:
+            if len(shape) <= 8 and all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
+                if dtype not in _BYTES:
+                    raise _broken(path, f"{_short(name)} has the unknown type {_short(dtype)}")
+                if math.prod(shape) * _BYTES[dtype] != stop - start:
+                    raise _broken(path, f"{_short(name)} has another shape than size")
+                return start, stop, name, tuple(shape), dtype
+    raise _broken(path, f"its header does not say where {_short(name)} is, and of what shape and type")
+
+
+def _broken(path: Path, what: str) -> HeedfulError:
+    return HeedfulError(f"{path} is not a whole safetensors file: {what}; fetch or save it again")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Any]:
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise HeedfulError(f"{path} cannot be read: {error.strerror}") from None
+
+
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def read_tensors(slots: Mapping[str, Slot], dtype: torch.dtype) -> dict[str, Tensor]:
     """The tensors themselves, copied out of the file; numbers that are not finite are refused."""
-    by_file: dict[Path, list[str]] = {}
+    by_file: dict[Path, list[str]] = defaultdict(list)
     for name, slot in slots.items():
         if slot.dtype not in _FLOATS:
-            raise HeedfulError(f"{slot.file}: {name} holds {slot.dtype}; expected one of {', '.join(sorted(_FLOATS))}")
-        by_file.setdefault(slot.file, []).append(name)
+            raise HeedfulError(f"{slot.file}: {name} holds {slot.dtype}; expected one of {', '.join(_FLOATS)}")
+        by_file[slot.file].append(name)
     tensors = {}
     for path, names in by_file.items():
-        with _opened(path) as file:
-            for name in names:
-                tensors[name] = file.get_tensor(slots[name].key).to(dtype, copy=True)
-                if not bool(tensors[name].isfinite().all()):
+        with _reading(path) as file:
+            for name in sorted(names, key=lambda name: slots[name].start):
+                tensors[name] = _read(file, slots[name]).to(dtype)
+                if not _finite(tensors[name]):
+                    same = slots[name].dtype in _FLOATS and _FLOATS[slots[name].dtype] == dtype
                     raise HeedfulError(
-                        f"{path}: {name} holds NaN or infinite numbers"
-                        f"{' as ' + str(dtype) if slots[name].dtype != 'F32' or dtype != torch.float32 else ''}"
+                        f"{path}: {name} holds NaN or infinite numbers{'' if same else f' as {dtype}'}: "
+                        "the training that made it failed, or the file is damaged"
                     )
     return tensors
+
+
+def _read(file: Any, slot: Slot) -> Tensor:
+    try:
+        flat = torch.empty(math.prod(slot.shape), dtype=_FLOATS[slot.dtype])
+    except (RuntimeError, MemoryError):
+        raise HeedfulError(f"{slot.file}: there is no memory for {slot.key}, {list(slot.shape)}") from None
+    file.seek(slot.start)
+    if flat.numel() and file.readinto(flat.view(torch.uint8).numpy().data) != flat.nbytes:
+        raise _broken(slot.file, f"it ended inside {slot.key} while it was read")
+    return flat.view(slot.shape)
+
+
+def _finite(tensor: Tensor) -> bool:
+    # the ends say it without a second tensor: NaN is both
+    return not tensor.numel() or all(bool(end.isfinite()) for end in tensor.aminmax())
 
 
 def _some(names: Any, most: int = 5) -> str:
@@ -174,25 +263,26 @@ def _some(names: Any, most: int = 5) -> str:
 
 @contextmanager
 def whole_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A temporary folder that becomes the target when everything in it has been written, or disappears."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())) and not overwrite:
-        raise HeedfulError(f"{target} exists and is not empty: give another folder, or overwrite=True to replace it")
+    """A temporary folder that becomes the target when everything in it has been written, or disappears.
+
+    What is overwritten is a model folder or empty, so that a slip does not cost a home directory.
+    """
+    target = Path(os.path.realpath(target))
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not overwrite:
+            raise HeedfulError(f"{target} exists and is not empty: give another folder, or overwrite=True")
+        if not (target / "config.json").is_file():
+            raise HeedfulError(f"{target} is not a model folder: it has no config.json, and will not be replaced")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}"
+        temporary.mkdir()
     except OSError as error:
         raise HeedfulError(f"{target} cannot be written: {error.strerror}") from None
     try:
         yield temporary
-        temporary.chmod(0o755)
         _sync(temporary)
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-            os.replace(target, old)
-            os.replace(temporary, target)
-            shutil.rmtree(old)
-        else:
-            os.replace(temporary, target)
+        _put(temporary, target)
         _sync_one(target.parent)
     except (OSError, SafetensorError) as error:
         raise HeedfulError(f"{target} could not be written, and nothing of it was kept: {error}") from None
@@ -200,8 +290,23 @@ def whole_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _put(temporary: Path, target: Path) -> None:
+    old = temporary.with_name(temporary.name + ".old")
+    if target.exists():
+        os.replace(target, old)
+    try:
+        os.replace(temporary, target)
+    except OSError:
+        if old.exists():
+            os.replace(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def _sync(folder: Path) -> None:
+    mode = folder.stat().st_mode
     for path in sorted(folder.rglob("*")):
+        path.chmod(mode if path.is_dir() else mode & 0o666)  # safetensors lets only the owner read
         _sync_one(path)
     _sync_one(folder)
 

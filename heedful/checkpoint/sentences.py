@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from heedful.checkpoint.files import read_json
+from heedful.checkpoint.files import read_json, read_value
 from heedful.errors import HeedfulError
 from heedful.model.config import Pooling, SentenceEmbedding
 
@@ -27,11 +27,11 @@ _POOLINGS: dict[str, Pooling] = {  # their names in version 6 and, with pooling_
 def read(folder: Path, *, keeps_pooler: bool) -> SentenceEmbedding:
     """The head that modules.json describes: a Transformer, one Pooling, and perhaps Normalize."""
     path = folder / MODULES
+    modules = read_value(path)
     try:
-        modules = json.loads(path.read_text(encoding="utf-8"))
         kinds = {str(module["type"]).rpartition(".")[2].lower(): str(module["path"]) for module in modules}
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise HeedfulError(f"{path} cannot be read ({error!r}); expected a list of modules with type and path") from None
+    except (TypeError, KeyError):
+        raise HeedfulError(f"{path}: expected a list of modules with type and path") from None
     if list(kinds) not in (["transformer", "pooling"], ["transformer", "pooling", "normalize"]):
         raise HeedfulError(
             f"{path} names the modules {', '.join(kinds)}; Heedful reads Transformer, Pooling and, last, Normalize"
@@ -56,7 +56,7 @@ def _pooling(path: Path) -> tuple[Pooling, ...]:
         given = [name.removeprefix("pooling_mode_") for name, on in values.items() if "pooling_mode_" in name and on]
     elif isinstance(given, str):
         given = [given]
-    if not given or not all(name in _POOLINGS for name in given):
+    if not isinstance(given, list) or not given or not all(str(name) in _POOLINGS for name in given):
         raise HeedfulError(f"{path}: the pooling is {given}; expected some of {', '.join(sorted(_POOLINGS))}")
     return tuple(_POOLINGS[name] for name in given)
 

@@ -2,64 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from heedful.families.table import (
-    IRRELEVANT,
-    JOIN,
-    Family,
-    HeadEntry,
-    Keys,
-    Row,
-    Table,
-    activation_name,
-    read_activation,
-    read_classes,
-    read_tokens,
-    rows,
-    write_labels,
-)
-from heedful.model.config import (
-    Choice,
-    Classes,
-    EmbeddingConfig,
-    Learned,
-    MaskedTokens,
-    ModelConfig,
-    NextSentence,
-    Normal,
-    Pooled,
-    Pretraining,
-    Span,
-    StackConfig,
-    TokenClasses,
-)
+from heedful.families import entries
+from heedful.families.table import JOIN, Family, Keys, Table, activation_name, read_activation, rows
+from heedful.model.config import EmbeddingConfig, Learned, MaskedTokens, ModelConfig, Normal, Pretraining, StackConfig
 
-PICKED_BY_TASK = frozenset({"classifier_dropout"})
-IRRELEVANT_HERE = (
-    IRRELEVANT
-    | PICKED_BY_TASK
-    | {"pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"}
+NAMES = {  # our word -> their key
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "inner_width": "intermediate_size",
+    "activation": "hidden_act",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "positions": "max_position_embeddings",
+    "types": "type_vocab_size",
+    "eps": "layer_norm_eps",
+    "std": "initializer_range",
+    "padding": "pad_token_id",
+}
+IRRELEVANT = frozenset(
+    {
+        "classifier_dropout",  # of no matter without a classifier
+        "pooler_fc_size",
+        "pooler_num_attention_heads",
+        "pooler_num_fc_layers",
+        "pooler_size_per_head",
+        "pooler_type",
+    }
 )
 
 
-def read(keys: Keys, *, offset: int = 0) -> ModelConfig:
-    """Their config.json; RoBERTa's positions start later, by `offset`."""
+def read(
+    keys: Keys,
+    names: Mapping[str, str] = NAMES,
+    *,
+    offset: int = 0,
+    attention_out_dropout: float | None = None,
+) -> ModelConfig:
+    """Their config.json, by their keys; keys that `names` lacks stand for what this family does not have."""
     keys.only("position_embedding_type", "absolute", why="relative positions are not built yet")
-    width, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
-    keys.divides("num_attention_heads", heads, "hidden_size", width)
-    dropout = keys.number("hidden_dropout_prob", 0.1)
-    eps = keys.number("layer_norm_eps", 1e-12)
-    vocabulary = keys.integer("vocab_size")
-    padding = keys.integer("pad_token_id", None, least=0, most=vocabulary - 1)
+    width, heads = keys.integer(names["width"]), keys.integer(names["heads"])
+    keys.divides(names["heads"], heads, names["width"], width)
+    vocabulary, dropout = keys.integer(names["vocabulary"]), keys.number(names["dropout"], 0.1)
+    padding = keys.integer(names["padding"], None, least=0, most=vocabulary - 1)
+    eps = keys.number(names["eps"], 1e-12) if "eps" in names else 1e-12
     return ModelConfig(
         embedding=EmbeddingConfig(
             vocabulary=vocabulary,
             width=width,
             positions=Learned(
-                count=keys.integer("max_position_embeddings"), offset=offset, padding=padding if offset else None
+                count=keys.integer(names["positions"]), offset=offset, padding=padding if offset else None
             ),
-            types=keys.integer("type_vocab_size"),
+            types=keys.integer(names["types"]) if "types" in names else 0,
             padding=padding,
             norm="layer",
             norm_eps=eps,
@@ -67,38 +65,40 @@ def read(keys: Keys, *, offset: int = 0) -> ModelConfig:
         ),
         encoder=StackConfig(
             width=width,
-            layers=keys.integer("num_hidden_layers", most=1024),
+            layers=keys.integer(names["layers"], most=1024),
             heads=heads,
             head_width=width // heads,
-            inner_width=keys.integer("intermediate_size"),
-            activation=read_activation(keys, "hidden_act"),
+            inner_width=keys.integer(names["inner_width"]),
+            activation=read_activation(keys, names["activation"]),
             norm_eps=eps,
             dropout=dropout,
-            attention_dropout=keys.number("attention_probs_dropout_prob", 0.1),
+            attention_out_dropout=attention_out_dropout,
+            attention_dropout=keys.number(names["attention_dropout"], 0.1),
         ),
-        initialisation=Normal(std=keys.number("initializer_range", 0.02)),
+        initialisation=Normal(std=keys.number(names["std"], 0.02)),
     )
 
 
-def write(model: ModelConfig) -> dict[str, Any]:
+def write(model: ModelConfig, names: Mapping[str, str] = NAMES) -> dict[str, Any]:
     """The same as their config.json."""
     embedding, encoder, positions = model.embedding, model.encoder, model.embedding.positions
     assert encoder is not None and isinstance(positions, Learned)
-    return {
-        "vocab_size": embedding.vocabulary,
-        "hidden_size": encoder.width,
-        "num_hidden_layers": encoder.layers,
-        "num_attention_heads": encoder.heads,
-        "intermediate_size": encoder.inner_width,
-        "hidden_act": activation_name(encoder.activation),
-        "hidden_dropout_prob": encoder.dropout,
-        "attention_probs_dropout_prob": encoder.attention_dropout,
-        "max_position_embeddings": positions.count,
-        "type_vocab_size": embedding.types,
-        "initializer_range": getattr(model.initialisation, "std", 0.02),
-        "layer_norm_eps": encoder.norm_eps,
-        "pad_token_id": embedding.padding,
+    ours = {
+        "vocabulary": embedding.vocabulary,
+        "width": encoder.width,
+        "layers": encoder.layers,
+        "heads": encoder.heads,
+        "inner_width": encoder.inner_width,
+        "activation": activation_name(encoder.activation),
+        "dropout": encoder.dropout,
+        "attention_dropout": encoder.attention_dropout,
+        "positions": positions.count,
+        "types": embedding.types,
+        "eps": encoder.norm_eps,
+        "std": getattr(model.initialisation, "std", 0.02),
+        "padding": embedding.padding,
     }
+    return {theirs: ours[word] for word, theirs in names.items()}
 
 
 def body(prefix: str) -> Table:
@@ -121,25 +121,8 @@ def body(prefix: str) -> Table:
     )
 
 
-def masked_table(head: MaskedTokens | Pretraining, *, lm: str, dense: str, norm: str, tokens: str, ours: str) -> Table:
-    """Names of a vocabulary head whose decoder is tied to the embedding, or not.
-
-    Its bias has two names; untied, only the decoder's own is read.
-    """
-    named = rows((lm + dense, f"{ours}.dense"), (lm + norm, f"{ours}.norm"))
-    weight, bias = f"{lm}decoder.weight", f"{lm}decoder.bias"
-    if head.tied:
-        bias_row = Row((f"{lm}bias",), f"{ours}.decoder.bias")
-        return Table(rows=(*named, bias_row), tied={weight: f"{tokens}.weight", bias: f"{lm}bias"})
-    return Table(rows=(*named, Row((f"{lm}decoder",), f"{ours}.decoder")), copied={f"{lm}bias": bias})
-
-
-POOLER = ("bert.pooler.dense", "head.first.dense")
-NEXT = (("bert.pooler.dense", "head.next.first.dense"), ("cls.seq_relationship", "head.next.out"))
-
-
-def _masked(head: MaskedTokens | Pretraining, ours: str) -> Table:
-    return masked_table(
+def _masked(head: MaskedTokens | Pretraining, ours: str = "head") -> Table:
+    return entries.masked_table(
         head,
         lm="cls.predictions.",
         dense="transform.dense",
@@ -150,33 +133,14 @@ def _masked(head: MaskedTokens | Pretraining, ours: str) -> Table:
 
 
 def _pretraining(head: Pretraining) -> Table:
-    masked = _masked(head, "head.masked")
-    return Table(rows=masked.rows + rows(*NEXT), tied=masked.tied, copied=masked.copied)
+    tokens = _masked(head, "head.masked")
+    following = rows(("bert.pooler.dense", "head.next.first.dense"), ("cls.seq_relationship", "head.next.out"))
+    return Table(rows=tokens.rows + following, tied=tokens.tied, copied=tokens.copied)
 
 
-def read_tied(keys: Keys) -> bool:
-    """Whether the vocabulary head shares the embedding's weights."""
-    tied: bool = keys.flag("tie_word_embeddings", True)
-    return tied
-
-
-def write_tied(head: MaskedTokens | Pretraining) -> dict[str, Any]:
-    """The same as their config.json."""
-    return {"tie_word_embeddings": head.tied}
-
-
-def _dropout(keys: Keys, model: ModelConfig) -> float:
-    given: float | None = keys.number("classifier_dropout", None)
-    return model.embedding.dropout if given is None else given
-
-
-def _write_classifier(head: Classes | TokenClasses) -> dict[str, Any]:
-    return write_labels(head) | {"classifier_dropout": head.dropout}
-
-
-_OUT = rows(("classifier", "head.out"))
-
-def size(vocabulary: int, layers: int, width: int, heads: int | None = None, inner: int | None = None) -> dict[str, Any]:
+def size(
+    vocabulary: int, layers: int, width: int, heads: int | None = None, inner: int | None = None
+) -> dict[str, Any]:
     """A published configuration; heads are 64 wide and the MLP four times as wide as the model unless given."""
     return {
         "vocab_size": vocabulary,
@@ -192,79 +156,36 @@ def size(vocabulary: int, layers: int, width: int, heads: int | None = None, inn
     }
 
 
-SIZES = {
-    "bert-tiny": size(30_522, 2, 128),
-    "bert-mini": size(30_522, 4, 256),
-    "bert-small": size(30_522, 4, 512),
-    "bert-medium": size(30_522, 8, 512),
-    "bert-base-uncased": size(30_522, 12, 768),
-    "bert-base-cased": size(28_996, 12, 768),
-    "bert-base-multilingual-cased": size(119_547, 12, 768),
-    "bert-large-uncased": size(30_522, 24, 1024),
-    "bert-large-cased": size(28_996, 24, 1024),
-    "minilm-l6-h384-uncased": size(30_522, 6, 384, heads=12),
-    "minilm-l12-h384-uncased": size(30_522, 12, 384, heads=12),
-    "tinybert-4l-312d": size(30_522, 4, 312, heads=12, inner=1200),
-}
+_POOLER, _OUT = ("bert.pooler.dense", "head.first.dense"), ("classifier", "head.out")
 
 FAMILY = Family(
     prefix="bert.",
     read=read,
     write=write,
     body=body("bert."),
-    irrelevant=IRRELEVANT_HERE,
-    sizes=SIZES,
+    irrelevant=IRRELEVANT,
     heads={
-        "BertModel": HeadEntry(
-            head=Pooled, read=lambda keys, model: Pooled(), table=lambda head: Table(rows=rows(POOLER))
-        ),
-        "BertForPreTraining": HeadEntry(
-            head=Pretraining,
-            read=lambda keys, model: Pretraining(
-                activation=read_activation(keys, "hidden_act"),
-                norm_eps=model.embedding.norm_eps,
-                tied=read_tied(keys),
-            ),
-            write=write_tied,
-            table=_pretraining,
-        ),
-        "BertForMaskedLM": HeadEntry(
-            head=MaskedTokens,
-            read=lambda keys, model: MaskedTokens(
-                activation=read_activation(keys, "hidden_act"),
-                norm_eps=model.embedding.norm_eps,
-                tied=read_tied(keys),
-            ),
-            write=write_tied,
-            table=lambda head: _masked(head, "head"),
-        ),
-        "BertForNextSentencePrediction": HeadEntry(
-            head=NextSentence,
-            read=lambda keys, model: NextSentence(),
-            table=lambda head: Table(rows=rows(POOLER, ("cls.seq_relationship", "head.out"))),
-        ),
-        "BertForSequenceClassification": HeadEntry(
-            head=Classes,
-            read=lambda keys, model: read_classes(keys, dropout=_dropout(keys, model)),
-            write=_write_classifier,
-            table=lambda head: Table(rows=rows(POOLER) + _OUT),
-        ),
-        "BertForTokenClassification": HeadEntry(
-            head=TokenClasses,
-            read=lambda keys, model: read_tokens(keys, dropout=_dropout(keys, model)),
-            write=_write_classifier,
-            table=lambda head: Table(rows=_OUT),
-        ),
-        "BertForMultipleChoice": HeadEntry(
-            head=Choice,
-            read=lambda keys, model: Choice(dropout=_dropout(keys, model)),
-            write=lambda head: {"classifier_dropout": head.dropout},
-            table=lambda head: Table(rows=rows(POOLER) + _OUT),
-        ),
-        "BertForQuestionAnswering": HeadEntry(
-            head=Span,
-            read=lambda keys, model: Span(),
-            table=lambda head: Table(rows=rows(("qa_outputs", "head.out"))),
-        ),
+        "BertModel": entries.pooled(_POOLER),
+        "BertForPreTraining": entries.masked(_pretraining, "hidden_act", Pretraining),
+        "BertForMaskedLM": entries.masked(_masked, "hidden_act"),
+        "BertForNextSentencePrediction": entries.next_sentence(_POOLER, ("cls.seq_relationship", "head.out")),
+        "BertForSequenceClassification": entries.classes(_POOLER, _OUT),
+        "BertForTokenClassification": entries.token_classes(_OUT),
+        "BertForMultipleChoice": entries.choice(_POOLER, _OUT),
+        "BertForQuestionAnswering": entries.span(),
+    },
+    sizes={
+        "bert-tiny": size(30_522, 2, 128),
+        "bert-mini": size(30_522, 4, 256),
+        "bert-small": size(30_522, 4, 512),
+        "bert-medium": size(30_522, 8, 512),
+        "bert-base-uncased": size(30_522, 12, 768),
+        "bert-base-cased": size(28_996, 12, 768),
+        "bert-base-multilingual-cased": size(119_547, 12, 768),
+        "bert-large-uncased": size(30_522, 24, 1024),
+        "bert-large-cased": size(28_996, 24, 1024),
+        "minilm-l6-h384-uncased": size(30_522, 6, 384, heads=12),
+        "minilm-l12-h384-uncased": size(30_522, 12, 384, heads=12),
+        "tinybert-4l-312d": size(30_522, 4, 312, heads=12, inner=1200),
     },
 )

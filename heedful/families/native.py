@@ -83,7 +83,15 @@ FAMILY = Family(
         **{
             f"HeedfulFor{head.__name__}": _entry(head)
             for head in (
-                Pooled, MaskedTokens, Pretraining, NextSentence, Classes, TokenClasses, Choice, Span, NextToken,
+                Pooled,
+                MaskedTokens,
+                Pretraining,
+                NextSentence,
+                Classes,
+                TokenClasses,
+                Choice,
+                Span,
+                NextToken,
             )
         },
     },

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from heedful.families import bert
-from heedful.families.bert import masked_table, read_tied, write_tied
-from heedful.families.table import Family, HeadEntry, Keys, Table, read_classes, read_tokens, rows, write_labels
-from heedful.model.config import Choice, Classes, MaskedTokens, ModelConfig, Pooled, Span, TokenClasses
+from heedful.families import bert, entries
+from heedful.families.table import Family, Keys, Table
+from heedful.model.config import MaskedTokens, ModelConfig
 
 
 def read(keys: Keys) -> ModelConfig:
@@ -19,72 +18,9 @@ def read(keys: Keys) -> ModelConfig:
     return bert.read(keys, offset=keys.integer("pad_token_id", least=0) + 1)
 
 
-def _dropout(keys: Keys, model: ModelConfig) -> float:
-    given: float | None = keys.number("classifier_dropout", None)
-    return model.embedding.dropout if given is None else given
-
-
-def _write_classifier(head: Classes | TokenClasses) -> dict[str, Any]:
-    return write_labels(head) | {"classifier_dropout": head.dropout}
-
-
-_POOLER = ("roberta.pooler.dense", "head.first.dense")
-_CLASSES = rows(("classifier.dense", "head.first.dense"), ("classifier.out_proj", "head.out"))
-_OUT = rows(("classifier", "head.out"))
-
-
-def family(name: str, sizes: dict[str, dict[str, Any]]) -> Family:
-    """The family whose architectures begin with that name."""
-    return Family(
-        prefix="roberta.",
-        read=read,
-        write=bert.write,
-        body=bert.body("roberta."),
-        irrelevant=bert.IRRELEVANT_HERE,
-        sizes=sizes,
-        heads={
-            f"{name}Model": HeadEntry(
-                head=Pooled, read=lambda keys, model: Pooled(), table=lambda head: Table(rows=rows(_POOLER))
-            ),
-            f"{name}ForMaskedLM": HeadEntry(
-                head=MaskedTokens,
-                read=lambda keys, model: MaskedTokens(norm_eps=model.embedding.norm_eps, tied=read_tied(keys)),
-                write=write_tied,
-                table=lambda head: masked_table(
-                    head,
-                    lm="lm_head.",
-                    dense="dense",
-                    norm="layer_norm",
-                    tokens="roberta.embeddings.word_embeddings",
-                    ours="head",
-                ),
-            ),
-            f"{name}ForSequenceClassification": HeadEntry(
-                head=Classes,
-                read=lambda keys, model: read_classes(
-                    keys, dropout=_dropout(keys, model), dropout_first=_dropout(keys, model)
-                ),
-                write=_write_classifier,
-                table=lambda head: Table(rows=_CLASSES),
-            ),
-            f"{name}ForTokenClassification": HeadEntry(
-                head=TokenClasses,
-                read=lambda keys, model: read_tokens(keys, dropout=_dropout(keys, model)),
-                write=_write_classifier,
-                table=lambda head: Table(rows=_OUT),
-            ),
-            f"{name}ForMultipleChoice": HeadEntry(
-                head=Choice,
-                read=lambda keys, model: Choice(dropout=model.embedding.dropout),
-                table=lambda head: Table(rows=rows(_POOLER) + _OUT),
-            ),
-            f"{name}ForQuestionAnswering": HeadEntry(
-                head=Span,
-                read=lambda keys, model: Span(),
-                table=lambda head: Table(rows=rows(("qa_outputs", "head.out"))),
-            ),
-        },
-    )
+def _masked(head: MaskedTokens) -> Table:
+    tokens = "roberta.embeddings.word_embeddings"
+    return entries.masked_table(head, lm="lm_head.", dense="dense", norm="layer_norm", tokens=tokens, ours="head")
 
 
 def size(vocabulary: int, layers: int, width: int) -> dict[str, Any]:
@@ -95,6 +31,30 @@ def size(vocabulary: int, layers: int, width: int) -> dict[str, Any]:
         "layer_norm_eps": 1e-5,
         "pad_token_id": 1,
     }
+
+
+_POOLER, _OUT = ("roberta.pooler.dense", "head.first.dense"), ("classifier", "head.out")
+_CLASSES = (("classifier.dense", "head.first.dense"), ("classifier.out_proj", "head.out"))
+
+
+def family(name: str, sizes: dict[str, dict[str, Any]]) -> Family:
+    """The family whose architectures begin with that name."""
+    return Family(
+        prefix="roberta.",
+        read=read,
+        write=bert.write,
+        body=bert.body("roberta."),
+        irrelevant=bert.IRRELEVANT,
+        sizes=sizes,
+        heads={
+            f"{name}Model": entries.pooled(_POOLER),
+            f"{name}ForMaskedLM": entries.masked(_masked, None),
+            f"{name}ForSequenceClassification": entries.classes(*_CLASSES, dropout_first=True),
+            f"{name}ForTokenClassification": entries.token_classes(_OUT),
+            f"{name}ForMultipleChoice": entries.choice(_POOLER, _OUT, key=None),
+            f"{name}ForQuestionAnswering": entries.span(),
+        },
+    )
 
 
 ROBERTA = family(

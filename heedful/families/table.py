@@ -10,15 +10,15 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from heedful.errors import HeedfulError, did_you_mean
-from heedful.model.config import Activation, Classes, Head, ModelConfig, Problem, SentenceEmbedding, TokenClasses
+from heedful.model.config import Activation, Head, ModelConfig, Problem, SentenceEmbedding
 
 # -- names ----------------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ def save_names(table: Table, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
         row, (*numbers, suffix) = claims[0]
         for template, part in zip(row.theirs, row.how.save(tensor, len(row.theirs)), strict=True):
             theirs[_fill(template, numbers) + suffix] = part
-    return theirs | {copy: theirs[name] for copy, name in table.copied.items()}
+    return theirs | {copy: theirs[name].clone() for copy, name in table.copied.items()}
 
 
 def _fill(template: str, numbers: Iterable[str]) -> str:
@@ -144,7 +144,7 @@ IRRELEVANT = frozenset(
     encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values begin_suppress_tokens
     suppress_tokens exponential_decay_length_penalty finetuning_task num_labels label2id id2label problem_type
     is_encoder_decoder language model_max_length directionality tie_word_embeddings cross_attention_hidden_size
-    """.split()
+    """.split()  # noqa: SIM905
 )
 
 
@@ -163,7 +163,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # key -> the values that ca
     "tie_encoder_decoder": ((None, False), _ENCODER),
 }
 
-_PROBLEMS: dict[str, Problem] = {
+PROBLEMS: dict[str, Problem] = {
     "single_label_classification": "single",
     "multi_label_classification": "multiple",
     "regression": "regression",
@@ -214,9 +214,7 @@ class Keys:
 
     def choice(self, name: str, known: Mapping[str, str], default: Any = _REQUIRED) -> Any:
         """One of the known words, translated to ours."""
-        value = self._take(
-            name, default, f"one of {', '.join(known)}", lambda v: isinstance(v, str) and v in known
-        )
+        value = self._take(name, default, f"one of {', '.join(known)}", lambda v: isinstance(v, str) and v in known)
         return known.get(value, value) if isinstance(value, str) else value
 
     def mapping(self, name: str) -> dict[str, Any]:
@@ -240,7 +238,7 @@ class Keys:
 
     def labels(self) -> tuple[str, ...]:
         """Their id2label in order, or LABEL_0, LABEL_1, ... for num_labels (2 where it is not given)."""
-        count = self.integer("num_labels", 2, most=10**6)
+        count = self.integer("num_labels", 2, most=10_000)
         given = self._take("id2label", None, 'an object {"0": name, ...}', lambda v: isinstance(v, dict))
         if given is None:
             return tuple(f"LABEL_{number}" for number in range(count))
@@ -250,23 +248,28 @@ class Keys:
             raise HeedfulError(f"{self.source}: id2label holds names that are not text: {_short(list(given.values()))}")
         labels = tuple(given[str(number)] for number in range(len(given)))
         named = self._take("label2id", None, "an object {name: id, ...}", lambda v: isinstance(v, dict))
-        if named is not None and named != {name: number for number, name in enumerate(labels)} and len(set(labels)) == len(labels):
+        if (
+            named is not None
+            and named != {name: number for number, name in enumerate(labels)}
+            and len(set(labels)) == len(labels)
+        ):
             raise HeedfulError(f"{self.source}: label2id {_short(named)} does not invert id2label {_short(given)}")
         return labels
 
     def problem(self) -> Problem:
         """Of a classifier; one label alone is a regression where nothing is said."""
-        found: Problem | None = self.choice("problem_type", _PROBLEMS, None)
+        found: Problem | None = self.choice("problem_type", PROBLEMS, None)
         return found or ("regression" if len(self.labels()) == 1 else "single")
 
     def done(self, irrelevant: frozenset[str], ignore: Iterable[str] = ()) -> dict[str, Any]:
         """Refuse keys that nobody read; return the irrelevant ones, so that saving can keep them."""
         known = self._read | irrelevant | IRRELEVANT | set(ignore)
         if unread := [name for name in self.values if name not in known]:
+            first = unread[0]
             raise HeedfulError(
-                f"{self.source}: Heedful does not know the key {unread[0]!r} (value {_short(self.values[unread[0]])})"
-                f"{did_you_mean(unread[0], sorted(known))} and cannot tell whether it changes what the model computes; "
-                f"if it does not, remove it or pass ignore=({', '.join(map(repr, unread))},)"
+                f"{self.source}: Heedful does not know the key {_short(first)} (value {_short(self.values[first])})"
+                f"{did_you_mean(first, sorted(known))} and cannot tell whether it changes what the model computes; "
+                f"if it does not, remove it or pass ignore=({', '.join(map(_short, unread[:20]))},)"
             )
         return {name: value for name, value in self.values.items() if name not in self._read - set(REFUSED)}
 
@@ -297,35 +300,6 @@ def read_activation(keys: Keys, name: str) -> Activation:
 def activation_name(activation: Activation) -> str:
     """Our activation by their first name for it."""
     return next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == activation)
-
-
-def read_classes(
-    keys: Keys, *, dropout: float, dropout_first: float = 0.0, activation: Literal["tanh", "relu"] = "tanh"
-) -> Classes:
-    """A sequence classifier with the labels and the kind of problem that the keys name."""
-    return Classes(
-        labels=keys.labels(),
-        problem=keys.problem(),
-        activation=activation,
-        dropout_first=dropout_first,
-        dropout=dropout,
-    )
-
-
-def read_tokens(keys: Keys, *, dropout: float) -> TokenClasses:
-    """A token classifier with the labels that the keys name."""
-    return TokenClasses(labels=keys.labels(), dropout=dropout)
-
-
-def write_labels(head: Classes | TokenClasses) -> dict[str, Any]:
-    """Labels, and the kind of problem, as their config.json."""
-    written: dict[str, Any] = {
-        "id2label": {str(number): name for number, name in enumerate(head.labels)},
-        "label2id": {name: number for number, name in enumerate(head.labels)},
-    }
-    if isinstance(head, Classes):
-        written["problem_type"] = next(theirs for theirs, ours in _PROBLEMS.items() if ours == head.problem)
-    return written
 
 
 # -- families ---------------------------------------------------------------------------------------------------
@@ -369,7 +343,7 @@ class Family:
 
     def kinds(self) -> dict[str, str]:
         """Our name of each head -> their architecture."""
-        return {entry.head.__dict__.get("kind", "none"): name for name, entry in self.heads.items()}
+        return {_kind(entry.head): name for name, entry in self.heads.items()}
 
     def table(self, head: Head | None) -> Table:
         """The names of the body and of that head."""
@@ -382,3 +356,7 @@ class Family:
             copied={**self.body.copied, **extra.copied},
             ignored=self.body.ignored | extra.ignored,
         )
+
+
+def _kind(head: type) -> str:
+    return "none" if head is type(None) else next(str(each.default) for each in fields(head) if each.name == "kind")

@@ -26,7 +26,7 @@ class Sinusoidal:
 
     interleaved: sin, cos, sin, cos, ... with wavelength base^(2i/d): the paper.
     halves: all sines, then all cosines, the same wavelengths: Marian.
-    halves_inclusive: as halves, the longest wavelength reaching base itself, base^(i/(d/2 - 1)): tensor2tensor, fairseq.
+    halves_inclusive: as halves, up to a wavelength of base itself, base^(i/(d/2 - 1)): tensor2tensor, fairseq.
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"

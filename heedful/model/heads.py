@@ -156,7 +156,7 @@ class RowsHead(nn.Module):
 
 
 class SentenceEmbeddingHead(nn.Module):
-    """[sequences, width]; nothing is trained here."""
+    """[sequences, width], the width of all poolings together; nothing is trained here."""
 
     def __init__(self, config: c.SentenceEmbedding, model: Transformer) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class SentenceEmbeddingHead(nn.Module):
         if config.keeps_pooler:
             self.first = FirstRow(model.config.width)
 
-    def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:
+    def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences all_widths"]:
         batch.firsts()  # refuses empty sequences
         vectors = torch.cat([pool(rows, batch, how) for how in self.config.pooling], -1)
         return F.normalize(vectors, dim=-1) if self.config.normalise else vectors
@@ -172,6 +172,8 @@ class SentenceEmbeddingHead(nn.Module):
 
 def pool(rows: Rows, batch: Packed, how: c.Pooling) -> Float[Tensor, "sequences width"]:
     """One vector for each sequence; mean_sqrt_length is the sum over the square root of the length."""
+    if len(batch) == 0:
+        return rows[:0]
     if how == "first":
         return rows[batch.firsts()]
     if how == "last":
@@ -181,7 +183,8 @@ def pool(rows: Rows, batch: Packed, how: c.Pooling) -> Float[Tensor, "sequences 
         return torch.segment_reduce(rows, "max", lengths=lengths)
     owner = torch.repeat_interleave(torch.arange(len(batch), device=rows.device), lengths)
     sums = rows.new_zeros(len(batch), rows.shape[1]).index_add_(0, owner, rows)
-    return sums / (lengths.sqrt() if how == "mean_sqrt_length" else lengths)[:, None].to(rows)
+    counts = lengths.to(rows)[:, None]
+    return sums / (counts.sqrt() if how == "mean_sqrt_length" else counts)
 
 
 _HEADS: dict[type, type[nn.Module]] = {

@@ -13,9 +13,12 @@ def initialise(
     module: nn.Module, scheme: TruncatedNormal | Normal | Xavier, generator: torch.Generator | None = None
 ) -> None:
     """Draw every weight below the module afresh: biases 0, norms 1 and 0, padding rows 0, the rest by the scheme."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
+    drawn: set[torch.Tensor] = set()
+    # embeddings first: an output that is tied to one is not drawn again, and its padding row stays 0
+    for part in sorted(module.modules(), key=lambda part: not isinstance(part, nn.Embedding)):
+        if isinstance(part, nn.Linear | nn.Embedding) and part.weight not in drawn:
             _draw(part.weight, scheme, isinstance(part, nn.Embedding), generator)
+            drawn.add(part.weight)
         if isinstance(part, nn.Linear | nn.LayerNorm) and part.bias is not None:
             part.bias.zero_()
         if isinstance(part, nn.LayerNorm | nn.RMSNorm):

@@ -222,14 +222,16 @@ class Transformer(nn.Module):
             need = "needs a target" if target is None else "takes no target"
             raise HeedfulError(f"this model {need}: only models with an encoder and a decoder take two batches")
         layout = Layout.of(source.bounds)
-        x = self.embedding(source)
+        x: Tensor = self.embedding(source)
         if self.encoder is not None:
             x = self.encoder(x, layout)
-        if self.decoder is None:
-            return x
         if target is None:
-            return self.decoder(x, layout)
+            if self.decoder is not None:
+                x = self.decoder(x, layout)
+            return x
+        assert self.decoder is not None
         if len(target) != len(source):
             raise HeedfulError(f"{len(source)} source and {len(target)} target sequences: give one target for each")
-        y = self.output_embedding(target)
-        return self.decoder(y, Layout.of(target.bounds), x, Layout.of(target.bounds, source.bounds))
+        y: Tensor = self.output_embedding(target)
+        y = self.decoder(y, Layout.of(target.bounds), x, Layout.of(target.bounds, source.bounds))
+        return y

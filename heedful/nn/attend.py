@@ -40,13 +40,14 @@ def attend(
 def choose(q: Tensor, k: Tensor, call: Call, backend: str = "auto") -> Kernel:
     """The kernel that attend takes for this call."""
     if backend == "auto":
-        return next(kernel for kernel in (*KERNELS, REFERENCE) if not kernel.refuses(q, k, call))
+        return next(each for each in (*KERNELS, REFERENCE) if not (each.cannot(q, k, call) or each.slow(q, k, call)))
     named = {kernel.name: kernel for kernel in (*KERNELS, REFERENCE)}
     if backend not in named:
         raise HeedfulError(
-            f'there is no attention kernel "{backend}"{did_you_mean(backend, list(named))}; known: auto, {", ".join(named)}'
+            f'there is no attention kernel "{backend}"{did_you_mean(backend, list(named))}; '
+            f"known: auto, {', '.join(named)}"
         )
-    if reason := named[backend].refuses(q, k, call):
+    if reason := named[backend].cannot(q, k, call):
         raise HeedfulError(f'the attention kernel "{backend}" cannot take this call: {reason}; use backend="auto"')
     return named[backend]
 
@@ -55,10 +56,10 @@ def explain(q: Tensor, k: Tensor, call: Call) -> str:
     """One line for each kernel: taken, or why not."""
     lines, taken = [], False
     for kernel in (*KERNELS, REFERENCE):
-        reason = kernel.refuses(q, k, call)
+        reason = kernel.cannot(q, k, call) or kernel.slow(q, k, call)
         verdict = f"no: {reason}" if reason else "could, but one above is preferred" if taken else "taken"
         taken = taken or not reason
-        lines.append(f"{kernel.name:10} {verdict}")
+        lines.append(f"{kernel.name:14} {verdict}")
     return "\n".join(lines)
 
 
@@ -88,10 +89,11 @@ def masked_scores(q: Tensor, k: Tensor, call: Call, number: int) -> tuple[Tensor
                 each = table[start:stop].transpose(0, 1)  # H n distances
                 scores = scores + each.gather(-1, place.expand(len(each), -1, -1))
         case Dense(blocks=blocks):
-            sees = sees & (blocks[number] != float("-inf"))
-            scores = scores + blocks[number]
+            forbidden = blocks[number] == float("-inf")
+            sees = sees & ~forbidden
+            scores = scores + blocks[number].masked_fill(forbidden, 0.0)
     # a query without a key keeps finite scores, so that its gradient is zero and not NaN
     return scores.masked_fill(~sees & sees.any(-1, keepdim=True), float("-inf")), sees
 
 
-REFERENCE = Kernel(name="reference", refuses=lambda q, k, call: "", run=_reference)
+REFERENCE = Kernel(name="reference", run=_reference)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,15 +21,17 @@ from heedful.nn.layout import Call, Dense, Distance, Layout, Span, allowed
 
 Line = list[int]  # the numbers of the sequences that share a line, in order
 Run = Callable[[Tensor, Tensor, Tensor, Call], Tensor]
+Verdict = Callable[[Tensor, Tensor, Call], str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernel:
-    """One way to compute attention: `refuses` gives the reason why it cannot take a call, or nothing."""
+    """One way to compute attention; `cannot` and `slow` give a reason why not to take it for a call, or nothing."""
 
     name: str
-    refuses: Callable[[Tensor, Tensor, Call], str]
     run: Run
+    cannot: Verdict = lambda q, k, call: ""
+    slow: Verdict = lambda q, k, call: ""  # it could, but another is faster
 
 
 # -- plans ------------------------------------------------------------------------------------------------
@@ -125,9 +127,9 @@ def make_plan(call: Call, arrange: Callable[[Layout], Iterable[list[Line]]], q: 
 
 
 class _Placed(NamedTuple):
-    rows: np.ndarray[Any, Any]  # [R, S] which row lies at a place, -1 for none
-    owner: np.ndarray[Any, Any]  # [R, S] whose it is
-    step: np.ndarray[Any, Any]  # [R, S] where in its sequence, counted from the end
+    rows: Int[np.ndarray, "lines places"]  # which row lies at a place, -1 for none
+    owner: Int[np.ndarray, "lines places"]  # whose it is
+    step: Int[np.ndarray, "lines places"]  # where in its sequence, counted from the end
 
 
 def _place(spans: tuple[Span, ...], lines: list[Line]) -> _Placed:
@@ -145,8 +147,9 @@ def _place(spans: tuple[Span, ...], lines: list[Line]) -> _Placed:
     return placed
 
 
-def _sees(call: Call, lines: list[Line], of: _Placed, to: _Placed) -> np.ndarray[Any, Any]:
-    sees = (of.owner[:, :, None] == to.owner[:, None, :]) & (of.owner >= 0)[:, :, None]
+def _sees(call: Call, lines: list[Line], of: _Placed, to: _Placed) -> Bool[np.ndarray, "lines queries keys"]:
+    sees: Bool[np.ndarray, "lines queries keys"] = of.owner[:, :, None] == to.owner[:, None, :]
+    sees &= (of.owner >= 0)[:, :, None]
     if call.causal or call.window is not None:
         sees &= allowed(torch.from_numpy(to.step[:, None, :] - of.step[:, :, None]), call).numpy()
     if isinstance(call.bias, Dense):
@@ -157,7 +160,9 @@ def _sees(call: Call, lines: list[Line], of: _Placed, to: _Placed) -> np.ndarray
     return sees
 
 
-def _block(call: Call, lines: list[Line], of: _Placed, to: _Placed, sees: np.ndarray[Any, Any], q: Tensor) -> Block:
+def _block(
+    call: Call, lines: list[Line], of: _Placed, to: _Placed, sees: Bool[np.ndarray, "lines queries keys"], q: Tensor
+) -> Block:
     # a place that sees no key may see all: its result is never read, and nothing becomes NaN
     hidden = torch.from_numpy(~(sees | ~sees.any(-1, keepdims=True)))[:, None]
     mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf) if hidden.any() else None
@@ -170,7 +175,7 @@ def _block(call: Call, lines: list[Line], of: _Placed, to: _Placed, sees: np.nda
     )
 
 
-def _moves(places: np.ndarray[Any, Any], rows: int, device: torch.device) -> Moves | None:
+def _moves(places: Int[np.ndarray, " places"], rows: int, device: torch.device) -> Moves | None:
     if np.array_equal(places, np.arange(rows)):
         return None
     back = np.full(rows, -1)
@@ -224,9 +229,9 @@ def run_plan(q: Tensor, k: Tensor, v: Tensor, call: Call, plan: Plan, core: Core
         if block.shape[2] == 0:
             results.append(torch.zeros_like(q_part))
             continue
-        heads_first = (part.unflatten(0, (lines, -1)).transpose(1, 2) for part in (q_part, k_part, v_part))
+        heads = [part.unflatten(0, (lines, -1)).transpose(1, 2) for part in (q_part, k_part, v_part)]
         bias = _bias(call, block, table, q.dtype)
-        results.append(core(*heads_first, bias, call).transpose(1, 2).flatten(0, 1))
+        results.append(core(heads[0], heads[1], heads[2], bias, call).transpose(1, 2).flatten(0, 1))
     if plan.result is None:
         return torch.cat(results) if results else torch.zeros_like(q)
     return torch.cat([*results, q.new_zeros(1, *q.shape[1:])]).index_select(0, plan.result)
@@ -238,7 +243,8 @@ def _tables(call: Call, plan: Plan, sizes: list[int]) -> Iterable[Tensor | None]
         return [None] * len(sizes)
     if call.bias.table.ndim == 2:
         return [call.bias.table] * len(sizes)
-    return _move(call.bias.table, plan.queries).split(sizes)
+    tables: Iterable[Tensor] = _move(call.bias.table, plan.queries).split(sizes)
+    return tables
 
 
 def _bias(call: Call, block: Block, table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -312,9 +318,49 @@ def _planned(name: str, arrange: Callable[[Layout], Iterable[list[Line]]], core:
     return run
 
 
+def _varlen(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+    """PyTorch's flash attention over packed rows; its causal mask and window are aligned at the end, as ours."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    def bounds(spans: tuple[Span, ...]) -> Tensor:
+        return torch.tensor([0, *(stop for _, stop in spans)], dtype=torch.int32, device=q.device)
+
+    layout, reach = call.layout, -1 if call.window is None else call.window
+    of, to = layout.plan(("varlen", q.device), lambda: (bounds(layout.queries), bounds(layout.keys)))
+    longest = [max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)]
+    window = (reach, 0 if call.causal else reach)
+    mixed = varlen_attn(q, k, v, of, to, *longest, scale=call.scale, window_size=window)
+    assert isinstance(mixed, Tensor)
+    return mixed
+
+
+def _not_varlen(q: Tensor, k: Tensor, call: Call) -> str:
+    if q.device.type != "cuda":
+        return "it runs on CUDA only"
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        return f"it computes in float16 and bfloat16, not in {q.dtype}"
+    if call.bias is not None or call.dropout:
+        return "it has no bias and no dropout"
+    if q.shape[-1] % 8 or q.shape[-1] > 256:
+        return f"its heads are up to 256 wide, in steps of 8, not {q.shape[-1]}"
+    spans = call.layout.keys
+    if [start for start, _ in spans] != [0, *(stop for _, stop in spans[:-1])]:
+        return "its key rows must follow each other without a gap"
+    return ""
+
+
+def _no_dropout(q: Tensor, k: Tensor, call: Call) -> str:
+    return "it has no dropout" if call.dropout else ""
+
+
+def _trains(q: Tensor, k: Tensor, call: Call) -> str:
+    return "its backward pass is slow on a CPU" if torch.is_grad_enabled() and q.requires_grad else ""
+
+
 KERNELS: tuple[Kernel, ...] = (
-    Kernel(name="each", refuses=lambda q, k, call: "", run=_planned("each", one_each, fused)),
-    Kernel(name="each products", refuses=lambda q, k, call: "", run=_planned("each", one_each, products)),
-    Kernel(name="fused", refuses=lambda q, k, call: "", run=_planned("shared", shared, fused)),
-    Kernel(name="products", refuses=lambda q, k, call: "", run=_planned("shared", shared, products)),
+    Kernel(name="varlen", run=_varlen, cannot=_not_varlen),
+    Kernel(name="fused", run=_planned("shared", shared, fused), cannot=_no_dropout, slow=_trains),
+    Kernel(name="products", run=_planned("shared", shared, products)),
+    Kernel(name="each", run=_planned("each", one_each, fused), cannot=_no_dropout),
+    Kernel(name="each products", run=_planned("each", one_each, products)),
 )

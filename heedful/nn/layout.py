@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,11 +32,11 @@ class Layout:
     @classmethod
     def of(cls, queries: Sequence[int], keys: Sequence[int] | None = None) -> Layout:
         """From bounds: sequence b has the query rows queries[b] to queries[b + 1]; keys default to the same rows."""
-        spans = tuple(zip(queries[:-1], queries[1:], strict=True))
+        spans = tuple(pairwise(queries))
         if keys is None:
             return cls(spans, spans)
         assert len(keys) == len(queries), f"{len(queries) - 1} sequences of queries but {len(keys) - 1} of keys"
-        return cls(spans, tuple(zip(keys[:-1], keys[1:], strict=True)))
+        return cls(spans, tuple(pairwise(keys)))
 
     @property
     def rows(self) -> int:
@@ -49,7 +50,8 @@ class Layout:
     def plan(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """The plan of that key, made once."""
         if key not in self._plans:
-            self._plans[key] = make()
+            with torch.inference_mode(False):  # what served inference may serve training
+                self._plans[key] = make()
         return self._plans[key]
 
 
@@ -74,7 +76,7 @@ class Distance:
 class Dense:
     """A bias given in full, one [H, n, m] tensor for each sequence; -inf forbids a pair."""
 
-    blocks: tuple[Float[Tensor, "heads queries keys"], ...]
+    blocks: tuple[Float[Tensor, "heads _queries _keys"], ...]
 
 
 Bias = Distance | Dense

@@ -1,0 +1,48 @@
+# make quickstart | test | test-slow | check | clean
+#
+# PYTHON       the Python that .venv is made from (3.11 or newer)
+# TORCH        what pip installs first; a CPU build of the same version satisfies it
+# CONSTRAINTS  a pip constraints file, if any
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+CONSTRAINTS ?=
+
+PIP = .venv/bin/python -m pip --disable-pip-version-check install $(if $(CONSTRAINTS),-c "$(CONSTRAINTS)")
+
+.PHONY: quickstart test test-slow check clean
+.DELETE_ON_ERROR:
+
+quickstart: .venv/.installed
+	.venv/bin/heedful quickstart
+
+test: .venv/.installed-dev
+	scripts/test
+
+test-slow: .venv/.installed-dev
+	scripts/test --slow
+
+check: .venv/.installed-dev
+	scripts/check
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find heedful tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps are written last, so an interrupted step is done again.
+.venv/.made:
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'Heedful needs Python 3.11 or newer, and "$(PYTHON)" is not: try make PYTHON=python3.11' >&2; exit 1; }
+	"$(PYTHON)" -m venv .venv
+	@touch $@
+
+.venv/.torch: .venv/.made
+	$(PIP) "$(TORCH)"
+	@touch $@
+
+.venv/.installed: pyproject.toml .venv/.torch
+	$(PIP) -e .
+	@touch $@
+
+.venv/.installed-dev: pyproject.toml .venv/.torch
+	$(PIP) -e '.[dev]'
+	@touch $@ .venv/.installed

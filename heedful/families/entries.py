@@ -1,0 +1,139 @@
+"""The published heads that families share, and how their settings are called there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from heedful.families.table import PROBLEMS, HeadEntry, Keys, Row, Table, read_activation, rows
+from heedful.model.config import (
+    Choice,
+    Classes,
+    MaskedTokens,
+    ModelConfig,
+    NextSentence,
+    Pooled,
+    Pretraining,
+    Span,
+    TokenClasses,
+)
+
+Named = tuple[Any, ...]  # (their name, our name)
+
+
+def bare() -> HeadEntry:
+    """The model alone."""
+    return HeadEntry(head=type(None), read=lambda keys, model: None)
+
+
+def pooled(*named: Named) -> HeadEntry:
+    """The model with its pooler."""
+    return HeadEntry(head=Pooled, read=lambda keys, model: Pooled(), table=lambda head: Table(rows=rows(*named)))
+
+
+def next_sentence(*named: Named) -> HeadEntry:
+    """Whether the second segment follows."""
+    return HeadEntry(
+        head=NextSentence, read=lambda keys, model: NextSentence(), table=lambda head: Table(rows=rows(*named))
+    )
+
+
+def masked(table: Callable[[Any], Table], activation: str | None, head: type = MaskedTokens) -> HeadEntry:
+    """A vocabulary head; `activation` is the key that names its activation, None: always GELU."""
+
+    def read(keys: Keys, model: ModelConfig) -> MaskedTokens | Pretraining:
+        found: MaskedTokens | Pretraining = head(
+            activation=read_activation(keys, activation) if activation else "gelu",
+            norm_eps=model.embedding.norm_eps,
+            tied=keys.flag("tie_word_embeddings", True),
+        )
+        return found
+
+    return HeadEntry(head=head, read=read, write=lambda head: {"tie_word_embeddings": head.tied}, table=table)
+
+
+def masked_table(head: MaskedTokens | Pretraining, *, lm: str, dense: str, norm: str, tokens: str, ours: str) -> Table:
+    """Names of a vocabulary head whose decoder is tied to the embedding, or not.
+
+    Its bias has two names; untied, only the decoder's own is read.
+    """
+    named = rows((lm + dense, f"{ours}.dense"), (lm + norm, f"{ours}.norm"))
+    weight, bias = f"{lm}decoder.weight", f"{lm}decoder.bias"
+    if head.tied:
+        bias_row = Row((f"{lm}bias",), f"{ours}.decoder.bias")
+        return Table(rows=(*named, bias_row), tied={weight: f"{tokens}.weight", bias: f"{lm}bias"})
+    return Table(rows=(*named, Row((f"{lm}decoder",), f"{ours}.decoder")), copied={f"{lm}bias": bias})
+
+
+def classes(
+    *named: Named,
+    key: str = "classifier_dropout",
+    default: float | None = None,
+    activation: Literal["tanh", "relu"] = "tanh",
+    dropout_first: bool = False,
+) -> HeadEntry:
+    """Labels for sequences; `dropout_first`: the same dropout before the dense layer too."""
+
+    def read(keys: Keys, model: ModelConfig) -> Classes:
+        dropout = _dropout(keys, model, key, default)
+        return Classes(
+            labels=keys.labels(),
+            problem=keys.problem(),
+            activation=activation,
+            dropout_first=dropout if dropout_first else 0.0,
+            dropout=dropout,
+        )
+
+    def write(head: Classes) -> dict[str, Any]:
+        problem = next(theirs for theirs, ours in PROBLEMS.items() if ours == head.problem)
+        return _labels(head) | {"problem_type": problem, key: head.dropout}
+
+    return HeadEntry(head=Classes, read=read, write=write, table=lambda head: Table(rows=rows(*named)))
+
+
+def token_classes(*named: Named, key: str | None = "classifier_dropout") -> HeadEntry:
+    """Labels for rows."""
+    return HeadEntry(
+        head=TokenClasses,
+        read=lambda keys, model: TokenClasses(labels=keys.labels(), dropout=_dropout(keys, model, key, None)),
+        write=lambda head: _labels(head) | ({key: head.dropout} if key else {}),
+        table=lambda head: Table(rows=rows(*named)),
+    )
+
+
+def choice(
+    *named: Named,
+    key: str | None = "classifier_dropout",
+    default: float | None = None,
+    activation: Literal["tanh", "relu"] = "tanh",
+) -> HeadEntry:
+    """One score for each candidate."""
+    return HeadEntry(
+        head=Choice,
+        read=lambda keys, model: Choice(activation=activation, dropout=_dropout(keys, model, key, default)),
+        write=lambda head: {key: head.dropout} if key else {},
+        table=lambda head: Table(rows=rows(*named)),
+    )
+
+
+def span(key: str | None = None, default: float | None = None) -> HeadEntry:
+    """Start and end of an answer."""
+    return HeadEntry(
+        head=Span,
+        read=lambda keys, model: Span(dropout=keys.number(key, default) if key else 0.0),
+        write=lambda head: {key: head.dropout} if key else {},
+        table=lambda head: Table(rows=rows(("qa_outputs", "head.out"))),
+    )
+
+
+def _dropout(keys: Keys, model: ModelConfig, key: str | None, default: float | None) -> float:
+    """The task's own dropout; where it is not given, the model's."""
+    given: float | None = keys.number(key, default) if key else None
+    return model.embedding.dropout if given is None else given
+
+
+def _labels(head: Classes | TokenClasses) -> dict[str, Any]:
+    return {
+        "id2label": {str(number): name for number, name in enumerate(head.labels)},
+        "label2id": {name: number for number, name in enumerate(head.labels)},
+    }

@@ -1,0 +1,441 @@
+"""Typed settings from and to TOML, JSON and `--set a.b=c`: what is not understood is refused, in words that help.
+
+Settings are frozen, keyword-only dataclasses without defaults for what must be given. They may nest and hold text,
+numbers, true or false, Literal, tuple, dict[str, ...], None, and unions of dataclasses told apart by a Literal field
+`kind`. TOML has no null: where None is allowed, the word "none" means it, in every format.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import tomllib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import accumulate, islice
+from os import PathLike
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from heedful.errors import HeedfulError, did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+
+Settings = TypeVar("Settings")
+
+LARGEST_FILE = 1_000_000  # bytes
+DEEPEST = 100  # tables or lists inside one another, and parts of a dotted key
+LONGEST_ECHO = 80  # characters of what was given that a message repeats
+MOST_PROBLEMS = 10  # that one message lists
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+def read(cls: type[Settings], data: object, *, source: str) -> Settings:
+    """Plain data as an instance of a settings dataclass; `source` says in messages where the data came from."""
+    from pydantic import ValidationError
+
+    plain = _plain(data, (), source)
+    try:
+        settings: Settings = _adapter(cls).validate_python(plain)  # type: ignore[arg-type]  # a class is hashable
+    except ValidationError as error:
+        problems = list(islice(_problems(cls, plain, error), MOST_PROBLEMS + 1))
+        if len(problems) > MOST_PROBLEMS:
+            problems[MOST_PROBLEMS:] = ["and more"]
+        raise HeedfulError("\n".join(f"{source}: {problem}" for problem in dict.fromkeys(problems))) from None
+    return settings
+
+
+def from_file(cls: type[Settings], path: str | PathLike[str]) -> Settings:
+    """A settings dataclass from a .toml or .json file."""
+    return read(cls, load_mapping(path), source=str(path))
+
+
+def load_mapping(path: str | PathLike[str]) -> dict[str, Any]:
+    """The plain data of a .toml or .json file: small, UTF-8, not too deep, no key twice, finite numbers."""
+    path = Path(path)
+    if path.suffix not in (".toml", ".json"):
+        raise HeedfulError(f"{path}: a settings file ends in .toml or .json")
+    if not path.is_file():
+        raise HeedfulError(f"{path}: {'is not a file' if path.exists() else 'there is no such file'}")
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise HeedfulError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > LARGEST_FILE:
+        raise HeedfulError(f"{path}: is larger than 1 MB, the most that a settings file may have")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise HeedfulError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+    return _parse(text, "TOML" if path.suffix == ".toml" else "JSON", str(path))
+
+
+def apply(settings: Settings, assignments: Sequence[str]) -> Settings:
+    """The same settings with assignments like "train.steps=100" made; their order never matters.
+
+    Values are TOML; what is not TOML is text. Another `kind` starts its table anew.
+    """
+    given: dict[tuple[str, ...], Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        keys = tuple(key.strip() for key in name.split("."))
+        if not equals or not all(keys) or len(keys) > DEEPEST:
+            raise HeedfulError(f"--set: {_shown(assignment)} is not of the form name=value or table.name=value")
+        if keys in given:
+            raise HeedfulError(f"--set: {_named(keys)} is given twice")
+        given[keys] = _toml_value(text.strip())
+    mapping = to_mapping(settings)
+    for keys in sorted(given, key=lambda keys: (len(keys), keys[-1] != "kind")):
+        _put(mapping, keys, given[keys])
+    return read(type(settings), mapping, source="--set")
+
+
+def _put(table: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
+    for depth, key in enumerate(keys[:-1], start=1):
+        if table.get(key) is None:
+            table[key] = {}
+        if not isinstance(table[key], dict):
+            raise HeedfulError(
+                f"--set: {_named(keys)} cannot be set: {_named(keys[:depth])} is {_shown(table[key])}, not a table"
+            )
+        table = table[key]
+    if len(keys) > 1 and keys[-1] == "kind" and table.get("kind") != value:
+        table.clear()
+    table[keys[-1]] = value
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        value = _parse(f"value = {text}", "TOML", "--set")
+        return _plain(value["value"], (), "--set") if len(value) == 1 else text
+    except HeedfulError:
+        return text
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+def to_mapping(settings: Any) -> dict[str, Any]:
+    """Settings as plain data that JSON can hold: the inverse of `read`."""
+    return {field.name: _data(getattr(settings, field.name)) for field in dataclasses.fields(settings) if field.init}
+
+
+def to_toml(settings: Any) -> str:
+    """Settings as the text of a TOML file: every setting, checked to read back the same."""
+    text = "\n".join(_table(to_mapping(settings), ())) + "\n"
+    if read(type(settings), _parse(text, "TOML", "to_toml"), source="to_toml") != settings:
+        raise HeedfulError('to_toml: the text "none" stands where None is allowed and would be read as None')
+    return text
+
+
+def _data(value: Any) -> Any:
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case tuple() | list():
+            return [_data(each) for each in value]
+        case dict():
+            return {key: _data(each) for key, each in value.items()}
+    return to_mapping(value)
+
+
+def _table(mapping: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    for key, value in mapping.items():
+        if not isinstance(value, dict):
+            yield f"{_toml_key(key)} = {_toml(value)}"
+    for key, value in mapping.items():
+        if isinstance(value, dict):
+            yield f"\n[{'.'.join(map(_toml_key, (*path, key)))}]"
+            yield from _table(value, (*path, key))
+
+
+def _toml(value: Any) -> str:
+    match value:
+        case None:
+            return '"none"'
+        case list():
+            return f"[{', '.join(map(_toml, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{_toml_key(key)} = {_toml(each)}' for key, each in value.items())}}}"
+        case float():
+            return repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")  # JSON's text, numbers, truth are TOML's
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
+
+
+# ---------------------------------------------------------------------------------------------------- plain data
+
+_TEXT = re.compile(
+    r'"""(?:[^\\]|\\.)*?(?:"""|\Z)'
+    r"|'''.*?(?:'''|\Z)"
+    r'|"(?:[^"\\\n]|\\[^\n])*+"?'
+    r"|'[^'\n]*+'?"
+    r"|#[^\n]*",
+    re.DOTALL,
+)
+
+
+def _parse(text: str, language: Literal["TOML", "JSON"], source: str) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in table:
+                raise HeedfulError(f"{source}: the key {_shown(key)} is given twice in one table")
+            table[key] = value
+        return table
+
+    _refuse_depth(text, source)
+    try:
+        value = tomllib.loads(text) if language == "TOML" else json.loads(text, object_pairs_hook=unique)
+    except HeedfulError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise HeedfulError(f"{source}: is not {language}: {_cut(str(error))}") from None
+    _plain(value, (), source)
+    if not isinstance(value, dict):
+        raise HeedfulError(f"{source}: the top level is {_shown(value)}, expected a table")
+    return value
+
+
+def _refuse_depth(text: str, source: str) -> None:
+    """Refuse deep nesting and long dotted keys before a parser meets them (tomllib's memory grows with their square).
+
+    >>> _refuse_depth("x = [" * 101, "x.toml")
+    Traceback (most recent call last):
+    heedful.errors.HeedfulError: x.toml: is nested more than 100 deep
+    """
+    bare = _TEXT.sub("_", text)
+    steps = ((mark in "[{") - (mark in "]}") for mark in re.findall(r"[][{}]", bare))
+    if max(accumulate(steps), default=0) > DEEPEST or any(
+        run.count(".") > DEEPEST for run in re.findall(r"[\w\-. \t]+", bare)
+    ):
+        raise HeedfulError(f"{source}: is nested more than {DEEPEST} deep")
+
+
+def _plain(value: Any, path: tuple[str | int, ...], source: str) -> Any:
+    """The same data of dict, list, text, finite numbers, true, false and None; anything else is refused."""
+    if len(path) > DEEPEST:
+        raise HeedfulError(f"{source}: is nested more than {DEEPEST} deep")
+    match value:
+        case Mapping():
+            if strange := [key for key in value if not isinstance(key, str) or not _writable(key)]:
+                raise HeedfulError(f"{source}: {_named(path)} has the key {_shown(strange[0])}, expected text")
+            return {key: _plain(each, (*path, key), source) for key, each in value.items()}
+        case list() | tuple():
+            return [_plain(each, (*path, number), source) for number, each in enumerate(value)]
+        case str() if _writable(value):
+            return value
+        case float() if not math.isfinite(value):
+            raise HeedfulError(f"{source}: {_named(path)} is {value}, expected a finite number")
+        case None | bool() | int() | float():
+            return value
+    raise HeedfulError(
+        f"{source}: {_named(path)} is {_shown(value)}, "
+        "expected text, a number, true, false, a list or a table (put a date in quotes)"
+    )
+
+
+def _writable(text: str) -> bool:
+    return not re.search("[\ud800-\udfff]", text)  # half a surrogate pair is no character
+
+
+# ---------------------------------------------------------------------------------------------------- types
+
+_MARK = "\0"  # begins the name of a union's member in pydantic's places; a settings key never does
+_OTHERS = "\0\0"  # the members that are no dataclass
+
+
+@cache
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    assert dataclasses.is_dataclass(cls), f"{cls} is not a dataclass"
+    return TypeAdapter(_form(cls))
+
+
+def _form(kind: Any) -> Any:
+    """A type as pydantic should see it: tables with strict keys that become dataclasses, unions with their kinds."""
+    from pydantic import AfterValidator, ConfigDict, Strict, with_config
+    from typing_extensions import TypedDict  # typing's own has no config before Python 3.12
+
+    if dataclasses.is_dataclass(kind):
+        cls: Any = kind
+        hints = get_type_hints(cls)
+        forms = {
+            field.name: _form(hints[field.name]) if _required(field) else NotRequired[_form(hints[field.name])]
+            for field in _fields(cls)
+        }
+        make_table: Any = TypedDict
+        table = with_config(ConfigDict(strict=True, extra="forbid"))(make_table(cls.__name__, forms))
+        return Annotated[table, AfterValidator(lambda values: cls(**values))]
+    arguments = get_args(kind)
+    if _is_union(kind):
+        return _union_form(arguments)
+    if get_origin(kind) is tuple:
+        parts = tuple(part if part is ... else _form(part) for part in arguments)
+        return Annotated[tuple[parts], Strict(False)]  # type: ignore[valid-type]
+    if get_origin(kind) is dict:
+        return dict[arguments[0], _form(arguments[1])]  # type: ignore[misc, valid-type]
+    assert kind in _WORDS or get_origin(kind) is Literal, f"{kind} has no place in settings"
+    return kind
+
+
+def _union_form(members: tuple[Any, ...]) -> Any:
+    from pydantic import BeforeValidator, Discriminator, Tag
+
+    tables, others = _by_kind(members)
+    form: Any = Union[tuple(map(_form, [*tables.values(), *others]))]  # noqa: UP007
+    if len(tables) + bool(others) > 1 and tables:
+        forms = [Annotated[_form(member), Tag(tag)] for tag, member in tables.items()]
+        if others:
+            forms.append(Annotated[Union[tuple(map(_form, others))], Tag(_OTHERS)])  # noqa: UP007
+        form = Annotated[Union[tuple(forms)], Discriminator(lambda value: _tag(value, tables))]  # noqa: UP007
+    if types.NoneType in members:
+        form = Annotated[form | None, BeforeValidator(lambda value: None if value == "none" else value)]
+    return form
+
+
+def _by_kind(members: tuple[Any, ...]) -> tuple[dict[str, Any], list[Any]]:
+    """A union's dataclasses, each under the mark of its kind, and its other members without None."""
+    tables = {
+        f"{_MARK}{kind}": member
+        for member in members
+        if dataclasses.is_dataclass(member)
+        for kind in get_args(get_type_hints(member).get("kind")) or [""]
+    }
+    return tables, [each for each in members if each is not types.NoneType and not dataclasses.is_dataclass(each)]
+
+
+def _tag(value: Any, tables: dict[str, Any]) -> str | None:
+    if not isinstance(value, dict):
+        return _OTHERS
+    if len(tables) == 1:
+        return next(iter(tables))
+    return f"{_MARK}{value['kind']}" if "kind" in value else None
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, types.UnionType)
+
+
+def _fields(cls: Any) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(cls) if field.init]
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+# ---------------------------------------------------------------------------------------------------- words
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: '"none"'}
+
+
+def _problems(cls: type[Any], plain: Any, error: ValidationError) -> Iterator[str]:
+    """One sentence for each thing that is wrong, beginning with its place."""
+    for each in error.errors(include_url=False):
+        extra, wrong = each["type"] == "extra_forbidden", each.get("ctx", {}).get("error")
+        place, kind, value = _locate(cls, plain, each["loc"][:-1] if extra else each["loc"])
+        name = _named(place)
+        if isinstance(wrong, AssertionError):  # our own mistake
+            raise wrong
+        if extra:
+            if _is_union(kind):  # with None
+                (kind,) = _by_kind(get_args(kind))[0].values()
+            names = [field.name for field in _fields(kind)]
+            known = f"; known here: {', '.join(names) or 'nothing'}"
+            key = _cut(str(each["loc"][-1]))
+            yield f"{_named((*place, key))} is not a setting{did_you_mean(key, names) or known}"
+        elif wrong:  # what a dataclass says of itself
+            yield f"{name}: {wrong}" if place else f"{wrong}"
+        elif each["type"].startswith("union_tag") and isinstance(value, dict):
+            kinds = [tag.removeprefix(_MARK) for tag in _by_kind(get_args(kind))[0]]
+            given = f"is {_shown(value['kind'])}" if "kind" in value else "is missing"
+            hint = did_you_mean(_cut(str(value.get("kind"))), kinds)
+            yield f"{name}.kind {given}, expected one of {', '.join(map(_shown, kinds))}{hint}"
+        else:
+            given = "is missing" if value is dataclasses.MISSING else f"is {_shown(value)}"
+            yield f"{name} {given}, expected {_expected(kind)}"
+
+
+def _locate(cls: Any, value: Any, loc: Sequence[str | int]) -> tuple[list[str | int], Any, Any]:
+    """The place that pydantic means in the user's data, the type that was expected and the value that is there."""
+    place: list[str | int] = []
+    kind = cls
+    for part in loc:
+        if _is_union(kind):
+            tables, others = _by_kind(get_args(kind))
+            if part in tables:
+                kind = tables[str(part)]
+                continue
+            if len(tables) + len(others) > 1:
+                break  # the part names a member that was tried
+            (kind,) = [*tables.values(), *others]
+        if isinstance(part, int) and part >= len(value):
+            break  # a list that is too short
+        if dataclasses.is_dataclass(kind):
+            kind = get_type_hints(kind)[str(part)]
+        else:
+            arguments = [each for each in get_args(kind) if each is not ...]
+            kind = arguments[min(int(part), len(arguments) - 1) if isinstance(part, int) else 1]
+        value = value[part] if isinstance(part, int) else value.get(part, dataclasses.MISSING)
+        place.append(part)
+    return place, kind, value
+
+
+def _expected(kind: Any) -> str:
+    """A type in the user's words.
+
+    >>> _expected(int | tuple[float, ...] | None)
+    'a whole number, a list or "none"'
+    """
+    if kind in _WORDS:
+        return _WORDS[kind]
+    arguments = get_args(kind)
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(_shown, arguments))}" if len(arguments) > 1 else _shown(arguments[0])
+    if get_origin(kind) is tuple:
+        return "a list" if ... in arguments else f"a list of {len(arguments)}"
+    if _is_union(kind):
+        *most, last = map(_expected, arguments)
+        return f"{', '.join(most)} or {last}"
+    if dataclasses.is_dataclass(kind):
+        ((tag, _),) = list(_by_kind((kind,))[0].items())[:1]
+        names = ", ".join(field.name for field in _fields(kind)) or "nothing"
+        return f"a table of {names}" if tag == _MARK else f"a table of kind {_shown(tag.removeprefix(_MARK))}"
+    return "a table"
+
+
+def _named(path: Sequence[str | int]) -> str:
+    return ".".join(_cut(str(key)) for key in path) or "the top level"
+
+
+def _shown(value: Any) -> str:
+    return _cut(repr(value) if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _cut(text: str) -> str:
+    """At most so many characters, all of them printable."""
+    text = text if len(text) <= LONGEST_ECHO else text[: LONGEST_ECHO - 1] + "…"
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,0 +1,158 @@
+"""What a text becomes, and which of its tokens fit a limit: no library calls, only arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from tokenizers import Encoding
+
+from heedful.errors import HeedfulError, did_you_mean
+
+Truncate = Literal["error", "longest_first", "only_second"]
+T = TypeVar("T")
+TRUNCATES: tuple[Truncate, ...] = ("error", "longest_first", "only_second")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A text that is already split into words, as for tagging: offsets then count inside each word."""
+
+    words: Sequence[str]
+
+
+Item = str | tuple[str, str] | Words  # a text, a pair of texts, or the words of one text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoded:
+    """The tokens of one text or pair; every tuple has one entry for each token.
+
+    Special tokens around the texts have segment None, word None and offset (0, 0).
+    """
+
+    ids: tuple[int, ...]
+    types: tuple[int, ...]  # what the token-type embedding reads
+    segments: tuple[int | None, ...]  # 0: the first text, 1: the second
+    offsets: tuple[tuple[int, int], ...]  # start and stop in characters of the token's own original text (or word)
+    words: tuple[int | None, ...]  # which word of its text: as given with Words, else as the tokenizer splits it
+    dropped: int = 0  # how many tokens of the texts did not fit and are in no window
+    start: int = 0  # for a window: how many tokens of the windowed text lie before it
+
+    def __len__(self) -> int:
+        """How many tokens there are, special ones included."""
+        return len(self.ids)
+
+    @property
+    def special(self) -> tuple[bool, ...]:
+        """Which tokens were put around the texts."""
+        return tuple(segment is None for segment in self.segments)
+
+
+def counts(encoding: Encoding) -> tuple[int, int, int]:
+    """How many tokens the first text, the second text and the special tokens around them have."""
+    segments = encoding.sequence_ids
+    first, second = segments.count(0), segments.count(1)
+    return first, second, len(segments) - first - second
+
+
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens of each text stay when the longer one always loses the next token.
+
+    Equal to the `tokenizers` library: when both are cut to half and the room is odd, the text that was longer has
+    one more, and the second one when they were equally long. (Google's BERT cuts token by token and then leaves the
+    first one longer; the two differ by that one token.)
+
+    >>> longest_first(3, 20, 10), longest_first(9, 20, 9), longest_first(20, 9, 9)
+    ((3, 7), (4, 5), (5, 4))
+    """
+    if first + second <= room:
+        return first, second
+    shorter, longer = sorted((first, second))
+    if 2 * shorter <= room:
+        longer = room - shorter
+    else:
+        shorter, longer = room // 2, room - room // 2
+    return (longer, shorter) if first > second else (shorter, longer)
+
+
+def fit(lengths: tuple[int, int, int], *, max_length: int, truncate: Truncate, what: str) -> tuple[int, int]:
+    """How many tokens of the first and second text stay within max_length, special tokens being kept always."""
+    first, second, special = lengths
+    room = max_length - special
+    if first + second <= room:
+        return first, second
+    if truncate == "error":
+        raise HeedfulError(
+            f"{what} has {sum(lengths)} tokens but max_length is {max_length}: cut it with "
+            'truncate="longest_first", or read all of it with Tokenizer.windows'
+        )
+    if room < 1:
+        raise HeedfulError(f"max_length {max_length} leaves no token of {what}: {special} special tokens go around it")
+    if truncate == "longest_first":
+        return longest_first(first, second, room)
+    if second == 0:
+        raise HeedfulError(f'truncate="only_second" needs a pair, but {what} is one text: use truncate="longest_first"')
+    if room - first < 1:
+        raise HeedfulError(
+            f"the first text of {what} alone has {first} tokens, and max_length {max_length} less {special} special "
+            f'tokens leaves {room}: nothing of the second text would stay; use truncate="longest_first"'
+        )
+    return first, room - first
+
+
+def window_starts(length: int, room: int, stride: int) -> list[int]:
+    """Where windows of `room` tokens start so that they cover `length` tokens and no window is there in vain.
+
+    >>> window_starts(10, 4, 3), window_starts(4, 4, 3), window_starts(0, 4, 3)
+    ([0, 3, 6], [0], [0])
+    """
+    starts = [0]
+    while starts[-1] + room < length:
+        starts.append(starts[-1] + min(room, stride))
+    return starts
+
+
+def part(encoding: Encoding, starts: tuple[int, int], stops: tuple[int, int]) -> list[int]:
+    """Which tokens are special, or lie in the given range of their text."""
+    kept = []
+    seen = [0, 0]
+    for number, segment in enumerate(encoding.sequence_ids):
+        if segment is None:
+            kept.append(number)
+            continue
+        if starts[segment] <= seen[segment] < stops[segment]:
+            kept.append(number)
+        seen[segment] += 1
+    return kept
+
+
+def chosen(column: list[T], kept: list[int] | None) -> tuple[T, ...]:
+    """The kept entries; None: all."""
+    return tuple(column) if kept is None else tuple([column[number] for number in kept])
+
+
+def encoded(encoding: Encoding, kept: list[int] | None = None, *, dropped: int = 0, start: int = 0) -> Encoded:
+    """The chosen tokens (None: all) of what the library made."""
+    return Encoded(
+        ids=chosen(encoding.ids, kept),
+        types=chosen(encoding.type_ids, kept),
+        segments=chosen(encoding.sequence_ids, kept),
+        offsets=chosen(encoding.offsets, kept),
+        words=chosen(encoding.word_ids, kept),
+        dropped=dropped,
+        start=start,
+    )
+
+
+def check_limits(*, max_length: int | None, truncate: Truncate) -> None:
+    """Refuse limits that mean nothing."""
+    if truncate not in TRUNCATES:
+        hint = did_you_mean(str(truncate), list(TRUNCATES))
+        raise HeedfulError(f"truncate is {truncate!r}{hint}: use one of {', '.join(TRUNCATES)}")
+    if max_length is None:
+        if truncate != "error":
+            raise HeedfulError(f"truncate={truncate!r} needs max_length: give how many tokens may stay")
+    elif isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
+        raise HeedfulError(f"max_length is {max_length!r}: give a number of tokens from 1, or None for no limit")

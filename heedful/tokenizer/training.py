@@ -1,0 +1,257 @@
+"""A tokenizer from texts: WordPiece, byte-level BPE or Unigram, the same for the same texts."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from heedful.errors import HeedfulError, did_you_mean
+from heedful.tokenizer.build import ANGLED, byte_level, word_pieces, wrap
+from heedful.tokenizer.core import Tokenizer
+from heedful.tokenizer.guard import guarded
+
+LONGEST_LINE = 16 * 2**20  # bytes
+OPENERS: dict[str, Callable[[Path, Literal["rb"]], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+REMEDY = "check the texts and the settings"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpecialNames:
+    """How the special tokens are spelled; ids 0 to 4 (BPE: in the order first, pad, separator, unknown, mask)."""
+
+    pad: str = "[PAD]"
+    unknown: str = "[UNK]"
+    first: str = "[CLS]"
+    separator: str = "[SEP]"
+    mask: str = "[MASK]"
+
+    def config(self) -> dict[str, Any]:
+        """As tokenizer_config.json names them."""
+        keys = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+        return dict(zip(keys, asdict(self).values(), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerSettings:
+    """What to train: WordPiece and Unigram wrap texts as BERT does, byte-level BPE as RoBERTa does."""
+
+    kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
+    vocabulary: int = 30_000  # how many tokens at most, special ones included
+    lower_case: bool | None = None  # None: as published for the kind, so for WordPiece alone
+    strip_accents: bool | None = None  # None: exactly when lower-casing
+    min_frequency: int = 2  # of a pair that is joined (WordPiece, BPE)
+    alphabet: int = 1_000  # how many characters are kept, the most frequent ones (WordPiece; BPE keeps all 256 bytes)
+    special: SpecialNames | None = None  # None: as published for the kind
+    max_length: int | None = None  # in tokens, of the model to come; written to tokenizer_config.json
+
+    @property
+    def lower_cases(self) -> bool:
+        """Whether text is lower-cased."""
+        return self.kind == "wordpiece" if self.lower_case is None else self.lower_case
+
+    @property
+    def strips_accents(self) -> bool:
+        """Whether accents are taken off."""
+        return self.lower_cases if self.strip_accents is None else self.strip_accents
+
+    @property
+    def names(self) -> SpecialNames:
+        """The special tokens."""
+        if self.special is not None:
+            return self.special
+        first, pad, separator, unknown, mask = ANGLED
+        angled = SpecialNames(pad=pad, unknown=unknown, first=first, separator=separator, mask=mask)
+        return angled if self.kind == "bpe" else SpecialNames()
+
+
+def train(sources: Iterable[str | Path], settings: TokenizerSettings) -> Tokenizer:
+    """Train on texts: a str is a text, a Path a file of UTF-8 text with one text on each line (.gz, .xz, .bz2 too).
+
+    The sources are read twice for WordPiece, one line at a time, so give a list and not a generator. WordPiece and
+    BPE give the same tokenizer for the same sources and settings; of Unigram the library's sums depend on the order
+    of a hash table, so that its scores differ by about 0.001 from run to run (ids are sorted, to be the same).
+    """
+    if isinstance(sources, str | Path):
+        raise HeedfulError(f"sources is one {type(sources).__name__}: give a list of texts (str) and files (Path)")
+    if iter(sources) is sources:
+        raise HeedfulError("sources can be read once only, but are read twice: give a list, not a generator")
+    if settings.kind not in TRAINERS:
+        hint = did_you_mean(str(settings.kind), list(TRAINERS))
+        raise HeedfulError(f"kind is {settings.kind!r}{hint}: use one of {', '.join(TRAINERS)}")
+    names = tuple(asdict(settings.names).values())
+    if len(set(names)) != len(names) or not all(names):
+        raise HeedfulError(f"the special tokens are {names}: give five different ones")
+    if settings.vocabulary <= len(names):
+        raise HeedfulError(f"vocabulary is {settings.vocabulary}, but the {len(names)} special tokens need more")
+    config = settings.names.config()
+    if settings.max_length is not None:
+        config["model_max_length"] = settings.max_length
+    with guarded("training failed", REMEDY):
+        backend = TRAINERS[settings.kind](lambda: lines(sources), settings, config)
+        backend.add_special_tokens(list(names))
+    return Tokenizer(backend, config)
+
+
+Lines = Callable[[], Iterator[str]]
+
+
+def _train_word_pieces(read: Lines, settings: TokenizerSettings, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    """WordPiece as the library learns it: BPE merges over characters, inner ones written `##x`.
+
+    Left alone, the library numbers inner characters in the order of a hash table, and so breaks ties differently in
+    each run. They are counted here first, and given to it in order.
+    """
+    config |= {"do_lower_case": settings.lower_cases, "strip_accents": settings.strips_accents}
+    names = list(asdict(settings.names).values())
+    empty = {name: number for number, name in enumerate(names)}
+    backend = word_pieces(empty, config, "the special tokens", [])
+    characters, inner = _characters(read(), backend, settings.alphabet)
+    if not characters:
+        raise HeedfulError("there is no text in the sources: give some to learn from")
+    if settings.vocabulary < len(names) + len(characters) + len(inner):
+        raise HeedfulError(
+            f"vocabulary is {settings.vocabulary}, but {len(names)} special tokens, {len(characters)} characters and "
+            f"{len(inner)} of them inside words need {len(names) + len(characters) + len(inner)}: raise vocabulary, "
+            "or lower alphabet"
+        )
+    learner = tokenizers.Tokenizer(models.WordPiece(empty, unk_token=settings.names.unknown))
+    learner.normalizer, learner.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=settings.vocabulary,
+        min_frequency=settings.min_frequency,
+        special_tokens=[*names, *characters, *(f"##{character}" for character in inner)],
+        initial_alphabet=characters,
+        limit_alphabet=len(characters),
+        show_progress=False,
+    )
+    learner.train_from_iterator(read(), trainer)
+    return word_pieces(learner.get_vocab(with_added_tokens=False), config, "the trained vocabulary", [])
+
+
+def _characters(texts: Iterator[str], backend: tokenizers.Tokenizer, most: int) -> tuple[list[str], list[str]]:
+    """The most frequent characters of all words, and which of them stand inside a word; both sorted."""
+    counted: Counter[str] = Counter()
+    inside: set[str] = set()
+    normalize, split = backend.normalizer.normalize_str, backend.pre_tokenizer.pre_tokenize_str
+    for text in texts:
+        words = [word for word, _ in split(normalize(text))]
+        counted.update("".join(words))
+        inside.update(*(word[1:] for word in words))
+    kept = sorted(sorted(counted), key=lambda character: -counted[character])[:most]
+    return sorted(kept), sorted(inside & set(kept))
+
+
+def _train_bytes(read: Lines, settings: TokenizerSettings, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    names = settings.names
+    if settings.vocabulary < 5 + 256:
+        raise HeedfulError(
+            f"vocabulary is {settings.vocabulary}, but 5 special tokens and 256 bytes need 261: raise it"
+        )
+    config |= {"bos_token": names.first, "eos_token": names.separator}
+    learner = tokenizers.Tokenizer(models.BPE())
+    if steps := _accents_and_case(settings, normalizers.NFD(), normalizers.NFC()):
+        learner.normalizer = normalizers.Sequence(steps)
+    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocabulary,
+        min_frequency=settings.min_frequency,
+        special_tokens=[names.first, names.pad, names.separator, names.unknown, names.mask],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    learner.train_from_iterator(read(), trainer)
+    model = json.loads(learner.to_str())["model"]
+    merges = [(left, right) for left, right in model["merges"]]
+    backend = byte_level(model["vocab"], merges, config, "the trained vocabulary", [])
+    backend.normalizer = learner.normalizer
+    backend.add_special_tokens([tokenizers.AddedToken(names.mask, lstrip=True, special=True, normalized=False)])
+    return backend
+
+
+def _train_unigram(read: Lines, settings: TokenizerSettings, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Unigram (Kudo 2018): spaces become part of the pieces, as sentencepiece has it."""
+    names = list(asdict(settings.names).values())
+    learner = tokenizers.Tokenizer(models.Unigram())
+    learner.normalizer = normalizers.Sequence(
+        [
+            *(_accents_and_case(settings, normalizers.NFKD()) or []),
+            normalizers.NFKC(),
+            normalizers.Replace(tokenizers.Regex(r"\s+"), " "),
+            normalizers.Strip(),
+        ]
+    )
+    learner.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=settings.vocabulary,
+        special_tokens=names,
+        unk_token=settings.names.unknown,
+        show_progress=False,
+    )
+    learner.train_from_iterator(read(), trainer)
+    pieces = sorted((piece, round(score, 6)) for piece, score in json.loads(learner.to_str())["model"]["vocab"])
+    if len(pieces) <= len(names):
+        raise HeedfulError("there is no text in the sources: give some to learn from")
+    vocabulary = [(name, 0.0) for name in names] + [pair for pair in pieces if pair[0] not in names]
+    backend = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=names.index(settings.names.unknown)))
+    backend.normalizer, backend.pre_tokenizer = learner.normalizer, learner.pre_tokenizer
+    backend.decoder = decoders.Metaspace()
+    wrap(backend, settings.names.first, settings.names.separator)
+    return backend
+
+
+def _accents_and_case(settings: TokenizerSettings, apart: Any, together: Any = None) -> list[Any]:
+    """The normalizers that take accents off and lower the case, as far as the settings ask."""
+    steps = [apart, normalizers.StripAccents(), *([together] if together else [])] if settings.strips_accents else []
+    return [*steps, *([normalizers.Lowercase()] if settings.lower_cases else [])]
+
+
+TRAINERS = {"wordpiece": _train_word_pieces, "bpe": _train_bytes, "unigram": _train_unigram}
+
+
+def lines(sources: Iterable[str | Path]) -> Iterator[str]:
+    """Each text, and each line of each file without its end; an error names the file and line."""
+    for number, source in enumerate(sources):
+        if isinstance(source, Path):
+            yield from _file_lines(source)
+        elif isinstance(source, str):
+            if not source.isascii():
+                _check_text(source, f"text {number}")
+            yield source
+        else:
+            raise HeedfulError(f"source {number} is a {type(source).__name__}: give a text (str) or a file (Path)")
+
+
+def _check_text(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise HeedfulError(
+            f"{what} has half a character ({text[error.start]!a}, a lone surrogate) at character {error.start}: "
+            "read the text as UTF-8"
+        ) from None
+
+
+def _file_lines(path: Path) -> Iterator[str]:
+    number = 0
+    try:
+        with OPENERS.get(path.suffix, open)(path, "rb") as file:
+            while raw := file.readline(LONGEST_LINE):
+                number += 1
+                if len(raw) == LONGEST_LINE:
+                    raise HeedfulError(f"{path}, line {number} has {LONGEST_LINE} bytes or more: split it into lines")
+                yield raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise HeedfulError(f"{path}, line {number} is not UTF-8 ({error.reason}): save it as UTF-8") from None
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise HeedfulError(f"{path} cannot be read after line {number}: {error}; check the file") from error

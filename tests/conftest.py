@@ -1,0 +1,69 @@
+"""For every test: shapes and types are enforced, the network is out of reach, numbers do not depend on the day."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import jaxtyping
+import pytest
+
+jaxtyping.install_import_hook("heedful", "beartype.beartype")  # before anything imports heedful
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
+    import torch
+
+    torch.set_num_threads(1)
+
+hypothesis.settings.register_profile("heedful", deadline=None, derandomize=True, database=None, max_examples=50)
+hypothesis.settings.load_profile("heedful")
+
+_HERE = {"localhost", "127.0.0.1", "::1", "0.0.0.0", "::", "", None, socket.gethostname()}
+
+
+class NetworkError(RuntimeError):
+    """A test tried to leave this machine."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_network() -> Iterator[None]:
+    """Any connection that is not to this machine fails, and so does asking for its address."""
+    connect, connect_ex, getaddrinfo = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
+
+    def allow(host: Any) -> None:
+        name = host.decode() if isinstance(host, bytes) else host
+        if name not in _HERE and not str(name).startswith("127."):
+            raise NetworkError(f"tests use no network, and this one wanted {name}")
+
+    def guarded(original: Any) -> Any:
+        def call(self: socket.socket, address: Any) -> Any:
+            if self.family in (socket.AF_INET, socket.AF_INET6):
+                allow(address[0])
+            return original(self, address)
+
+        return call
+
+    def guarded_getaddrinfo(host: Any, *rest: Any, **more: Any) -> Any:
+        allow(host)
+        return getaddrinfo(host, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", guarded(connect))
+        patch.setattr(socket.socket, "connect_ex", guarded(connect_ex))
+        patch.setattr(socket, "getaddrinfo", guarded_getaddrinfo)
+        yield
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> pathlib.Path:
+    """The folder of public data sets, where there is one."""
+    path = pathlib.Path(os.environ.get("HEEDFUL_DATA", "absent"))
+    if not (path / "MANIFEST.json").is_file():
+        pytest.skip("data folder not found: set HEEDFUL_DATA")
+    return path

@@ -1,0 +1,179 @@
+"""Names and configs go both ways: each key is claimed once, files come back bitwise, transformers reads ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import heedful
+from heedful.checkpoint import read_config, write_config
+from heedful.families import FAMILIES
+from heedful.families.table import _pattern
+from tests.tiny import MODELS, as_list, packed, save_tiny, sequences, their_outputs, tiny
+
+each_model = pytest.mark.parametrize(("family", "architecture"), MODELS)
+
+
+@each_model
+def test_every_key_is_claimed_exactly_once_in_both_directions(tmp_path: Path, family: str, architecture: str) -> None:
+    save_tiny(tmp_path, family, architecture)
+    loaded = heedful.load(tmp_path)
+    table = FAMILIES[family].table(loaded.config.head)
+    prefix = "" if architecture != FAMILIES[family].bare else FAMILIES[family].prefix
+    for name in load_file(tmp_path / "model.safetensors"):
+        hits = [t for row in table.rows for t in row.theirs if _pattern(t).fullmatch(prefix + name)]
+        assert len(hits) == 1, (name, hits)
+    for name in loaded.named():
+        assert len([row for row in table.rows if _pattern(row.ours).fullmatch(name)]) == 1, name
+
+
+@each_model
+def test_round_trip_is_bitwise_and_transformers_reads_it(tmp_path: Path, family: str, architecture: str) -> None:
+    theirs = save_tiny(tmp_path / "theirs", family, architecture)
+    heedful.save(heedful.load(tmp_path / "theirs"), tmp_path / "ours")
+
+    before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "ours"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert json.loads((tmp_path / "ours/config.json").read_text()) == json.loads(
+        (tmp_path / "theirs/config.json").read_text()
+    )
+
+    again, report = getattr(transformers, architecture).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    expected, found = theirs.state_dict(), again.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    again.config._attn_implementation = "eager"
+    ids, types = sequences(family)
+    with torch.no_grad():  # the same bits at other addresses may be summed in another order
+        for one, other in zip(
+            their_outputs(theirs, family, ids, types), their_outputs(again.eval(), family, ids, types), strict=True
+        ):
+            assert (one - other).abs().max() <= 2e-6 * max(1.0, one.abs().max())
+
+
+@each_model
+def test_config_is_written_as_transformers_understands_it(family: str, architecture: str) -> None:
+    """Without the config.json that we read: everything that matters is written from our own config."""
+    theirs = tiny(family, architecture, problem_type="multi_label_classification").config
+    values = json.loads(theirs.to_json_string(use_diff=False)) | {"architectures": [architecture]}
+    config = read_config(values, "config.json")
+    written = write_config(heedful.checkpoint.Config(family=family, model=config.model, head=config.head))
+    again = read_config(written, "written")
+    assert (again.model, again.head) == (config.model, config.head)
+    rebuilt = type(theirs)(**written)
+    model = getattr(transformers, architecture)(rebuilt)
+    source = tiny(family, architecture, problem_type="multi_label_classification")
+    model.load_state_dict(source.state_dict())
+    model.config._attn_implementation = "eager"
+    ids, types = sequences(family)
+    with torch.no_grad():
+        for expected, found in zip(
+            their_outputs(source, family, ids, types), their_outputs(model.eval(), family, ids, types), strict=True
+        ):
+            assert (expected - found).abs().max() <= 2e-6 * max(1.0, expected.abs().max())
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+def test_untied_vocabulary_head(tmp_path: Path, family: str) -> None:
+    architecture = next(a for f, a in MODELS if f == family and "MaskedLM" in a)
+    theirs = save_tiny(tmp_path / "theirs", family, architecture, tie_word_embeddings=False)
+    ours = heedful.load(tmp_path / "theirs")
+    ids, types = sequences(family)
+    with torch.no_grad():
+        expected = their_outputs(theirs, family, ids, types)[0]
+        assert (as_list(ours(packed(family)))[0] - expected).abs().max() < 2e-6 * expected.abs().max()
+    heedful.save(ours, tmp_path / "ours")
+    before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "ours"))
+    assert before.keys() == after.keys()
+    again, report = getattr(transformers, architecture).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report[what] for what in ("missing_keys", "unexpected_keys")), report
+    with torch.no_grad():
+        assert (their_outputs(again.eval(), family, ids, types)[0] - expected).abs().max() <= 2e-6 * max(
+            1.0, expected.abs().max()
+        )
+
+
+def _rewrite(folder: Path, change: Any) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file(change(tensors), folder / "model.safetensors")
+
+
+def test_tied_tensors_that_differ_are_refused(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "bert", "BertForMaskedLM")
+
+    def second(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tokens = tensors["bert.embeddings.word_embeddings.weight"]
+        return tensors | {"cls.predictions.decoder.weight": tokens.clone() + 1}
+
+    _rewrite(tmp_path, second)
+    with pytest.raises(heedful.HeedfulError, match="should be one tensor, but they differ"):
+        heedful.load(tmp_path)
+
+
+def test_tied_tensors_that_are_stored_twice_are_one(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "bert", "BertForMaskedLM")
+    count = heedful.load(tmp_path).count()
+    _rewrite(
+        tmp_path,
+        lambda tensors: (
+            tensors | {"cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"].clone()}
+        ),
+    )
+    assert heedful.load(tmp_path).count() == count
+
+
+def test_old_names_of_norms(tmp_path: Path) -> None:
+    """Trap 10: gamma and beta, position_ids that older versions saved, and a folder without the prefix."""
+    save_tiny(tmp_path, "bert", "BertForMaskedLM")
+    expected = heedful.load(tmp_path)(packed("bert"))
+
+    def old(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        renamed = {
+            name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+            for name, tensor in tensors.items()
+        }
+        return renamed | {"bert.embeddings.position_ids": torch.arange(40.0)[None]}
+
+    _rewrite(tmp_path, old)
+    assert "cls.predictions.transform.LayerNorm.gamma" in load_file(tmp_path / "model.safetensors")
+    assert torch.equal(heedful.load(tmp_path)(packed("bert")), expected)
+
+
+def test_a_folder_with_more_heads_than_it_names(tmp_path: Path) -> None:
+    """As bert-base-uncased is published: the file has a pooler and a next-sentence head, the config names neither."""
+    theirs = save_tiny(tmp_path, "bert", "BertForPreTraining")
+    values = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["BertForMaskedLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.warns(heedful.HeedfulWarning, match=r"4 tensors belong to other heads.*bert\.pooler\.dense"):
+        loaded = heedful.load(tmp_path)
+    assert loaded.config.head is not None and loaded.config.head.kind == "masked"
+    whole = heedful.load(tmp_path, head="pretraining")
+    assert whole.unused == ()
+    ids, types = sequences("bert")
+    with torch.no_grad():
+        for found, expected in zip(
+            as_list(whole(packed("bert"))), their_outputs(theirs, "bert", ids, types), strict=True
+        ):
+            assert (found - expected).abs().max() < 2e-6 * expected.abs().max()
+    with pytest.raises(heedful.HeedfulError, match=r"qa_outputs"):
+        heedful.load(tmp_path, head="span")
+    with pytest.raises(heedful.HeedfulError, match=r"no head 'mask'.*did you mean \"masked\""):
+        heedful.load(tmp_path, head="mask")
+
+
+def test_a_bare_folder_without_its_pooler(tmp_path: Path) -> None:
+    model = tiny("bert", "BertModel")
+    bare = transformers.BertModel(model.config, add_pooling_layer=False)
+    bare.save_pretrained(tmp_path)
+    loaded = heedful.load(tmp_path)
+    assert loaded.head is None
+    heedful.save(loaded, tmp_path / "again")
+    assert load_file(tmp_path / "again/model.safetensors").keys() == load_file(tmp_path / "model.safetensors").keys()

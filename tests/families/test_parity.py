@@ -1,0 +1,161 @@
+"""Every family and head computes what transformers computes: forward, backward, in training, alone or packed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import heedful
+from heedful.packed import Packed
+from tests.tiny import MODELS, as_list, packed, save_tiny, sequences, their_inputs, their_outputs
+
+each_model = pytest.mark.parametrize(("family", "architecture"), MODELS)
+
+
+def _both(folder: Path, family: str, architecture: str, dtype: torch.dtype) -> tuple[Any, heedful.Loaded]:
+    theirs = save_tiny(folder, family, architecture, dtype)
+    return theirs, heedful.load(folder, dtype=dtype)
+
+
+def _scale(tensor: torch.Tensor) -> float:
+    return max(1.0, float(tensor.abs().max()))
+
+
+@each_model
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+def test_hidden_states_and_head(
+    tmp_path: Path, family: str, architecture: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    theirs, ours = _both(tmp_path, family, architecture, dtype)
+    ids, types = sequences(family)
+    with torch.no_grad():
+        rows = ours.model(packed(family))
+        for span, each_ids, each_types in zip(packed(family).spans(), ids, types, strict=True):
+            expected = theirs.base_model(**their_inputs(family, each_ids, each_types)).last_hidden_state[0]
+            assert (rows[span] - expected).abs().max() <= tolerance * _scale(expected)
+        outputs = as_list(ours(packed(family)))
+        for out, expected in zip(outputs, their_outputs(theirs, family, ids, types), strict=True):
+            assert out.shape == expected.shape
+            assert (out - expected).abs().max() <= tolerance * _scale(expected)
+
+
+@each_model
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+def test_gradients(tmp_path: Path, family: str, architecture: str, dtype: torch.dtype, tolerance: float) -> None:
+    from heedful.families import FAMILIES
+    from heedful.families.table import load_names
+
+    theirs, ours = _both(tmp_path, family, architecture, dtype)
+    ids, types = sequences(family)
+    expected = their_outputs(theirs, family, ids, types)
+    torch.manual_seed(1)
+    pushes = [torch.randn_like(out) for out in expected]
+    sum((out * push).sum() for out, push in zip(expected, pushes, strict=True)).backward()  # type: ignore[union-attr]
+    outputs = as_list(ours(packed(family)))
+    sum((out * push).sum() for out, push in zip(outputs, pushes, strict=True)).backward()  # type: ignore[union-attr]
+
+    table = FAMILIES[family].table(ours.config.head)
+    prefix = FAMILIES[family].prefix
+    named = {
+        name if name.startswith(prefix) or architecture != FAMILIES[family].bare else prefix + name: parameter
+        for name, parameter in theirs.state_dict(keep_vars=True).items()
+    }
+    gradients = load_names(
+        table,
+        {
+            name: torch.zeros_like(p) if p.grad is None else p.grad
+            for name, p in named.items()
+            if name not in table.tied
+        },
+    )
+    for name, parameter in ours.named().items():
+        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        assert (found - gradients[name]).abs().max() <= tolerance * _scale(gradients[name]), name
+
+
+@each_model
+def test_dropout_is_applied_at_the_same_sites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, architecture: str
+) -> None:
+    """With dropout replaced by a factor that tells its probability, outputs agree only if the sites agree."""
+    theirs, ours = _both(tmp_path, family, architecture, torch.float64)
+
+    def scaled(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        return x * (1 + p) if training else x
+
+    monkeypatch.setattr(F, "dropout", scaled)
+    ids, types = sequences(family)
+    with torch.no_grad():
+        still = as_list(ours(packed(family)))
+        theirs.train()
+        ours.train()
+        outputs = as_list(ours(packed(family)))
+        for out, expected, before in zip(outputs, their_outputs(theirs, family, ids, types), still, strict=True):
+            assert (out - expected).abs().max() <= 1e-12 * _scale(expected)
+            assert (out - before).abs().max() > 1e-3  # it was on
+
+
+@each_model
+def test_packed_is_alone_is_in_any_company(tmp_path: Path, family: str, architecture: str) -> None:
+    """Forward and gradient of a sequence do not depend on its neighbours, nor on their order."""
+    _, ours = _both(tmp_path, family, architecture, torch.float64)
+    ids, types = sequences(family)
+
+    def run(order: list[int]) -> tuple[dict[int, torch.Tensor], dict[str, torch.Tensor]]:
+        batch = Packed.of([ids[b] for b in order], [types[b] for b in order])
+        ours.zero_grad()
+        outputs = as_list(ours(batch))
+        sum(out.square().sum() for out in outputs).backward()  # type: ignore[union-attr]
+        rows = dict(zip(order, batch.unpack(ours.model(batch).detach()), strict=True))
+        return rows, {n: p.grad.clone() for n, p in ours.named_parameters() if p.grad is not None}
+
+    together, gradients = run([0, 1, 2, 3])
+    shuffled, _ = run([2, 0, 3, 1])
+    summed: dict[str, torch.Tensor] = {}
+    for b in range(4):
+        alone, part = run([b])
+        assert (alone[b] - together[b]).abs().max() <= 1e-12 * _scale(together[b])
+        assert (shuffled[b] - together[b]).abs().max() <= 1e-12 * _scale(together[b])
+        for name, gradient in part.items():
+            summed[name] = summed.get(name, torch.zeros_like(gradient)) + gradient
+    for name, gradient in gradients.items():
+        assert (summed[name] - gradient).abs().max() <= 1e-10 * _scale(gradient), name
+
+
+@each_model
+def test_a_changed_token_changes_nothing_in_its_neighbour(tmp_path: Path, family: str, architecture: str) -> None:
+    """Trap 12: packed by restarted positions alone, transformers fails this by 1.25."""
+    _, ours = _both(tmp_path, family, architecture, torch.float32)
+    ids, types = sequences(family)
+    changed = [list(each) for each in ids]
+    changed[1][5] = (changed[1][5] + 7) % 90 + 5
+    with torch.no_grad():
+        before = Packed.of(ids, types).unpack(ours.model(Packed.of(ids, types)))
+        after = Packed.of(changed, types).unpack(ours.model(Packed.of(changed, types)))
+    for b in (0, 2, 3):
+        assert torch.equal(before[b], after[b])
+    assert (before[1] - after[1]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+def test_packed_is_padded(tmp_path: Path, family: str) -> None:
+    """Trap 11: transformers' padded batch with its mask agrees with ours without padding."""
+    bare = next(architecture for each, architecture in MODELS if each == family)
+    theirs, ours = _both(tmp_path, family, bare, torch.float64)
+    ids, types = sequences(family)
+    longest, pad = max(map(len, ids)), theirs.config.pad_token_id
+
+    def padded(rows: list[list[int]], fill: int) -> torch.Tensor:
+        return torch.tensor([row + [fill] * (longest - len(row)) for row in rows])
+
+    given = {"input_ids": padded(ids, pad), "attention_mask": padded([[1] * len(row) for row in ids], 0)}
+    if family != "distilbert":
+        given["token_type_ids"] = padded(types, 0)
+    with torch.no_grad():
+        expected = theirs.base_model(**given).last_hidden_state
+        for b, rows in enumerate(packed(family).unpack(ours.model(packed(family)))):
+            assert (rows - expected[b, : len(rows)]).abs().max() <= 1e-12 * _scale(expected)

@@ -1,0 +1,168 @@
+"""What real projects fell into, one test each; numbers are those of the list of traps in the design notes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import heedful
+from heedful.checkpoint import read_config
+from heedful.model.config import Learned, Normal
+from heedful.packed import Packed
+from tests.tiny import packed, save_tiny, tiny
+
+
+def _values(family: str, architecture: str, **changed: object) -> dict[str, object]:
+    return json.loads(tiny(family, architecture).config.to_json_string(use_diff=False)) | {
+        "architectures": [architecture],
+        **changed,
+    }
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("gelu_pytorch_tanh", "gelu_tanh"), ("relu", "relu")],
+)
+def test_1_the_activation_is_the_files_own(tmp_path: Path, theirs: str, ours: str) -> None:
+    model = save_tiny(tmp_path, "bert", "BertForMaskedLM", torch.float64, hidden_act=theirs)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
+    assert loaded.config.model.encoder is not None and loaded.config.model.encoder.activation == ours
+    batch = packed("bert", (9,))
+    with torch.no_grad():
+        expected = model(batch.tokens[None], token_type_ids=batch.types[None]).logits[0]
+        assert (loaded(batch) - expected).abs().max() < 1e-12 * expected.abs().max()
+
+
+def test_1_an_unknown_activation_is_named() -> None:
+    with pytest.raises(heedful.HeedfulError, match=r"hidden_act is 'nope'; expected one of gelu, gelu_new"):
+        read_config(_values("bert", "BertModel", hidden_act="nope"), "config.json")
+
+
+def test_2_eps_of_norms(tmp_path: Path) -> None:
+    """1e-12 for BERT and, though its file does not say so, DistilBERT; RoBERTa's is in the file."""
+    for family, architecture, eps in (
+        ("bert", "BertModel", 1e-12),
+        ("distilbert", "DistilBertModel", 1e-12),
+        ("roberta", "RobertaModel", 1e-5),
+    ):
+        save_tiny(tmp_path / family, family, architecture)
+        norms = [m for m in heedful.load(tmp_path / family).modules() if isinstance(m, torch.nn.LayerNorm)]
+        assert norms and all(norm.eps == eps for norm in norms)
+
+
+def test_3_class_defaults_are_not_the_published_values() -> None:
+    """RobertaConfig() has eps 1e-12, 512 positions and 2 types; roberta-base has 1e-5, 514 and 1. Read the file."""
+    default = transformers.RobertaConfig()
+    assert (default.layer_norm_eps, default.max_position_embeddings, default.type_vocab_size) == (1e-12, 512, 2)
+    values = _values("roberta", "RobertaModel")
+    for key in ("layer_norm_eps", "max_position_embeddings", "type_vocab_size", "pad_token_id", "vocab_size"):
+        with pytest.raises(heedful.HeedfulError, match=f"{key} is missing"):
+            read_config({name: value for name, value in values.items() if name != key}, "config.json")
+
+
+def test_4_positions_start_after_the_padding_id(tmp_path: Path) -> None:
+    """[0, 5, 6, 2, 1, 1] has the positions [2, 3, 4, 5, 1, 1]; in a pack every sequence starts at 2 again."""
+    embeddings = transformers.models.roberta.modeling_roberta.RobertaEmbeddings
+    given = torch.tensor([[0, 5, 6, 2, 1, 1]])
+    assert embeddings.create_position_ids_from_input_ids(given, 1).tolist() == [[2, 3, 4, 5, 1, 1]]
+    theirs = save_tiny(tmp_path, "roberta", "RobertaModel", torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
+    place = loaded.config.model.embedding.positions
+    assert isinstance(place, Learned) and (place.offset, place.count) == (2, 42)
+    batch = Packed.of([[0, 5, 6, 2], [0, 9, 2]])
+    assert (batch.positions + place.offset).tolist() == [2, 3, 4, 5, 2, 3, 4]
+    with torch.no_grad():
+        expected = theirs(given, attention_mask=torch.tensor([[1, 1, 1, 1, 0, 0]])).last_hidden_state[0, :4]
+        assert (loaded.model(batch)[:4] - expected).abs().max() < 1e-12 * expected.abs().max()
+    with pytest.raises(heedful.HeedfulError, match="has 41 tokens, but the model has positions for 40"):
+        loaded.model(Packed.of([[5] * 41]))
+
+
+def test_4_another_padding_id_shortens_the_length(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "roberta", "RobertaModel", pad_token_id=3)
+    loaded = heedful.load(tmp_path)
+    with pytest.raises(heedful.HeedfulError, match="has 39 tokens, but the model has positions for 38"):
+        loaded.model(Packed.of([[5] * 39]))
+
+
+def test_5_no_types_no_pooler_and_relu(tmp_path: Path) -> None:
+    """Token types in a shared batch neither break a model without them nor are lost for one that has them."""
+    save_tiny(tmp_path / "student", "distilbert", "DistilBertForSequenceClassification")
+    save_tiny(tmp_path / "teacher", "bert", "BertForSequenceClassification")
+    student, teacher = heedful.load(tmp_path / "student"), heedful.load(tmp_path / "teacher")
+    ids = [[5, 6, 7, 8], [9, 10]]
+    typed, untyped = Packed.of(ids, [[0, 0, 1, 1], [0, 1]]), Packed.of(ids)
+    with torch.no_grad():
+        assert torch.equal(student(typed), student(untyped))
+        assert (teacher(typed) - teacher(untyped)).abs().max() > 1e-3
+    assert student.config.head is not None and student.config.head.activation == "relu"  # type: ignore[union-attr]
+    assert not any("types" in name or "pooler" in name for name in student.named())
+
+
+def test_10_zero_means_the_next_sentence(tmp_path: Path) -> None:
+    """NSP logit 0 is "follows": transformers' label 0 gives the loss of our logit 0."""
+    theirs = save_tiny(tmp_path, "bert", "BertForNextSentencePrediction")
+    batch = packed("bert", (9,))
+    with torch.no_grad():
+        scores = heedful.load(tmp_path)(batch)
+        loss = theirs(batch.tokens[None], token_type_ids=batch.types[None], labels=torch.tensor([0])).loss
+        assert torch.allclose(-scores.log_softmax(-1)[0, 0], loss, atol=1e-6)
+
+
+def test_10_the_pooler_is_tanh_of_the_first_row(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "bert", "BertModel", torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
+    batch = packed("bert")
+    with torch.no_grad():
+        rows, dense = loaded.model(batch), loaded.head.first.dense  # type: ignore[union-attr]
+        for b, start in enumerate(batch.bounds[:-1]):
+            expected = torch.tanh(dense.weight @ rows[start] + dense.bias)
+            assert (loaded(batch)[b] - expected).abs().max() < 1e-12
+
+
+def test_17_relative_positions_are_refused_by_name() -> None:
+    """transformers 5 accepts this key and ignores it."""
+    for kind in ("relative_key", "relative_key_query"):
+        with pytest.raises(heedful.HeedfulError, match=f"position_embedding_type is '{kind}'; only 'absolute'"):
+            read_config(_values("bert", "BertModel", position_embedding_type=kind), "config.json")
+
+
+def test_19_initialisation_as_the_config_says() -> None:
+    config = read_config(_values("bert", "BertModel", initializer_range=0.05), "config.json")
+    assert config.model.initialisation == Normal(std=0.05)
+    tokens = heedful.checkpoint.create(config).model.embedding.tokens.weight
+    assert tokens[0].abs().max() == 0  # the padding row
+    assert 0.04 < tokens[1:].std() < 0.06
+
+
+@pytest.mark.parametrize("architecture", ["BertLMHeadModel", "BertGenerationDecoder", "XBert"])
+def test_unknown_architectures_are_refused_by_name(architecture: str) -> None:
+    with pytest.raises(
+        heedful.HeedfulError, match=rf"architectures is \['{architecture}'\]; expected one of BertModel"
+    ):
+        read_config(_values("bert", "BertModel") | {"architectures": [architecture]}, "config.json")
+
+
+def test_every_key_of_published_configs_is_known() -> None:
+    """What transformers itself writes, in full, for every family here."""
+    for family, architecture in (
+        ("bert", "BertModel"),
+        ("roberta", "RobertaModel"),
+        ("xlm-roberta", "XLMRobertaModel"),
+        ("camembert", "CamembertModel"),
+        ("distilbert", "DistilBertModel"),
+    ):
+        read_config(_values(family, architecture), "config.json")
+
+
+def test_an_unknown_key_is_refused_and_can_be_ignored() -> None:
+    values = _values("bert", "BertModel", hidden_sise=32)
+    with pytest.raises(
+        heedful.HeedfulError, match=r"does not know the key 'hidden_sise' .*did you mean \"hidden_size\""
+    ):
+        read_config(values, "config.json")
+    assert read_config(values, "config.json", ignore=["hidden_sise"]).model.width == 32

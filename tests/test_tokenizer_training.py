@@ -1,0 +1,194 @@
+"""Training a tokenizer: the same for the same texts, in another process too, and clear about what it cannot read."""
+
+import bz2
+import gzip
+import lzma
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jaxtyping
+import pytest
+
+from heedful.errors import HeedfulError
+from heedful.tokenizer import SpecialNames, Tokenizer, TokenizerSettings, train
+
+ROOT = Path(__file__).parent.parent
+TEXTS = [
+    f"{first} {second} {verb} the {noun}, no. {number}."
+    for number, (first, second) in enumerate([("A", "Cat"), ("Some", "dogs"), ("The", "Ångström"), ("Twenty", "naïve")])
+    for verb in ("saw", "was seeing", "never sees")
+    for noun in ("river", "rivers", "house", "houses", "wäter", "中文")
+]
+KINDS: list[Any] = ["wordpiece", "bpe", "unigram"]
+
+
+def settings(kind: Any, **more: Any) -> TokenizerSettings:
+    return TokenizerSettings(kind=kind, vocabulary=330 if kind == "bpe" else 120, **more)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trained_tokenizer_reads_its_texts(kind: Any) -> None:
+    tokenizer = train(TEXTS, settings(kind, max_length=64))
+    assert tokenizer.size <= settings(kind).vocabulary and tokenizer.max_length == 64
+    special = tokenizer.special
+    named = {special.pad, special.unknown, special.first, special.separator, special.mask}
+    assert named == {0, 1, 2, 3, 4}
+    for text in TEXTS:
+        found = tokenizer.encode((text, "dogs"))
+        assert special.unknown not in found.ids
+        assert found.ids[0] == special.first and found.ids[-1] == special.separator
+        assert set(found.types) == ({0} if kind == "bpe" else {0, 1})
+    if kind != "wordpiece":
+        assert tokenizer.decode(tokenizer.encode(TEXTS[0]).ids) == TEXTS[0]
+    unread = tokenizer.encode("ж").ids[1:-1]
+    assert special.unknown in unread if kind != "bpe" else special.unknown not in unread
+    assert tokenizer.encode("the dogs").ids[1:-1] != tokenizer.encode("the cat").ids[1:-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_case_and_accents_follow_the_settings(kind: Any) -> None:
+    plain = train(TEXTS, settings(kind, lower_case=True))
+    assert plain.encode("ÅNGSTRÖM").ids == plain.encode("angstrom").ids and plain.lower_cases
+    cased = train(TEXTS, settings(kind, lower_case=False))
+    assert cased.encode("Ångström").ids != cased.encode("angstrom").ids and not cased.lower_cases
+    accents = train(TEXTS, settings(kind, lower_case=True, strip_accents=False))
+    assert accents.encode("ÅNGSTRÖM").ids == accents.encode("ångström").ids != accents.encode("angstrom").ids
+    published = train(TEXTS, settings(kind))
+    assert bool(published.lower_cases) is (kind == "wordpiece")
+
+
+def test_wordpiece_joins_the_most_frequent_pair_first() -> None:
+    """By hand: ab 7 times, then c##d 3 times; x##y once only, which is less than min_frequency."""
+    texts = ["ab ab ab ab", "abe ab ab", "cd cd cd", "xy"]
+    tokenizer = train(texts, TokenizerSettings(vocabulary=100))
+    named = [tokenizer.name(number) for number in range(tokenizer.size)]
+    assert named == [
+        *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d", "e", "x", "y"),
+        *("##b", "##d", "##e", "##y", "ab", "cd"),
+    ]
+
+
+def test_the_alphabet_keeps_the_most_frequent_characters() -> None:
+    tokenizer = train(["aaa bbb ccc", "aa bb", "a d"], TokenizerSettings(vocabulary=30, alphabet=2))
+    assert tokenizer.special.unknown not in tokenizer.encode("ab ba").ids
+    assert tokenizer.encode("c").ids[1] == tokenizer.special.unknown == tokenizer.encode("d").ids[1]
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from heedful.tokenizer import TokenizerSettings, train
+trained = train([Path(sys.argv[1])], TokenizerSettings(kind=sys.argv[2], vocabulary=int(sys.argv[3]), alphabet=25))
+names = [trained.name(number) for number in range(trained.size)]
+assert "transformers" not in sys.modules
+print(trained.fingerprint if sys.argv[2] != "unigram" else names)
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_in_two_processes_gives_one_tokenizer(kind: Any, tmp_path: Path) -> None:
+    """The library's own WordPiece trainer does not: it breaks ties in the order of a hash table."""
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    size = str(settings(kind).vocabulary)
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(tmp_path / "texts.txt"), kind, size],
+            env={**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2")
+    ]
+    assert found[0] == found[1] and len(found[0]) > 50
+
+
+def test_repeated_training_breaks_ties_in_one_way() -> None:
+    texts = [f"{a}{b}{c} {c}{b}{a}" for a in "abcdef" for b in "ghijkl" for c in "mnopqr"]
+    for kind in ("wordpiece", "bpe"):
+        found = {train(texts, settings(kind, alphabet=15)).fingerprint for _ in range(5)}
+        assert len(found) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_of_unigram_and_ids_of_all_kinds_are_stable(kind: Any) -> None:
+    first, second = train(TEXTS, settings(kind)), train(TEXTS, settings(kind))
+    assert first._ids == second._ids
+    if kind == "unigram":
+        scores = [dict(map(tuple, each._state["model"]["vocab"])) for each in (first, second)]
+        assert max(abs(scores[0][piece] - scores[1][piece]) for piece in scores[0]) < 0.05
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trained_tokenizer_survives_a_round_trip(kind: Any, tmp_path: Path) -> None:
+    own = SpecialNames(pad="<p>", unknown="<u>", first="<a>", separator="<b>", mask="<m>")
+    tokenizer = train(TEXTS, settings(kind, special=own, max_length=99))
+    tokenizer.save(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    assert again.fingerprint == tokenizer.fingerprint and again.special == tokenizer.special
+    assert again.max_length == 99 and again.name(again.special.mask or 0) == "<m>"
+    assert again.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
+
+
+@pytest.mark.parametrize(("suffix", "opened"), [("", open), (".gz", gzip.open), (".xz", lzma.open), (".bz2", bz2.open)])
+def test_files_equal_texts(suffix: str, opened: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / f"texts.txt{suffix}"
+    with opened(path, "wb") as file:
+        file.write(b"\xef\xbb\xbf" + "\r\n".join(TEXTS[:40]).encode() + b"\n\n")
+    expected = train(TEXTS, settings("wordpiece")).fingerprint
+    assert train([path, *TEXTS[40:]], settings("wordpiece")).fingerprint == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.txt", b"good\nb\xffad\n", "a.txt, line 2 is not UTF-8"),
+        ("a.gz", b"no gzip", "a.gz cannot be read after line 0"),
+        ("a.gz", gzip.compress(b"one\ntwo\n" * 1000)[:-20], "a.gz cannot be read after line"),
+        ("a.xz", b"no xz", "a.xz cannot be read after line 0"),
+        ("a.bz2", b"no bz2", "a.bz2 cannot be read after line 0"),
+        ("a.txt", b"a\n" + b"x" * (16 * 2**20), "line 2 has 16777216 bytes or more"),
+        ("", b"", "cannot be read after line 0"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_files_that_cannot_be_read_are_named(kind: Any, name: str, data: bytes, message: str, tmp_path: Path) -> None:
+    if name:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(HeedfulError, match=message):
+        train([tmp_path / name], settings(kind))
+
+
+@pytest.mark.parametrize(
+    ("sources", "more", "message"),
+    [
+        (lambda: "a text", {}, "sources is one str"),
+        (lambda: Path("x"), {}, "sources is one"),
+        (lambda: iter(["a"]), {}, "read once only"),
+        (lambda: ["a", 3], {}, "source 1 is a int"),
+        (lambda: ["a", "b\udc00"], {}, "text 1 has half a character"),
+        (lambda: [], {}, "no text"),
+        (lambda: ["  ", ""], {}, "no text"),
+        (lambda: ["  ", ""], {"kind": "unigram"}, "no text"),
+        (lambda: ["a"], {"kind": "worpiece"}, 'did you mean "wordpiece"'),
+        (lambda: ["a"], {"vocabulary": 5}, "vocabulary is 5"),
+        (
+            lambda: TEXTS,
+            {"vocabulary": 20},
+            "5 special tokens, .* characters and .* raise vocabulary, or lower alphabet",
+        ),
+        (lambda: TEXTS, {"kind": "bpe", "vocabulary": 200}, "5 special tokens and 256 bytes"),
+        (lambda: ["a"], {"special": SpecialNames(pad="[X]", mask="[X]")}, "give five different ones"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(sources: Callable[[], Any], more: dict[str, Any], message: str) -> None:
+    jaxtyping.config.update("jaxtyping_disable", True)  # a user gets our own messages
+    try:
+        with pytest.raises(HeedfulError, match=message):
+            train(sources(), TokenizerSettings(**{"vocabulary": 300, **more}))
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
