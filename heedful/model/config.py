@@ -5,6 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from heedful.errors import HeedfulError
+
+
+def _check(config: object, least: dict[str, int], *shares: str) -> None:
+    """Refuse numbers below their least and shares outside 0 to 1."""
+    for name, low in least.items():
+        value = getattr(config, name)
+        if value is not None and value < low:
+            raise HeedfulError(f"{name} is {value}; expected a whole number from {low}")
+    for name in shares:
+        value = getattr(config, name)
+        if value is not None and not 0 <= value <= 1:
+            raise HeedfulError(f"{name} is {value}; expected a number from 0 to 1")
+
+
 # -- positions that are put into the embeddings ---------------------------------------------------------------
 
 
@@ -58,6 +73,9 @@ class EmbeddingConfig:
     norm_bias: bool = True
     dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        _check(self, {"vocabulary": 1, "width": 1, "types": 0, "padding": 0}, "dropout", "norm_eps")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackConfig:
@@ -86,6 +104,10 @@ class StackConfig:
     attention_out_dropout: float | None = None
     attention_dropout: float = 0.0  # of the weights, after the softmax
     inner_dropout: float = 0.0  # inside the MLP, after the activation
+
+    def __post_init__(self) -> None:
+        sizes = {"width": 1, "layers": 1, "heads": 1, "head_width": 1, "inner_width": 1, "window": 0, "global_every": 1}
+        _check(self, sizes, "dropout", "attention_out_dropout", "attention_dropout", "inner_dropout", "norm_eps")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

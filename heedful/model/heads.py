@@ -54,7 +54,13 @@ class NextTokenHead(nn.Module):
 
     def __init__(self, config: c.NextToken, model: Transformer) -> None:
         super().__init__()
-        self.decoder = _decoder(model.output_embedding.tokens, config.tied, config.bias)
+        tokens = model.output_embedding.tokens
+        if tokens.embedding_dim != model.config.width:
+            raise HeedfulError(
+                f"a next_token head scores rows {model.config.width} wide against tokens {tokens.embedding_dim} wide; "
+                "give the embedding the width of the stack"
+            )
+        self.decoder = _decoder(tokens, config.tied, config.bias)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "rows vocabulary"]:
         scores: Tensor = self.decoder(rows)

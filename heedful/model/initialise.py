@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 from heedful.model.config import Normal, TruncatedNormal, Xavier
+from heedful.model.stack import Attention, CrossAttention
+from heedful.nn.layers import Mlp
 
 
 @torch.no_grad()
@@ -14,10 +16,12 @@ def initialise(
 ) -> None:
     """Draw every weight below the module afresh: biases 0, norms 1 and 0, padding rows 0, the rest by the scheme."""
     drawn: set[torch.Tensor] = set()
+    stacked = {each: count for part in module.modules() for each, count in _stacked(part)}
     # embeddings first: an output that is tied to one is not drawn again, and its padding row stays 0
     for part in sorted(module.modules(), key=lambda part: not isinstance(part, nn.Embedding)):
         if isinstance(part, nn.Linear | nn.Embedding) and part.weight not in drawn:
-            _draw(part.weight, scheme, isinstance(part, nn.Embedding), generator)
+            for matrix in part.weight.chunk(stacked.get(part, 1)):
+                _draw(matrix, scheme, isinstance(part, nn.Embedding), generator)
             drawn.add(part.weight)
         if isinstance(part, nn.Linear | nn.LayerNorm) and part.bias is not None:
             part.bias.zero_()
@@ -25,6 +29,18 @@ def initialise(
             part.weight.fill_(1.0)
         if isinstance(part, nn.Embedding) and part.padding_idx is not None:
             part.weight[part.padding_idx].zero_()
+
+
+def _stacked(part: nn.Module) -> list[tuple[nn.Module, int]]:
+    """Linear layers that are several below each other, each drawn by its own fan-out."""
+    match part:
+        case Attention():
+            return [(part.qkv, 3)]
+        case CrossAttention():
+            return [(part.kv, 2)]
+        case Mlp(gated=True):
+            return [(part.up, 2)]
+    return []
 
 
 def _draw(

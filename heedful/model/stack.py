@@ -199,8 +199,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        first = config.encoder or config.decoder
-        assert first is not None, "a model has an encoder, a decoder, or both"
+        first = _check(config)
         self.config = config
         self.embedding = Embedding(config.embedding, first.width)
         self.encoder = Stack(config.encoder) if config.encoder else None
@@ -235,3 +234,27 @@ class Transformer(nn.Module):
         y: Tensor = self.output_embedding(target)
         y = self.decoder(y, Layout.of(target.bounds), x, Layout.of(target.bounds, source.bounds))
         return y
+
+
+def _check(config: ModelConfig) -> StackConfig:
+    """The stack that comes first; a config whose parts do not fit together is refused."""
+    encoder, decoder = config.encoder, config.decoder
+    wrong = ""
+    if encoder and decoder:
+        if not decoder.cross:
+            wrong = "a decoder beside an encoder attends to it: set cross = true"
+        elif encoder.width != decoder.width:
+            wrong = (
+                f"the encoder is {encoder.width} wide and the decoder {decoder.width}: "
+                "attention between them needs one width"
+            )
+    elif config.decoder_embedding:
+        wrong = "decoder_embedding is for models with an encoder and a decoder"
+    if (encoder and encoder.cross) or (decoder and decoder.cross and not encoder):
+        wrong = "cross = true is for a decoder beside an encoder, but there is nothing to attend to"
+    first = encoder or decoder
+    if first is None:
+        wrong = "a model has an encoder, a decoder, or both, but this config has neither"
+    if first is None or wrong:
+        raise HeedfulError(wrong)
+    return first

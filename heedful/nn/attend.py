@@ -34,6 +34,8 @@ def attend(
     torch's global generator. "auto" takes the first kernel that can; a named kernel that cannot is an error.
     """
     call = Call(layout=layout, scale=scale, causal=causal, window=window, bias=bias, dropout=dropout)
+    if len(q) == 0 or len(k) == 0:
+        return torch.zeros_like(q)
     return choose(q, k, call, backend).run(q, k, v, call)
 
 
@@ -65,16 +67,24 @@ def explain(q: Tensor, k: Tensor, call: Call) -> str:
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     rows = []
-    for number, ((start, stop), (first, last)) in enumerate(zip(call.layout.queries, call.layout.keys, strict=True)):
-        scores, sees = masked_scores(q[start:stop], k[first:last], call, number)
-        weights = scores.softmax(-1).where(sees.any(-1, keepdim=True), 0.0)
+    for number, (first, last) in enumerate(call.layout.keys):
+        kept = weights(q, k, call, number)
         if call.dropout:
-            weights = F.dropout(weights, call.dropout)
-        rows.append(torch.einsum("hij,jhd->ihd", weights, v[first:last]))
+            kept = F.dropout(kept, call.dropout)
+        rows.append(torch.einsum("hij,jhd->ihd", kept, v[first:last]))
     return torch.cat(rows) if rows else torch.zeros_like(q)
 
 
-def masked_scores(q: Tensor, k: Tensor, call: Call, number: int) -> tuple[Tensor, Tensor]:
+def weights(
+    q: Float[Tensor, "queries heads width"], k: Float[Tensor, "keys heads width"], call: Call, number: int
+) -> Float[Tensor, "heads n m"]:
+    """softmax(scale q k + bias) of sequence `number`, before dropout; a query that may see no key has zeros."""
+    (start, stop), (first, last) = call.layout.queries[number], call.layout.keys[number]
+    scores, sees = _scores(q[start:stop], k[first:last], call, number)
+    return scores.softmax(-1).where(sees.any(-1, keepdim=True), 0.0)
+
+
+def _scores(q: Tensor, k: Tensor, call: Call, number: int) -> tuple[Tensor, Tensor]:
     """Scores [H, n, m] of sequence `number` and which pairs count, for its query rows q and key rows k."""
     gap = gaps(len(q), len(k), q.device)
     sees = allowed(gap, call).expand(q.shape[1], -1, -1)

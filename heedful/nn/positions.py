@@ -19,7 +19,7 @@ def sinusoid(
 
     e = 2i/d, i from 0, with sin and cos alternating ("interleaved", the paper) or all sines first ("halves", Marian);
     e = i/(d/2 - 1) with all sines first ("halves_inclusive": tensor2tensor and fairseq). An odd width has one sine
-    more than cosines, or ends with a zero ("halves_inclusive"). Computed in float64, returned in the default dtype.
+    more than cosines, or ends with a zero ("halves_inclusive"). In float64.
     """
     pairs = width // 2 if layout == "halves_inclusive" else (width + 1) // 2
     i = torch.arange(pairs, dtype=torch.float64, device=positions.device)
@@ -30,4 +30,4 @@ def sinusoid(
     else:
         waves = torch.cat([angles.sin(), angles.cos()[:, : width // 2]], -1)
         waves = F.pad(waves, (0, width - waves.shape[1]))
-    return waves.to(torch.get_default_dtype())
+    return waves

@@ -166,3 +166,29 @@ def test_an_unknown_key_is_refused_and_can_be_ignored() -> None:
     ):
         read_config(values, "config.json")
     assert read_config(values, "config.json", ignore=["hidden_sise"]).model.width == 32
+
+
+def test_13_weights_on_demand_are_the_eager_ones(tmp_path: Path) -> None:
+    """Rows sum to 1; the weights are those of transformers' eager path; taking them changes nothing."""
+    from heedful.nn.attend import weights
+    from heedful.nn.layout import Call, Layout
+
+    theirs = save_tiny(tmp_path, "bert", "BertModel", torch.float64)
+    ours = heedful.load(tmp_path, dtype=torch.float64)
+    batch = packed("bert")
+    with torch.no_grad():
+        before = ours.model(batch)
+        seen: list[torch.Tensor] = []
+        blocks = ours.model.encoder.blocks  # type: ignore[union-attr]
+        hooks = [block.attention.qkv.register_forward_hook(lambda _, x, qkv: seen.append(qkv)) for block in blocks]
+        assert torch.equal(ours.model(batch), before)
+        for hook in hooks:
+            hook.remove()
+        for b, span in enumerate(batch.spans()):
+            given = {"input_ids": batch.tokens[span][None], "token_type_ids": batch.types[span][None]}
+            expected = theirs(**given, output_attentions=True).attentions
+            for layer, qkv in enumerate(seen):
+                q, k, _ = qkv.unflatten(-1, (3, 4, 8)).unbind(1)
+                found = weights(q, k, Call(layout=Layout.of(batch.bounds), scale=8**-0.5), b)
+                assert (found.sum(-1) - 1).abs().max() < 1e-12
+                assert (found - expected[layer][0]).abs().max() < 1e-12

@@ -1,0 +1,150 @@
+"""Heads: poolings, tied decoders, and what they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+from math import sqrt
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from heedful.checkpoint import Config, Loaded
+from heedful.errors import HeedfulError
+from heedful.model import config as c
+from heedful.model.heads import make_head, pool
+from heedful.model.stack import Transformer
+from heedful.packed import Packed
+
+MODEL = c.ModelConfig(
+    embedding=c.EmbeddingConfig(vocabulary=30, width=8),
+    encoder=c.StackConfig(width=8, layers=1, heads=2, head_width=4, inner_width=12),
+)
+BATCH = Packed.of([[1, 2, 3], [4], [5, 6, 7, 8, 9], [2, 2]])
+
+
+def build(head: c.Head) -> tuple[Transformer, nn.Module]:
+    torch.manual_seed(0)
+    model = Transformer(MODEL)
+    made = make_head(head, model)
+    for parameter in made.parameters():
+        nn.init.normal_(parameter)
+    return model.double().eval(), made.double().eval()
+
+
+def plain(rows: list[list[float]], how: str) -> list[float]:
+    """One sequence's pooling, in plain Python."""
+    columns = list(zip(*rows, strict=True))
+    return {
+        "mean": [sum(column) / len(rows) for column in columns],
+        "first": rows[0],
+        "last": rows[-1],
+        "max": [max(column) for column in columns],
+        "mean_sqrt_length": [sum(column) / sqrt(len(rows)) for column in columns],
+    }[how]
+
+
+@pytest.mark.parametrize("how", ["mean", "first", "max", "mean_sqrt_length", "last"])
+def test_poolings_are_plain_loops(how: c.Pooling) -> None:
+    rows = torch.randn(11, 8, dtype=torch.float64)
+    expected = [plain(part.tolist(), how) for part in BATCH.unpack(rows)]
+    torch.testing.assert_close(pool(rows, BATCH, how), torch.tensor(expected, dtype=torch.float64), atol=1e-14, rtol=0)
+    assert pool(rows[:0], Packed.of([]), how).shape == (0, 8)
+
+
+@pytest.mark.parametrize("how", ["mean", "mean_sqrt_length"])
+def test_poolings_of_long_sequences_in_bfloat16(how: c.Pooling) -> None:
+    rows = (torch.rand(2000, 4) + 0.5).bfloat16()
+    batch = Packed.of([[1] * 1331, [1] * 669])
+    exact = pool(rows.double(), batch, how)
+    torch.testing.assert_close(pool(rows, batch, how).double(), exact, rtol=2**-6, atol=0)
+
+
+def test_sentence_embeddings_stand_side_by_side_at_unit_length() -> None:
+    rows = torch.randn(11, 8, dtype=torch.float64)
+    model, _ = build(c.Pooled())
+    kinds: tuple[c.Pooling, ...] = ("max", "first")
+    parts = torch.cat([pool(rows, BATCH, kind) for kind in kinds], -1)
+    assert torch.equal(make_head(c.SentenceEmbedding(pooling=kinds), model)(rows, BATCH), parts)
+    unit = make_head(c.SentenceEmbedding(pooling=kinds, normalise=True), model)(rows, BATCH)
+    torch.testing.assert_close(unit, parts / parts.square().sum(-1, keepdim=True).sqrt(), atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [c.Pooled(), c.NextSentence(), c.Classes(labels=("a",)), c.Choice(), c.SentenceEmbedding(pooling=("mean",))],
+    ids=lambda head: head.kind,
+)
+def test_a_vector_for_each_sequence_refuses_empty_ones(head: c.Head) -> None:
+    _, made = build(head)
+    with pytest.raises(HeedfulError, match=r"^sequences \[1\] are empty: they have no first token to summarise them$"):
+        made(torch.zeros(2, 8, dtype=torch.float64), Packed.of([[1], [], [2]]))
+
+
+@pytest.mark.parametrize("head", [c.Classes(labels=()), c.TokenClasses(labels=())], ids=lambda head: head.kind)
+def test_classes_need_labels(head: c.Head) -> None:
+    with pytest.raises(HeedfulError, match=f'^a "{head.kind}" head needs at least one label, but none was given$'):
+        make_head(head, Transformer(MODEL))
+
+
+def linear(x: Tensor, layer: nn.Module) -> Tensor:
+    assert isinstance(layer, nn.Linear)
+    return x @ layer.weight.T + (0 if layer.bias is None else layer.bias)
+
+
+def test_masked_tokens_are_their_formula() -> None:
+    model, head = build(c.MaskedTokens(activation="gelu"))
+    rows = torch.randn(11, 8, dtype=torch.float64)
+    inner = F.gelu(linear(rows, head.get_submodule("dense")))
+    centred = inner - inner.mean(-1, keepdim=True)
+    normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-12).sqrt()
+    normed = normed * head.get_parameter("norm.weight") + head.get_parameter("norm.bias")
+    expected = normed @ model.embedding.tokens.weight.T + head.get_parameter("decoder.bias")
+    torch.testing.assert_close(head(rows, BATCH), expected, atol=1e-12, rtol=0)
+
+
+def test_heads_of_first_rows_are_their_formulas() -> None:
+    rows = torch.randn(11, 8, dtype=torch.float64)
+    first = rows[[0, 3, 4, 9]]
+    _, pooled = build(c.Pooled())
+    torch.testing.assert_close(pooled(rows, BATCH), linear(first, pooled.get_submodule("first.dense")).tanh())
+    _, classes = build(c.Classes(labels=("x", "y", "z"), activation="relu"))
+    hidden = linear(first, classes.get_submodule("first.dense")).relu()
+    torch.testing.assert_close(classes(rows, BATCH), linear(hidden, classes.get_submodule("out")))
+    _, choice = build(c.Choice())
+    hidden = linear(first, choice.get_submodule("first.dense")).tanh()
+    torch.testing.assert_close(choice(rows, BATCH), linear(hidden, choice.get_submodule("out"))[:, 0])
+
+
+def test_heads_of_rows() -> None:
+    rows = torch.randn(11, 8, dtype=torch.float64)
+    for config, scores in ((c.TokenClasses(labels=("a", "b", "c")), 3), (c.Span(), 2)):
+        _, head = build(config)
+        assert head(rows, BATCH).shape == (11, scores)
+        torch.testing.assert_close(head(rows, BATCH), linear(rows, head.get_submodule("out")))
+
+
+@pytest.mark.parametrize(
+    "head", [c.MaskedTokens(), c.Pretraining(), c.NextToken(bias=True)], ids=lambda head: head.kind
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tied_decoder_shares_storage_and_counts_once(head: c.Head, tied: bool) -> None:
+    loaded = Loaded(Config(family="heedful", model=MODEL, head=dataclasses.replace(head, tied=tied)))
+    name = "head.masked.decoder" if isinstance(head, c.Pretraining) else "head.decoder"
+    decoder = loaded.get_submodule(name)
+    assert (decoder.weight is loaded.model.embedding.tokens.weight) == tied
+    other = Loaded(Config(family="heedful", model=MODEL, head=dataclasses.replace(head, tied=not tied)))
+    assert loaded.count() - other.count() == (-30 * 8 if tied else 30 * 8)
+    assert decoder.bias.shape == (30,)
+
+
+def test_dropout_of_classes_is_where_it_should_be() -> None:
+    _, head = build(c.Classes(labels=("a",), dropout_first=0.25, dropout=0.5))
+    rows = torch.randn(11, 8, dtype=torch.float64)
+    torch.manual_seed(3)
+    dropped = head.train()(rows, BATCH)
+    torch.manual_seed(3)
+    hidden = linear(F.dropout(rows[[0, 3, 4, 9]], 0.25), head.get_submodule("first.dense")).tanh()
+    torch.testing.assert_close(dropped, linear(F.dropout(hidden, 0.5), head.get_submodule("out")))
+    assert torch.equal(head.eval()(rows, BATCH), head(rows, BATCH))

@@ -1,0 +1,398 @@
+"""The stack: against torch.nn.Transformer, against published counts, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from heedful.checkpoint import Config, Loaded
+from heedful.errors import HeedfulError
+from heedful.model.config import (
+    EmbeddingConfig,
+    Learned,
+    ModelConfig,
+    NextToken,
+    Sinusoidal,
+    StackConfig,
+)
+from heedful.model.stack import Block, Embedding, Transformer
+from heedful.nn.positions import sinusoid
+from heedful.packed import Packed
+
+EMBEDDING = EmbeddingConfig(vocabulary=30, width=16)
+STACK = StackConfig(width=16, layers=2, heads=4, head_width=4, inner_width=24, activation="relu", norm_eps=1e-5)
+DECODER = replace(STACK, causal=True, cross=True)
+BOTH = ModelConfig(embedding=EMBEDDING, encoder=STACK, decoder=DECODER)
+SOURCE = Packed.of([[1, 2, 3, 4, 5], [6], [7, 8, 9]])
+TARGET = Packed.of([[2, 3], [4, 5, 6, 7], [8]])
+
+
+def build(config: ModelConfig, seed: int = 0) -> Transformer:
+    """Every weight drawn, biases and norms too: zeros and ones hide errors."""
+    torch.manual_seed(seed)
+    model = Transformer(config).double()
+    for name, parameter in model.named_parameters():
+        nn.init.normal_(parameter, mean=1.0 if "norm.weight" in name else 0.0, std=0.3)
+    return model
+
+
+def parts(batch: Packed) -> list[Packed]:
+    """Each sequence as a batch of its own."""
+    return [Packed.of([tokens.tolist()]) for tokens in batch.unpack(batch.tokens)]
+
+
+# -- an independent truth -----------------------------------------------------------------------------------
+
+
+def copy_from_torch(model: Transformer, theirs: nn.Transformer) -> None:
+    """Their weights in our places; each of theirs is used once."""
+    given = dict(theirs.named_parameters())
+    renamed: dict[str, Tensor] = {}
+    for side in ("encoder", "decoder"):
+        for number in range(2):
+            their, our = f"{side}.layers.{number}", f"{side}.blocks.{number}"
+            norms = ["attention_norm", *["cross_norm"] * (side == "decoder"), "mlp_norm"]
+            for kind in ("weight", "bias"):
+                renamed[f"{our}.attention.qkv.{kind}"] = given.pop(f"{their}.self_attn.in_proj_{kind}")
+                renamed[f"{our}.attention.out.{kind}"] = given.pop(f"{their}.self_attn.out_proj.{kind}")
+                if side == "decoder":
+                    whole = given.pop(f"{their}.multihead_attn.in_proj_{kind}")
+                    renamed[f"{our}.cross.q.{kind}"], renamed[f"{our}.cross.kv.{kind}"] = whole[:16], whole[16:]
+                    renamed[f"{our}.cross.out.{kind}"] = given.pop(f"{their}.multihead_attn.out_proj.{kind}")
+                renamed[f"{our}.mlp.up.{kind}"] = given.pop(f"{their}.linear1.{kind}")
+                renamed[f"{our}.mlp.down.{kind}"] = given.pop(f"{their}.linear2.{kind}")
+                for place, norm in enumerate(norms, start=1):
+                    renamed[f"{our}.{norm}.{kind}"] = given.pop(f"{their}.norm{place}.{kind}")
+        for kind in ("weight", "bias"):
+            renamed[f"{side}.norm.{kind}"] = given.pop(f"{side}.norm.{kind}")
+    assert not given
+    ours = dict(model.named_parameters())
+    assert ours.keys() - renamed.keys() == {"embedding.tokens.weight"} and not renamed.keys() - ours.keys()
+    with torch.no_grad():
+        for name, tensor in renamed.items():
+            ours[name].copy_(tensor)
+
+
+@pytest.mark.parametrize("norm_at", ["post", "pre"])
+def test_encoder_and_decoder_are_those_of_torch(norm_at: Any) -> None:
+    first = norm_at == "pre"
+    layer = nn.TransformerEncoderLayer(16, 4, 24, dropout=0.0, batch_first=True, norm_first=first)
+    encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(16), enable_nested_tensor=False)
+    theirs = nn.Transformer(
+        16, 4, 2, 2, 24, dropout=0.0, batch_first=True, norm_first=first, custom_encoder=encoder
+    ).double()
+    torch.manual_seed(0)
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    more = {"norm_at": norm_at, "final_norm": True}
+    model = build(replace(BOTH, encoder=replace(STACK, **more), decoder=replace(DECODER, **more)))
+    copy_from_torch(model, theirs)
+
+    rows = model(SOURCE, TARGET)
+    tokens = model.embedding.tokens
+    for source, target, given in zip(parts(SOURCE), parts(TARGET), TARGET.unpack(rows), strict=True):
+        causal = nn.Transformer.generate_square_subsequent_mask(len(target.tokens), dtype=torch.float64)
+        expected = theirs(tokens(source.tokens)[None], tokens(target.tokens)[None], tgt_mask=causal)[0]
+        torch.testing.assert_close(given, expected, atol=1e-12, rtol=0)
+
+
+# -- counts -------------------------------------------------------------------------------------------------
+
+
+def count(model: ModelConfig, head: NextToken | None = None) -> int:
+    with torch.device("meta"):
+        return Loaded(Config(family="heedful", model=model, head=head)).count()
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "bias", "expected"),
+    [
+        (512, 8, True, 63_082_496),
+        (512, 8, False, 63_045_632),
+        (1024, 16, True, 214_245_376),
+        (1024, 16, False, 214_171_648),
+    ],
+)
+def test_counts_of_the_original_transformer(width: int, heads: int, bias: bool, expected: int) -> None:
+    stack = StackConfig(
+        width=width, layers=6, heads=heads, head_width=64, inner_width=4 * width, activation="relu", attention_bias=bias
+    )
+    embedding = EmbeddingConfig(vocabulary=37_000, width=width, positions=Sinusoidal(), scale=width**0.5)
+    model = ModelConfig(embedding=embedding, encoder=stack, decoder=replace(stack, causal=True, cross=True))
+    assert count(model, NextToken(tied=True)) == expected
+
+
+def test_count_of_the_multi30k_transformer() -> None:
+    stack = StackConfig(width=256, layers=3, heads=8, head_width=32, inner_width=512, activation="relu")
+    source = EmbeddingConfig(vocabulary=7853, width=256, positions=Learned(count=100), scale=16.0)
+    model = ModelConfig(
+        embedding=source,
+        encoder=stack,
+        decoder=replace(stack, causal=True, cross=True),
+        decoder_embedding=replace(source, vocabulary=5893),
+    )
+    assert count(model, NextToken(tied=False, bias=True)) == 9_038_341
+
+
+@pytest.mark.parametrize(("norm", "bias", "each"), [("layer", True, 32), ("layer", False, 16), ("rms", True, 16)])
+def test_only_the_final_norm_changes_the_count(norm: Any, bias: bool, each: int) -> None:
+    def counted(**more: Any) -> int:
+        return count(ModelConfig(embedding=EMBEDDING, encoder=replace(STACK, norm=norm, norm_bias=bias, **more)))
+
+    assert counted(norm_at="pre") == counted(norm_at="post")
+    assert counted(norm_at="pre", final_norm=True) == counted(norm_at="pre") + each
+
+
+# -- packed equals alone --------------------------------------------------------------------------------------
+
+RICH = replace(
+    BOTH,
+    embedding=replace(EMBEDDING, positions=Learned(count=9), types=2, norm="layer", width=12),
+    encoder=replace(STACK, norm_at="pre", final_norm=True, gated=True, window=1, global_every=2),
+)
+
+
+@pytest.mark.parametrize("config", [BOTH, RICH, replace(BOTH, encoder=None, decoder=replace(STACK, causal=True))])
+def test_packed_equals_alone_forward_and_gradient(config: ModelConfig) -> None:
+    model = build(config)
+    parameters = dict(model.named_parameters())
+    torch.manual_seed(1)
+    batches = (SOURCE, TARGET) if config.encoder else (SOURCE,)
+    rows = model(*batches)
+    given = torch.randn_like(rows)
+    packed = torch.autograd.grad(rows, list(parameters.values()), given)
+    alone = [torch.zeros_like(each) for each in packed]
+    for own, expected, gradient in zip(
+        zip(*map(parts, batches), strict=True), batches[-1].unpack(rows), batches[-1].unpack(given), strict=True
+    ):
+        single = model(*own)
+        torch.testing.assert_close(single, expected, atol=1e-12, rtol=0)
+        grads = torch.autograd.grad(single, list(parameters.values()), gradient, allow_unused=True)
+        alone = [total if grad is None else total + grad for total, grad in zip(alone, grads, strict=True)]
+    for name, ours, theirs in zip(parameters, packed, alone, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_an_empty_sequence_and_an_empty_batch() -> None:
+    model = build(RICH)
+    sources, targets = Packed.of([[1, 2], [], [3], []]), Packed.of([[4], [5, 6], [], []])
+    rows = model(sources, targets)
+    assert rows.shape == (3, 16) and rows.isfinite().all()
+    torch.testing.assert_close(rows[:1], model(Packed.of([[1, 2]]), Packed.of([[4]])), atol=1e-12, rtol=0)
+    assert model(Packed.of([]), Packed.of([])).shape == (0, 16)
+
+
+def test_a_decoder_does_not_see_the_future() -> None:
+    model = build(BOTH)
+    changed = replace(TARGET, tokens=TARGET.tokens.clone())
+    changed.tokens[4] = 29  # the third of the second sequence
+    before, after = model(SOURCE, TARGET), model(SOURCE, changed)
+    assert torch.equal(before[[0, 1, 2, 3, 6]], after[[0, 1, 2, 3, 6]])
+    assert (before[[4, 5]] != after[[4, 5]]).any(-1).all()
+    sources = replace(SOURCE, tokens=SOURCE.tokens.clone())
+    sources.tokens[4] = 29  # the last of the first source: every row of the first target may look at it
+    after = model(sources, TARGET)
+    assert (before[:2] != after[:2]).any(-1).all() and torch.equal(before[2:], after[2:])
+
+
+@pytest.mark.parametrize("place", [None, Learned(count=9), Sinusoidal()])
+def test_order_counts_only_where_there_are_positions(place: Learned | Sinusoidal | None) -> None:
+    model = build(ModelConfig(embedding=replace(EMBEDDING, positions=place), encoder=STACK))
+    order = torch.tensor([3, 0, 4, 1, 2])
+    tokens = torch.tensor([5, 9, 2, 2, 7])
+    rows = model(Packed.of([tokens.tolist()]))[order]
+    difference = (model(Packed.of([tokens[order].tolist()])) - rows).abs().max()
+    assert difference < 1e-12 if place is None else difference > 1e-3
+
+
+# -- norms and windows ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm_at", ["post", "pre"])
+@pytest.mark.parametrize("final_norm", [True, False])
+def test_where_the_norms_are(norm_at: Any, final_norm: bool) -> None:
+    """Sublayers that give zero leave the norms alone: none before, one after each sublayer, or the final one."""
+    model = build(
+        ModelConfig(embedding=EMBEDDING, encoder=replace(STACK, layers=1, norm_at=norm_at, final_norm=final_norm))
+    )
+    assert model.encoder is not None
+    (block,) = model.encoder.blocks
+    assert isinstance(block, Block)
+    for last in (block.attention.out, block.mlp.down):
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+    rows = model.embedding(SOURCE)
+    expected = rows if norm_at == "pre" else block.mlp_norm(block.attention_norm(rows))
+    if final_norm:
+        expected = model.encoder.norm(expected)
+    torch.testing.assert_close(model(SOURCE), expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"window": 2, "global_every": 3}, [None, 2, 2, None, 2]),
+        ({"window": 2}, [2] * 5),
+        ({"window": 0, "global_every": 1}, [None] * 5),
+        ({"global_every": 2}, [None] * 5),
+    ],
+)
+def test_windows_and_global_layers_alternate(
+    more: dict[str, Any], expected: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    forward = Block.forward
+
+    def watch(self: Block, x: Tensor, layout: Any, window: int | None, *rest: Any) -> Tensor:
+        seen.append(window)
+        return forward(self, x, layout, window, *rest)
+
+    monkeypatch.setattr(Block, "forward", watch)
+    build(ModelConfig(embedding=EMBEDDING, encoder=replace(STACK, layers=5, **more)))(SOURCE)
+    assert seen == expected
+
+
+def test_a_window_reaches_as_far_as_it_says() -> None:
+    model = build(ModelConfig(embedding=EMBEDDING, encoder=replace(STACK, layers=1, window=2)))
+    rows, changed = model(Packed.of([list(range(9))])), list(range(9))
+    changed[4] = 20
+    touched = (model(Packed.of([changed])) != rows).any(-1)
+    assert touched.tolist() == [False, False, True, True, True, True, True, False, False]
+
+
+# -- embeddings -----------------------------------------------------------------------------------------------
+
+
+def test_tokens_are_scaled_and_positions_are_not() -> None:
+    embedding = Embedding(replace(EMBEDDING, positions=Sinusoidal(), scale=16**0.5), 16).double()
+    waves = torch.cat([sinusoid(torch.arange(n), 16) for n in SOURCE.lengths])
+    torch.testing.assert_close(embedding(SOURCE), 4.0 * embedding.tokens(SOURCE.tokens) + waves, atol=1e-15, rtol=0)
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_learned_positions_restart_in_each_sequence(offset: int) -> None:
+    embedding = Embedding(replace(EMBEDDING, positions=Learned(count=8, offset=offset)), 16)
+    places = torch.tensor([0, 1, 2, 3, 4, 0, 0, 1, 2]) + offset
+    expected = embedding.tokens(SOURCE.tokens) + embedding.positions(places)
+    assert torch.equal(embedding(SOURCE), expected)
+
+
+def test_sinusoidal_positions_start_at_their_offset() -> None:
+    embedding = Embedding(replace(EMBEDDING, positions=Sinusoidal(layout="halves_inclusive", offset=2)), 16)
+    expected = embedding.tokens(SOURCE.tokens)[5] + sinusoid(torch.tensor([2]), 16, "halves_inclusive")[0].float()
+    assert torch.equal(embedding(SOURCE)[5], expected)
+
+
+@pytest.mark.parametrize(
+    "place", [Learned(count=9, join="concatenate", width=6), Sinusoidal(join="concatenate", width=6)]
+)
+def test_concatenated_positions_stand_beside_the_token(place: Learned | Sinusoidal) -> None:
+    embedding = Embedding(replace(EMBEDDING, positions=place, types=2), 22)
+    assert isinstance(embedding.project, nn.Identity) and embedding.types.weight.shape == (2, 22)
+    rows = embedding(SOURCE) - embedding.types.weight[0]
+    torch.testing.assert_close(rows[:, :16], embedding.tokens(SOURCE.tokens))
+    torch.testing.assert_close(rows[0, 16:], rows[5, 16:], atol=1e-6, rtol=0)  # both are first in their sequence
+    assert Embedding(replace(EMBEDDING, positions=place), 16)(SOURCE).shape == (9, 16)
+
+
+@pytest.mark.parametrize("place", [Learned(count=9), Sinusoidal()])
+def test_added_positions_have_the_width_of_tokens(place: Learned | Sinusoidal) -> None:
+    same, wider = (Embedding(replace(EMBEDDING, positions=place), width) for width in (16, 24))
+    assert same(SOURCE).shape == (9, 16) and isinstance(same.project, nn.Identity)
+    assert wider(SOURCE).shape == (9, 24) and isinstance(wider.project, nn.Linear)
+
+
+# -- refusals -------------------------------------------------------------------------------------------------
+
+
+def refusal(model: nn.Module, *batches: Packed) -> str:
+    with pytest.raises(HeedfulError) as caught:
+        model(*batches)
+    return str(caught.value)
+
+
+def test_sequences_longer_than_the_positions_are_refused() -> None:
+    embedding = Embedding(replace(EMBEDDING, positions=Learned(count=6, offset=2)), 16)
+    expected = "sequence 0 has 5 tokens, but the model has positions for 4: cut it into windows or truncate it"
+    assert refusal(embedding, SOURCE) == expected
+    assert Embedding(replace(EMBEDDING, positions=Learned(count=7, offset=2)), 16)(SOURCE).shape == (9, 16)
+
+
+@pytest.mark.parametrize("bad", [30, -1])
+def test_unknown_token_ids_are_refused(bad: int) -> None:
+    expected = f"token id {bad} was given, but this model knows 0 to 29: was the batch made with another tokenizer?"
+    assert refusal(Embedding(EMBEDDING, 16), Packed.of([[1], [2, bad]])) == expected
+
+
+def test_unknown_types_are_refused() -> None:
+    embedding = Embedding(replace(EMBEDDING, types=2), 16)
+    expected = "type id 2 was given, but this model knows 0 to 1: was the batch made with another tokenizer?"
+    assert refusal(embedding, Packed.of([[1, 2]], types=[[0, 2]])) == expected
+
+
+def test_targets_are_for_models_with_an_encoder_and_a_decoder() -> None:
+    because = "only models with an encoder and a decoder take two batches"
+    assert refusal(build(BOTH), SOURCE) == f"this model needs a target: {because}"
+    encoder = build(ModelConfig(embedding=EMBEDDING, encoder=STACK))
+    assert refusal(encoder, SOURCE, TARGET) == f"this model takes no target: {because}"
+    other = Packed.of([[1]])
+    assert refusal(build(BOTH), SOURCE, other) == "3 source and 1 target sequences: give one target for each"
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"encoder": None, "decoder": None}, "a model has an encoder, a decoder, or both, but this config has neither"),
+        ({"decoder": replace(DECODER, cross=False)}, "a decoder beside an encoder attends to it: set cross = true"),
+        ({"encoder": None}, "cross = true is for a decoder beside an encoder, but there is nothing to attend to"),
+        (
+            {"encoder": replace(STACK, cross=True), "decoder": None},
+            "cross = true is for a decoder beside an encoder, but there is nothing to attend to",
+        ),
+        (
+            {"decoder": replace(DECODER, width=24)},
+            "the encoder is 16 wide and the decoder 24: attention between them needs one width",
+        ),
+        (
+            {"decoder": None, "decoder_embedding": EMBEDDING},
+            "decoder_embedding is for models with an encoder and a decoder",
+        ),
+    ],
+)
+def test_configs_that_do_not_fit_together_are_refused(more: dict[str, Any], text: str) -> None:
+    with pytest.raises(HeedfulError) as caught:
+        Transformer(replace(BOTH, **more))
+    assert str(caught.value) == text
+
+
+RATES = {"dropout": 0.1, "attention_out_dropout": 0.2, "attention_dropout": 0.3, "inner_dropout": 0.4}
+
+
+def test_dropout_is_drawn_in_training_alone() -> None:
+    model = build(replace(BOTH, encoder=replace(STACK, **RATES), decoder=replace(DECODER, **RATES)))
+    assert torch.equal(model.eval()(SOURCE, TARGET), build(BOTH)(SOURCE, TARGET))
+    model.train()
+    assert not torch.equal(model(SOURCE, TARGET), model(SOURCE, TARGET))
+
+
+@pytest.mark.parametrize("out", [0.2, None])
+def test_where_dropout_is(out: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = RATES | {"attention_out_dropout": out, "layers": 1}
+    embedding = replace(EMBEDDING, dropout=0.5)
+    model = build(ModelConfig(embedding=embedding, encoder=replace(STACK, **rates), decoder=replace(DECODER, **rates)))
+    seen: list[float] = []
+    dropout = F.dropout
+
+    def watch(x: Tensor, p: float, training: bool = True) -> Tensor:
+        seen.extend([p] * training)
+        return dropout(x, p, training)
+
+    monkeypatch.setattr(F, "dropout", watch)
+    model(SOURCE, TARGET)
+    attention, mlp = [0.3, 0.1 if out is None else out], [0.4, 0.1]  # the weights, then the sum's new part
+    assert seen == [0.5, *attention, *mlp, 0.5, *attention, *attention, *mlp]

@@ -1,0 +1,299 @@
+"""The reference against plain loops; what holds for every kernel; which kernel is taken."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from itertools import accumulate
+
+import pytest
+import torch
+from torch import Tensor
+
+from heedful.errors import HeedfulError
+from heedful.nn import attend as attend_module
+from heedful.nn.attend import REFERENCE, attend, choose, explain
+from heedful.nn.kernels import KERNELS, Kernel
+from heedful.nn.layout import Bias, Call, Dense, Distance, Layout
+
+CPU_KERNELS = [kernel.name for kernel in (*KERNELS, REFERENCE) if kernel.name != "varlen"]
+Tensors = tuple[Tensor, Tensor, Tensor]
+
+
+def layout_of(queries: Sequence[int], keys: Sequence[int] | None = None) -> Layout:
+    """From lengths."""
+    bounds = [[0, *accumulate(lengths)] for lengths in (queries, queries if keys is None else keys)]
+    return Layout.of(*bounds)
+
+
+def draw(layout: Layout, heads: int = 2, width: int = 3, seed: int = 0, scale: float = 1.0) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    rows = (layout.rows, *[layout.keys[-1][1] if layout.keys else 0] * 2)
+    q, k, v = (torch.randn(n, heads, width, dtype=torch.float64, generator=generator) for n in rows)
+    return (scale * q).requires_grad_(), k.requires_grad_(), v.requires_grad_()
+
+
+def draw_bias(kind: str, layout: Layout, heads: int = 2, seed: int = 1) -> Bias | None:
+    """None, a table for all, a table for each query row, or dense blocks with forbidden pairs, rows and columns."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+    if kind == "none":
+        return None
+    if kind == "table":
+        return Distance(table=normal(heads, 7).requires_grad_())
+    if kind == "rows":
+        return Distance(table=normal(layout.rows, heads, 7).requires_grad_())
+    blocks = []
+    for n, m in layout.sizes():
+        block = normal(heads, n, m).masked_fill(torch.rand(n, m, generator=generator) < 0.3, -math.inf)
+        block[:, 1:2], block[:, :, 2:3] = -math.inf, -math.inf
+        blocks.append(block.requires_grad_())
+    return Dense(blocks=tuple(blocks))
+
+
+BIASES = ["none", "table", "rows", "dense"]
+RAGGED, EMPTY, ONE_ROW = ([3, 7, 1, 5], None), ([0, 4, 0], None), ([1], None)
+CROSS, LONG_KEYS, NO_KEYS = ([5, 2, 4], [2, 6, 4]), ([1, 1], [6, 9]), ([3, 2, 0], [0, 4, 3])
+
+
+# -- the reference is what the papers say -----------------------------------------------------------------
+
+
+def by_loops(q: Tensor, k: Tensor, v: Tensor, call: Call) -> list[list[list[float]]]:
+    """softmax(scale q k + bias) v, one number after another; a window and a causal mask align the last rows."""
+    out = []
+    for b, ((start, stop), (first, last)) in enumerate(zip(call.layout.queries, call.layout.keys, strict=True)):
+        n, m = stop - start, last - first
+        for i in range(n):
+            place = i + m - n  # of the key that stands where this query stands
+            heads = []
+            for h in range(q.shape[1]):
+                scores = {}
+                for j in range(m):
+                    score = call.scale * sum(x * y for x, y in zip(q[start + i, h], k[first + j, h], strict=True))
+                    match call.bias:
+                        case Distance(table=table):
+                            each = table if table.ndim == 2 else table[start + i]
+                            score = score + each[h, 3 + min(3, max(-3, j - place))]
+                        case Dense(blocks=blocks):
+                            score = score + blocks[b][h, i, j]
+                    hidden = (call.causal and j > place) or (call.window is not None and abs(j - place) > call.window)
+                    if not hidden and score > -math.inf:
+                        scores[j] = float(score)
+                most = max(scores.values(), default=0.0)
+                powers = {j: math.exp(score - most) for j, score in scores.items()}
+                total = sum(powers.values())
+                heads.append(
+                    [sum(power / total * float(v[first + j, h, d]) for j, power in powers.items()) for d in range(3)]
+                )
+            out.append(heads)
+    return out
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 0), (False, 2), (True, 2)])
+def test_reference_equals_plain_loops(bias: str, causal: bool, window: int | None) -> None:
+    for queries, keys in (RAGGED, EMPTY, CROSS, NO_KEYS):
+        layout = layout_of(queries, keys)
+        call = Call(layout=layout, scale=0.7, causal=causal, window=window, bias=draw_bias(bias, layout))
+        tensors = [each.detach() for each in draw(layout)]
+        with torch.no_grad():
+            expected = torch.tensor(by_loops(*tensors, call), dtype=torch.float64)
+            torch.testing.assert_close(REFERENCE.run(*tensors, call), expected, atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, 1)])
+def test_gradients_of_the_reference_equal_finite_differences(bias: str, causal: bool, window: int | None) -> None:
+    layout = layout_of([3, 0, 4, 1], [5, 2, 3, 0])
+    given = draw_bias(bias, layout)
+    more = () if given is None else (given.table,) if isinstance(given, Distance) else ()
+
+    def run(*tensors: Tensor) -> Tensor:
+        bias = Distance(table=tensors[3]) if more else given
+        return REFERENCE.run(*tensors[:3], Call(layout=layout, scale=0.7, causal=causal, window=window, bias=bias))
+
+    assert torch.autograd.gradcheck(run, (*draw(layout), *more), atol=1e-7)
+
+
+def test_a_dense_bias_gets_the_gradient_of_its_scores() -> None:
+    layout = layout_of([3, 2])
+    tensors, generator = draw(layout), torch.Generator().manual_seed(1)
+    blocks = [torch.randn(2, n, n, dtype=torch.float64, generator=generator).requires_grad_() for n in (3, 2)]
+
+    def run(*blocks: Tensor) -> Tensor:
+        return REFERENCE.run(*tensors, Call(layout=layout, scale=0.7, bias=Dense(blocks=blocks)))
+
+    assert torch.autograd.gradcheck(run, blocks, atol=1e-7)
+
+
+# -- what holds for every kernel --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", CPU_KERNELS)
+def test_a_query_without_a_key_gives_zeros_and_finite_gradients(backend: str) -> None:
+    layout = layout_of([4, 2, 3], [2, 0, 3])  # causal: the first two queries stand before every key
+    q, k, v = draw(layout)
+    blocks = [torch.zeros(2, n, m, dtype=torch.float64) for n, m in layout.sizes()]
+    blocks[2][:, 1] = -math.inf
+    for block in blocks:
+        block.requires_grad_()
+    out = attend(q, k, v, layout, scale=0.5, causal=True, bias=Dense(blocks=tuple(blocks)), backend=backend)
+    lonely = [0, 1, 4, 5, 7]
+    assert out[lonely].eq(0).all() and out[[2, 3, 6, 8]].ne(0).all()
+    grads = torch.autograd.grad(out.sum(), [q, k, v, *blocks], allow_unused=True)
+    assert all(grad is None or grad.isfinite().all() for grad in grads)
+    assert grads[0][lonely].eq(0).all()
+
+
+@pytest.mark.parametrize("backend", CPU_KERNELS)
+@pytest.mark.parametrize("constant", [-10_000.0, 1000.0, 1e6])
+def test_a_constant_added_to_all_scores_changes_nothing(backend: str, constant: float) -> None:
+    layout = layout_of(*RAGGED)
+    tensors = draw(layout)
+    table = torch.zeros(2, 7, dtype=torch.float64)
+    plain, shifted = (
+        attend(*tensors, layout, scale=0.5, causal=True, bias=Distance(table=each), backend=backend)
+        for each in (table, table + constant)
+    )
+    torch.testing.assert_close(plain, shifted, atol=4 * abs(constant) * 2**-52, rtol=0)
+
+
+@pytest.mark.parametrize("backend", CPU_KERNELS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_huge_scores_choose_the_largest_and_long_rows_stay_finite(backend: str, dtype: torch.dtype) -> None:
+    layout = layout_of([2, 1], [3000, 4])
+    q, k, v = (each.detach().to(dtype).requires_grad_() for each in draw(layout, scale=1e6))
+    out = attend(q, k, v, layout, scale=1.0, backend=backend)
+    assert out.isfinite().all()
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), [q, k, v]))
+    best = torch.einsum("ihd,jhd->ihj", q.double(), k.double())[2, :, 3000:].argmax(-1)
+    torch.testing.assert_close(out[2], v[3000 + best, torch.arange(2)], atol=0, rtol=1e-2)
+
+
+@pytest.mark.parametrize("backend", CPU_KERNELS)
+@pytest.mark.parametrize("bias", BIASES)
+def test_a_sequence_alone_equals_itself_in_company(backend: str, bias: str) -> None:
+    layout = layout_of([9, 70, 0, 1, 17], [9, 66, 0, 4, 17])
+    q, k, v = draw(layout)
+    given = draw_bias(bias, layout)
+    together = attend(q, k, v, layout, scale=0.5, causal=True, bias=given, backend=backend)
+    for number, ((start, stop), (first, last)) in enumerate(zip(layout.queries, layout.keys, strict=True)):
+        mine = given
+        if isinstance(given, Dense):
+            mine = Dense(blocks=given.blocks[number : number + 1])
+        elif isinstance(given, Distance) and given.table.ndim == 3:
+            mine = Distance(table=given.table[start:stop])
+        own = layout_of([stop - start], [last - first])
+        alone = attend(
+            q[start:stop], k[first:last], v[first:last], own, scale=0.5, causal=True, bias=mine, backend=backend
+        )
+        torch.testing.assert_close(alone, together[start:stop], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("backend", CPU_KERNELS)
+@pytest.mark.parametrize("bias", ["none", "table"])
+def test_neighbours_do_not_touch(backend: str, bias: str) -> None:
+    layout = layout_of([9, 20, 5, 70, 66])
+    q, k, v = draw(layout)
+    given = draw_bias(bias, layout)
+
+    def run(*tensors: Tensor) -> Tensor:
+        return attend(*tensors, layout, scale=0.5, bias=given, backend=backend)
+
+    start, stop = layout.queries[1]
+    others = [row for row in range(layout.rows) if not start <= row < stop]
+    changed = [each.detach().clone() for each in (q, k, v)]
+    for each in changed:
+        each[start + 3] = 50.0
+    out = run(q, k, v)
+    assert torch.equal(out[others], run(*changed)[others])
+    for grad in torch.autograd.grad(out[start:stop].square().sum(), [q, k, v]):
+        assert grad[others].eq(0).all() and grad[start:stop].ne(0).any()
+
+
+@pytest.mark.parametrize("backend", CPU_KERNELS)
+def test_without_positions_order_carries_nothing(backend: str) -> None:
+    layout = layout_of([6, 8])
+    q, k, v = draw(layout)
+    order = torch.cat([torch.randperm(6), 6 + torch.randperm(8)])
+    out = attend(q, k, v, layout, scale=0.5, backend=backend)
+    permuted = attend(q[order], k[order], v[order], layout, scale=0.5, backend=backend)
+    torch.testing.assert_close(permuted, out[order], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("backend", CPU_KERNELS)
+def test_a_layout_serves_inference_and_then_training(backend: str) -> None:
+    layout = layout_of([9, 20, 5])
+    q, k, v = draw(layout)
+    with torch.inference_mode():
+        first = attend(q, k, v, layout, scale=0.5, causal=True, backend=backend)
+    again = attend(q, k, v, layout, scale=0.5, causal=True, backend=backend)
+    torch.autograd.grad(again.sum(), [q, k, v])
+    torch.testing.assert_close(first.clone(), again.detach(), atol=1e-12, rtol=0)
+
+
+# -- the choice -------------------------------------------------------------------------------------------
+
+
+def a_call(dropout: float = 0.0) -> tuple[Tensors, Call]:
+    layout = layout_of(*RAGGED)
+    return draw(layout), Call(layout=layout, scale=0.5, dropout=dropout)
+
+
+def picky(cannot: str = "", slow: str = "") -> Kernel:
+    return Kernel(name="picky", cannot=lambda q, k, call: cannot, slow=lambda q, k, call: slow, run=REFERENCE.run)
+
+
+@pytest.mark.parametrize(("given", "hint"), [("refernce", ' (did you mean "reference"?)'), ("xyzzy", "")])
+def test_an_unknown_kernel_is_refused(given: str, hint: str) -> None:
+    (q, k, _), call = a_call()
+    known = ", ".join(kernel.name for kernel in (*KERNELS, REFERENCE))
+    with pytest.raises(HeedfulError) as caught:
+        choose(q, k, call, given)
+    assert str(caught.value) == f'there is no attention kernel "{given}"{hint}; known: auto, {known}'
+
+
+def verdicts(text: str) -> dict[str, str]:
+    return dict(re.split(" {2,}| (?=no:|could|taken)", line, maxsplit=1) for line in text.splitlines())
+
+
+def test_a_named_kernel_that_cannot_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attend_module, "KERNELS", (picky(cannot="it wants float8"),))
+    (q, k, v), call = a_call()
+    text = 'the attention kernel "picky" cannot take this call: it wants float8; use backend="auto"'
+    with pytest.raises(HeedfulError, match=f"^{re.escape(text)}$"):
+        attend(q, k, v, call.layout, scale=0.5, backend="picky")
+    assert choose(q, k, call) is REFERENCE
+    assert verdicts(explain(q, k, call)) == {"picky": "no: it wants float8", "reference": "taken"}
+
+
+def test_a_slow_kernel_is_taken_only_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = picky(slow="it sleeps")
+    monkeypatch.setattr(attend_module, "KERNELS", (kernel,))
+    (q, k, _), call = a_call()
+    assert choose(q, k, call) is REFERENCE
+    assert choose(q, k, call, "picky") is kernel
+    assert verdicts(explain(q, k, call)) == {"picky": "no: it sleeps", "reference": "taken"}
+
+
+def test_the_first_that_can_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = picky()
+    monkeypatch.setattr(attend_module, "KERNELS", (kernel,))
+    (q, k, _), call = a_call()
+    assert choose(q, k, call) is kernel
+    assert verdicts(explain(q, k, call)) == {"picky": "taken", "reference": "could, but one above is preferred"}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_explain_names_every_kernel_once_and_takes_one(dropout: float) -> None:
+    (q, k, _), call = a_call(dropout)
+    text = explain(q, k, call)
+    said, names = verdicts(text), [kernel.name for kernel in (*KERNELS, REFERENCE)]
+    assert list(said) == names and text.count("\n") == len(names) - 1
+    assert [name for name, verdict in said.items() if verdict == "taken"] == [choose(q, k, call).name]
+    assert all(verdict == "taken" or verdict.startswith(("no: ", "could, ")) for verdict in said.values())

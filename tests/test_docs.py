@@ -1,0 +1,45 @@
+"""Every snippet and command of the README and the docs runs, in order, in one folder for each page."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.txt").write_text("Rain fell on the quiet harbour.\nThe boats came home before dark.\n" * 50)
+    names: dict[str, object] = {"__name__": "snippet"}
+    for language, code in BLOCK.findall(page.read_text(encoding="utf-8")):
+        assert language in ("python", "sh"), f"a block of {language} is not run by any test"
+        if language == "python":
+            exec(compile(code, page.name, "exec"), names)
+        else:
+            for line in code.splitlines():
+                run(shlex.split(line, comments=True))
+
+
+def run(words: list[str]) -> None:
+    """Run a heedful command; of make, only see that the target exists."""
+    if words and words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
+    elif words:
+        assert words[0] == "heedful", words
+        done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=110)
+        assert done.returncode == 0, done.stderr
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), (page.name, target)

@@ -1,0 +1,83 @@
+"""Packed: rows end to end, with bounds on the host."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful.errors import HeedfulError
+from heedful.packed import Packed
+
+
+@given(st.lists(st.lists(st.integers(0, 99), max_size=7), max_size=6))
+def test_of_lays_sequences_end_to_end(sequences: list[list[int]]) -> None:
+    batch = Packed.of(sequences)
+    assert [[int(token) for token in batch.tokens[span]] for span in batch.spans()] == sequences
+    assert [[int(place) for place in batch.positions[span]] for span in batch.spans()] == [
+        list(range(len(sequence))) for sequence in sequences
+    ]
+    assert batch.types.tolist() == [0] * sum(map(len, sequences))
+    assert batch.lengths == [len(sequence) for sequence in sequences]
+    assert len(batch) == len(sequences)
+    assert batch.bounds[0] == 0 and batch.bounds[-1] == len(batch.tokens)
+
+
+def test_of_keeps_types() -> None:
+    assert Packed.of([[5, 6, 7], [8]], types=[[0, 0, 1], [1]]).types.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("types", "given"), [([[0, 0], [0]], "[2, 1]"), ([[0, 0, 0]], "[3]"), ([[0] * 3, [0], []], "[3, 1, 0]"), ([], "[]")]
+)
+def test_types_of_other_lengths_are_refused(types: list[list[int]], given: str) -> None:
+    text = f"types have lengths {given} but the sequences have lengths [3, 1]: give one type for each token"
+    with pytest.raises(HeedfulError, match=re.escape(text)):
+        Packed.of([[5, 6, 7], [8]], types=types)
+
+
+def test_unpack_gives_one_tensor_for_each_sequence() -> None:
+    batch = Packed.of([[1, 2], [], [3]])
+    rows = torch.randn(3, 4, 5)
+    parts = batch.unpack(rows)
+    assert [tuple(part.shape) for part in parts] == [(2, 4, 5), (0, 4, 5), (1, 4, 5)]
+    assert torch.equal(torch.cat(parts), rows)
+
+
+def test_unpack_refuses_another_number_of_rows() -> None:
+    with pytest.raises(HeedfulError, match=r"^4 rows were given, but this batch has 3$"):
+        Packed.of([[1, 2], [3]]).unpack(torch.zeros(4, 2))
+
+
+def test_firsts_are_the_rows_of_first_tokens() -> None:
+    batch = Packed.of([[7, 1], [8], [9, 2, 3]])
+    assert batch.tokens[batch.firsts()].tolist() == [7, 8, 9]
+
+
+def test_firsts_refuse_empty_sequences() -> None:
+    text = "sequences [0, 2] are empty: they have no first token to summarise them"
+    with pytest.raises(HeedfulError, match=re.escape(text)):
+        Packed.of([[], [1], []]).firsts()
+
+
+def test_spans() -> None:
+    assert Packed.of([[1, 2], [], [3]]).spans() == [slice(0, 2), slice(2, 2), slice(2, 3)]
+
+
+def test_an_empty_batch() -> None:
+    batch = Packed.of([])
+    assert (len(batch), batch.bounds, batch.lengths, batch.spans()) == (0, (0,), [], [])
+    assert batch.unpack(torch.zeros(0, 3)) == []
+    for indices in (batch.tokens, batch.positions, batch.types, batch.firsts()):
+        assert indices.shape == (0,) and indices.dtype == torch.long
+
+
+def test_to_moves_every_tensor_and_keeps_the_bounds() -> None:
+    batch = Packed.of([[1, 2], [3]])
+    moved = batch.to("meta")
+    assert {each.device.type for each in (moved.tokens, moved.positions, moved.types)} == {"meta"}
+    assert moved.bounds == batch.bounds
+    assert torch.equal(batch.to("cpu").tokens, batch.tokens)
