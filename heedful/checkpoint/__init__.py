@@ -99,8 +99,9 @@ def load(
         if modern_name(key) in slots:
             raise HeedfulError(f"{folder} holds {slots[modern_name(key)].key} and {key}, two names of one tensor")
         slots[modern_name(key)] = slot
+    _check_depth(config.model, slots, values, folder)
     config, slots, unused = _fit(config, slots, folder, chosen=head is not None)
-    loaded = _empty(config, slots, values, folder)
+    loaded = _empty(config, folder)
     family = FAMILIES[config.family]
     table = family.table(config.head)
     _check_names(table, save_names(table, loaded.named()), slots, values, folder)
@@ -189,19 +190,23 @@ def _claimed(table: Table, slots: Mapping[str, Slot]) -> set[str]:
     return {name for name in slots if claims(table, name)}
 
 
-def _empty(config: Config, slots: Mapping[str, Slot], values: Mapping[str, Any], folder: Path) -> Loaded:
+def _check_depth(model: ModelConfig, slots: Mapping[str, Slot], values: Mapping[str, Any], folder: Path) -> None:
+    """Before anything is built: no more layers than tensors, and no more tensors than layers can have."""
+    layers = sum(stack.layers for stack in (model.encoder, model.decoder) if stack is not None)
+    few = layers > len(slots)
+    if few or len(slots) > 64 * (layers + 4):
+        raise HeedfulError(
+            f"{folder}: config.json asks for {layers} layers{_see(values, {layers})}, but the weights hold "
+            f"{'only ' if few else ''}{len(slots)} tensors: {', '.join(list(slots)[:4]) or 'none'}"
+            f"{', ...' * (len(slots) > 4)}"
+        )
+
+
+def _empty(config: Config, folder: Path) -> Loaded:
     """The model without memory for its parameters."""
-    for stack in (config.model.encoder, config.model.decoder):
-        if stack is not None and stack.layers > len(slots):
-            raise HeedfulError(
-                f"{folder}: config.json asks for {stack.layers} layers{_see(values, {stack.layers})}, but the weights "
-                f"are only {len(slots)} tensors: {', '.join(list(slots)[:3])}, ..."
-            )
     try:
         with torch.device("meta"):
             return Loaded(config)
-    except HeedfulError:
-        raise
     except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise HeedfulError(f"{folder / 'config.json'} describes a model that cannot be built: {error}") from error
 

@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from torch import Tensor
 from heedful.errors import HeedfulError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-MOST_HEADER = 1 << 23  # bytes of a safetensors header or an index: some 60,000 tensors
+MOST_HEADER = 1 << 21  # bytes of a safetensors header or an index: some 16,000 tensors
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*.joblib", "*.npy", "*.npz")
 
 
@@ -49,7 +49,7 @@ def read_value(path: Path, *, most: int = 1 << 20) -> Any:
         if about.st_size > most:
             raise HeedfulError(f"{path} has {about.st_size} bytes; at most {most} are read")
         with path.open("rb") as file:
-            raw = file.read(most)
+            raw = file.read(about.st_size)
     except (FileNotFoundError, NotADirectoryError):
         raise HeedfulError(f"{path} does not exist: a model folder holds config.json and {WEIGHTS}") from None
     except (OSError, RuntimeError) as error:
@@ -61,8 +61,7 @@ def _parse(raw: bytes, path: Path) -> Any:
     def unique(found: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(found)
         if len(made) < len(found):
-            seen: set[str] = set()
-            twice = next(name for name, _ in found if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            (twice, _), *_ = Counter(name for name, _ in found).most_common(1)
             raise HeedfulError(f"{path} gives the key {_short(twice)} twice")
         return made
 

@@ -12,6 +12,7 @@ from heedful.model.config import Pooling, SentenceEmbedding
 
 MODULES = "modules.json"
 
+_KINDS = ["transformer", "pooling"]
 _POOLINGS: dict[str, Pooling] = {  # their names in version 6 and, with pooling_mode_ before them, earlier
     "cls": "first",
     "cls_token": "first",
@@ -32,7 +33,7 @@ def read(folder: Path, *, keeps_pooler: bool) -> SentenceEmbedding:
         kinds = {str(module["type"]).rpartition(".")[2].lower(): str(module["path"]) for module in modules}
     except (TypeError, KeyError):
         raise HeedfulError(f"{path}: expected a list of modules with type and path") from None
-    if list(kinds) not in (["transformer", "pooling"], ["transformer", "pooling", "normalize"]):
+    if len(kinds) != len(modules) or list(kinds) not in (_KINDS, [*_KINDS, "normalize"]):
         raise HeedfulError(
             f"{path} names the modules {', '.join(kinds)}; Heedful reads Transformer, Pooling and, last, Normalize"
         )

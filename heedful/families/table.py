@@ -142,8 +142,9 @@ IRRELEVANT = frozenset(
     use_bfloat16 chunk_size_feed_forward max_length min_length do_sample early_stopping num_beams num_beam_groups
     diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
     encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values begin_suppress_tokens
-    suppress_tokens exponential_decay_length_penalty finetuning_task num_labels label2id id2label problem_type
-    is_encoder_decoder language model_max_length directionality tie_word_embeddings cross_attention_hidden_size
+    suppress_tokens exponential_decay_length_penalty finetuning_task num_labels _num_labels label2id id2label
+    problem_type is_encoder_decoder language model_max_length directionality tie_word_embeddings
+    cross_attention_hidden_size
     """.split()  # noqa: SIM905
 )
 
@@ -238,8 +239,8 @@ class Keys:
 
     def labels(self) -> tuple[str, ...]:
         """Their id2label in order, or LABEL_0, LABEL_1, ... for num_labels (2 where it is not given)."""
-        count = self.integer("num_labels", 2, most=10_000)
         given = self._take("id2label", None, 'an object {"0": name, ...}', lambda v: isinstance(v, dict))
+        count = self.integer("num_labels", 2, most=4096 if given is None else 10**6)  # unnamed ones take memory
         if given is None:
             return tuple(f"LABEL_{number}" for number in range(count))
         if sorted(given) != sorted(str(number) for number in range(len(given))) or not given:

@@ -27,10 +27,10 @@ from heedful.tokenizer.encoded import (
     check_limits,
     chosen,
     counts,
+    cut_windows,
     encoded,
     fit,
     part,
-    window_starts,
 )
 from heedful.tokenizer.guard import guarded
 
@@ -184,21 +184,8 @@ class Tokenizer:
         if isinstance(stride, bool) or not isinstance(stride, int) or stride < 1:
             raise HeedfulError(f"stride is {stride!r}: give by how many tokens, from 1, a window starts after the last")
         (encoding,) = self._run([item], fast=False)
-        first, second, special = counts(encoding)
-        pair = isinstance(item, tuple)
-        fixed, length = (first, second) if pair else (0, first)
-        room = max_length - special - fixed
-        if room < 1:
-            raise HeedfulError(
-                f"max_length {max_length} leaves no room to window: {special} special tokens"
-                + (f" and {fixed} of the first text" if pair else "")
-                + " are in every window; raise max_length or shorten the first text"
-            )
-        results = []
-        for start in window_starts(length, room, stride):
-            starts, stops = ((0, start), (first, start + room)) if pair else ((start, 0), (start + room, 0))
-            results.append(encoded(encoding, part(encoding, starts, stops), start=start))
-        return results
+        segment = 1 if isinstance(item, tuple) else 0
+        return cut_windows(encoded(encoding), segment=segment, max_length=max_length, stride=stride)
 
     def pack(self, items: Sequence[Item], *, max_length: int | None = None, truncate: Truncate = "error") -> Packed:
         """Items as one batch for a model; limits as for `encode`, whose ids and types these are, without offsets."""
@@ -317,7 +304,7 @@ def _within(
         return None, 0
     lengths = counts(encoding)
     stops = fit(lengths, max_length=max_length, truncate=truncate, what=f"item {number}")
-    return part(encoding, (0, 0), stops), lengths[0] + lengths[1] - sum(stops)
+    return part(encoding, stops), lengths[0] + lengths[1] - sum(stops)
 
 
 def _special(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> Special:

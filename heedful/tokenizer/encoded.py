@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from tokenizers import Encoding
@@ -114,15 +114,40 @@ def window_starts(length: int, room: int, stride: int) -> list[int]:
     return starts
 
 
-def part(encoding: Encoding, starts: tuple[int, int], stops: tuple[int, int]) -> list[int]:
-    """Which tokens are special, or lie in the given range of their text."""
+def cut_windows(whole: Encoded, *, segment: int, max_length: int, stride: int | None = None) -> list[Encoded]:
+    """The tokens in windows of at most max_length, of which one text (`segment`) is cut and all else is in each.
+
+    `stride` is how many tokens of that text a window advances by; None: half of its room.
+    """
+    places = [place for place, of in enumerate(whole.segments) if of == segment]
+    first, last = (places[0], places[-1] + 1) if places else (0, 0)
+    fixed = len(whole) - len(places)
+    room = max_length - fixed
+    if room < 1:
+        special = sum(whole.special)
+        raise HeedfulError(
+            f"max_length {max_length} leaves no room to window: {special} special tokens"
+            + (f" and {fixed - special} of the first text" if segment else "")
+            + " are in every window; raise max_length or shorten the first text"
+        )
+    found = []
+    for start in window_starts(len(places), room, max(1, room // 2) if stride is None else stride):
+        low, high = first + start, min(first + start + room, last)
+        columns = {name: getattr(whole, name) for name in ("ids", "types", "segments", "offsets", "words")}
+        parts = {name: column[:first] + column[low:high] + column[last:] for name, column in columns.items()}
+        found.append(replace(whole, **parts, start=start))
+    return found
+
+
+def part(encoding: Encoding, stops: tuple[int, int]) -> list[int]:
+    """Which tokens are special, or among the first so many of their text."""
     kept = []
     seen = [0, 0]
     for number, segment in enumerate(encoding.sequence_ids):
         if segment is None:
             kept.append(number)
             continue
-        if starts[segment] <= seen[segment] < stops[segment]:
+        if seen[segment] < stops[segment]:
             kept.append(number)
         seen[segment] += 1
     return kept
@@ -133,7 +158,7 @@ def chosen(column: list[T], kept: list[int] | None) -> tuple[T, ...]:
     return tuple(column) if kept is None else tuple([column[number] for number in kept])
 
 
-def encoded(encoding: Encoding, kept: list[int] | None = None, *, dropped: int = 0, start: int = 0) -> Encoded:
+def encoded(encoding: Encoding, kept: list[int] | None = None, *, dropped: int = 0) -> Encoded:
     """The chosen tokens (None: all) of what the library made."""
     return Encoded(
         ids=chosen(encoding.ids, kept),
@@ -142,7 +167,6 @@ def encoded(encoding: Encoding, kept: list[int] | None = None, *, dropped: int =
         offsets=chosen(encoding.offsets, kept),
         words=chosen(encoding.word_ids, kept),
         dropped=dropped,
-        start=start,
     )
 
 

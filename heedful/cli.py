@@ -1,0 +1,446 @@
+"""The command `heedful`: verbs in the order of a model's life. Results go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
+
+if TYPE_CHECKING:
+    from heedful.checkpoint import Loaded
+    from heedful.infer.engine import Engine
+
+CHUNK = 256  # lines of stdin that are answered at once
+DTYPES = ("float32", "bfloat16", "float16")
+
+app = typer.Typer(
+    help="Attention models, whole: tokenise, convert and run them; training comes next.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # rich would double the time of --help
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command: 0 is success, 2 what the user can mend, 130 an interruption, 1 a reader that went away."""
+    try:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("always", HeedfulWarning)
+                warnings.showwarning = _show_warning
+                app(arguments, prog_name="heedful")
+        except HeedfulError as error:
+            _note(f"heedful: {error}")
+            raise SystemExit(2) from None
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        from heedful import __version__
+
+        print(f"heedful {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
+
+
+# -- verbs ----------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def quickstart(
+    out: Annotated[Path, typer.Option(help="Where the model goes.")] = Path("heedful-quickstart"),
+    as_json: AsJson = False,
+) -> None:
+    """Make a tiny model and run it."""
+    from heedful.runs.quickstart import quickstart as run
+
+    done = run(out)
+    if as_json:
+        _write_json(
+            {"folder": str(out), "vocabulary": done.vocabulary, "parameters": done.parameters, "padding": done.padding}
+            | {"sentences": [{"text": s.text, "tokens": s.tokens, "difference": s.difference} for s in done.sentences]}
+        )
+        return
+    print(
+        f"A tokenizer with {done.vocabulary} tokens and a model with {done.parameters:,} parameters are in {out} now.\n"
+        "The weights are random: the model has learned nothing yet, and training comes with a later version.\n"
+    )
+    rows = [[_clean(s.text), str(s.tokens), f"{s.difference:.1e}"] for s in done.sentences]
+    _table(rows, head=["sentence", "tokens", "packed - alone"], right={1, 2})
+    largest = max(sentence.difference for sentence in done.sentences)
+    print(
+        f"\nAll {len(rows)} sentences ran in one packed batch, and each one alone: no number differs by more than "
+        f"{largest:.1e}.\nPadding them to the longest would have cost {done.padding:.0%} more rows.\n"
+        "\nNext:\n"
+        f'  heedful predict {out} "The cat [MASK] on the roof."\n'
+        "  heedful models\n"
+        "  heedful tokenizer YOUR-TEXT.txt --out your-tokenizer"
+    )
+
+
+@app.command()
+def models(as_json: AsJson = False) -> None:
+    """List families, sizes, parameter counts.
+
+    The published sizes of each family, and the exact number of parameters of the bare model.
+    """
+    from heedful.checkpoint.sizes import published
+
+    found: list[dict[str, Any]] = []
+    for size in published():
+        model = size.config.model
+        stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
+        found.append(
+            {
+                "family": size.family,
+                "size": size.name,
+                "layers": [stack.layers for stack in stacks],
+                "width": model.width,
+                "heads": stacks[0].heads,
+                "vocabulary": model.embedding.vocabulary,
+                "parameters": size.parameters,
+            }
+        )
+    if as_json:
+        return _write_json(found)
+    rows: list[list[str]] = []
+    for family, sizes in groupby(found, key=lambda each: each["family"]):
+        rows.append([family])
+        for each in sizes:
+            numbers = (f"{each[what]:,}" for what in ("width", "heads", "vocabulary", "parameters"))
+            rows.append([f"  {each['size']}", " + ".join(map(str, each["layers"])), *numbers])
+    _table(rows, head=["size", "layers", "width", "heads", "vocabulary", "parameters"], right={1, 2, 3, 4, 5})
+    _note("Parameters of the bare model, counted on it; what is shared counts once. Other families come with them.")
+
+
+@app.command()
+def tokenizer(
+    corpus: Annotated[
+        list[Path], typer.Argument(help="Text files, UTF-8, one text on each line (.gz, .xz, .bz2 too).")
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting, as vocabulary=8000 or kind=bpe.")
+    ] = None,
+    settings: Annotated[Path | None, typer.Option(help="Settings as a .toml or .json file.")] = None,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a vocabulary on texts.
+
+    WordPiece, or with --set kind=bpe byte-level BPE, or with --set kind=unigram Unigram.
+    """
+    from heedful.settings import apply, from_file
+    from heedful.tokenizer import TokenizerSettings, train
+    from heedful.tokenizer.training import lines
+
+    chosen = apply(from_file(TokenizerSettings, settings) if settings else TokenizerSettings(), assignments or [])
+    _check_free(out, overwrite)
+    trained = train(corpus, chosen)
+    try:
+        trained.save(out)
+    except OSError as error:
+        raise HeedfulError(f"{out} cannot be written: {error.strerror}") from error
+    text = next((line for line in lines(corpus) if line.strip()), "")[:200]
+    tokens = [trained.name(id) for id in trained.encode(text).ids]
+    facts: dict[str, Any] = {"vocabulary": trained.size, "fingerprint": trained.fingerprint, "folder": str(out)}
+    if as_json:
+        return _write_json(facts | {"example": {"text": text, "tokens": tokens}})
+    _table([[name, str(value)] for name, value in facts.items()])
+    print(f"\n{_clean(text)}\n{' '.join(map(_clean, tokens))}")
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="IN", help="A model folder, or NAME@REVISION on the hub.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
+    head: Annotated[str | None, typer.Option(help="Take this head instead of the one that config.json names.")] = None,
+    dtype: Annotated[str, typer.Option(help=f"How weights are written: {', '.join(DTYPES)}.")] = "float32",
+    pickle: Annotated[bool, typer.Option("--pickle", help="Read pickled weights, of a folder that you trust.")] = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read a model folder and write a clean one.
+
+    What is written has safetensors, and transformers reads it where it knows the family.
+    """
+    import tempfile
+
+    import torch
+
+    from heedful.checkpoint import load, save
+
+    if dtype not in DTYPES:
+        raise HeedfulError(f"--dtype is {dtype!r}{did_you_mean(dtype, DTYPES)}: use one of {', '.join(DTYPES)}")
+    _check_free(out, overwrite)
+    name, revision = _name_and_revision(source)
+    with tempfile.TemporaryDirectory(prefix="heedful-") as temporary:
+        if pickle:
+            from heedful.checkpoint.pickles import unpickle
+
+            if not os.path.isdir(name):
+                raise HeedfulError(f"{name} is no folder here: --pickle reads folders on this machine only")
+            _note(str(unpickle(Path(name), Path(temporary) / "safe")))
+            name = str(Path(temporary) / "safe")
+        loaded = load(name, revision=revision, head=head, dtype=getattr(torch, dtype))
+        save(loaded, out, overwrite=overwrite)
+    facts = {**_facts(loaded), "read": source if pickle else loaded.source, "dtype": dtype, "written": str(out)}
+    if as_json:
+        return _write_json(facts | {"left_out": list(loaded.unused)})
+    facts["left out"] = ", ".join(loaded.unused) or "nothing"
+    _table([[name, f"{value:,}" if isinstance(value, int) else str(value)] for name, value in facts.items()])
+
+
+@app.command()
+def predict(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A model folder, or NAME@REVISION on the hub.")],
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Else one on each line of stdin.")] = None,
+    pair: Annotated[str | None, typer.Option(help="The second text of each pair.")] = None,
+    question: Annotated[str | None, typer.Option(help="The question that each TEXT is searched for.")] = None,
+    choice: Annotated[list[str] | None, typer.Option(help="A candidate; give it twice or more.")] = None,
+    head: Annotated[str | None, typer.Option(help="Take this head instead of the one that config.json names.")] = None,
+    top_k: Annotated[int, typer.Option(help="How many tokens to list for each mask.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Answer texts with a model.
+
+    Its head decides how: filled masks, next sentence, classes, tags, found answers, choices or embeddings. An empty
+    line is an empty text and is answered too, so that answer N belongs to line N.
+    """
+    chunks = _texts(texts)
+    from heedful.infer.engine import Engine
+
+    name, revision = _name_and_revision(run)
+    engine = Engine(name, revision=revision, head=head)
+    options = {"pair": pair, "question": question, "choice": choice or None}
+    _check_options(engine, {name for name, value in options.items() if value is not None})
+    if not as_json:
+        facts = _facts(engine.loaded)
+        _note(f"{facts['read']}: {facts['family']}, {facts['head']}, {facts['parameters']:,} parameters\n")
+    for first, chunk in chunks:
+        inputs = [_input(text, **options) for text in chunk]
+        for given, answer in zip(inputs, _answers(engine, inputs, top_k, first), strict=True):
+            if as_json:
+                _write_json({"input": given} | answer)
+            else:
+                _show(given, answer, top_k)
+        sys.stdout.flush()
+
+
+def _answers(engine: Engine, inputs: list[Any], top_k: int, first: int) -> Iterable[dict[str, Any]]:
+    """All at once; where a line is at fault, those before it are answered, and the error names it."""
+    try:
+        return engine(inputs, top_k=top_k)
+    except HeedfulError:
+        if not first:
+            raise
+        return _one_by_one(engine, inputs, top_k, first)
+
+
+def _one_by_one(engine: Engine, inputs: list[Any], top_k: int, first: int) -> Iterator[dict[str, Any]]:
+    for number, given in enumerate(inputs, start=first):
+        try:
+            yield from engine([given], top_k=top_k)
+        except HeedfulError as error:
+            raise HeedfulError(f"stdin, line {number}: {error}") from None
+
+
+def _check_free(out: Path, overwrite: bool) -> None:
+    try:
+        if overwrite or not out.exists() or (out.is_dir() and not any(out.iterdir())):
+            return
+    except OSError as error:
+        raise HeedfulError(f"{out} cannot be written: {error.strerror}") from None
+    raise HeedfulError(f"{out} exists and is not empty: give another folder, or --overwrite to replace it")
+
+
+# -- input ----------------------------------------------------------------------------------------------------
+
+
+def _name_and_revision(source: str) -> tuple[str, str | None]:
+    name, at, revision = source.rpartition("@")
+    return (source, None) if not at or os.path.isdir(source) else (name, revision)
+
+
+def _texts(given: list[str] | None) -> Iterator[tuple[int, list[str]]]:
+    """Texts in chunks, each with the number of its first line; 0 where they are no lines."""
+    if given:
+        return iter([(0, given)])
+    if sys.stdin.isatty():
+        raise HeedfulError("no text was given: write texts after the model, or send one on each line of stdin")
+    return _lines(sys.stdin.buffer)
+
+
+def _lines(stream: Iterable[bytes]) -> Iterator[tuple[int, list[str]]]:
+    lines = enumerate(stream, start=1)
+    while chunk := list(islice(lines, CHUNK)):
+        yield chunk[0][0], [_line(number, raw) for number, raw in chunk]
+
+
+def _line(number: int, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise HeedfulError(f"stdin, line {number} is not UTF-8 ({error.reason}): convert it first") from None
+
+
+_TAKES = {"span": "question", "choice": "choice", "next": "pair", "classes": "pair", "pretraining": "pair"}
+_NEEDS = ("span", "choice", "next")
+
+
+def _check_options(engine: Engine, given: set[str]) -> None:
+    taken = {_TAKES[engine.kind]} if engine.kind in _TAKES else set()
+    for name in sorted(given - taken):
+        raise HeedfulError(f"--{name} is not for this model: its {engine.kind} head expects {engine.expects}")
+    if engine.kind in _NEEDS and not given:
+        raise HeedfulError(f"this model's {engine.kind} head needs --{_TAKES[engine.kind]} beside the texts")
+
+
+def _input(text: str, pair: Any, question: Any, choice: Any) -> Any:
+    if question is not None:
+        return {"question": question, "context": text}
+    if choice is not None:
+        return {"prompt": text, "choices": choice}
+    return text if pair is None else (text, pair)
+
+
+# -- output ---------------------------------------------------------------------------------------------------
+
+
+def _show(given: Any, answer: dict[str, Any], top_k: int) -> None:
+    """An answer for a person: the input, and below it what was found."""
+    match given:
+        case {"question": question, "context": _}:
+            print(_clean(question))
+        case {"prompt": prompt, "choices": _}:
+            print(_clean(prompt))
+        case _:
+            print(_clean(given) if isinstance(given, str) else " | ".join(map(_clean, given)))
+    if rows := list(_rows(given, answer, top_k)):
+        _table(rows, indent=2)
+    if note := answer.get("note"):
+        print(f"  ({note})")
+    if answer.get("windows", 1) > 1:
+        print(f"  (read in {answer['windows']} windows: it is longer than the model reads at once)")
+    if answer.get("cut"):
+        print(f"  ({answer['cut']} tokens at its end were cut off: it is longer than the model reads)")
+    print("")
+
+
+def _rows(given: Any, answer: dict[str, Any], top_k: int) -> Iterator[list[str]]:
+    match answer:
+        case {"masks": masks}:
+            for number, mask in enumerate(masks, start=1):
+                for each in mask["tokens"]:
+                    row = [_percent(each["probability"]), _clean(each["text"] or each["token"])]
+                    yield [str(number), *row] if len(masks) > 1 else row
+        case {"follows": probability}:
+            yield [_percent(probability), "the second text follows the first"]
+        case {"entities": entities, "words": words}:
+            for each in entities or words:
+                yield [_percent(each["probability"]), each["label"] or "", _clean(each.get("text", each.get("word")))]
+        case {"choice": _, "probabilities": list(probabilities)}:
+            for probability, choice in sorted(zip(probabilities, given["choices"], strict=True), key=lambda p: -p[0]):
+                yield [_percent(probability), _clean(choice)]
+        case {"probabilities": dict(probabilities)}:
+            chosen = answer.get("labels", [answer.get("label")])
+            for label, probability in sorted(probabilities.items(), key=lambda pair: -pair[1])[
+                : max(top_k, len(chosen))
+            ]:
+                yield [_percent(probability), _clean(label), "*" if label in chosen else ""]
+        case {"numbers": numbers}:
+            for label, value in numbers.items():
+                yield [f"{value:.4f}", _clean(label)]
+        case {"answer": text, "score": score, "no_answer_score": nothing}:
+            yield ["answer", _clean(text) or "(none)"]
+            yield ["score", "none" if score is None else f"{score:.3f}", f"(no answer: {nothing:.3f})"]
+        case {"vector": vector, "tokens": tokens}:
+            yield [f"{len(vector)} numbers", " ".join(f"{x:.4f}" for x in vector[:6]) + " ...", f"{tokens} tokens"]
+
+
+def _facts(loaded: Loaded) -> dict[str, Any]:
+    head = loaded.config.head
+    return {
+        "read": loaded.source,
+        "family": loaded.config.family,
+        "head": f"{head.kind} head" if head else "no head",
+        "parameters": loaded.count(),
+    }
+
+
+def _table(rows: list[list[str]], *, head: list[str] | None = None, right: Iterable[int] = (), indent: int = 0) -> None:
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=head is not None, padding=(0, 2, 0, 0), pad_edge=False)
+    for number in range(max(map(len, [*rows, head or []]), default=0)):
+        title = Text(head[number], style="bold") if head else ""
+        table.add_column(title, justify="right" if number in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    with console.capture() as captured:
+        console.print(Padding(table, (0, 0, 0, indent)))
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:6.1%}"
+
+
+def _clean(text: str) -> str:
+    """Control characters written out, so that no text steers the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _write_json(value: Any) -> None:
+    print(json.dumps(value))  # in ASCII, whatever the terminal's encoding
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    if issubclass(category, HeedfulWarning):
+        _note(f"note: {message}")
+    else:
+        _note(warnings.formatwarning(message, category, filename, lineno).rstrip())

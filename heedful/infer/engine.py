@@ -1,0 +1,225 @@
+"""Engine: a folder becomes a ready model, and inputs become answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from heedful.checkpoint import Loaded, load
+from heedful.errors import HeedfulError
+from heedful.families import FAMILIES
+from heedful.model.config import Head, Learned, SentenceEmbedding
+from heedful.model.heads import PretrainingHead
+from heedful.nn.attend import explain
+from heedful.nn.layout import Call, Layout
+from heedful.packed import Packed
+from heedful.tasks import ANSWERERS, Answer, Answerer, Setting, Window
+from heedful.tasks.base import of_windows, too_long, windows
+from heedful.tasks.following import FOLLOWING
+from heedful.tokenizer import Encoded, Item, Tokenizer
+
+TYPICAL = 64  # tokens of a text, for explain()
+
+
+class _Piece(NamedTuple):
+    """A window that waits for its scores."""
+
+    question: int  # which input it belongs to
+    answerer: Answerer
+    encoded: Encoded
+    places: list[int]  # the tokens to score; none: the whole window
+
+
+class Engine:
+    """A model that answers; each answer is plain data and the same whatever else is asked beside it."""
+
+    def __init__(
+        self,
+        model: str | Path | Loaded,
+        *,
+        revision: str | None = None,
+        head: str | None = None,
+        dtype: torch.dtype | None = None,
+        token_budget: int = 4096,
+    ) -> None:
+        """Load a folder, or a name on the hub at a revision (dtype: float32 unless given), or take what is loaded.
+
+        A batch has at most `token_budget` tokens, or one window that alone has more.
+        """
+        if token_budget < 1:
+            raise HeedfulError(f"token_budget is {token_budget}: give how many tokens a batch may have, from 1")
+        if isinstance(model, Loaded):
+            if revision is not None or head is not None or dtype is not None:
+                raise HeedfulError("this model is loaded already: give revision, head and dtype to load() instead")
+            self.loaded = model
+        else:
+            self.loaded = load(model, revision=revision, head=head, dtype=dtype or torch.float32)
+        self.token_budget = token_budget
+        self._head, self._answerers = _able(self.loaded)
+        if self.loaded.tokenizer is None:
+            raise HeedfulError(
+                f"{self.loaded.source} has no tokenizer: put its tokenizer.json, or vocab.txt, beside config.json"
+            )
+        self.tokenizer: Tokenizer = self.loaded.tokenizer
+        self.limit = _limit(self.loaded)
+
+    @property
+    def kind(self) -> str:
+        """The kind of head: "masked", "next", "pretraining", "classes", "tokens", "span", "choice" or "embedding"."""
+        return self._head.kind
+
+    @property
+    def expects(self) -> str:
+        """What an input looks like, in words."""
+        return "; or ".join(answerer.expects for answerer in self._answerers)
+
+    def __call__(self, inputs: Iterable[Any], *, top_k: int = 5) -> list[Answer]:
+        """An answer for each input, in order.
+
+        Longer texts than the model reads are windowed, refused (pairs and choices, which must be seen at once) or,
+        by sentence embeddings, cut and counted. `top_k` is how many tokens fill-mask lists.
+        """
+        if isinstance(inputs, str | dict | tuple) or not hasattr(inputs, "__iter__"):
+            raise HeedfulError(f"inputs is {_shown(inputs)}: give a list; this model's head expects {self.expects}")
+        if top_k < 1:
+            raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
+        inputs = list(inputs)
+        read = [self._read(number, given) for number, given in enumerate(inputs)]
+        pieces = self._pieces(read)
+        setting = Setting(tokenizer=self.tokenizer, head=self._head, top_k=top_k)
+        seen: list[list[Window]] = [[] for _ in inputs]
+        for piece, scores in zip(pieces, self._scores(pieces), strict=True):
+            seen[piece.question].append(Window(piece.encoded, piece.places, scores))
+        return [
+            answerer.answer(given, seen[number], setting)
+            for number, (given, (answerer, _)) in enumerate(zip(inputs, read, strict=True))
+        ]
+
+    def explain(self) -> str:
+        """Which attention kernel takes a typical batch, and why no other one."""
+        stack = self.loaded.config.model.encoder or self.loaded.config.model.decoder
+        assert stack is not None
+        length = min(TYPICAL, self.limit or TYPICAL, self.token_budget)
+        count = self.token_budget // length
+        parameter = next(self.loaded.parameters())
+        q = torch.zeros(count * length, stack.heads, stack.head_width, dtype=parameter.dtype, device=parameter.device)
+        layout = Layout.of(range(0, count * length + 1, length))
+        call = Call(layout=layout, scale=stack.head_width**-0.5, causal=stack.causal, window=stack.window)
+        where = f"{parameter.device.type}, {str(parameter.dtype).removeprefix('torch.')}"
+        with torch.inference_mode():
+            return f"attention of {count} texts of {length} tokens on {where}:\n{explain(q, q, call)}"
+
+    def _read(self, number: int, given: Any) -> tuple[Answerer, list[Item]]:
+        for answerer in self._answerers:
+            if (items := answerer.items(given)) is not None:
+                return answerer, items
+        raise HeedfulError(f"input {number} is {_shown(given)}: this model's {self.kind} head expects {self.expects}")
+
+    def _pieces(self, read: list[tuple[Answerer, list[Item]]]) -> list[_Piece]:
+        """The windows of every input; those in which nothing is to be scored are left out."""
+        items = [(number, answerer, item) for number, (answerer, several) in enumerate(read) for item in several]
+        found = []
+        for (number, answerer, item), encoded in zip(items, self._encode([item for *_, item in items]), strict=True):
+            if answerer.long == "refuse" and self.limit is not None and len(encoded) > self.limit:
+                raise too_long(f"input {number}", len(encoded), self.limit)
+            try:
+                several = [encoded] if answerer.long == "cut" else windows(item, encoded, self.limit)
+            except HeedfulError as error:
+                raise HeedfulError(f"input {number}: {error}") from None
+            if answerer.places is None:
+                found += [_Piece(number, answerer, each, []) for each in several]
+                continue
+            places = of_windows(answerer.places(several, self.tokenizer), len(several))
+            found += [_Piece(number, answerer, each, mine) for each, mine in zip(several, places, strict=True) if mine]
+        return found
+
+    def _encode(self, items: list[Item]) -> list[Encoded]:
+        if self.limit is not None and all(answerer.long == "cut" for answerer in self._answerers):
+            return self.tokenizer.encode_batch(items, max_length=self.limit, truncate="longest_first")
+        return self.tokenizer.encode_batch(items)
+
+    def _scores(self, pieces: list[_Piece]) -> list[Tensor]:
+        """What the head says of each piece, on the host; batches take pieces of like length."""
+        scores: dict[int, Tensor] = {}
+        training = self.loaded.training
+        self.loaded.eval()
+        try:
+            with torch.inference_mode():
+                for numbers in self._batches(pieces):
+                    made = self._run([pieces[number] for number in numbers])
+                    scores.update(zip(numbers, made, strict=True))
+        finally:
+            self.loaded.train(training)
+        return [scores[number] for number in range(len(pieces))]
+
+    def _batches(self, pieces: list[_Piece]) -> Iterator[list[int]]:
+        """The numbers of the pieces of each batch: one answerer, longest first, within the budget."""
+        batch: list[int] = []
+        rows = 0
+        order = sorted(range(len(pieces)), key=lambda n: (id(pieces[n].answerer), -len(pieces[n].encoded)))
+        for number in order:
+            piece = pieces[number]
+            if batch and (
+                rows + len(piece.encoded) > self.token_budget or piece.answerer is not pieces[batch[0]].answerer
+            ):
+                yield batch
+                batch, rows = [], 0
+            batch.append(number)
+            rows += len(piece.encoded)
+        if batch:
+            yield batch
+
+    def _run(self, pieces: list[_Piece]) -> list[Tensor]:
+        device = next(self.loaded.parameters()).device
+        batch = Packed.of([piece.encoded.ids for piece in pieces], [piece.encoded.types for piece in pieces]).to(device)
+        answerer, head = pieces[0].answerer, self._module(pieces[0].answerer)
+        rows = self.loaded.model(batch)
+        if answerer.places is None:
+            return list(_on_host(head(rows, batch)))
+        wanted = [start + place for start, piece in zip(batch.bounds, pieces, strict=False) for place in piece.places]
+        scores = _on_host(head(rows[torch.tensor(wanted, device=device)], batch))
+        return list(scores.split([len(piece.places) for piece in pieces]))
+
+    def _module(self, answerer: Answerer) -> Callable[..., Tensor]:
+        head = self.loaded.head
+        if isinstance(head, PretrainingHead):
+            return head.next if answerer is FOLLOWING else head.masked
+        assert head is not None
+        return head
+
+
+def _on_host(scores: Tensor) -> Tensor:
+    return scores.to("cpu", torch.float64 if scores.dtype == torch.float64 else torch.float32)
+
+
+def _able(loaded: Loaded) -> tuple[Head, tuple[Answerer, ...]]:
+    """The head and what answers with it."""
+    head = loaded.config.head
+    if head is not None and head.kind in ANSWERERS:
+        return head, ANSWERERS[head.kind]
+    can = [kind for kind in FAMILIES[loaded.config.family].kinds() if kind in ANSWERERS]
+    has = "no head" if head is None else f'a "{head.kind}" head, which answers nothing by itself'
+    raise HeedfulError(
+        f"{loaded.source} has {has}: load it with head= (on the command line --head) one of {', '.join(can)}, "
+        "whose weights must be in the folder"
+    )
+
+
+def _limit(loaded: Loaded) -> int | None:
+    """How many tokens the model reads at once; None: any number."""
+    place, head = loaded.config.model.embedding.positions, loaded.config.head
+    limits = [
+        loaded.tokenizer.max_length if loaded.tokenizer else None,
+        place.count - place.offset if isinstance(place, Learned) else None,
+        head.max_length if isinstance(head, SentenceEmbedding) else None,
+    ]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _shown(given: Any, most: int = 80) -> str:
+    text = f"{type(given).__name__} {given!r}"
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,0 +1,25 @@
+"""Layer 7: tasks. So far they answer: inputs to windows of tokens, and a head's scores to plain data."""
+
+from __future__ import annotations
+
+from heedful.tasks.base import Answer, Answerer, Setting, Window
+from heedful.tasks.choose import CHOOSE
+from heedful.tasks.classify import CLASSIFY
+from heedful.tasks.embed import EMBED
+from heedful.tasks.extract import EXTRACT
+from heedful.tasks.fill import FILL
+from heedful.tasks.following import FOLLOWING
+from heedful.tasks.tag import TAG
+
+ANSWERERS: dict[str, tuple[Answerer, ...]] = {  # by the kind of head; the first that knows an input's form answers it
+    "masked": (FILL,),
+    "next": (FOLLOWING,),
+    "pretraining": (FILL, FOLLOWING),
+    "classes": (CLASSIFY,),
+    "tokens": (TAG,),
+    "span": (EXTRACT,),
+    "choice": (CHOOSE,),
+    "embedding": (EMBED,),
+}
+
+__all__ = ["ANSWERERS", "Answer", "Answerer", "Setting", "Window"]

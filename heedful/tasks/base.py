@@ -1,0 +1,127 @@
+"""What every task shares: an input becomes windows of tokens, and the head's scores become plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from heedful.errors import HeedfulError
+from heedful.model.config import Head
+from heedful.tokenizer import Encoded, Item, Tokenizer
+from heedful.tokenizer.encoded import cut_windows
+
+Answer = dict[str, Any]  # plain data: text, numbers, lists and dicts of them
+Place = tuple[int, int]  # the number of a window, and a place in it
+
+
+class Window(NamedTuple):
+    """Tokens that the model saw at once, and what the head said of them."""
+
+    encoded: Encoded
+    places: Sequence[int]  # the tokens that were scored; none: the window was scored as a whole
+    scores: Tensor  # [places, ...], or of the whole window [...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What an answer needs to know beside the scores."""
+
+    tokenizer: Tokenizer
+    head: Head
+    top_k: int  # candidates that are listed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answerer:
+    """How a head's scores answer an input."""
+
+    expects: str  # the form of an input, in words
+    items: Callable[[Any], list[Item] | None]  # what the tokenizer reads; None: the input has another form
+    answer: Callable[[Any, list[Window], Setting], Answer]
+    places: Callable[[list[Encoded], Tokenizer], list[Place]] | None = None  # the tokens to score; None: whole windows
+    long: Literal["windows", "cut", "refuse"] = "windows"  # what happens to more tokens than the model reads
+
+
+def read_text(given: Any) -> list[Item] | None:
+    """One text."""
+    return [given] if isinstance(given, str) else None
+
+
+def read_pair(given: Any) -> list[Item] | None:
+    """Two texts, in a tuple or a list."""
+    match given:
+        case (str() as first, str() as second):
+            return [(first, second)]
+    return None
+
+
+def windows(item: Item, encoded: Encoded, limit: int | None) -> list[Encoded]:
+    """The text in windows that overlap by half; the first text of a pair is whole in each of them."""
+    if limit is None or len(encoded) <= limit:
+        return [encoded]
+    return cut_windows(encoded, segment=1 if isinstance(item, tuple) else 0, max_length=limit)
+
+
+def best_places(windows: Sequence[Encoded], segment: int = 0) -> list[Place]:
+    """For each token of the windowed text in order, the place where it sees most around it.
+
+    That is the largest min(tokens on its left, tokens on its right) + 0.01 tokens of the window, and the first window
+    among equals (Devlin et al. 2019, the published code for SQuAD).
+    """
+    best: dict[int, tuple[float, Place]] = {}
+    for number, window in enumerate(windows):
+        places = [place for place, of in enumerate(window.segments) if of == segment]
+        for index, place in enumerate(places):
+            context = min(index, len(places) - 1 - index) + 0.01 * len(places)
+            if context > best.get(window.start + index, (-1.0,))[0]:
+                best[window.start + index] = context, (number, place)
+    return [place for _, place in best.values()]
+
+
+def trimmed(text: str, start: int, stop: int) -> tuple[int, int]:
+    """The same span without white space at its ends.
+
+    >>> trimmed("a  b ", 1, 5)
+    (3, 4)
+    """
+    part = text[start:stop]
+    kept = len(part.strip())
+    start += len(part) - len(part.lstrip()) if kept else 0
+    return start, start + kept
+
+
+def label_names(labels: Sequence[str]) -> list[str]:
+    """The labels, told apart by their numbers where two are called the same.
+
+    >>> label_names(["good", "bad"]), label_names(["x", "x"])
+    (['good', 'bad'], ['x/0', 'x/1'])
+    """
+    if len(set(labels)) == len(labels):
+        return list(labels)
+    return [f"{label}/{number}" for number, label in enumerate(labels)]
+
+
+def named_texts(given: Any, *keys: str) -> list[Any] | None:
+    """The values of a dict that has exactly these keys."""
+    if not isinstance(given, dict) or set(given) != set(keys):
+        return None
+    return [given[key] for key in keys]
+
+
+def too_long(what: str, length: int, limit: int) -> HeedfulError:
+    """An input that must be seen at once is longer than the model reads."""
+    return HeedfulError(
+        f"{what} has {length} tokens, but this model reads {limit}, and its answer needs all of them at once: "
+        f"shorten it by {length - limit} tokens"
+    )
+
+
+def of_windows(places: Iterable[Place], count: int) -> list[list[int]]:
+    """The places of each of so many windows."""
+    found: list[list[int]] = [[] for _ in range(count)]
+    for number, place in places:
+        found[number].append(place)
+    return found

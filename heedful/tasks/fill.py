@@ -1,0 +1,62 @@
+"""Fill in the masks of a text: the tokens that the head thinks most likely."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from heedful.errors import HeedfulError
+from heedful.tasks.base import Answer, Answerer, Place, Setting, Window, best_places, read_text
+from heedful.tokenizer import Encoded, Tokenizer
+
+
+def places(windows: list[Encoded], tokenizer: Tokenizer) -> list[Place]:
+    """Each mask, in the window where it sees most around it."""
+    mask = tokenizer.special.mask
+    return [(number, place) for number, place in best_places(windows) if windows[number].ids[place] == mask]
+
+
+def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
+    """{"masks": [{"start", "end", "tokens": [{"token", "text", "probability"}]}]}, most likely token first."""
+    masks = [
+        {"start": start, "end": stop, "tokens": likely_tokens(scores, setting.tokenizer, setting.top_k)}
+        for window in windows
+        for place, scores in zip(window.places, window.scores, strict=True)
+        for start, stop in [window.encoded.offsets[place]]
+    ]
+    found: Answer = {"masks": sorted(masks, key=lambda mask: mask["start"]), "windows": len(windows)}
+    if not masks:
+        found["note"] = f"nothing to fill in: write {mask_name(setting.tokenizer)} where a token is wanted"
+    return found
+
+
+def likely_tokens(scores: Tensor, tokenizer: Tokenizer, count: int) -> list[Answer]:
+    """The tokens with the largest softmax(scores) over the whole vocabulary; ids without a token are passed over."""
+    probabilities = scores.softmax(-1)
+    found: list[Answer] = []
+    for id in probabilities.argsort(descending=True, stable=True).tolist():
+        if len(found) == count:
+            break
+        try:
+            token = tokenizer.name(id)
+        except HeedfulError:  # the embedding may have more rows than there are tokens
+            continue
+        text = tokenizer.decode([id], skip_special=False).strip()
+        found.append({"token": token, "text": text, "probability": float(probabilities[id])})
+    return found
+
+
+def mask_name(tokenizer: Tokenizer) -> str:
+    """How the mask is written in a text."""
+    if tokenizer.special.mask is None:
+        raise HeedfulError("this tokenizer has no mask token: name it as mask_token in tokenizer_config.json")
+    return tokenizer.name(tokenizer.special.mask)
+
+
+FILL = Answerer(
+    expects='texts with the mask written out, like ["the cat [MASK] on the mat"]',
+    items=read_text,
+    places=places,
+    answer=answer,
+)

@@ -1,0 +1,88 @@
+"""Tiny model folders with a head and a vocabulary, as transformers saves them."""
+
+from __future__ import annotations
+
+import json
+import string
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tiny import randomise
+
+NAMES = [*"OX", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {  # a name for the folder -> their class, what its config says
+    "masked": ("BertForMaskedLM", {}),
+    "next": ("BertForNextSentencePrediction", {}),
+    "pretraining": ("BertForPreTraining", {}),
+    "single": ("BertForSequenceClassification", {"id2label": {0: "bad", 1: "fair", 2: "good"}}),
+    "multiple": (
+        "BertForSequenceClassification",
+        {"id2label": {0: "bad", 1: "fair", 2: "good"}, "problem_type": "multi_label_classification"},
+    ),
+    "regression": ("BertForSequenceClassification", {"id2label": {0: "stars"}}),
+    "tag": ("BertForTokenClassification", {"id2label": dict(enumerate(NAMES))}),
+    "span": ("BertForQuestionAnswering", {}),
+    "choice": ("BertForMultipleChoice", {}),
+    "bare": ("BertModel", {}),
+}
+WORDS = (
+    "the a cat dog sat on mat ran to paris is in france of capital he she lives here wrote it program first who where "
+    "##ed ##ing ada and love"
+)
+VOCABULARY = [
+    *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+    *dict.fromkeys([*WORDS.split(), *string.ascii_lowercase, *string.digits, *".,?!'"]),
+    *(f"##{letter}" for letter in string.ascii_lowercase + string.digits),
+]
+LIMIT = 48  # tokens that a tiny model reads
+SPARE = 3  # rows of the embedding that belong to no token
+
+
+def make(folder: Path, name: str) -> Path:
+    """Save the model of that name, with its vocabulary."""
+    architecture, more = HEADS[name]
+    if "id2label" in more:
+        more = more | {"label2id": {label: number for number, label in more["id2label"].items()}}
+    config = transformers.BertConfig(
+        vocab_size=len(VOCABULARY) + SPARE,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=LIMIT,
+        **more,
+    )
+    torch.manual_seed(len(name))
+    model = getattr(transformers, architecture)(config)
+    randomise(model)
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in VOCABULARY), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": LIMIT})
+    )
+    return folder
+
+
+@cache
+def theirs(folder: Path) -> tuple[Any, Any]:
+    """transformers' model, in eval mode, and its tokenizer."""
+    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+    model = getattr(transformers, architecture).from_pretrained(folder).eval()
+    return model, transformers.BertTokenizer.from_pretrained(folder)
+
+
+@torch.no_grad()
+def their_logits(folder: Path, *texts: Any, **more: Any) -> Any:
+    """transformers' outputs for one text, pair or list of words."""
+    model, tokenizer = theirs(folder)
+    batch = [[text] for text in texts]  # alone, an empty second text would count as none
+    return model(**tokenizer(*batch, return_tensors="pt", **more))
+
+
+def long_text(words: int = 2_000) -> str:
+    """That many words, of one to three pieces."""
+    cycle = ["ada", "lives", "in", "paris", "and", "zed", "wrote", "the", "first", "program", "of", "it"]
+    return " ".join(cycle[number % len(cycle)] for number in range(words))

