@@ -160,11 +160,13 @@ def tokenizer(
     WordPiece, or with --set kind=bpe byte-level BPE, or with --set kind=unigram Unigram.
     """
     from heedful.settings import apply, from_file
-    from heedful.tokenizer import TokenizerSettings, train
-    from heedful.tokenizer.training import lines
+    from heedful.tokenizer import TokenizerSettings
 
     chosen = apply(from_file(TokenizerSettings, settings) if settings else TokenizerSettings(), assignments or [])
     _check_free(out, overwrite)
+
+    from heedful.tokenizer.training import lines, train
+
     trained = train(corpus, chosen)
     try:
         trained.save(out)

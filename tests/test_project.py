@@ -59,6 +59,16 @@ def test_help_is_quick_and_imports_no_torch() -> None:
     assert time.monotonic() - start < 5  # under 0.3 s on a quiet machine; here others run beside it
 
 
+def test_a_settings_error_imports_no_torch() -> None:
+    code = (
+        "import runpy, sys; sys.argv = ['heedful', 'tokenizer', 'x', '--out', 'y', '--set', 'vocabluary=3']\n"
+        "try: runpy.run_module('heedful', run_name='__main__')\n"
+        "except SystemExit as stop: print(stop.code)\n"
+        "assert not {'torch', 'tokenizers'} & set(sys.modules)"
+    )
+    assert run(sys.executable, "-c", code).strip() == "2"
+
+
 def test_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path))
     (wheel,) = tmp_path.glob("heedful-*.whl")

@@ -1,17 +1,41 @@
-"""Texts to token ids and back, over the `tokenizers` library: load, train, pairs, windows, offsets, word numbers."""
+"""Texts to token ids and back, over the `tokenizers` library: load, train, pairs, windows, offsets, word numbers.
 
-from heedful.tokenizer.core import Special, Tokenizer
-from heedful.tokenizer.encoded import Encoded, Item, Truncate, Words
-from heedful.tokenizer.training import SpecialNames, TokenizerSettings, train
+Names are loaded when they are first used: settings need neither torch nor the library.
+"""
 
-__all__ = [
-    "Encoded",
-    "Item",
-    "Special",
-    "SpecialNames",
-    "Tokenizer",
-    "TokenizerSettings",
-    "Truncate",
-    "Words",
-    "train",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from heedful.tokenizer.core import Special as Special
+    from heedful.tokenizer.core import Tokenizer as Tokenizer
+    from heedful.tokenizer.encoded import Encoded as Encoded
+    from heedful.tokenizer.encoded import Item as Item
+    from heedful.tokenizer.encoded import Truncate as Truncate
+    from heedful.tokenizer.encoded import Words as Words
+    from heedful.tokenizer.settings import SpecialNames as SpecialNames
+    from heedful.tokenizer.settings import TokenizerSettings as TokenizerSettings
+    from heedful.tokenizer.training import train as train
+
+_HOMES = {
+    "Special": "core",
+    "Tokenizer": "core",
+    "Encoded": "encoded",
+    "Item": "encoded",
+    "Truncate": "encoded",
+    "Words": "encoded",
+    "SpecialNames": "settings",
+    "TokenizerSettings": "settings",
+    "train": "training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)

@@ -11,6 +11,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from heedful.errors import HeedfulError
 from heedful.tokenizer.guard import guarded
+from heedful.tokenizer.settings import ANGLED
 
 # The published names of special tokens, by the key that tokenizer_config.json has for them.
 TYPICAL: dict[str, tuple[str, ...]] = {
@@ -23,7 +24,6 @@ TYPICAL: dict[str, tuple[str, ...]] = {
     "mask_token": ("[MASK]", "<mask>"),
 }
 BRACKETED = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-ANGLED = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 END_OF_TEXT = "<|endoftext|>"
 
 

@@ -1,0 +1,117 @@
+"""Which attention kernel, widths and budget are fastest: every setting in turn, in one process, on the same rows."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from statistics import geometric_mean, median
+
+import torch
+from attention_arms import BUDGET, HEADS, MODES, Case, make_batches, runner, settings
+from lengths import DISTRIBUTIONS
+from report import RESULTS, Spread, grid, write
+
+from heedful.nn.attend import REFERENCE
+from heedful.nn.layout import Call, Layout
+
+ABOUT = """Attention alone: {rounds} rounds of every setting, in rotating order, in one process with {threads} threads.
+A round is about {tokens:,} real tokens in batches of up to {budget}, filled longest first as heedful.Engine does
+(forward) or in arrival order as in training (forward+backward). `ms` is a round with plans made before, median
+(min–max); `plan ms` is what making them costs, once for all layers of a model. Before timing, results and gradients
+are compared with the float32 reference's (bounds over the scale: {bounds}). A plain name is the kernel table's; `64/128
+256k` is best-fit lines of these widths and at most 256k scores a head in a block. The score is the fastest setting's
+time over this one's."""
+TOKENS = 12_288
+BOUNDS = {"float32": 1e-4, "bfloat16": 3e-2}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """A setting's figures in one case."""
+
+    setting: str
+    milliseconds: Spread
+    plan: float  # milliseconds
+    score: float
+
+
+def measure(case: Case, rounds: int, tokens: int) -> list[Line]:
+    """All settings that can, on one case, fastest first."""
+    batches = make_batches(case, tokens)
+    q, call = batches[0][0][:, 0], Call(layout=Layout.of(batches[0][2]), scale=1.0)
+    able = [kernel for kernel in settings() if not kernel.cannot(q, q, call)]
+    right = runner(REFERENCE, make_batches(case._replace(precision="float32"), tokens))[0]()
+    runs, plans = {}, {}
+    for kernel in able:
+        for _ in range(2):  # the first time warms up, too
+            runs[kernel.name], layouts = runner(kernel, batches)
+            for mine, exact in zip(runs[kernel.name](), right, strict=True):
+                off = float((mine.float() - exact).abs().max() / exact.abs().max())
+                assert off <= BOUNDS[case.precision], f"{kernel.name} is off by {off:.1e} of the scale in {case}"
+            plans[kernel.name] = 1000 * sum(sum(layout.spent) for layout in layouts)
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds):
+        turn = number * len(able) // rounds
+        for name in [*runs][turn:] + [*runs][:turn]:
+            start = time.perf_counter()
+            runs[name]()
+            times[name].append(1000 * (time.perf_counter() - start))
+    best = min(map(median, times.values()))
+    lines = [
+        Line(setting=name, milliseconds=Spread.of(each), plan=plans[name], score=best / median(each))
+        for name, each in times.items()
+    ]
+    return sorted(lines, key=lambda line: -line.score)
+
+
+def summary(results: dict[Case, list[Line]]) -> str:
+    """Scores of every setting, averaged geometrically over distributions and heads."""
+    scores: dict[str, dict[str, list[float]]] = {}
+    for case, lines in results.items():
+        for line in lines:
+            scores.setdefault(line.setting, {}).setdefault(f"{case.mode} {case.precision}", []).append(line.score)
+    columns = list(next(iter(scores.values())))
+    means = {
+        name: [geometric_mean(each[column]) if column in each else 0.0 for column in columns]
+        for name, each in scores.items()
+    }
+    rows = [[name, *(f"{score:.2f}" for score in each)] for name, each in means.items()]
+    return "## Scores\n\n" + grid(["setting", *columns], sorted(rows, key=lambda row: -sum(means[row[0]])))
+
+
+def details(case: Case, lines: list[Line]) -> str:
+    """One case as a table."""
+    rows = [[each.setting, each.milliseconds.text(1), f"{each.plan:.1f}", f"{each.score:.2f}"] for each in lines]
+    return f"## {', '.join(case)}\n\n" + grid(["setting", "ms", "plan ms", "score"], rows)
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="at least 7, but for --quick")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--precisions", nargs="+", choices=list(BOUNDS), default=list(BOUNDS))
+    parser.add_argument("--quick", action="store_true", help="rehearse on a few hundred tokens, without a record")
+    parser.add_argument("--output", type=Path, help="another folder for the record")
+    given = parser.parse_args()
+    if given.rounds < 1 or (given.rounds < 7 and not given.quick):
+        parser.error(f"--rounds {given.rounds} are too few to say anything: give at least 7")
+    tokens = 256 if given.quick else TOKENS
+    results = {}
+    for case in map(Case._make, product(given.modes, given.precisions, HEADS, DISTRIBUTIONS)):
+        results[case] = measure(case, given.rounds, tokens)
+        print(details(case, results[case]), flush=True)
+    print(summary(results))
+    if given.output or not given.quick:
+        threads, bounds = torch.get_num_threads(), ", ".join(f"{bound} in {name}" for name, bound in BOUNDS.items())
+        about = ABOUT.format(rounds=given.rounds, threads=threads, tokens=tokens, budget=BUDGET, bounds=bounds)
+        texts = [summary(results), *(details(*each) for each in results.items())]
+        data = [case._asdict() | {"lines": [asdict(line) for line in each]} for case, each in results.items()]
+        print(write("attention", about, texts, data, given.output or RESULTS))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""What is written down: spreads, tables, the machine; dated Markdown for people and JSON for programs."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """Median, extremes and quartiles."""
+
+    median: float
+    low: float
+    high: float
+    quartiles: tuple[float, float]
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of at least one value."""
+        first, _, third = statistics.quantiles(values, method="inclusive") if len(values) > 1 else (values[0],) * 3
+        return cls(median=statistics.median(values), low=min(values), high=max(values), quartiles=(first, third))
+
+    def text(self, digits: int = 2) -> str:
+        """The median and, in parentheses, the extremes."""
+        return f"{self.median:,.{digits}f} ({self.low:,.{digits}f}–{self.high:,.{digits}f})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One arm's line; ratios are of real tokens a second, so above 1 is faster than the other."""
+
+    name: str
+    ours: bool
+    settings: str
+    seconds: tuple[float, ...]  # of each round
+    tokens_per_second: Spread
+    sequences_per_second: float
+    to_best_peer: Spread  # the fastest peer of the same round
+    to_reference: Spread  # the first arm
+    difference: float  # of the sample to the reference's: the largest, over the reference's scale
+    cosine: float  # of the sample to the reference's: the least
+    checksum: str  # of the sample in float32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """What was measured of several arms on the same inputs."""
+
+    title: str
+    inputs: str  # their digest
+    tokens: int
+    sequences: int
+    rounds: int
+    best_peers: dict[str, int]  # in how many rounds each was the fastest peer
+    others: float  # the largest share of the machine's cores that other processes took in a turn
+    rows: tuple[Row, ...]
+
+    def text(self) -> str:
+        """As Markdown."""
+        best = ", ".join(f"{name} in {count}" for name, count in self.best_peers.items())
+        about = (
+            f"## {self.title}: {self.sequences:,} sequences, {self.tokens:,} real tokens a round\n\n"
+            f"{self.rounds} rounds; fastest peer: {best}; other processes took at most {self.others:.0%} "
+            "of the machine in a turn.\n\n"
+        )
+        columns = ["arm", "settings", "real tokens/s", "quartiles", "sequences/s", "to the fastest peer"]
+        return about + grid(
+            [*columns, f"to {self.rows[0].name}", "difference", "cosine"],
+            [
+                [
+                    f"**{row.name}**" if row.ours else row.name,
+                    row.settings,
+                    row.tokens_per_second.text(0),
+                    "–".join(f"{edge:,.0f}" for edge in row.tokens_per_second.quartiles),
+                    f"{row.sequences_per_second:,.1f}",
+                    row.to_best_peer.text(),
+                    row.to_reference.text(),
+                    f"{row.difference:.1e}",
+                    f"{row.cosine:.6f}",
+                ]
+                for row in self.rows
+            ],
+        )
+
+
+def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (columns, ["---"] * len(columns), *rows))
+
+
+def write(name: str, about: str, tables: Sequence[str], data: Any, folder: Path = RESULTS) -> Path:
+    """Put name-date.md and name-date.json into the folder and return the former's path."""
+    machine = facts()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{machine['date']}.md"
+    listed = "\n".join(f"* {key}: {value}" for key, value in machine.items())
+    path.write_text("\n".join([f"# {name}, {machine['date']}\n", f"{about}\n", f"{listed}\n", *tables]), "utf-8")
+    data = {"about": about, "machine": machine, "tables": data}
+    path.with_suffix(".json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    return path
+
+
+def facts() -> dict[str, str]:
+    """What a reader must know of the machine; what its processor can do is looked up, never assumed."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = said.get("flags", "").split()
+    return {
+        "date": datetime.date.today().isoformat(),
+        "processor": said.get("model name") or platform.processor() or platform.machine(),
+        "cores": str(os.cpu_count()),
+        "has": ", ".join(flag for flag in FLAGS if flag in flags) or "unknown",
+        "has not": ", ".join(flag for flag in FLAGS if flag not in flags) if flags else "unknown",
+        "versions": ", ".join(f"{name} {_version(name)}" for name in ("heedful", "torch", "transformers")),
+        "system": f"Python {platform.python_version()}, {platform.system()}",
+    }
+
+
+def machine_busy() -> float:
+    """Seconds for which the machine's cores have worked, or were taken by its host; 0 where nothing tells."""
+    try:
+        line = Path("/proc/stat").read_text("utf-8").splitlines()[0]
+    except OSError:
+        return 0.0
+    user, nice, system, _, _, interrupt, soft, steal = (int(each) for each in line.split()[1:9])
+    return float(user + nice + system + interrupt + soft + steal) / float(os.sysconf("SC_CLK_TCK"))
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"

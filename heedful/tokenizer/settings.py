@@ -1,0 +1,57 @@
+"""What a trained tokenizer is to be; imports nothing heavy, so that a wrong setting is told at once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+ANGLED = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # RoBERTa's special tokens, in the order of their ids
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpecialNames:
+    """How the special tokens are spelled; ids 0 to 4 (BPE: in the order first, pad, separator, unknown, mask)."""
+
+    pad: str = "[PAD]"
+    unknown: str = "[UNK]"
+    first: str = "[CLS]"
+    separator: str = "[SEP]"
+    mask: str = "[MASK]"
+
+    def config(self) -> dict[str, Any]:
+        """As tokenizer_config.json names them."""
+        keys = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+        return dict(zip(keys, asdict(self).values(), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerSettings:
+    """What to train: WordPiece and Unigram wrap texts as BERT does, byte-level BPE as RoBERTa does."""
+
+    kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
+    vocabulary: int = 30_000  # how many tokens at most, special ones included
+    lower_case: bool | None = None  # None: as published for the kind, so for WordPiece alone
+    strip_accents: bool | None = None  # None: exactly when lower-casing
+    min_frequency: int = 2  # of a pair that is joined (WordPiece, BPE)
+    alphabet: int = 1_000  # how many characters are kept, the most frequent ones (WordPiece; BPE keeps all 256 bytes)
+    special: SpecialNames | None = None  # None: as published for the kind
+    max_length: int | None = None  # in tokens, of the model to come; written to tokenizer_config.json
+
+    @property
+    def lower_cases(self) -> bool:
+        """Whether text is lower-cased."""
+        return self.kind == "wordpiece" if self.lower_case is None else self.lower_case
+
+    @property
+    def strips_accents(self) -> bool:
+        """Whether accents are taken off."""
+        return self.lower_cases if self.strip_accents is None else self.strip_accents
+
+    @property
+    def names(self) -> SpecialNames:
+        """The special tokens."""
+        if self.special is not None:
+            return self.special
+        first, pad, separator, unknown, mask = ANGLED
+        angled = SpecialNames(pad=pad, unknown=unknown, first=first, separator=separator, mask=mask)
+        return angled if self.kind == "bpe" else SpecialNames()

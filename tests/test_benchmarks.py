@@ -1,0 +1,176 @@
+"""The benchmarks' own mathematics: lengths, statistics, alternation, refusals; and a rehearsal of each script."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+FAKE = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from harness import Prepared, serve
+name, log, seconds, first, inputs = sys.argv[2:]
+
+def run():
+    with open(log, "a") as file:
+        print(name, file=file)
+    time.sleep(float(seconds))
+    if first == "dies":
+        sys.exit(3)
+
+def sample(result):
+    print("noise that is no answer")
+    return [[float(first), 1.0], [0.0, 2.0]]
+
+serve(lambda: Prepared(run=run, sample=sample, tokens=100, sequences=10, inputs=inputs, settings="fake"))
+"""
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import one of the benchmarks' modules."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+@pytest.fixture
+def fake(benchmarks: Any, tmp_path: Path) -> Any:
+    """Make an arm that sleeps, and logs its turns."""
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE)
+    harness = benchmarks("harness")
+
+    def make(name: str, *, seconds: float = 0.0, first: object = 1.0, inputs: str = "same", ours: bool = False) -> Any:
+        command = (sys.executable, str(script), str(BENCHMARKS), name, str(tmp_path / "log"), seconds, first, inputs)
+        bound = harness.Bound(difference=1e-3, cosine=0.999)
+        return harness.Arm(name=name, command=tuple(map(str, command)), ours=ours, bound=bound)
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["SHORT", "MIXED", "LONG"])
+def test_lengths(benchmarks: Any, name: str) -> None:
+    lengths = benchmarks("lengths")
+    kind = lengths.DISTRIBUTIONS[name]
+    assert (kind.mean, kind.most) == {"SHORT": (25, 128), "MIXED": (120, 512), "LONG": (350, 512)}[name]
+    for count, near in ((64, 0.04), (4000, 0.01)):
+        drawn = lengths.draw(name, count)
+        assert len(drawn) == count
+        assert fmean(drawn) == pytest.approx(kind.mean, rel=near)
+        assert min(drawn) >= lengths.FEWEST
+        assert max(drawn) <= kind.most
+        assert lengths.draw(name, count) == drawn != lengths.draw(name, count, seed=1)
+    assert max(drawn) == kind.most
+    assert fmean(drawn[:1000]) == pytest.approx(kind.mean, rel=0.1), "not in random order"
+    made = lengths.sequences(name, 50)
+    assert [len(each) for each in made] == lengths.draw(name, 50)
+    assert all(each[0] == lengths.CLS and each[-1] == lengths.SEP for each in made)
+    assert lengths.digest(made) == lengths.digest(lengths.sequences(name, 50)) != lengths.digest(made[1:])
+
+
+def test_lengths_are_those_of_the_record(benchmarks: Any) -> None:
+    lengths = benchmarks("lengths")
+    assert {name: lengths.draw(name, 100)[:5] for name in lengths.DISTRIBUTIONS} == {
+        "SHORT": [48, 43, 34, 15, 10],
+        "MIXED": [52, 222, 69, 340, 54],
+        "LONG": [512, 261, 444, 278, 512],
+    }
+
+
+def test_batches_stay_within_their_budget(benchmarks: Any) -> None:
+    fill = benchmarks("lengths").fill
+    assert fill([3, 9, 4, 5, 1], 9) == [[1], [3, 2], [0, 4]]
+    assert fill([3, 9, 4, 5, 1], 9, longest_first=False) == [[0], [1], [2, 3], [4]]
+    assert fill([], 9) == []
+    assert fill([20, 1], 9) == [[0], [1]], "what alone is too long stands alone"
+
+
+def test_spread(benchmarks: Any) -> None:
+    spread = benchmarks("report").Spread.of([4.0, 1.0, 2.0, 3.0, 100.0])
+    assert (spread.median, spread.low, spread.high, spread.quartiles) == (3.0, 1.0, 100.0, (2.0, 4.0))
+    assert spread.text(1) == "3.0 (1.0–100.0)"
+    assert benchmarks("report").Spread.of([2.0]).quartiles == (2.0, 2.0)
+
+
+def test_ratios_are_taken_in_each_round(benchmarks: Any, fake: Any) -> None:
+    arms = [fake("slow"), fake("peer"), fake("own", ours=True)]
+    said = {"tokens": 100, "sequences": 10, "inputs": "same", "settings": "", "checksum": ""}
+    seconds = {"slow": [4.0, 4.0, 1.0], "peer": [2.0, 2.0, 2.0], "own": [1.0, 0.5, 0.5]}
+    turns = {name: [said | {"seconds": each} for each in several] for name, several in seconds.items()}
+    near = {arm.name: (0.0, 1.0) for arm in arms}
+    table = benchmarks("harness").summarise("T", arms, {arm.name: said for arm in arms}, turns, near, 0.0)
+    own = table.rows[2]
+    assert own.tokens_per_second.median == 200
+    assert own.sequences_per_second == 20
+    assert own.to_best_peer == benchmarks("report").Spread.of([2.0, 4.0, 2.0])
+    assert own.to_reference == benchmarks("report").Spread.of([4.0, 8.0, 2.0])
+    assert table.best_peers == {"peer": 2, "slow": 1}
+    assert "| **own** |" in table.text()
+
+
+def test_arms_alternate_and_never_overlap(benchmarks: Any, fake: Any, tmp_path: Path) -> None:
+    arms = [fake("slow", seconds=0.08), fake("peer", seconds=0.04), fake("own", seconds=0.01, first=1.0001, ours=True)]
+    table = benchmarks("harness").measure("T", arms, 3, pause=0.0)
+    order = (tmp_path / "log").read_text().split()
+    warm_up, *rounds = [order[start : start + 3] for start in range(0, 12, 3)]
+    assert warm_up == ["slow", "peer", "own"]
+    assert rounds == [["slow", "peer", "own"], ["peer", "own", "slow"], ["own", "slow", "peer"]]
+    own = table.rows[2]
+    assert own.to_best_peer.median > 1
+    assert own.to_reference.median > 1
+    assert own.difference == pytest.approx(5e-5)
+    assert table.rows[0].checksum == table.rows[1].checksum != own.checksum
+    report = benchmarks("report")
+    path = report.write("fake", "About.", [table.text()], [table.title], tmp_path / "results")
+    assert path.name == f"fake-{report.facts()['date']}.md"
+    assert "## T: 10 sequences, 100 real tokens a round" in path.read_text()
+    assert json.loads(path.with_suffix(".json").read_text())["tables"] == ["T"]
+    assert {"processor", "cores", "has", "has not", "versions"} <= report.facts().keys()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"first": 1.1}, "computes something else: largest difference 5.00e-02"),
+        ({"first": "nan"}, "computes something else"),
+        ({"inputs": "others"}, "has other inputs: others, not same"),
+        ({"first": "dies"}, 'the arm "wrong" ended with 3'),
+    ],
+)
+def test_a_wrong_arm_is_not_timed(benchmarks: Any, fake: Any, wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        benchmarks("harness").measure("T", [fake("right"), fake("wrong", ours=True, **wrong)], 1, pause=0.0)
+
+
+def test_too_few_rounds_are_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "forward.py", "--rounds", "4"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "--rounds 4 are too few to say anything: give at least 5" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "options", "expected"),
+    [
+        ("forward.py", ["--distributions", "SHORT"], "**heedful bfloat16**"),
+        ("attention.py", ["--modes", "forward", "--precisions", "float32"], "| fused |"),
+    ],
+)
+def test_rehearsal(script: str, options: list[str], expected: str, tmp_path: Path) -> None:
+    command = [sys.executable, BENCHMARKS / script, "--quick", "--rounds", "1", "--output", tmp_path, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*.md")
+    assert expected in path.read_text()
+    assert path.with_suffix(".json").exists()
