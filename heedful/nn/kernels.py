@@ -65,12 +65,7 @@ class Plan:
     result: Int[Tensor, " rows"] | None  # at which place each query row's result lies; after the last: zeros
 
 
-def one_each(layout: Layout) -> Iterable[list[Line]]:
-    """Every sequence is a block of its own: nothing is moved, nothing is padded."""
-    return ([[number]] for number in range(len(layout.queries)))
-
-
-def shared(layout: Layout, widths: tuple[int, ...] = (64, 128, 256), budget: int = 1 << 20) -> Iterable[list[Line]]:
+def shared(layout: Layout, widths: tuple[int, ...] = (64, 128), budget: int = 1 << 16) -> Iterable[list[Line]]:
     """Several short sequences to a line of the first width that holds them; the others beside those of their size.
 
     A block has at most `budget` scores a head, unless one line has more.
@@ -305,14 +300,14 @@ def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, call: Call) -> T
 # -- the table ----------------------------------------------------------------------------------------------
 
 
-def _planned(name: str, arrange: Callable[[Layout], Iterable[list[Line]]], core: Core) -> Run:
+def _planned(core: Core) -> Run:
     def run(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         def make() -> Plan:
-            return make_plan(call, arrange, q, k)
+            return make_plan(call, shared, q, k)
 
         if isinstance(call.bias, Dense):  # what it forbids is part of the plan
             return run_plan(q, k, v, call, make(), core)
-        key = (name, call.causal, call.window, q.dtype, q.device, call.bias is None)
+        key = (call.causal, call.window, q.dtype, q.device, call.bias is None)
         return run_plan(q, k, v, call, call.layout.plan(key, make), core)
 
     return run
@@ -353,14 +348,19 @@ def _no_dropout(q: Tensor, k: Tensor, call: Call) -> str:
     return "it has no dropout" if call.dropout else ""
 
 
-def _trains(q: Tensor, k: Tensor, call: Call) -> str:
-    return "its backward pass is slow on a CPU" if torch.is_grad_enabled() and q.requires_grad else ""
+LONG = 1024  # rows of a sequence from which writing out its scores costs more than it saves
 
 
+def _writes_scores(q: Tensor, k: Tensor, call: Call) -> str:
+    longest = max((m for _, m in call.layout.sizes()), default=0)
+    if longest > LONG and not call.dropout:
+        return f"it writes out all scores of a sequence, and one has {longest} keys"
+    return ""
+
+
+# by benchmarks/attention.py the products are the faster core on a CPU, forward and backward
 KERNELS: tuple[Kernel, ...] = (
     Kernel(name="varlen", run=_varlen, cannot=_not_varlen),
-    Kernel(name="fused", run=_planned("shared", shared, fused), cannot=_no_dropout, slow=_trains),
-    Kernel(name="products", run=_planned("shared", shared, products)),
-    Kernel(name="each", run=_planned("each", one_each, fused), cannot=_no_dropout),
-    Kernel(name="each products", run=_planned("each", one_each, products)),
+    Kernel(name="products", run=_planned(products), slow=_writes_scores),
+    Kernel(name="fused", run=_planned(fused), cannot=_no_dropout),
 )
