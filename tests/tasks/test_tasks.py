@@ -61,7 +61,9 @@ def test_windows_equal_the_tokenizers(tokenizer: Tokenizer, limit: int | None) -
 
 
 def test_a_first_text_that_fills_the_window_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(HeedfulError, match=r"^max_length 9 leaves no room to window: 3 special tokens and 6 of the first text"):
+    with pytest.raises(
+        HeedfulError, match=r"^max_length 9 leaves no room to window: 3 special tokens and 6 of the first text"
+    ):
         windows(("the " * 6, "cat"), tokenizer.encode(("the " * 6, "cat")), 9)
     with pytest.raises(HeedfulError, match="shorten the first text"):
         windows(("the " * 6, ""), tokenizer.encode(("the " * 6, "")), 8)
