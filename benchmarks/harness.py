@@ -25,10 +25,6 @@ from typing import Any
 from report import Row, Spread, Table, machine_busy
 
 PAUSE = 0.2  # seconds before a turn, in which the last arm's threads come to rest
-# An idle arm must not take a core from the one that runs. OpenMP's workers spin after a parallel region in the hope of
-# the next one (GNU's for milliseconds, Intel's for 200 ms); here they sleep at once, in every arm alike. The main
-# thread of an idle arm is blocked in a read.
-ASLEEP = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 Values = list[list[float]]
 Answer = dict[str, Any]
 
@@ -112,9 +108,7 @@ def measure(title: str, arms: Sequence[Arm], rounds: int, *, pause: float = PAUS
 @contextmanager
 def started(arm: Arm) -> Iterator[Callable[[str], Answer]]:
     """The arm's process, as a function that says something to it and waits for its answer."""
-    process = subprocess.Popen(
-        arm.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **ASLEEP}
-    )
+    process = subprocess.Popen(arm.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
 
     def ask(words: str) -> Answer:

@@ -347,3 +347,29 @@ def test_warnings_are_notes(run: Any, folders: dict[str, Path], tmp_path: Path) 
     done = run("predict", tmp_path / "m", "[MASK]", "--json")
     assert done.code == 0 and done.err.startswith("note: ") and "belong to other heads" in done.err
     assert len(done.json) == 1
+
+
+# -- check ------------------------------------------------------------------------------------------------------------
+
+
+def test_check_reports_what_is_wrong(run: Any, tmp_path: Path) -> None:
+    data = tmp_path / "train.csv"
+    data.write_text("text,label\ngood film,pos\nbad film,neg\ngood film,neg\n,neg\n")
+    done = run("check", str(data))
+    assert done.code == 0
+    assert 'train: labels: "neg" 3, "pos" 1' in done.out
+    assert "1 with an empty text, like train.csv:5" in done.out
+    assert "with different targets" in done.out
+    (report,) = run("check", str(data), "--json").json
+    assert report["splits"]["train"]["examples"] == 4
+
+
+def test_check_names_wrong_tasks_settings_and_files(run: Any, tmp_path: Path) -> None:
+    data = tmp_path / "train.csv"
+    data.write_text("text,label\na,b\n")
+    done = run("check", str(data), "--task", "clasify")
+    assert (done.code, done.out) == (2, "") and 'did you mean "classify"' in done.err
+    done = run("check", str(data), "--set", "fromat=csv")
+    assert done.code == 2 and 'did you mean "format"' in done.err
+    done = run("check", str(tmp_path / "nope.csv"))
+    assert done.code == 2 and "there is no such file" in done.err and "Traceback" not in done.err

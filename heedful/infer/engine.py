@@ -22,6 +22,7 @@ from heedful.tasks.base import of_windows, too_long, windows
 from heedful.tasks.following import FOLLOWING
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
+TOKEN_BUDGET = 2048  # of a batch; by benchmarks/forward.py faster than 1024 or 4096
 TYPICAL = 64  # tokens of a text, for explain()
 
 
@@ -44,7 +45,7 @@ class Engine:
         revision: str | None = None,
         head: str | None = None,
         dtype: torch.dtype | None = None,
-        token_budget: int = 4096,
+        token_budget: int = TOKEN_BUDGET,
     ) -> None:
         """Load a folder, or a name on the hub at a revision (dtype: float32 unless given), or take what is loaded.
 

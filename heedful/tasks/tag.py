@@ -11,6 +11,7 @@ from heedful.tasks.base import Answer, Answerer, Place, Setting, Window, best_pl
 from heedful.tokenizer import Encoded, Item, Tokenizer, Words
 
 BEGIN, INSIDE = "BSU", "IEL"  # IOB2, BIOES and BILOU: B-x, S-x and U-x begin an entity; I-x, E-x and L-x continue it
+OPEN = "BI"  # the next word may continue the entity; S, E, U and L end it
 OUTSIDE = "O"
 
 
@@ -69,7 +70,7 @@ def _text_and_spans(given: Any, windows: list[Encoded]) -> tuple[str, dict[int, 
 
 
 def entities(text: str, words: Sequence[Answer]) -> list[Answer]:
-    """Neighbouring words with one type joined, as conlleval reads them: I-x after anything but x begins an entity."""
+    """Neighbouring words of one type joined, as conlleval reads them: I-x after anything but an open x begins anew."""
     found: list[list[Answer]] = []
     previous = ""
     for word in words:
@@ -79,7 +80,7 @@ def entities(text: str, words: Sequence[Answer]) -> list[Answer]:
             found[-1].append(word)
         elif dash and mark in BEGIN + INSIDE:
             found.append([word])
-        previous = kind if dash and mark in BEGIN + INSIDE else ""
+        previous = kind if dash and mark in OPEN else ""
     return [
         {
             "label": group[0]["label"].partition("-")[2],

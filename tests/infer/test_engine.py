@@ -16,7 +16,7 @@ from folders import HEADS, LIMIT, NAMES, VOCABULARY, long_text, make, their_logi
 import heedful
 from heedful.checkpoint import Config, create, load
 from heedful.errors import HeedfulError
-from heedful.infer.engine import Engine
+from heedful.infer.engine import TOKEN_BUDGET, Engine
 from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, StackConfig
 from heedful.tokenizer import Words
 
@@ -367,7 +367,7 @@ def test_dtypes_are_kept(folders: dict[str, Path]) -> None:
 def test_explain_names_one_kernel(folders: dict[str, Path]) -> None:
     text = Engine(folders["single"]).explain()
     head, *lines = text.splitlines()
-    assert head == f"attention of {4096 // LIMIT} texts of {LIMIT} tokens on cpu, float32:"
+    assert head == f"attention of {TOKEN_BUDGET // LIMIT} texts of {LIMIT} tokens on cpu, float32:"
     assert sum(line.endswith(" taken") for line in lines) == 1
 
 

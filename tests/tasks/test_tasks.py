@@ -83,7 +83,10 @@ def test_trimmed_keeps_the_span_in_the_text() -> None:
         ("B-PER B-PER I-PER", [("PER", "w0"), ("PER", "w1 w2")]),
         ("B-PER O I-PER", [("PER", "w0"), ("PER", "w2")]),
         ("B-PER I-LOC I-PER", [("PER", "w0"), ("LOC", "w1"), ("PER", "w2")]),
-        ("S-LOC B-PER E-PER U-LOC L-LOC", [("LOC", "w0"), ("PER", "w1 w2"), ("LOC", "w3 w4")]),
+        (
+            "S-LOC B-PER E-PER E-PER U-LOC L-LOC",
+            [("LOC", "w0"), ("PER", "w1 w2"), ("PER", "w3"), ("LOC", "w4"), ("LOC", "w5")],
+        ),
         ("O NOUN O", []),
         ("B-a-b I-a-b", [("a-b", "w0 w1")]),
         ("", []),

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.show import clean, facts_of, note, show, show_warning, table, write_json
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 
 if TYPE_CHECKING:
-    from heedful.checkpoint import Loaded
     from heedful.infer.engine import Engine
 
 CHUNK = 256  # lines of stdin that are answered at once
@@ -40,10 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("always", HeedfulWarning)
-                warnings.showwarning = _show_warning
+                warnings.showwarning = show_warning
                 app(arguments, prog_name="heedful")
         except HeedfulError as error:
-            _note(f"heedful: {error}")
+            note(f"heedful: {error}")
             raise SystemExit(2) from None
         except KeyboardInterrupt:
             raise SystemExit(130) from None
@@ -85,7 +84,7 @@ def quickstart(
 
     done = run(out)
     if as_json:
-        _write_json(
+        write_json(
             {"folder": str(out), "vocabulary": done.vocabulary, "parameters": done.parameters, "padding": done.padding}
             | {"sentences": [{"text": s.text, "tokens": s.tokens, "difference": s.difference} for s in done.sentences]}
         )
@@ -94,8 +93,8 @@ def quickstart(
         f"A tokenizer with {done.vocabulary} tokens and a model with {done.parameters:,} parameters are in {out} now.\n"
         "The weights are random: the model has learned nothing yet, and training comes with a later version.\n"
     )
-    rows = [[_clean(s.text), str(s.tokens), f"{s.difference:.1e}"] for s in done.sentences]
-    _table(rows, head=["sentence", "tokens", "packed - alone"], right={1, 2})
+    rows = [[clean(s.text), str(s.tokens), f"{s.difference:.1e}"] for s in done.sentences]
+    table(rows, head=["sentence", "tokens", "packed - alone"], right={1, 2})
     largest = max(sentence.difference for sentence in done.sentences)
     print(
         f"\nAll {len(rows)} sentences ran in one packed batch, and each one alone: no number differs by more than "
@@ -131,15 +130,15 @@ def models(as_json: AsJson = False) -> None:
             }
         )
     if as_json:
-        return _write_json(found)
+        return write_json(found)
     rows: list[list[str]] = []
     for family, sizes in groupby(found, key=lambda each: each["family"]):
         rows.append([family])
         for each in sizes:
             numbers = (f"{each[what]:,}" for what in ("width", "heads", "vocabulary", "parameters"))
             rows.append([f"  {each['size']}", " + ".join(map(str, each["layers"])), *numbers])
-    _table(rows, head=["size", "layers", "width", "heads", "vocabulary", "parameters"], right={1, 2, 3, 4, 5})
-    _note("Parameters of the bare model, counted on it; what is shared counts once. Other families come with them.")
+    table(rows, head=["size", "layers", "width", "heads", "vocabulary", "parameters"], right={1, 2, 3, 4, 5})
+    note("Parameters of the bare model, counted on it; what is shared counts once. Other families come with them.")
 
 
 @app.command()
@@ -176,9 +175,39 @@ def tokenizer(
     tokens = [trained.name(id) for id in trained.encode(text).ids]
     facts: dict[str, Any] = {"vocabulary": trained.size, "fingerprint": trained.fingerprint, "folder": str(out)}
     if as_json:
-        return _write_json(facts | {"example": {"text": text, "tokens": tokens}})
-    _table([[name, str(value)] for name, value in facts.items()])
-    print(f"\n{_clean(text)}\n{' '.join(map(_clean, tokens))}")
+        return write_json(facts | {"example": {"text": text, "tokens": tokens}})
+    table([[name, str(value)] for name, value in facts.items()])
+    print(f"\n{clean(text)}\n{' '.join(map(clean, tokens))}")
+
+
+@app.command()
+def check(
+    data: Annotated[list[Path], typer.Argument(metavar="DATA", help="A file, a folder with splits, or several files.")],
+    task: Annotated[str | None, typer.Option(help="What the data is for; found out where it is not given.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help='A setting, as columns.text="review" or format=csv.')
+    ] = None,
+    limit: Annotated[int, typer.Option(help="From how many words on a text counts as too long.")] = 384,
+    as_json: AsJson = False,
+) -> None:
+    """Report what is in labelled data, and what is wrong.
+
+    Label counts, repeats, leaks between splits, contradictions, empty and long texts, odd characters, bad rows.
+    """
+    from dataclasses import asdict
+
+    from heedful.data import KINDS, DataSettings, LeaveOut, read
+    from heedful.data import check as run
+    from heedful.settings import apply
+
+    if task is not None and task not in KINDS:
+        raise HeedfulError(f"--task is {task!r}{did_you_mean(task, list(KINDS))}: use one of {', '.join(KINDS)}")
+    chosen = apply(DataSettings(dev=0.0), assignments or [])
+    given = data[0] if len(data) == 1 else data
+    report = run(read(given, KINDS[task] if task else None, chosen, bad_rows=LeaveOut()), limit=limit)
+    if as_json:
+        return write_json(asdict(report))
+    print("\n".join(map(clean, report.lines())))
 
 
 @app.command()
@@ -211,15 +240,15 @@ def convert(
 
             if not os.path.isdir(name):
                 raise HeedfulError(f"{name} is no folder here: --pickle reads folders on this machine only")
-            _note(str(unpickle(Path(name), Path(temporary) / "safe")))
+            note(str(unpickle(Path(name), Path(temporary) / "safe")))
             name = str(Path(temporary) / "safe")
         loaded = load(name, revision=revision, head=head, dtype=getattr(torch, dtype))
         save(loaded, out, overwrite=overwrite)
-    facts = {**_facts(loaded), "read": source if pickle else loaded.source, "dtype": dtype, "written": str(out)}
+    facts = {**facts_of(loaded), "read": source if pickle else loaded.source, "dtype": dtype, "written": str(out)}
     if as_json:
-        return _write_json(facts | {"left_out": list(loaded.unused)})
+        return write_json(facts | {"left_out": list(loaded.unused)})
     facts["left out"] = ", ".join(loaded.unused) or "nothing"
-    _table([[name, f"{value:,}" if isinstance(value, int) else str(value)] for name, value in facts.items()])
+    table([[name, f"{value:,}" if isinstance(value, int) else str(value)] for name, value in facts.items()])
 
 
 @app.command()
@@ -246,15 +275,15 @@ def predict(
     options = {"pair": pair, "question": question, "choice": choice or None}
     _check_options(engine, {name for name, value in options.items() if value is not None})
     if not as_json:
-        facts = _facts(engine.loaded)
-        _note(f"{facts['read']}: {facts['family']}, {facts['head']}, {facts['parameters']:,} parameters\n")
+        facts = facts_of(engine.loaded)
+        note(f"{facts['read']}: {facts['family']}, {facts['head']}, {facts['parameters']:,} parameters\n")
     for first, chunk in chunks:
         inputs = [_input(text, **options) for text in chunk]
         for given, answer in zip(inputs, _answers(engine, inputs, top_k, first), strict=True):
             if as_json:
-                _write_json({"input": given} | answer)
+                write_json({"input": given} | answer)
             else:
-                _show(given, answer, top_k)
+                show(given, answer, top_k)
         sys.stdout.flush()
 
 
@@ -333,116 +362,3 @@ def _input(text: str, pair: Any, question: Any, choice: Any) -> Any:
     if choice is not None:
         return {"prompt": text, "choices": choice}
     return text if pair is None else (text, pair)
-
-
-# -- output ---------------------------------------------------------------------------------------------------
-
-
-def _show(given: Any, answer: dict[str, Any], top_k: int) -> None:
-    """An answer for a person: the input, and below it what was found."""
-    match given:
-        case {"question": question, "context": _}:
-            print(_clean(question))
-        case {"prompt": prompt, "choices": _}:
-            print(_clean(prompt))
-        case _:
-            print(_clean(given) if isinstance(given, str) else " | ".join(map(_clean, given)))
-    if rows := list(_rows(given, answer, top_k)):
-        _table(rows, indent=2)
-    if note := answer.get("note"):
-        print(f"  ({note})")
-    if answer.get("windows", 1) > 1:
-        print(f"  (read in {answer['windows']} windows: it is longer than the model reads at once)")
-    if answer.get("cut"):
-        print(f"  ({answer['cut']} tokens at its end were cut off: it is longer than the model reads)")
-    print("")
-
-
-def _rows(given: Any, answer: dict[str, Any], top_k: int) -> Iterator[list[str]]:
-    match answer:
-        case {"masks": masks}:
-            for number, mask in enumerate(masks, start=1):
-                for each in mask["tokens"]:
-                    row = [_percent(each["probability"]), _clean(each["text"] or each["token"])]
-                    yield [str(number), *row] if len(masks) > 1 else row
-        case {"follows": probability}:
-            yield [_percent(probability), "the second text follows the first"]
-        case {"entities": entities, "words": words}:
-            for each in entities or words:
-                yield [_percent(each["probability"]), each["label"] or "", _clean(each.get("text", each.get("word")))]
-        case {"choice": _, "probabilities": list(probabilities)}:
-            for probability, choice in sorted(zip(probabilities, given["choices"], strict=True), key=lambda p: -p[0]):
-                yield [_percent(probability), _clean(choice)]
-        case {"probabilities": dict(probabilities)}:
-            chosen = answer.get("labels", [answer.get("label")])
-            for label, probability in sorted(probabilities.items(), key=lambda pair: -pair[1])[
-                : max(top_k, len(chosen))
-            ]:
-                yield [_percent(probability), _clean(label), "*" if label in chosen else ""]
-        case {"numbers": numbers}:
-            for label, value in numbers.items():
-                yield [f"{value:.4f}", _clean(label)]
-        case {"answer": text, "score": score, "no_answer_score": nothing}:
-            yield ["answer", _clean(text) or "(none)"]
-            yield ["score", "none" if score is None else f"{score:.3f}", f"(no answer: {nothing:.3f})"]
-        case {"vector": vector, "tokens": tokens}:
-            yield [f"{len(vector)} numbers", " ".join(f"{x:.4f}" for x in vector[:6]) + " ...", f"{tokens} tokens"]
-
-
-def _facts(loaded: Loaded) -> dict[str, Any]:
-    head = loaded.config.head
-    return {
-        "read": loaded.source,
-        "family": loaded.config.family,
-        "head": f"{head.kind} head" if head else "no head",
-        "parameters": loaded.count(),
-    }
-
-
-def _table(rows: list[list[str]], *, head: list[str] | None = None, right: Iterable[int] = (), indent: int = 0) -> None:
-    from rich.console import Console
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, show_header=head is not None, padding=(0, 2, 0, 0), pad_edge=False)
-    for number in range(max(map(len, [*rows, head or []]), default=0)):
-        title = Text(head[number], style="bold") if head else ""
-        table.add_column(title, justify="right" if number in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    with console.capture() as captured:
-        console.print(Padding(table, (0, 0, 0, indent)))
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:6.1%}"
-
-
-def _clean(text: str) -> str:
-    """Control characters written out, so that no text steers the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _write_json(value: Any) -> None:
-    print(json.dumps(value))  # in ASCII, whatever the terminal's encoding
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    if issubclass(category, HeedfulWarning):
-        _note(f"note: {message}")
-    else:
-        _note(warnings.formatwarning(message, category, filename, lineno).rstrip())

@@ -1,0 +1,124 @@
+"""What the command line shows: answers and tables on stdout, notes and warnings on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TextIO
+
+from heedful.errors import HeedfulWarning
+
+if TYPE_CHECKING:
+    from heedful.checkpoint import Loaded
+
+
+def show(given: Any, answer: dict[str, Any], top_k: int) -> None:
+    """An answer for a person: the input, and below it what was found."""
+    match given:
+        case {"question": question, "context": _}:
+            print(clean(question))
+        case {"prompt": prompt, "choices": _}:
+            print(clean(prompt))
+        case _:
+            print(clean(given) if isinstance(given, str) else " | ".join(map(clean, given)))
+    if rows := list(_rows(given, answer, top_k)):
+        table(rows, indent=2)
+    if remark := answer.get("note"):
+        print(f"  ({remark})")
+    if answer.get("windows", 1) > 1:
+        print(f"  (read in {answer['windows']} windows: it is longer than the model reads at once)")
+    if answer.get("cut"):
+        print(f"  ({answer['cut']} tokens at its end were cut off: it is longer than the model reads)")
+    print("")
+
+
+def _rows(given: Any, answer: dict[str, Any], top_k: int) -> Iterator[list[str]]:
+    match answer:
+        case {"masks": masks}:
+            for number, mask in enumerate(masks, start=1):
+                for each in mask["tokens"]:
+                    row = [_percent(each["probability"]), clean(each["text"] or each["token"])]
+                    yield [str(number), *row] if len(masks) > 1 else row
+        case {"follows": probability}:
+            yield [_percent(probability), "the second text follows the first"]
+        case {"entities": entities, "words": words}:
+            for each in entities or words:
+                yield [_percent(each["probability"]), each["label"] or "", clean(each.get("text", each.get("word")))]
+        case {"choice": _, "probabilities": list(probabilities)}:
+            for probability, choice in sorted(zip(probabilities, given["choices"], strict=True), key=lambda p: -p[0]):
+                yield [_percent(probability), clean(choice)]
+        case {"probabilities": dict(probabilities)}:
+            chosen = answer.get("labels", [answer.get("label")])
+            for label, probability in sorted(probabilities.items(), key=lambda pair: -pair[1])[
+                : max(top_k, len(chosen))
+            ]:
+                yield [_percent(probability), clean(label), "*" if label in chosen else ""]
+        case {"numbers": numbers}:
+            for label, value in numbers.items():
+                yield [f"{value:.4f}", clean(label)]
+        case {"answer": text, "score": score, "no_answer_score": nothing}:
+            yield ["answer", clean(text) or "(none)"]
+            yield ["score", "none" if score is None else f"{score:.3f}", f"(no answer: {nothing:.3f})"]
+        case {"vector": vector, "tokens": tokens}:
+            yield [f"{len(vector)} numbers", " ".join(f"{x:.4f}" for x in vector[:6]) + " ...", f"{tokens} tokens"]
+
+
+def facts_of(loaded: Loaded) -> dict[str, Any]:
+    head = loaded.config.head
+    return {
+        "read": loaded.source,
+        "family": loaded.config.family,
+        "head": f"{head.kind} head" if head else "no head",
+        "parameters": loaded.count(),
+    }
+
+
+def table(rows: list[list[str]], *, head: list[str] | None = None, right: Iterable[int] = (), indent: int = 0) -> None:
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=head is not None, padding=(0, 2, 0, 0), pad_edge=False)
+    for number in range(max(map(len, [*rows, head or []]), default=0)):
+        title = Text(head[number], style="bold") if head else ""
+        table.add_column(title, justify="right" if number in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    with console.capture() as captured:
+        console.print(Padding(table, (0, 0, 0, indent)))
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:6.1%}"
+
+
+def clean(text: str) -> str:
+    """Control characters written out, so that no text steers the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def write_json(value: Any) -> None:
+    print(json.dumps(value))  # in ASCII, whatever the terminal's encoding
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    if issubclass(category, HeedfulWarning):
+        note(f"note: {message}")
+    else:
+        note(warnings.formatwarning(message, category, filename, lineno).rstrip())

@@ -1,0 +1,47 @@
+"""Layer 5: data. Files, folders and objects become typed examples; what was found out is stated."""
+
+from __future__ import annotations
+
+from heedful.data.bad import BadRow, BadRows, LeaveOut, SetAside, Stop
+from heedful.data.cells import escape_cell
+from heedful.data.check import Report, check
+from heedful.data.examples import (
+    KINDS,
+    Choices,
+    Example,
+    Labelled,
+    MultiLabelled,
+    Pair,
+    Plain,
+    Question,
+    Scored,
+    Span,
+    Tagged,
+)
+from heedful.data.parts import DataSettings
+from heedful.data.sources import Source, read
+
+__all__ = [
+    "KINDS",
+    "BadRow",
+    "BadRows",
+    "Choices",
+    "DataSettings",
+    "Example",
+    "Labelled",
+    "LeaveOut",
+    "MultiLabelled",
+    "Pair",
+    "Plain",
+    "Question",
+    "Report",
+    "Scored",
+    "SetAside",
+    "Source",
+    "Span",
+    "Stop",
+    "Tagged",
+    "check",
+    "escape_cell",
+    "read",
+]

@@ -1,0 +1,289 @@
+"""Which column is what: found by name or given, and rows made into examples."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from heedful.data.bad import CellError, shown
+from heedful.data.examples import (
+    Choices,
+    Example,
+    Labelled,
+    MultiLabelled,
+    Pair,
+    Plain,
+    Question,
+    Scored,
+    Tagged,
+)
+from heedful.data.rows import Cells, Table
+from heedful.data.squad import whole
+from heedful.errors import HeedfulError, did_you_mean
+
+Key = str | int  # a column's name, or its number from 1
+Given = Mapping[str, Key | Sequence[Key]]
+
+NAMES: dict[str, tuple[str, ...]] = {  # how columns are called, by what they are; compared without case
+    "text": ("text", "sentence", "sentence1", "premise", "question1", "review", "content", "comment", "tweet"),
+    "pair": ("pair", "text2", "sentence2", "hypothesis", "question2"),
+    "label": ("label", "class", "category", "sentiment", "intent", "topic", "gold_label", "is_duplicate"),
+    "labels": ("labels",),
+    "score": ("score", "similarity"),
+    "words": ("words", "tokens"),
+    "tags": ("tags", "ner_tags", "labels"),
+    "id": ("id",),
+    "question": ("question", "questions"),
+    "context": ("context",),
+    "answers": ("answers",),
+    "impossible": ("is_impossible", "impossible"),
+    "prompt": ("prompt", "article", "passage", "context", "premise", "ctx", "sent1"),
+    "ask": ("question", "questions", "sent2"),
+    "candidates": ("candidates", "choices", "options", "endings"),
+    "answer": ("answer", "answers", "answerkey", "label", "gold"),
+    "a": ("a", "anchor", "query", "text1", "sentence1"),
+    "b": ("b", "positive", "document", "text2", "sentence2"),
+}
+NUMBERED = re.compile(r"(?i)(?:candidate|choice|option|ending)_?(\d+)")
+ROLES: dict[type[Example], tuple[tuple[str, ...], tuple[str, ...]]] = {  # what is needed, what may be there
+    Plain: (("text",), ()),
+    Labelled: (("text", "label"), ("pair",)),
+    MultiLabelled: (("text", "labels"), ("pair",)),
+    Scored: (("text", "score"), ("pair",)),
+    Tagged: (("words", "tags"), ()),
+    Question: (("question", "context", "answers"), ("id", "impossible")),
+    Choices: (("candidates", "answer"), ("prompt", "ask")),
+    Pair: (("a", "b"), ("score",)),
+}
+GUESSES = (Tagged, Question, Choices, MultiLabelled, Labelled, Scored, Pair, Plain)  # the first whose columns are there
+SEPARATOR = "|"  # between labels, words or candidates of one cell
+
+
+class MissingColumnError(HeedfulError):
+    """No column is the one."""
+
+    def __init__(self, message: str, role: str) -> None:
+        super().__init__(message)
+        self.role = role
+
+
+class _AmbiguousError(HeedfulError):
+    """Several columns could be the one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """The columns of each role, as a row is asked for them."""
+
+    kind: type[Example]
+    of: Mapping[str, tuple[str, ...]]
+    unused: tuple[str, ...]
+
+    @property
+    def said(self) -> str:
+        """In words."""
+        text = "columns: " + ", ".join(f"{role}={' + '.join(map(_said, names))}" for role, names in self.of.items())
+        return text + (f"; not used: {', '.join(map(_said, self.unused[:20]))}" if self.unused else "")
+
+
+def _said(name: str) -> str:
+    return f"column {name}" if name.isdigit() else shown(name)
+
+
+def is_header(cells: Sequence[str], header: bool | None, given: Given) -> bool:
+    """Whether the first row of a file names its columns."""
+    if header is not None:
+        return header
+    keys = [key for each in given.values() for key in _keys(each)]
+    if any(isinstance(key, str) and not key.isdigit() for key in keys):
+        return True
+    known = {name for names in NAMES.values() for name in names}
+    return any(cell.strip().casefold() in known or NUMBERED.fullmatch(cell.strip()) for cell in cells)
+
+
+def resolve(table: Table, kind: type[Example] | None, given: Given) -> Columns:
+    """The columns of a table for a kind of example; None: the kind that they speak of."""
+    if kind is not None:
+        return _resolve(table, kind, given)
+    for guess in GUESSES:
+        if set(given) <= {role for roles in ROLES[guess] for role in roles}:
+            try:
+                found = _resolve(table, guess, given)
+            except _AmbiguousError:
+                raise
+            except HeedfulError:
+                continue
+            if guess is not MultiLabelled or not isinstance(table.first, dict) or _is_list(table, found, "labels"):
+                return found
+    raise _missing(table, "text")
+
+
+def _is_list(table: Table, columns: Columns, role: str) -> bool:
+    assert isinstance(table.first, dict)
+    return isinstance(table.first.get(columns.of[role][0]), list)
+
+
+def _resolve(table: Table, kind: type[Example], given: Given) -> Columns:
+    needed, more = ROLES[kind]
+    roles = (*needed, *more)
+    for role in given:
+        if role not in roles:
+            raise HeedfulError(f"column {shown(role)} is not one of {', '.join(roles)}{did_you_mean(role, roles)}")
+    found: dict[str, tuple[str, ...]] = {}
+    taken: set[str] = set()
+    for role in roles:
+        names = _given(table, given[role]) if role in given else _by_name(table, role, taken)
+        if not names and role in needed:
+            raise _missing(table, role)
+        if len(names) > 1 and role not in given and not NUMBERED.fullmatch(names[0]):
+            raise _AmbiguousError(
+                f"{table.shown}: {' and '.join(map(shown, names))} could each be the {role}: say columns {role}=…"
+            )
+        if names:
+            found[role] = names
+            taken |= set(names)
+    if kind is Choices and not {"prompt", "ask"} & set(found):
+        raise _missing(table, "prompt")
+    return Columns(kind=kind, of=found, unused=tuple(name for name in table.names if name not in taken))
+
+
+def _by_name(table: Table, role: str, taken: set[str]) -> tuple[str, ...]:
+    if role == "candidates" and (numbered := [name for name in table.names if NUMBERED.fullmatch(name)]):
+        return tuple(sorted(numbered, key=lambda name: int(NUMBERED.sub(r"\1", name))))
+    free = [name for name in table.names if name not in taken]
+    return tuple(name for name in free if name.casefold() in NAMES[role])
+
+
+def _keys(given: Key | Sequence[Key]) -> tuple[Key, ...]:
+    return (given,) if isinstance(given, str | int) else tuple(given)
+
+
+def _given(table: Table, given: Key | Sequence[Key]) -> tuple[str, ...]:
+    found = []
+    for key in _keys(given):
+        if isinstance(key, str) and key.isdigit() and key not in table.names:
+            key = int(key)
+        if isinstance(key, int):
+            if not 1 <= key <= len(table.names):
+                raise HeedfulError(f"{table.shown}: has {len(table.names)} columns, and column {key} was asked for")
+            found.append(table.names[key - 1])
+        elif key in table.names:
+            found.append(key)
+        else:
+            raise HeedfulError(
+                f"{table.shown}: has no column {shown(key)}, but {', '.join(map(shown, table.names[:20]))}"
+                f"{did_you_mean(key, table.names)}"
+            )
+    return tuple(found)
+
+
+def _missing(table: Table, role: str) -> MissingColumnError:
+    which = f"{table.shown}: which column is the {role}?"
+    if isinstance(table.first, list) and table.names[:1] == ("1",):
+        cells = ", ".join(map(shown, table.first[:5]))
+        return MissingColumnError(
+            f"{which} There is no header that is understood; a row is {cells}. "
+            f"Say columns {role}=NUMBER (from 1), or {role}=NAME if its first row is a header",
+            role,
+        )
+    known, names = " or ".join(map(shown, NAMES[role][:3])), ", ".join(map(shown, table.names[:20]))
+    return MissingColumnError(f"{which} None is called {known} or the like: say columns {role}=one of {names}", role)
+
+
+# ---------------------------------------------------------------------------------------------------- cells
+
+
+class Reader:
+    """The cells of one table, by role."""
+
+    def __init__(self, table: Table, columns: Columns, longest: int) -> None:
+        self._at: dict[str, list[tuple[Any, str]]] = {}
+        self.words = {role: table.words.get(names[0], ()) for role, names in columns.of.items()}
+        self._longest = longest
+        for role, names in columns.of.items():
+            by_number = isinstance(table.first, list)
+            self._at[role] = [(table.names.index(name) if by_number else name, name) for name in names]
+
+    def has(self, role: str) -> bool:
+        """Whether there is such a column."""
+        return role in self._at
+
+    def name(self, role: str) -> str:
+        """What the (first) column is called."""
+        return self._at[role][0][1]
+
+    def values(self, cells: Cells, role: str) -> list[tuple[Any, str]]:
+        """The values with their columns' names."""
+        found = []
+        for key, name in self._at[role]:
+            try:
+                found.append((cells[key], name))
+            except (LookupError, TypeError):
+                raise CellError(name, "is missing") from None
+        return found
+
+    def value(self, cells: Cells, role: str) -> Any:
+        """The only value."""
+        return self.values(cells, role)[0][0]
+
+    def text(self, cells: Cells, role: str) -> str:
+        """A text; several columns are joined by spaces."""
+        return " ".join(self.checked(value, name) for value, name in self.values(cells, role))
+
+    def checked(self, value: Any, name: str) -> str:
+        """The value, which is a text that can be used."""
+        if not isinstance(value, str):
+            raise CellError(name, "is missing" if value is None else f"is {shown(value)}, expected text")
+        if len(value) > self._longest:
+            raise CellError(name, f"is longer than {self._longest:,} characters, the most that a text may have")
+        return whole(value, name)
+
+    def pair(self, cells: Cells) -> str | None:
+        """The second text, where there is such a column."""
+        return self.text(cells, "pair") if self.has("pair") else None
+
+    def texts(self, cells: Cells, role: str) -> tuple[str, ...]:
+        """Several texts: several columns, a list, or one cell with bars between them."""
+        values = self.values(cells, role)
+        if len(values) > 1:
+            return tuple(self.checked(value, name) for value, name in values)
+        value, name = values[0]
+        if isinstance(value, str):
+            parts = self.checked(value, name).split(SEPARATOR if role != "words" and role != "tags" else None)
+            return tuple(part.strip() for part in parts)
+        if not isinstance(value, list | tuple):
+            raise CellError(name, "is missing" if value is None else f"is {shown(value)}, expected a list of texts")
+        return tuple(self.checked(each, f"{name}[{index}]") for index, each in enumerate(value))
+
+    def label(self, value: Any, name: str, words: Sequence[str]) -> str:
+        """A label as text: 1 and 1.0 are "1", true is "true", a number is the word it stands for."""
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, int) and words:
+            if not 0 <= value < len(words):
+                raise CellError(
+                    name, f"is {value}, expected 0 to {len(words) - 1}" + (": it is hidden" if value == -1 else "")
+                )
+            return words[value]
+        if isinstance(value, float) and math.isfinite(value) and value == int(value):
+            value = int(value)
+        if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+            return str(value)
+        text = self.checked(value, name).strip()
+        if not text:
+            raise CellError(name, "is empty, expected a label")
+        return text
+
+    def number(self, cells: Cells, role: str) -> float:
+        """A finite number."""
+        value, name = self.values(cells, role)[0]
+        try:
+            found = float(value.strip() if isinstance(value, str) else value)
+            if isinstance(value, bool) or not math.isfinite(found):
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
+            raise CellError(name, f"is {shown(value)}, expected a number") from None
+        return found

@@ -1,0 +1,165 @@
+"""Sentences in columns (CoNLL): one word a line, its tag in the last column, a blank line between sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from heedful.data.bad import BadRow, Sieve, shown
+from heedful.data.examples import Tagged
+from heedful.data.files import File, all_lines
+from heedful.errors import HeedfulError
+
+BORDER = "-DOCSTART-"
+OUTSIDE = "O"
+TAG = re.compile(r"(?:O|[BIESLUM]-.+)\Z")
+MANY = 10_000  # different tags
+
+
+def sentences(file: File, sieve: Sieve) -> Iterator[Tagged]:
+    """The sentences of a file; a bad line spoils its sentence, and -DOCSTART- lines are borders of documents."""
+    words: list[str] = []
+    tags: list[str] = []
+    start = width = size = 0
+    bad: BadRow | None = None
+    for number, text, wrong in all_lines(file):
+        line = text.strip(" \t\r\n\v\f") if wrong is None else "?"
+        cells = _cells(line)
+        if not line or cells[0] == BORDER:
+            yield from _whole(file, start, words, tags, bad, sieve)
+            words, tags, size, bad = [], [], 0, None
+            continue
+        start = start if words or bad else number
+        width = width or len(cells)
+        size += len(line)
+        reason = _reason(cells, width) if size <= file.longest // 10 else _endless(file)
+        if wrong is not None or reason:
+            bad = bad or wrong or BadRow(file=file.shown, line=number, column="", reason=reason, text=line[:200])
+        elif bad is None:
+            words.append(cells[0])
+            tags.append(cells[-1])
+    yield from _whole(file, start, words, tags, bad, sieve)
+
+
+def _cells(line: str) -> list[str]:
+    """Columns are separated by tabs, else by spaces; other white space belongs to a word."""
+    if "\t" in line:
+        return [cell.strip(" ") for cell in line.split("\t")]
+    return [cell for cell in line.split(" ") if cell] or [""]
+
+
+def _reason(cells: list[str], width: int) -> str:
+    if len(cells) < 2:
+        return "has one column, expected a word and its tag"
+    if len(cells) != width:
+        return f"has {len(cells)} columns, expected {width} as in the lines before"
+    return "" if all((cells[0], cells[-1])) else "has an empty word or tag"
+
+
+def _endless(file: File) -> str:
+    return f"a sentence of more than {file.longest // 10:,} characters: is a blank line missing between sentences?"
+
+
+def _whole(
+    file: File, start: int, words: list[str], tags: list[str], bad: BadRow | None, sieve: Sieve
+) -> Iterator[Tagged]:
+    if bad is not None:
+        sieve.refuse(bad)
+    elif words:
+        yield Tagged(file=file.shown, line=start, words=tuple(words), tags=tuple(tags))
+
+
+def looks_like(head: str) -> bool:
+    """Whether the beginning of a file is words in columns, the last of them tags like B-x."""
+    rows = [_cells(line) for each in head.split("\n")[:400][:-1] if (line := each.strip(" \t\r\v\f"))]
+    rows = [cells for cells in rows if cells[0] != BORDER]
+    return len(rows) > 1 and all(len(cells) == len(rows[0]) > 1 and TAG.match(cells[-1]) for cells in rows)
+
+
+# ---------------------------------------------------------------------------------------------------- schemes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scheme:
+    """What the tags of a whole file are."""
+
+    name: str  # IOB1, IOB2, IOBES, BILOU, IO, or "" where tags are plain labels
+    labels: tuple[str, ...]  # in order: O, then B and I of each type; or the plain labels
+    begun_inside: int  # entities that begin with I- (or E-, L-) although the scheme has B-
+
+    @property
+    def said(self) -> str:
+        """In words."""
+        if not self.name:
+            return f"tags are plain labels: {len(self.labels)} of them"
+        text = f"tags are {self.name}" + ("" if self.name == "IOB2" else ", read as IOB2")
+        if self.begun_inside:
+            text += f"; {self.begun_inside} entities do not begin as they should and are read as conlleval reads them"
+        return text
+
+
+def scheme(examples: Iterable[Tagged]) -> Scheme:
+    """Find the scheme of all tags, in memory that does not grow with the file.
+
+    IOB1 has B-x only after another x; in IOB2 every entity begins with B-x; IOBES has S- and E-, BILOU U- and L-.
+    """
+    seen: dict[str, str] = {}  # tags, and where each stands first
+    parts: dict[str, tuple[str, str]] = {}  # mark and kind; none where there is no entity
+    late = bare = 0  # B- where IOB1 has I-; entities that begin with I-
+    for example in examples:
+        before, open_ = "", False
+        for tag in example.tags:
+            if tag not in seen:
+                seen[tag] = f"{example.file}:{example.line}"
+                parts[tag] = (tag[0], tag[2:]) if tag != OUTSIDE and TAG.match(tag) else ("", "")
+                if len(seen) > MANY:
+                    raise HeedfulError(f"{seen[tag]}: more than {MANY:,} different tags: is this the column of tags?")
+            mark, kind = parts[tag]
+            if not mark:
+                before, open_ = "", False
+                continue
+            same = open_ and before == kind
+            late += mark == "B" and not same
+            bare += mark in "IELM" and not same
+            before, open_ = kind, mark in "BIM"
+    plain = {tag for tag in seen if not TAG.match(tag)}
+    if plain and len(plain) < len(seen.keys() - {OUTSIDE}) and any(tag in plain for tag in seen):
+        tag = min(plain)
+        raise HeedfulError(f"{seen[tag]}: the tag {shown(tag)} is neither O nor of a form like B-x, but others are")
+    kinds = sorted({tag[2:] for tag in seen if tag != OUTSIDE})
+    if plain or not kinds:
+        return Scheme(name="", labels=tuple(sorted(seen)), begun_inside=0)
+    name = _name({tag[0] for tag in seen if tag != OUTSIDE}, late, bare)
+    labels = (OUTSIDE, *(f"{mark}-{kind}" for kind in kinds for mark in "BI"))
+    return Scheme(name=name, labels=labels, begun_inside=bare if name in ("IOB2", "IOBES", "BILOU") else 0)
+
+
+def _name(marks: set[str], late: int, bare: int) -> str:
+    if marks & set("ESM") and marks & set("LU"):
+        raise HeedfulError(f"tags with the marks {', '.join(sorted(marks))}: neither IOBES nor BILOU")
+    if marks & set("ESM"):
+        return "IOBES"
+    if marks & set("LU"):
+        return "BILOU"
+    if "B" not in marks:
+        return "IO or IOB1"
+    return "IOB1" if bare and not late else "IOB2"
+
+
+def to_iob2(tags: Sequence[str]) -> tuple[str, ...]:
+    """Tags of any scheme as IOB2, as conlleval reads them: I-x after anything but x begins an entity.
+
+    >>> to_iob2(["I-PER", "B-PER", "O", "S-LOC", "B-LOC", "E-LOC"])
+    ('B-PER', 'B-PER', 'O', 'B-LOC', 'B-LOC', 'I-LOC')
+    """
+    found, before = [], ""
+    for tag in tags:
+        mark, kind = tag[0], tag[2:]
+        if tag == OUTSIDE:
+            found.append(tag)
+            before = ""
+            continue
+        found.append(f"{'I' if mark in 'IELM' and before == kind else 'B'}-{kind}")
+        before = kind if mark in "BIM" else ""
+    return tuple(found)

@@ -1,0 +1,229 @@
+"""One typed example for each kind of task, with the place it came from."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """What all kinds share: where it stands, its texts, and what is to be learned of them."""
+
+    file: str = field(default="", compare=False)
+    line: int = field(default=0, compare=False)  # from 1; in Parquet and data-set objects the number of the row
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Everything that is read."""
+        raise NotImplementedError
+
+    @property
+    def target(self) -> str:
+        """What is to be learned, in one text; equal texts with other targets are at odds."""
+        return ""
+
+    @property
+    def group(self) -> str:
+        """What a split that is made keeps on one side."""
+        return "\x1f".join(self.texts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plain(Example):
+    """A text and nothing else."""
+
+    text: str
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text."""
+        return (self.text,)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Labelled(Example):
+    """A text or two with one label."""
+
+    text: str
+    pair: str | None = None
+    label: str
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """One or two."""
+        return (self.text,) if self.pair is None else (self.text, self.pair)
+
+    @property
+    def target(self) -> str:
+        """The label."""
+        return self.label
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultiLabelled(Example):
+    """A text or two with any number of labels."""
+
+    text: str
+    pair: str | None = None
+    labels: tuple[str, ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """One or two."""
+        return (self.text,) if self.pair is None else (self.text, self.pair)
+
+    @property
+    def target(self) -> str:
+        """The labels in order."""
+        return "\x1f".join(sorted(self.labels))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored(Example):
+    """A text or two with a number."""
+
+    text: str
+    pair: str | None = None
+    score: float
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """One or two."""
+        return (self.text,) if self.pair is None else (self.text, self.pair)
+
+    @property
+    def target(self) -> str:
+        """The number."""
+        return repr(self.score)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tagged(Example):
+    """A sentence in words, a tag for each of them."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The words, joined by spaces."""
+        return (" ".join(self.words),)
+
+    @property
+    def target(self) -> str:
+        """The tags."""
+        return "\x1f".join(self.tags)
+
+
+class Span(NamedTuple):
+    """An answer: context[start : start + len(text)] == text."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question(Example):
+    """A question, its context and all answers that count as right; none where it is impossible."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[Span, ...]
+    impossible: bool = False
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Question and context."""
+        return (self.question, self.context)
+
+    @property
+    def target(self) -> str:
+        """The first answer; what others call right as well is no contradiction."""
+        return self.answers[0].text if self.answers else ""
+
+    @property
+    def group(self) -> str:
+        """The context: all questions on it stay together."""
+        return self.context
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choices(Example):
+    """A prompt and candidates of which one is right."""
+
+    prompt: str
+    candidates: tuple[str, ...]
+    answer: int  # from 0
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The prompt and the candidates."""
+        return (self.prompt, *self.candidates)
+
+    @property
+    def target(self) -> str:
+        """The right candidate."""
+        return self.candidates[self.answer]
+
+    @property
+    def group(self) -> str:
+        """The prompt: all questions on it stay together."""
+        return self.prompt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair(Example):
+    """Two texts that belong together, or as much as the score says."""
+
+    a: str
+    b: str
+    score: float | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Both."""
+        return (self.a, self.b)
+
+    @property
+    def target(self) -> str:
+        """The score."""
+        return "" if self.score is None else repr(self.score)
+
+
+KINDS: dict[str, type[Example]] = {
+    "classify": Labelled,
+    "multiple": MultiLabelled,
+    "regress": Scored,
+    "tag": Tagged,
+    "extract": Question,
+    "choose": Choices,
+    "embed": Pair,
+    "plain": Plain,
+}
+
+
+def normalised(text: str) -> str:
+    """The text without case, punctuation and doubled white space; a text of nothing else stays as it is.
+
+    >>> normalised(" Don't  PANIC! "), normalised("?!")
+    ('don t panic', '?!')
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    return " ".join(re.findall(r"\w+", text.casefold())) or text.strip()
+
+
+def hashed(text: str, seed: int = 0) -> int:
+    """64 bits of the text and the seed, the same on every machine."""
+    data = text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(data, digest_size=8, key=b"%d" % seed).digest(), "little")
+
+
+def takes(example: Example, share: float, seed: int) -> bool:
+    """Whether a made dev split takes this example; that depends on its text without case and punctuation alone."""
+    return hashed(normalised(example.group), seed) < share * 2**64

@@ -1,0 +1,206 @@
+"""One file, or one object, of a split: its format found, its columns resolved, its examples read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from heedful.data import conll, squad
+from heedful.data.bad import Sieve, shown
+from heedful.data.columns import Columns, MissingColumnError, is_header, resolve
+from heedful.data.examples import Example, Plain, Question, Tagged
+from heedful.data.fields import examples
+from heedful.data.files import LONGEST, PACKED, File, find, head_of, lines
+from heedful.data.rows import Table, data_object, json_lines, json_list, parquet, separated
+from heedful.errors import HeedfulError
+
+Format = Literal["csv", "tsv", "jsonl", "json", "parquet", "text", "conll", "squad", "glue"]
+SUFFIXES: dict[str, Format] = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".txt": "text",
+    ".conll": "conll",
+    ".iob": "conll",
+    ".iob2": "conll",
+    ".bio": "conll",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSettings:
+    """How data is read; what is None is found in the data and stated."""
+
+    format: Format | None = None
+    columns: dict[str, str | int | tuple[str | int, ...]] | None = (
+        None  # role to name or number from 1; several: joined
+    )
+    encoding: str | None = None  # None: UTF-8, or what a byte order mark says
+    header: bool | None = None  # whether the first row of CSV and TSV names the columns
+    delimiter: str | None = None  # None: a comma or, where the first row has none, a semicolon; in TSV a tab
+    quoting: Literal["quoted", "literal"] | None = None  # None: quotes wrap cells in CSV and are characters in TSV
+    dev: float = 0.1  # share of train for a dev split where none is given
+    seed: int = 0  # of that choice
+    longest: int = LONGEST  # bytes of a row
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dev < 1:
+            raise HeedfulError(f"dev is {self.dev}, expected a share from 0 up to 1")
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
+            raise HeedfulError(f"delimiter is {shown(self.delimiter)}, expected one character")
+        if self.longest < 1:
+            raise HeedfulError(f"longest is {self.longest}, expected a number of bytes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Examples of one kind from one place, read anew each time."""
+
+    shown: str
+    kind: type[Example]
+    read: Callable[[Sieve], Iterator[Example]]
+    said: tuple[str, ...]
+    labels: tuple[str, ...] = ()  # all of them in order, where the data itself knows
+
+
+def bare_name(path: Path) -> tuple[str, str]:
+    """The name of a file without the suffixes of packing and format, and the latter.
+
+    >>> bare_name(Path("folder/dev-v1.1.json.gz")), bare_name(Path("eng.train"))
+    (('dev-v1.1', '.json'), ('eng.train', ''))
+    """
+    name = Path(path.name.removesuffix(path.suffix)) if path.suffix in PACKED else Path(path.name)
+    suffix = name.suffix.lower()
+    return (name.stem, suffix) if suffix in SUFFIXES else (name.name, "")
+
+
+def open_part(path: Path, kind: type[Example] | None, settings: DataSettings, sieve: Sieve) -> Part:
+    """A file as a part of a split."""
+    if settings.format == "parquet" or (settings.format is None and bare_name(path)[1] == ".parquet"):
+        if not path.is_file():
+            raise HeedfulError(f"{path}: there is no such file")
+        return of_table(parquet(path, sieve), kind, settings)
+    file, said = find(path, encoding=settings.encoding, longest=settings.longest)
+    form = settings.format or _found(file, kind)
+    if form == "squad" or (form == "json" and kind in (None, Question) and is_squad(file)):
+        return _squad(file, kind, said)
+    if form == "conll":
+        _refuse_kind(file, kind, Tagged, "words with tags")
+        read: Callable[[Sieve], Iterator[Example]] = lambda sieve: conll.sentences(file, sieve)  # noqa: E731
+        return Part(shown=file.shown, kind=Tagged, read=read, said=(*said, "words in columns, the tag in the last"))
+    if form == "text":
+        _refuse_kind(file, kind, Plain, "plain text")
+        return Part(shown=file.shown, kind=Plain, read=lambda sieve: texts(file, sieve), said=(*said, TEXT))
+    if form in ("csv", "tsv"):
+        return of_table(_separated(file, form, settings, sieve), kind, settings, said)
+    if form not in ("json", "jsonl"):
+        raise HeedfulError(f"{path}: {form} is a folder, and this is a file")
+    by_line = form == "jsonl" or is_lines(file)
+    return of_table((json_lines if by_line else json_list)(file, sieve), kind, settings, said)
+
+
+def of_object(name: str, data: Any, kind: type[Example] | None, settings: DataSettings, sieve: Sieve) -> Part:
+    """A data set of the `datasets` library as a part of a split."""
+    return of_table(data_object(name, data, sieve), kind, settings)
+
+
+def of_table(table: Table, kind: type[Example] | None, settings: DataSettings, said: list[str] | None = None) -> Part:
+    """A table as a part of a split."""
+    columns = resolve(table, kind, settings.columns or {})
+    label = columns.of.get("label")
+    if label and isinstance(table.first, dict) and table.first.get(label[0]) == -1 and table.words.get(label[0]):
+        raise MissingColumnError(f"{table.shown}: labels are hidden: {shown(label[0])} is -1", "label")
+
+    def read(sieve: Sieve) -> Iterator[Example]:
+        return examples(table, columns, sieve, settings.longest)
+
+    stated = (*(said or ()), *table.said, columns.said)
+    return Part(shown=table.shown, kind=columns.kind, read=read, said=stated, labels=_words(table, columns))
+
+
+def _words(table: Table, columns: Columns) -> tuple[str, ...]:
+    roles = [role for role in ("label", "labels") if role in columns.of]
+    return table.words.get(columns.of[roles[0]][0], ()) if roles else ()
+
+
+# ---------------------------------------------------------------------------------------------------- formats
+
+TEXT = "one text on each line; empty lines are left out"
+
+
+def texts(file: File, sieve: Sieve) -> Iterator[Plain]:
+    """One text on each line."""
+    for number, line in lines(file, sieve):
+        if line.strip():
+            yield Plain(file=file.shown, line=number, text=line)
+
+
+def _found(file: File, kind: type[Example] | None) -> Format:
+    suffix = bare_name(file.path)[1]
+    form = SUFFIXES.get(suffix)
+    if (kind is Tagged or form in (None, "text")) and form not in ("csv", "json", "jsonl"):
+        if conll.looks_like(head_of(file)) or kind is Tagged:
+            return "conll"
+        if form is None:
+            known = ", ".join(SUFFIXES)
+            raise HeedfulError(
+                f"{file.shown}: the format is not known: its name should end in {known}, or say --format"
+            )
+    assert form is not None
+    return form
+
+
+def _separated(file: File, form: Literal["csv", "tsv"], settings: DataSettings, sieve: Sieve) -> Table:
+    delimiter, said = settings.delimiter or ("\t" if form == "tsv" else ","), []
+    if settings.delimiter is None and form == "csv":
+        first = head_of(file).split("\n", 1)[0]
+        if "," not in first and (other := max(";\t", key=first.count)) in first:
+            delimiter = other
+            said = [f"{file.path.name}: cells are separated by {'tabs' if other == chr(9) else 'semicolons'}"]
+    quoted = settings.quoting == "quoted" if settings.quoting else form == "csv"
+    table = separated(
+        file,
+        sieve,
+        delimiter=delimiter,
+        quoted=quoted,
+        is_header=lambda cells: is_header(cells, settings.header, settings.columns or {}),
+    )
+    said += [] if quoted else [f"{file.path.name}: quotes are characters like others"]
+    return replace(table, said=(*said, *table.said))
+
+
+def is_lines(file: File) -> bool:
+    """Whether a .json file is really one JSON object on each line."""
+    first, newline, rest = head_of(file).lstrip().partition("\n")
+    try:
+        return bool(newline and rest.strip()) and isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def is_squad(file: File) -> bool:
+    """Whether a JSON file is an object with articles of paragraphs under "data", as far as its beginning tells."""
+    head = head_of(file).lstrip()
+    start = re.search(r'"data"\s*:\s*\[\s*\{', head)
+    return head.startswith("{") and start is not None and '"paragraphs"' in head[start.end() :]
+
+
+def _squad(file: File, kind: type[Example] | None, said: list[str]) -> Part:
+    _refuse_kind(file, kind, Question, "questions in SQuAD's JSON")
+    second = '"is_impossible"' in head_of(file)
+    name = "SQuAD's JSON, " + ("v2.0: questions may be impossible" if second else "v1.1: every question has an answer")
+    read: Callable[[Sieve], Iterator[Example]] = lambda sieve: squad.questions(file, sieve)  # noqa: E731
+    return Part(shown=file.shown, kind=Question, read=read, said=(*said, name))
+
+
+def _refuse_kind(file: File, kind: type[Example] | None, made: type[Example], holds: str) -> None:
+    if kind not in (None, made):
+        assert kind is not None
+        raise HeedfulError(f"{file.shown}: holds {holds}, which is no data for this task ({kind.__name__})")

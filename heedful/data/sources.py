@@ -1,0 +1,261 @@
+"""Data of a person: files, a folder or objects resolved once, stated, and read as typed examples, one at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar, overload
+
+from heedful.data import conll, glue
+from heedful.data.bad import BadRow, BadRows, Sieve, Stop, shown
+from heedful.data.columns import MissingColumnError
+from heedful.data.examples import Example, Labelled, MultiLabelled, Tagged, takes
+from heedful.data.folders import SPLITS, split_files
+from heedful.data.parts import DataSettings, Part, of_object, open_part
+from heedful.data.rows import is_data_object
+from heedful.errors import HeedfulError, did_you_mean
+
+Kind = TypeVar("Kind", bound=Example)
+MANY = 10_000  # labels
+TARGETS = ("label", "labels", "score", "tags", "answers", "answer")
+
+
+class Source(Generic[Kind]):
+    """Examples of one kind in splits; reading streams, and what was found out is in `stated`."""
+
+    def __init__(
+        self,
+        kind: type[Kind],
+        parts: Mapping[str, tuple[Part, ...]],
+        said: Sequence[str],
+        settings: DataSettings,
+        sieve: Sieve,
+    ) -> None:
+        self.kind = kind
+        self.settings = settings
+        self.sieve = sieve  # counts bad rows and what was mended, as far as was read
+        self._parts = dict(parts)
+        self._said = tuple(said)
+        self.made_dev = "train" in parts and "dev" not in parts and settings.dev > 0
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits: train, dev, test and whatever else there is."""
+        names = [*self._parts, *(["dev"] if self.made_dev else [])]
+        order = ("train", "dev", "dev-mismatched", "test")
+        return tuple(sorted(names, key=lambda name: order.index(name) if name in order else len(order)))
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The labels in order, from reading train once: numbers by value, others sorted; tags O first.
+
+        Names that come with the data keep their order. Where a dev split is made the labels are those of both.
+        """
+        if self.kind is Tagged:
+            return self._scheme.labels
+        if self.kind not in (Labelled, MultiLabelled):
+            return ()
+        first = self._first_split
+        if known := self._parts[first][0].labels:
+            return known
+        seen: set[str] = set()
+        for example in self._whole(first):
+            assert isinstance(example, Labelled | MultiLabelled)
+            seen.update((example.label,) if isinstance(example, Labelled) else example.labels)
+            if len(seen) > MANY:
+                raise HeedfulError(
+                    f"{example.file}:{example.line}: more than {MANY:,} different labels: is that the label column? "
+                    "Numbers are the task regress"
+                )
+        return in_order(seen)
+
+    @cached_property
+    def stated(self) -> tuple[str, ...]:
+        """What was found out about the data, in sentences."""
+        said = list(self._said)
+        if self.kind is Tagged:
+            said.append(self._scheme.said)
+        if labels := self.labels:
+            more = f" and {len(labels) - 20} more" if len(labels) > 20 else ""
+            said.append(f"labels in order: {', '.join(map(shown, labels[:20]))}{more}")
+        if self.made_dev:
+            share, seed = f"{100 * self.settings.dev:g} %", self.settings.seed
+            said.append(f"no dev split was given: {share} of train, chosen by a hash of the text and seed {seed}")
+        return tuple(said)
+
+    def examples(self, split: str) -> Iterator[Kind]:
+        """The examples of a split in the order of its files; a label that train lacks makes a bad row."""
+        if split not in self.splits:
+            has = ", ".join(self.splits)
+            raise HeedfulError(f"there is no split {shown(split)}, but {has}{did_you_mean(split, self.splits)}")
+        if self.made_dev and split in ("train", "dev"):
+            dev, seed = self.settings.dev, self.settings.seed
+            yield from (each for each in self._whole("train") if takes(each, dev, seed) == (split == "dev"))
+            return
+        known = frozenset(self.labels if split != self._first_split else ())
+        for number, example in enumerate(self._whole(split)):
+            if unseen := next((label for label in _labels(example) if label not in known) if known else iter(()), None):
+                reason = f"the label {shown(unseen)} is not in {self._first_split}, which has {_some(self.labels)}"
+                text = example.texts[0][:200]
+                bad = BadRow(file=example.file, line=example.line, column="", reason=reason, text=text)
+                self.sieve.refuse(bad, number=number, stage="label")
+            else:
+                yield example
+
+    @property
+    def _first_split(self) -> str:
+        return "train" if "train" in self._parts else next(iter(self._parts))
+
+    @cached_property
+    def _scheme(self) -> conll.Scheme:
+        return conll.scheme(each for each in self._raw(self._first_split) if isinstance(each, Tagged))
+
+    def _whole(self, split: str) -> Iterator[Kind]:
+        """What the files of a split hold, tags as IOB2."""
+        if self.kind is not Tagged or not self._scheme.name:
+            yield from self._raw(split)
+            return
+        for example in self._raw(split):
+            yield replace(example, tags=conll.to_iob2(example.tags))
+
+    def _raw(self, split: str) -> Iterator[Any]:
+        for part in self._parts[split]:
+            yield from part.read(self.sieve)
+
+
+def _labels(example: Example) -> tuple[str, ...]:
+    match example:
+        case Labelled():
+            return (example.label,)
+        case MultiLabelled():
+            return example.labels
+        case Tagged():
+            return example.tags
+    return ()
+
+
+def _some(labels: Sequence[str]) -> str:
+    return ", ".join(map(shown, labels[:8])) + (", …" if len(labels) > 8 else "")
+
+
+def in_order(labels: set[str]) -> tuple[str, ...]:
+    """Labels in an order that does not depend on their rows: numbers by value, else by their characters.
+
+    >>> in_order({"10", "9"}), in_order({"pos", "neg", "10"})
+    (('9', '10'), ('10', 'neg', 'pos'))
+    """
+    try:
+        values = {label: float(label) for label in labels}
+    except ValueError:
+        values = {}
+    if len(values) == len(labels) and all(map(math.isfinite, values.values())):
+        return tuple(sorted(labels, key=lambda label: (values[label], label)))
+    return tuple(sorted(labels))
+
+
+# ---------------------------------------------------------------------------------------------------- opening
+
+DEFAULT = DataSettings()
+STOP = Stop()
+
+
+@overload
+def read(
+    data: Any, kind: type[Kind], settings: DataSettings = DEFAULT, *, bad_rows: BadRows = STOP
+) -> Source[Kind]: ...
+
+
+@overload
+def read(
+    data: Any, kind: None = None, settings: DataSettings = DEFAULT, *, bad_rows: BadRows = STOP
+) -> Source[Example]: ...
+
+
+def read(
+    data: Any,
+    kind: type[Example] | None = None,
+    settings: DataSettings = DEFAULT,
+    *,
+    bad_rows: BadRows = STOP,
+) -> Source[Any]:
+    """A folder, a file, several files of train, a mapping from splits to them, or objects of the `datasets` library.
+
+    `kind` is the class of the examples; None: the one that the data speak of.
+    """
+    sieve = Sieve(bad_rows)
+    if isinstance(data, str | Path) and Path(data).is_dir():
+        folder = Path(data)
+        task = glue.task_of(folder) if settings.format in (None, "glue") else None
+        if task:
+            parts, said = glue.parts(folder, task, kind, settings, sieve)
+            return _source(parts, said, settings, sieve)
+        if settings.format == "glue":
+            raise HeedfulError(
+                f"{folder}: is no folder of a GLUE task: those hold train.tsv and are called {', '.join(glue.LAYOUTS)}"
+            )
+        files, said = split_files(folder)
+        given: dict[str, tuple[Any, ...]] = dict(files)
+    else:
+        given, said = _splits(data), []
+    found: dict[str, tuple[Part, ...]] = {}
+    for split, places in given.items():
+        opened = []
+        for place in places:
+            try:
+                part = _open(split, place, kind, settings, sieve)
+            except MissingColumnError as missing:
+                if not (split.startswith("test") and len(given) > 1 and missing.role in TARGETS):
+                    raise
+                said.append(f"{split}: has no {missing.role}, so it is left out")
+                break
+            kind = kind or part.kind
+            opened.append(part)
+        if opened:
+            found[split] = tuple(opened)
+    assert kind is not None
+    each = [(split, text) for split, parts in found.items() for part in parts for text in part.said]
+    said += dict.fromkeys(text for _, text in each)
+    return _source(found, said, settings, sieve)
+
+
+def _source(
+    parts: Mapping[str, tuple[Part, ...]], said: Sequence[str], settings: DataSettings, sieve: Sieve
+) -> Source[Any]:
+    kind = next(iter(parts.values()))[0].kind
+    return Source(kind, parts, [f"examples are {kind.__name__}", *said], settings, sieve)
+
+
+def _splits(data: Any) -> dict[str, tuple[Any, ...]]:
+    if isinstance(data, str | Path) or is_data_object(data):
+        return {"train": (data,)}
+    if isinstance(data, Mapping):
+        named = {SPLITS.get(str(name).casefold(), str(name)): name for name in data}
+        if len(named) < len(data) or not data:
+            raise HeedfulError(
+                f"splits are {', '.join(map(str, data)) or 'none'}, expected train, dev, test, each once"
+            )
+        order = sorted(named, key=lambda split: split != "train")
+        return {split: _places(data[named[split]]) for split in order}
+    return {"train": _places(data)}
+
+
+def _places(data: Any) -> tuple[Any, ...]:
+    places = (data,) if isinstance(data, str | Path) or is_data_object(data) else data
+    if (
+        isinstance(places, Sequence)
+        and places
+        and all(isinstance(each, str | Path) or is_data_object(each) for each in places)
+    ):
+        return tuple(places)
+    raise HeedfulError(
+        f"data is {shown(data)}, expected a folder, files, a mapping from splits to files, or a data set object"
+    )
+
+
+def _open(split: str, place: Any, kind: type[Example] | None, settings: DataSettings, sieve: Sieve) -> Part:
+    if isinstance(place, str | Path):
+        return open_part(Path(place), kind, settings, sieve)
+    return of_object(f"{split} (data set)", place, kind, settings, sieve)

@@ -1,0 +1,43 @@
+"""Metrics with their official definitions, in constant memory where that can be; each is updated, merged, read."""
+
+from __future__ import annotations
+
+from heedful.tasks.metrics.base import Metric, Result, merge_all
+from heedful.tasks.metrics.bootstrap import Bootstrap, confusion_of, confusion_statistics, f1_of, interval, mean_of
+from heedful.tasks.metrics.classes import Accuracy, ConfusionMatrix, MultiLabel, macro_f1, matthews
+from heedful.tasks.metrics.entities import Entities, entity_counts, spans, to_iob2
+from heedful.tasks.metrics.numbers import Calibration, RankedRegression, Regression, TokenLoss
+from heedful.tasks.metrics.squad import SquadScore, SquadThreshold, answer_scores, apply_threshold, normalised
+from heedful.tasks.metrics.suites import GLUE, Suite
+
+__all__ = [
+    "GLUE",
+    "Accuracy",
+    "Bootstrap",
+    "Calibration",
+    "ConfusionMatrix",
+    "Entities",
+    "Metric",
+    "MultiLabel",
+    "RankedRegression",
+    "Regression",
+    "Result",
+    "SquadScore",
+    "SquadThreshold",
+    "Suite",
+    "TokenLoss",
+    "answer_scores",
+    "apply_threshold",
+    "confusion_of",
+    "confusion_statistics",
+    "entity_counts",
+    "f1_of",
+    "interval",
+    "macro_f1",
+    "matthews",
+    "mean_of",
+    "merge_all",
+    "normalised",
+    "spans",
+    "to_iob2",
+]

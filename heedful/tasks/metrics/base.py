@@ -1,0 +1,188 @@
+"""What every metric shares: it is updated with examples, merged with others of its kind, and gives plain data.
+
+A metric is a value: `updated` and `merged` return a new one. `merged` is associative and commutative to the last bit,
+because counts are whole numbers and sums of floats are kept without rounding; so a result depends neither on the order
+of the examples, nor on the size of a batch, nor on how many ranks shared the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from numpy.typing import NDArray
+from torch import Tensor
+
+from heedful.errors import HeedfulError
+
+Result = dict[str, Any]  # plain data: names to numbers, lists and dicts of them
+Values = Sequence[Any] | NDArray[Any] | Tensor
+Ids = Sequence[Any] | NDArray[Any] | None  # what examples are called in errors; None: by their number
+
+BITS = 1126  # the smallest double is 2^-1074, and the last bit of its 53-bit significand stands for 2^-1126
+HALF = 27  # a significand of 53 bits is cut into halves of this many, so that products fit 64 bits
+
+
+@runtime_checkable
+class Mergeable(Protocol):
+    """What ranks can gather each for themselves."""
+
+    def merged(self, other: Any) -> Any:
+        """This one and another of its kind, as if one had seen all examples of both."""
+
+
+@runtime_checkable
+class Metric(Mergeable, Protocol):
+    """An accumulator of examples; each has its own `updated`."""
+
+    def result(self) -> Result:
+        """What the examples so far amount to; fractions are of 1, not of 100."""
+
+
+M = TypeVar("M", bound=Mergeable)
+
+
+def merge_all(metrics: Iterable[M]) -> M:
+    """The metrics of all ranks as one."""
+    return reduce(lambda one, other: one.merged(other), metrics)
+
+
+def ratio(part: int, whole: int) -> float:
+    """part / whole, and 0 where nothing was there to be counted."""
+    return part / whole if whole else 0.0
+
+
+def f1_scores(correct: int, gold: int, predicted: int) -> dict[str, float]:
+    """Precision, recall and F1 = 2 correct / (gold + predicted) from counts (van Rijsbergen 1979)."""
+    return {
+        "precision": ratio(correct, predicted),
+        "recall": ratio(correct, gold),
+        "f1": ratio(2 * correct, gold + predicted),
+    }
+
+
+def need_examples(count: int, what: str) -> None:
+    """A result of nothing is refused."""
+    if not count:
+        raise HeedfulError(f"{what} of no examples is not defined: the data set is empty, or no example got here")
+
+
+def need_same(one: Any, other: Any, what: str) -> None:
+    """Only metrics of one kind can be merged."""
+    if one != other:
+        raise HeedfulError(f"these cannot be merged, their {what} differ: {one!r} and {other!r}")
+
+
+def need_length(count: int, expected: int, what: str, than: str) -> None:
+    """Two lists that belong together have one length."""
+    if count != expected:
+        raise HeedfulError(f"there are {count} {what} for {expected} {than}: each example needs one of both")
+
+
+def called(ids: Ids, index: int) -> str:
+    """The name of an example in an error.
+
+    >>> called(["q7", "q8"], 1), called(None, 1)
+    ('example "q8"', 'example 1 of this update')
+    """
+    return f"example {index} of this update" if ids is None else f'example "{ids[index]}"'
+
+
+def as_array(values: Values) -> NDArray[Any]:
+    """A list, an array or a tensor on any device, as an array."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        return (values.double() if values.is_floating_point() else values).numpy()
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise HeedfulError(f"the examples have different numbers of values: {error}") from None
+
+
+def as_finite(values: Values, what: str, ids: Ids, shape: str = "one number an example") -> NDArray[Any]:
+    """Numbers as doubles, of any shape; a NaN or an infinity is an error that names its example."""
+    array = as_array(values)
+    if array.size == 0:
+        return array.astype(np.float64)
+    if array.dtype.kind not in "biuf":
+        raise HeedfulError(f"the {what} should be numbers ({shape}), got {array.ravel()[:1].tolist()[0]!r}")
+    array = array.astype(np.float64)
+    bad = ~np.isfinite(array).reshape(len(array) if array.ndim else 1, -1)
+    if bad.any():
+        index = int(bad.any(1).argmax())
+        raise not_finite(array.reshape(bad.shape)[index][bad[index]][0], what, called(ids, index))
+    return array
+
+
+def not_finite(value: float, what: str, name: str) -> HeedfulError:
+    """A NaN or an infinity would make the whole result one."""
+    return HeedfulError(
+        f"the {what} of {name} is {value}: a metric over it would mean nothing; "
+        "look for a loss that diverged or half precision that overflowed"
+    )
+
+
+def as_numbers(values: Values, what: str, ids: Ids = None) -> Float64[np.ndarray, " examples"]:
+    """One finite number for each example."""
+    array = as_finite(values, what, ids)
+    if array.ndim != 1:
+        raise HeedfulError(f"the {what} should be one number an example, got an array of shape {array.shape}")
+    return array
+
+
+def exact_sum(values: Float64[np.ndarray, " examples"]) -> int:
+    """The sum without rounding, in units of 2^-1126; from_exact turns it back.
+
+    >>> values = np.array([1e300, 1.0, -1e300, 2.0**-1074])
+    >>> from_exact(exact_sum(values) - exact_sum(np.array([1.0])))
+    5e-324
+    """
+    whole, shifts = _significands(values)
+    return _placed(whole, shifts)
+
+
+def exact(value: float) -> int:
+    """One value without rounding, in units of 2^-1126."""
+    above, below = value.as_integer_ratio()
+    return above << (BITS + 1 - below.bit_length())
+
+
+def exact_products(x: Float64[np.ndarray, " examples"], y: Float64[np.ndarray, " examples"]) -> int:
+    """The sum of x y without rounding, in units of 2^-2252.
+
+    With x = h 2^27 + l and the same for y: x y = h h' 2^54 + (h l' + l h') 2^27 + l l'.
+    """
+    (left, shift), (right, more) = _significands(x), _significands(y)
+    high, other_high = left >> HALF, right >> HALF
+    low, other_low = left & ((1 << HALF) - 1), right & ((1 << HALF) - 1)
+    shifts = shift + more
+    return (
+        _placed(high * other_high, shifts + 2 * HALF)
+        + _placed(high * other_low + low * other_high, shifts + HALF)
+        + _placed(low * other_low, shifts)
+    )
+
+
+def from_exact(total: int, count: int = 1, bits: int = BITS) -> float:
+    """total / count as the nearest double."""
+    return total / (count << bits)
+
+
+def _significands(
+    values: Float64[np.ndarray, " examples"],
+) -> tuple[Int64[np.ndarray, " examples"], Int64[np.ndarray, " examples"]]:
+    """Whole numbers w and shifts s with value = w 2^(s - 1126)."""
+    fractions, exponents = np.frexp(values)
+    return (fractions * 2.0**53).astype(np.int64), exponents.astype(np.int64) + (BITS - 53)
+
+
+def _placed(whole: Int64[np.ndarray, " examples"], shifts: Int64[np.ndarray, " examples"]) -> int:
+    """The sum of w 2^s as one whole number; halves of 32 bits, so that 2^31 of them fit 64."""
+    total = 0
+    for shift in np.unique(shifts):
+        part = whole[shifts == shift]
+        total += (int((part >> 32).sum()) << (int(shift) + 32)) + (int((part & 0xFFFFFFFF).sum()) << int(shift))
+    return total

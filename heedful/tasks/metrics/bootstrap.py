@@ -1,0 +1,162 @@
+"""How sure is a score? Intervals from a bootstrap that needs neither the examples in memory nor their order.
+
+Each example counts Poisson(1) times in each of some replicates of the data set (Hanley and MacGibbon 2006; for merging,
+Chamandy et al. 2012). How often is a function of the seed and of the example's id alone: the counter-based generator
+Philox (Salmon et al. 2011) has them as key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from numpy.typing import NDArray
+
+from heedful.errors import HeedfulError
+from heedful.tasks.metrics.base import (
+    Ids,
+    Result,
+    Values,
+    as_finite,
+    as_numbers,
+    need_examples,
+    need_length,
+    need_same,
+)
+
+Sums = Float64[np.ndarray, "replicates statistics"]
+
+UNIT = 2.0**-30  # sums are whole multiples of it, so that they do not depend on the order
+AT_ONCE = 256  # examples whose weights are in memory together
+# Poisson(1) <= k, for k = 0..20, as shares of 2^64
+THRESHOLDS = np.array(
+    [
+        min(int(math.exp(-1) * math.fsum(1 / math.factorial(i) for i in range(k + 1)) * 2.0**64), 2**64 - 1)
+        for k in range(21)
+    ],
+    dtype=np.uint64,
+)
+
+
+def mean_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
+    """The mean of scores, from the sums of (score, 1)."""
+    return _shares(sums[:, 0], sums[:, 1])
+
+
+def f1_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
+    """2 correct / (gold + predicted), from the sums of (correct, gold, predicted)."""
+    return _shares(2 * sums[:, 0], sums[:, 1] + sums[:, 2])
+
+
+def confusion_of(classes: int, formula: Callable[[Any], Any]) -> Callable[[Sums], Float64[np.ndarray, " replicates"]]:
+    """A formula of confusion matrices (macro_f1, matthews), from the sums of confusion_statistics."""
+    return lambda sums: np.asarray(formula(sums.reshape(-1, classes, classes)), dtype=np.float64)
+
+
+def confusion_statistics(predicted: Values, gold: Values, classes: int) -> Int64[np.ndarray, "examples cells"]:
+    """For each example 1 in the cell (gold, predicted) of the confusion matrix, and 0 in the others."""
+    cells = as_numbers(gold, "gold label") * classes + as_numbers(predicted, "prediction")
+    rows: Int64[np.ndarray, "examples cells"] = (cells[:, None] == np.arange(classes**2)).astype(np.int64)
+    return rows
+
+
+def _shares(part: Any, whole: Any) -> Float64[np.ndarray, " replicates"]:
+    """part / whole, and 0 where whole is 0."""
+    shares: Float64[np.ndarray, " replicates"] = np.divide(part, whole, out=np.zeros(len(whole)), where=whole > 0)
+    return shares
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Bootstrap:
+    """Sums of some statistics of the examples in each replicate: memory for replicates × statistics."""
+
+    seed: int
+    statistics: int
+    replicates: int = 1000
+    count: int = 0
+    sums: Int64[np.ndarray, "replicates statistics"] | None = None  # in units of 2^-30; None: no examples yet
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**64:
+            raise HeedfulError(f"seed should be a whole number from 0 to 2^64 - 1, got {self.seed}")
+
+    def updated(self, ids: Sequence[Any] | NDArray[Any], statistics: Values) -> Bootstrap:
+        """With more examples: for each its id, unique in the data set, and a row of numbers."""
+        rows = as_finite(statistics, "statistic", ids, "a row of numbers an example")
+        if not len(rows):
+            return self
+        if rows.ndim != 2 or rows.shape[1] != self.statistics:
+            raise HeedfulError(f"each example should have {self.statistics} statistics, got shape {rows.shape}")
+        need_length(len(ids), len(rows), "ids", "rows of statistics")
+        sums = np.zeros((self.replicates, self.statistics), dtype=np.int64)
+        for start in range(0, len(rows), AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            whole = np.rint(rows[part] / UNIT)
+            _need_room(whole, 21 * AT_ONCE)
+            weights = np.stack([_weights(self.seed, name, self.replicates) for name in ids[part]], 1)
+            sums = sums + weights @ whole.astype(np.int64)
+            _need_room(sums)
+        return self.merged(replace(self, sums=sums, count=len(rows)))
+
+    def merged(self, other: Bootstrap) -> Bootstrap:
+        """Both as one."""
+        same = [(one.seed, one.statistics, one.replicates) for one in (self, other)]
+        need_same(same[0], same[1], "seeds, statistics or replicates")
+        if self.sums is None or other.sums is None:
+            return replace(self, sums=other.sums if self.sums is None else self.sums, count=self.count + other.count)
+        _need_room(self.sums)
+        _need_room(other.sums)
+        return replace(self, sums=self.sums + other.sums, count=self.count + other.count)
+
+    def interval(
+        self, of: Callable[[Sums], Float64[np.ndarray, " replicates"]] = mean_of, level: float = 0.95
+    ) -> Result:
+        """{"low", "high", "level", "replicates", "count"}: where the middle of the replicates lies (Efron 1979)."""
+        need_examples(self.count, "an interval")
+        if not 0 < level < 1:
+            raise HeedfulError(f"level should be between 0 and 1, like 0.95, got {level}")
+        assert self.sums is not None
+        low, high = np.quantile(of(self.sums * UNIT), [(1 - level) / 2, (1 + level) / 2])
+        return {
+            "low": float(low),
+            "high": float(high),
+            "level": level,
+            "replicates": self.replicates,
+            "count": self.count,
+        }
+
+
+def interval(
+    scores: Values, *, seed: int, ids: Ids = None, level: float = 0.95, replicates: int = 1000
+) -> dict[str, Any]:
+    """The mean of scores and its interval; without ids, examples are known by their place.
+
+    >>> found = interval([1.0] * 80 + [0.0] * 20, seed=7)
+    >>> found["mean"], 0.70 < found["low"] < 0.75, 0.85 < found["high"] < 0.90
+    (0.8, True, True)
+    """
+    numbers = as_numbers(scores, "score", ids)
+    need_examples(len(numbers), "an interval")
+    names = range(len(numbers)) if ids is None else ids
+    rows = np.stack((numbers, np.ones_like(numbers)), 1)
+    found = Bootstrap(seed=seed, statistics=2, replicates=replicates).updated(names, rows).interval(level=level)
+    return {"mean": math.fsum(numbers) / len(numbers)} | found
+
+
+def _weights(seed: int, name: Any, replicates: int) -> Int64[np.ndarray, " replicates"]:
+    """How often an example counts in each replicate."""
+    digest = hashlib.blake2b(str(name).encode(), digest_size=8).digest()
+    key = np.array([seed, int.from_bytes(digest, "little")], dtype=np.uint64)
+    return np.searchsorted(THRESHOLDS, np.random.Philox(key=key).random_raw(replicates), side="right")
+
+
+def _need_room(sums: NDArray[Any], times: int = 1) -> None:
+    if np.abs(sums).max() * float(times) >= 2.0**62:
+        raise HeedfulError(
+            f"the statistics add up to more than {2.0**62 * UNIT:.3g}, which a bootstrap cannot hold: scale them down"
+        )

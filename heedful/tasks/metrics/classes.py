@@ -1,0 +1,297 @@
+"""Metrics of classes: accuracy, the confusion matrix and what follows from it, several labels at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from heedful.errors import HeedfulError, did_you_mean
+from heedful.tasks.metrics.base import (
+    Ids,
+    Result,
+    Values,
+    as_array,
+    as_finite,
+    called,
+    f1_scores,
+    need_examples,
+    need_length,
+    need_same,
+    not_finite,
+)
+
+Counts = Float64[np.ndarray, "*more classes classes"]  # of gold by predicted; more: bootstrap replicates
+PerClass = Float64[np.ndarray, "*more classes"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accuracy:
+    """The share of examples whose prediction is the gold label: correct / count.
+
+    >>> Accuracy().updated(["a", "b"], ["a", "c"]).result()
+    {'accuracy': 0.5, 'correct': 1, 'count': 2}
+    """
+
+    correct: int = 0
+    count: int = 0
+
+    def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> Accuracy:
+        """With more examples: labels or class numbers, of one kind on both sides."""
+        sides = []
+        for values, what in ((predicted, "prediction"), (gold, "gold label")):
+            array = as_array(values)
+            if array.ndim != 1:
+                raise HeedfulError(f"each {what} should be one label, got an array of shape {array.shape}")
+            sides.append(as_finite(array, what, ids) if array.dtype.kind == "f" else array)
+        need_length(len(sides[0]), len(sides[1]), "predictions", "gold labels")
+        if len(sides[0]) and (sides[0].dtype.kind in "biuf") != (sides[1].dtype.kind in "biuf"):
+            said, true = (side.tolist()[0] for side in sides)
+            raise HeedfulError(
+                f"a prediction is {said!r} and a gold label {true!r}: they can never be equal; "
+                "give the names of the classes, or their numbers, on both sides"
+            )
+        correct = int(np.count_nonzero(sides[0] == sides[1]))
+        return replace(self, correct=self.correct + correct, count=self.count + len(sides[0]))
+
+    def updated_choices(self, scores: Values, gold: Values, ids: Ids = None) -> Accuracy:
+        """With more questions: the scores of the choices of each, as many as it has, and the number of the right one.
+
+        >>> Accuracy().updated_choices([[0.1, 2.0], [3.0, 1.0, 2.0]], [1, 2]).result()["accuracy"]
+        0.5
+        """
+        need_length(len(scores), len(gold), "questions with scores", "gold choices")
+        chosen = []
+        for index in range(len(scores)):
+            row, right, name = as_array(scores[index]), int(gold[index]), called(ids, index)
+            if not 0 <= right < len(row):
+                raise HeedfulError(
+                    f"the gold choice of {name} is {right}, but it has {len(row)} choices, counted from 0"
+                )
+            if not np.isfinite(row).all():
+                raise not_finite(row[~np.isfinite(row)][0], "score", name)
+            chosen.append(int(row.argmax()))  # the first among equals
+        return self.updated(chosen, gold, ids)
+
+    def merged(self, other: Accuracy) -> Accuracy:
+        """Both as one."""
+        return replace(self, correct=self.correct + other.correct, count=self.count + other.count)
+
+    def result(self) -> Result:
+        """{"accuracy", "correct", "count"}."""
+        need_examples(self.count, "the accuracy")
+        return {"accuracy": self.correct / self.count, "correct": self.correct, "count": self.count}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfusionMatrix:
+    """How often each gold class was predicted as each class; memory for the classes, not for the examples.
+
+    >>> seen = ConfusionMatrix(labels=("no", "yes"), positive="yes").updated(["yes", "yes"], ["yes", "no"]).result()
+    >>> seen["accuracy"], seen["recall"], seen["confusion"]
+    (0.5, 1.0, [[0, 1], [0, 1]])
+    """
+
+    labels: tuple[str, ...]  # by class number
+    positive: str | None = None  # the class that "f1", "precision" and "recall" speak of; None: they are left out
+    cells: Mapping[tuple[int, int], int] = field(default_factory=dict)  # (gold, predicted) -> examples; never changed
+
+    def __post_init__(self) -> None:
+        if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
+            raise HeedfulError(f"labels should be two or more different names, got {list(self.labels)}")
+        if self.positive is not None and self.positive not in self.labels:
+            raise HeedfulError(
+                f'positive should be one of {list(self.labels)}, got "{self.positive}"'
+                + did_you_mean(self.positive, self.labels)
+            )
+
+    def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> ConfusionMatrix:
+        """With more examples: names of classes (safe whatever their order), or class numbers."""
+        left, right = self._numbers(predicted, "prediction", ids), self._numbers(gold, "gold label", ids)
+        need_length(len(left), len(right), "predictions", "gold labels")
+        pairs, counts = np.unique(right * len(self.labels) + left, return_counts=True)
+        new = {divmod(int(pair), len(self.labels)): int(count) for pair, count in zip(pairs, counts, strict=True)}
+        return replace(self, cells=_added(self.cells, new))
+
+    def merged(self, other: ConfusionMatrix) -> ConfusionMatrix:
+        """Both as one."""
+        need_same((self.labels, self.positive), (other.labels, other.positive), "labels")
+        return replace(self, cells=_added(self.cells, other.cells))
+
+    def counts(self) -> Int64[np.ndarray, "classes classes"]:
+        """Gold classes down, predicted classes across."""
+        matrix = np.zeros((len(self.labels), len(self.labels)), dtype=np.int64)
+        for cell, count in self.cells.items():
+            matrix[cell] = count
+        return matrix
+
+    def result(self) -> Result:
+        """Accuracy, Matthews, micro, macro and weighted scores, each class, the matrix, and notes.
+
+        A macro average is over the classes that occur as gold label or prediction; micro F1 is the accuracy.
+        """
+        matrix = self.counts()
+        count = int(matrix.sum())
+        need_examples(count, "the confusion matrix")
+        precision, recall, f1 = class_scores(matrix)
+        support = matrix.sum(1)
+        present = (support + matrix.sum(0)) > 0
+        found: Result = {"accuracy": float(np.trace(matrix) / count), "matthews": float(matthews(matrix))}
+        if self.positive is not None:
+            at = self.labels.index(self.positive)
+            found |= {"precision": float(precision[at]), "recall": float(recall[at]), "f1": float(f1[at])}
+        found |= {"micro_f1": found["accuracy"]}
+        for name, values in (("precision", precision), ("recall", recall), ("f1", f1)):
+            found[f"macro_{name}"] = float(values[present].mean())
+            found[f"weighted_{name}"] = float((values * support).sum() / count)
+        found["classes"] = {
+            label: {
+                "precision": float(precision[k]),
+                "recall": float(recall[k]),
+                "f1": float(f1[k]),
+                "count": int(support[k]),
+            }
+            for k, label in enumerate(self.labels)
+        }
+        return found | {"confusion": matrix.tolist(), "count": count, "notes": self._notes(matrix)}
+
+    def _notes(self, matrix: Int64[np.ndarray, "classes classes"]) -> list[str]:
+        notes = []
+        for axis, what in ((1, "gold label"), (0, "prediction")):
+            used = matrix.sum(axis).nonzero()[0]
+            if len(used) == 1:
+                notes.append(f'every {what} is "{self.labels[int(used[0])]}": Matthews is 0 by convention')
+        never = [self.labels[k] for k in np.flatnonzero(matrix.sum(0) + matrix.sum(1) == 0)]
+        if never:
+            notes.append(f"not in the macro averages, because they never occur: {', '.join(never)}")
+        return notes
+
+    def _numbers(self, values: Values, what: str, ids: Ids) -> Int64[np.ndarray, " examples"]:
+        """Names or numbers of classes as numbers."""
+        array = as_array(values)
+        if array.ndim != 1:
+            hint = ": take the largest score, scores.argmax(-1)" if array.ndim == 2 else ""
+            raise HeedfulError(f"each {what} should be one class, got an array of shape {array.shape}{hint}")
+        if array.size == 0:
+            return array.astype(np.int64)
+        known = {label: number for number, label in enumerate(self.labels)}
+        if array.dtype.kind not in "biuf":
+            for index, name in enumerate(array.tolist()):
+                if name not in known:
+                    hint = did_you_mean(name, self.labels) if isinstance(name, str) else ""
+                    raise HeedfulError(
+                        f"the {what} of {called(ids, index)} is {name!r}, which is none of the classes "
+                        f"{', '.join(self.labels)}{hint}"
+                    )
+            return np.array([known[name] for name in array.tolist()], dtype=np.int64)
+        numbers = as_finite(array, what, ids)
+        bad = (numbers < 0) | (numbers >= len(self.labels)) | (numbers % 1 != 0)
+        if bad.any():
+            index = int(bad.argmax())
+            raise HeedfulError(
+                f"the {what} of {called(ids, index)} is {array[index]}, but the classes are the whole numbers 0 to "
+                f"{len(self.labels) - 1} ({', '.join(self.labels)}); leave out what should not count"
+            )
+        return numbers.astype(np.int64)
+
+
+def _added(one: Mapping[Any, int], other: Mapping[Any, int]) -> dict[Any, int]:
+    return dict(Counter(one) + Counter(other))
+
+
+def _shares(part: Any, whole: Any) -> Float64[np.ndarray, ...]:
+    """part / whole, and 0 where whole is 0."""
+    shares: Float64[np.ndarray, ...] = np.divide(part, whole, out=np.zeros(np.shape(whole)), where=whole > 0)
+    return shares
+
+
+def class_scores(matrix: Any) -> tuple[PerClass, PerClass, PerClass]:
+    """Precision, recall and F1 of each class, from a confusion matrix or a stack of them."""
+    matrix = np.asarray(matrix, dtype=np.float64)
+    hits = np.diagonal(matrix, axis1=-2, axis2=-1)
+    gold, predicted = matrix.sum(-1), matrix.sum(-2)
+    return _shares(hits, predicted), _shares(hits, gold), _shares(2 * hits, gold + predicted)
+
+
+def macro_f1(matrix: Any) -> Any:
+    """The mean F1 of the classes that occur, from a confusion matrix or a stack of them."""
+    matrix = np.asarray(matrix, dtype=np.float64)
+    present = (matrix.sum(-1) + matrix.sum(-2)) > 0
+    return _shares((class_scores(matrix)[2] * present).sum(-1), present.sum(-1).astype(np.float64))
+
+
+def matthews(matrix: Any) -> Any:
+    """(c s - Σ p t) / sqrt((s² - Σ p²) (s² - Σ t²)), and 0 where one side is constant (Matthews 1975, Gorodkin 2004).
+
+    c correct of s examples; p and t: how often a class is predicted and is the gold label.
+    """
+    matrix = np.asarray(matrix, dtype=np.float64)
+    t, p, s = matrix.sum(-1), matrix.sum(-2), matrix.sum((-2, -1))
+    c = np.trace(matrix, axis1=-2, axis2=-1)
+    spread = np.sqrt((s**2 - (p**2).sum(-1)) * (s**2 - (t**2).sum(-1)))  # exactly 1 where all is right
+    return _shares(c * s - (p * t).sum(-1), spread)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultiLabel:
+    """Examples that have any number of labels: counts for each label, and how often the whole set is right."""
+
+    labels: tuple[str, ...]
+    counts: tuple[tuple[int, int, int], ...] = ()  # for each label: correct, gold, predicted; (): none yet
+    subsets: int = 0  # examples whose labels are all right
+    count: int = 0
+
+    def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> MultiLabel:
+        """With more examples: for each a row with 1 for the labels that it has and 0 for the others."""
+        left, right = self._rows(predicted, "prediction", ids), self._rows(gold, "gold label", ids)
+        need_length(len(left), len(right), "predictions", "gold labels")
+        sums = ((left & right).sum(0).tolist(), right.sum(0).tolist(), left.sum(0).tolist())
+        subsets = int((left == right).all(1).sum())
+        new = replace(self, counts=tuple(zip(*sums, strict=True)), subsets=subsets, count=len(left))
+        return self.merged(new)
+
+    def merged(self, other: MultiLabel) -> MultiLabel:
+        """Both as one."""
+        need_same(self.labels, other.labels, "labels")
+        if not self.counts or not other.counts:
+            counts = self.counts or other.counts
+        else:
+            counts = tuple(
+                (a + d, b + e, c + f) for (a, b, c), (d, e, f) in zip(self.counts, other.counts, strict=True)
+            )
+        return replace(self, counts=counts, subsets=self.subsets + other.subsets, count=self.count + other.count)
+
+    def result(self) -> Result:
+        """Micro and macro scores (over all labels), subset accuracy, each label."""
+        need_examples(self.count, "the scores")
+        each = {label: f1_scores(*counts) for label, counts in zip(self.labels, self.counts, strict=True)}
+        total = f1_scores(*(sum(column) for column in zip(*self.counts, strict=True)))
+        found: Result = {"subset_accuracy": self.subsets / self.count}
+        found |= {f"micro_{name}": value for name, value in total.items()}
+        for name in total:
+            found[f"macro_{name}"] = sum(scores[name] for scores in each.values()) / len(each)
+        never = [label for label, (_, gold, said) in zip(self.labels, self.counts, strict=True) if not gold + said]
+        notes = [f"these labels never occur and count 0 in the macro averages: {', '.join(never)}"] if never else []
+        return found | {"labels": each, "count": self.count, "notes": notes}
+
+    def _rows(self, values: Values, what: str, ids: Ids) -> Int64[np.ndarray, "examples labels"]:
+        array = as_finite(values, what, ids, "0 or 1 for each label")
+        if not array.size:
+            return np.zeros((0, len(self.labels)), dtype=np.int64)
+        if array.ndim != 2 or array.shape[1] != len(self.labels):
+            raise HeedfulError(
+                f"each {what} should be a row of 0 or 1 for the {len(self.labels)} labels, got an array of shape "
+                f"{array.shape}"
+            )
+        bad = (array != 0) & (array != 1)
+        if bad.any():
+            index = int(bad.any(1).argmax())
+            raise HeedfulError(
+                f"the {what} of {called(ids, index)} has {array[index][bad[index]][0]}, where 0 or 1 is expected: "
+                "compare the probabilities with a threshold first"
+            )
+        return array.astype(np.int64)

@@ -1,0 +1,190 @@
+"""Scores of entities in tagged sentences; the rule that reads tags as entities is named in the result."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+
+from heedful.errors import HeedfulError
+from heedful.tasks.metrics.base import Ids, Result, called, f1_scores, need_examples, need_length, need_same, ratio
+
+Scheme = Literal["conlleval", "strict-iob2", "strict-iobes"]
+Tags = Sequence[str]
+
+MARKS = {"conlleval": "BIES", "strict-iob2": "BI", "strict-iobes": "BIES"}
+SAME = {"U": "S", "L": "E"}  # BILOU's names for what IOBES calls S and E
+OUTSIDE = "O"
+
+
+class Span(NamedTuple):
+    """The words of one entity."""
+
+    kind: str
+    start: int
+    stop: int  # the first word after it
+
+
+def read_tag(tag: str) -> tuple[str, str]:
+    """The mark and the type.
+
+    >>> read_tag("B-PER"), read_tag("L-a-b"), read_tag("O"), read_tag("I")
+    (('B', 'PER'), ('E', 'a-b'), ('O', ''), ('I', ''))
+    """
+    mark, _, kind = tag.partition("-")
+    return SAME.get(mark, mark), kind
+
+
+def to_iob2(tags: Tags) -> list[str]:
+    """IOBES or BILOU as IOB2: S-x and U-x become B-x; E-x and L-x become I-x.
+
+    >>> to_iob2(["S-LOC", "O", "B-PER", "L-PER"])
+    ['B-LOC', 'O', 'B-PER', 'I-PER']
+    """
+    change = {"S": "B", "E": "I"}
+    read = [(read_tag(tag), tag) for tag in tags]
+    return ["-".join((change[mark], kind)) if mark in change else tag for (mark, kind), tag in read]
+
+
+def spans(tags: Tags, scheme: Scheme) -> list[Span]:
+    """The entities of one sentence.
+
+    * conlleval (the script of CoNLL-2000 and later tasks): a tag goes on with an entity where it is I-x or E-x right
+      after B-x or I-x; any other tag but O begins one. So I-x needs no B-x before it.
+    * strict-iob2: B-x and all I-x that follow it; other I-x are nothing.
+    * strict-iobes: S-x, or B-x, any number of I-x, and E-x; anything else is nothing.
+
+    >>> spans(["I-PER", "I-PER"], "conlleval"), spans(["I-PER", "I-PER"], "strict-iob2")
+    ([Span(kind='PER', start=0, stop=2)], [])
+    """
+    found: list[Span] = []
+    begun: tuple[str, int] | None = None  # the type and the start of the entity that may go on
+    lenient, needs_end = scheme == "conlleval", scheme == "strict-iobes"
+    for place, tag in enumerate([*tags, OUTSIDE]):
+        mark, kind = read_tag(tag)
+        if mark != OUTSIDE and mark not in MARKS[scheme]:
+            raise HeedfulError(_unknown(tag, scheme))
+        goes_on = begun is not None and mark in "IE" and kind == begun[0]
+        if goes_on and mark == "I":
+            continue
+        if begun is not None and (goes_on or not needs_end):
+            found.append(Span(*begun, place + goes_on))
+        begun = None
+        if goes_on or mark == OUTSIDE:
+            continue
+        if mark == "S" or (lenient and mark == "E"):
+            found.append(Span(kind, place, place + 1))
+        elif mark == "B" or lenient:
+            begun = kind, place
+    return found
+
+
+def _unknown(tag: str, scheme: Scheme) -> str:
+    known = ", ".join(f"{mark}-type" for mark in MARKS[scheme])
+    hint = ""
+    if scheme == "strict-iob2" and read_tag(tag)[0] in "ES":
+        hint = ': score with "strict-iobes", or turn both sides into IOB2 with to_iob2'
+    return f'"{tag}" is no tag of {scheme}, which knows {known} and O{hint}'
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entities:
+    """Precision, recall and F1 of entities: one is right when its type and all its words are.
+
+    >>> both = [["B-PER", "I-PER"]], [["I-PER", "I-PER"]]
+    >>> [Entities(scheme=name).updated(*both).result()["f1"] for name in ("conlleval", "strict-iob2")]
+    [1.0, 0.0]
+    """
+
+    scheme: Scheme
+    types: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)  # correct, gold, predicted; never changed
+    tokens: int = 0
+    right: int = 0  # tokens whose tags are equal
+    sentences: int = 0
+
+    def __post_init__(self) -> None:
+        if self.scheme not in MARKS:
+            raise HeedfulError(f'scheme should be one of {", ".join(MARKS)}, got "{self.scheme}"')
+
+    def updated(self, predicted: Sequence[Tags], gold: Sequence[Tags], ids: Ids = None) -> Entities:
+        """With more sentences, each a list of tags, one for every word."""
+        need_length(len(predicted), len(gold), "predicted sentences", "gold sentences")
+        types: dict[str, tuple[int, int, int]] = {}
+        tokens = right = 0
+        for index, (said, true) in enumerate(zip(predicted, gold, strict=True)):
+            if len(said) != len(true):
+                raise HeedfulError(
+                    f"{called(ids, index)} has {len(said)} predicted tags for {len(true)} words: every word needs a "
+                    "tag, also where a long sentence was cut"
+                )
+            for kind, counts in _by_type(self._spans(said, ids, index), self._spans(true, ids, index)).items():
+                types[kind] = _plus(types.get(kind), counts)
+            tokens += len(true)
+            right += sum(a == b for a, b in zip(said, true, strict=True))
+        return self.merged(replace(self, types=types, tokens=tokens, right=right, sentences=len(gold)))
+
+    def merged(self, other: Entities) -> Entities:
+        """Both as one."""
+        need_same(self.scheme, other.scheme, "schemes")
+        types = dict(self.types)
+        for kind, counts in other.types.items():
+            types[kind] = _plus(types.get(kind), counts)
+        return replace(
+            self,
+            types=types,
+            tokens=self.tokens + other.tokens,
+            right=self.right + other.right,
+            sentences=self.sentences + other.sentences,
+        )
+
+    def result(self) -> Result:
+        """{"precision", "recall", "f1" (micro), "token_accuracy", "scheme", "types", counts}."""
+        need_examples(self.sentences, "the entity scores")
+        correct, gold, predicted = (sum(counts[place] for counts in self.types.values()) for place in range(3))
+        each = {
+            kind: {**f1_scores(*counts), "correct": counts[0], "gold": counts[1], "predicted": counts[2]}
+            for kind, counts in sorted(self.types.items())
+        }
+        notes = [] if gold else ["no gold sentence has an entity: recall and F1 are 0 by convention"]
+        return {
+            **f1_scores(correct, gold, predicted),
+            "token_accuracy": ratio(self.right, self.tokens),
+            "scheme": self.scheme,
+            "types": each,
+            "correct": correct,
+            "gold": gold,
+            "predicted": predicted,
+            "tokens": self.tokens,
+            "count": self.sentences,
+            "notes": notes,
+        }
+
+    def _spans(self, tags: Tags, ids: Ids, index: int) -> list[Span]:
+        try:
+            return spans(tags, self.scheme)
+        except HeedfulError as error:
+            raise HeedfulError(f"{called(ids, index)}: {error}") from None
+
+
+def entity_counts(
+    predicted: Sequence[Tags], gold: Sequence[Tags], scheme: Scheme
+) -> Int64[np.ndarray, "sentences counts"]:
+    """For each sentence (correct, gold, predicted): what a bootstrap of F1 draws from."""
+    pairs = [(spans(said, scheme), spans(true, scheme)) for said, true in zip(predicted, gold, strict=True)]
+    rows = [(len(set(said) & set(true)), len(true), len(said)) for said, true in pairs]
+    return np.array(rows, dtype=np.int64).reshape(-1, 3)
+
+
+def _by_type(said: list[Span], true: list[Span]) -> dict[str, tuple[int, int, int]]:
+    hits = Counter(span.kind for span in set(said) & set(true))
+    golds, guesses = Counter(span.kind for span in true), Counter(span.kind for span in said)
+    return {kind: (hits[kind], golds[kind], guesses[kind]) for kind in golds | guesses}
+
+
+def _plus(one: tuple[int, int, int] | None, other: tuple[int, int, int]) -> tuple[int, int, int]:
+    a, b, c = one or (0, 0, 0)
+    return a + other[0], b + other[1], c + other[2]

@@ -1,0 +1,259 @@
+"""Metrics of numbers: errors and correlations, the loss of tokens, how far probabilities can be trusted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from heedful.errors import HeedfulError
+from heedful.tasks.metrics.base import (
+    BITS,
+    Ids,
+    Result,
+    Values,
+    as_array,
+    as_finite,
+    as_numbers,
+    called,
+    exact_products,
+    exact_sum,
+    from_exact,
+    need_examples,
+    need_length,
+    need_same,
+)
+
+Rows = Float64[np.ndarray, "_ columns"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Regression:
+    """Mean squared error and Pearson's r in constant memory, from sums that are never rounded.
+
+    r = (n Σxy - Σx Σy) / sqrt((n Σx² - (Σx)²) (n Σy² - (Σy)²)) (Pearson 1895), which cancels badly in floating point
+    and not at all in whole numbers.
+    """
+
+    count: int = 0
+    x: int = 0  # the sums of predictions and gold scores, in units of 2^-1126
+    y: int = 0
+    xx: int = 0  # the sums of products, in units of 2^-2252
+    yy: int = 0
+    xy: int = 0
+
+    def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> Regression:
+        """With more examples: a predicted and a gold number each."""
+        x, y = as_numbers(predicted, "prediction", ids), as_numbers(gold, "gold score", ids)
+        need_length(len(x), len(y), "predictions", "gold scores")
+        new = {"xx": exact_products(x, x), "yy": exact_products(y, y), "xy": exact_products(x, y)}
+        return self.merged(replace(self, count=len(x), x=exact_sum(x), y=exact_sum(y), **new))
+
+    def merged(self, other: Regression) -> Regression:
+        """Both as one."""
+        names = ("count", "x", "y", "xx", "yy", "xy")
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    def result(self) -> Result:
+        """{"pearson", "mse", "count", "notes"}; a correlation with a constant is 0, and noted."""
+        need_examples(self.count, "the error")
+        notes = [
+            f"all {what} are equal: a correlation with a constant is not defined, and 0 stands for it"
+            for what, spread in (("predictions", self._spread_x()), ("gold scores", self._spread_y()))
+            if not spread
+        ]
+        error = from_exact(self.xx - 2 * self.xy + self.yy, self.count, 2 * BITS)
+        return {"pearson": self._pearson(), "mse": error, "count": self.count, "notes": notes}
+
+    def _spread_x(self) -> int:
+        return self.count * self.xx - self.x**2
+
+    def _spread_y(self) -> int:
+        return self.count * self.yy - self.y**2
+
+    def _pearson(self) -> float:
+        both = self._spread_x() * self._spread_y()
+        if not both:
+            return 0.0
+        shared = self.count * self.xy - self.x * self.y
+        return math.copysign(math.sqrt(shared**2 / both), -1 if shared < 0 else 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Kept:
+    """Values of every example, in few arrays: adding n examples one at a time copies n log n of them at most."""
+
+    parts: tuple[Rows, ...] = ()
+
+    def added(self, new: Rows) -> Kept:
+        """With more rows; the order is not kept."""
+        parts = list(self.parts)
+        while parts and len(parts[-1]) <= 2 * len(new):
+            new = np.concatenate((parts.pop(), new))
+        return Kept(parts=(*parts, new)) if len(new) else self
+
+    def merged(self, other: Kept) -> Kept:
+        """Both as one."""
+        kept = self
+        for part in other.parts:
+            kept = kept.added(part)
+        return kept
+
+    def rows(self, columns: int) -> Rows:
+        """All of them."""
+        return np.concatenate((np.zeros((0, columns)), *self.parts))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RankedRegression:
+    """Regression and Spearman's rho, which needs the rank of each value among all: 16 bytes are kept for each example.
+
+    rho is Pearson's r of the ranks, equal values sharing the mean of theirs (Spearman 1904). 10^7 examples take 160 MB.
+    """
+
+    numbers: Regression = Regression()
+    kept: Kept = field(default_factory=Kept)
+
+    def updated(self, predicted: Values, gold: Values, ids: Ids = None) -> RankedRegression:
+        """With more examples: a predicted and a gold number each."""
+        numbers = self.numbers.updated(predicted, gold, ids)
+        rows = np.stack((as_numbers(predicted, "prediction", ids), as_numbers(gold, "gold score", ids)), 1)
+        return replace(self, numbers=numbers, kept=self.kept.added(rows))
+
+    def merged(self, other: RankedRegression) -> RankedRegression:
+        """Both as one."""
+        return replace(self, numbers=self.numbers.merged(other.numbers), kept=self.kept.merged(other.kept))
+
+    def result(self) -> Result:
+        """{"pearson", "spearman", "mse", "count", "notes"}."""
+        found = self.numbers.result()
+        x, y = self.kept.rows(2).T
+        ranked = Regression().updated(ranks(x), ranks(y)).result()
+        return {"pearson": found.pop("pearson"), "spearman": ranked["pearson"]} | found
+
+
+def ranks(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray, " examples"]:
+    """The place of each value from the smallest, from 1; equal values share the mean of theirs.
+
+    >>> ranks(np.array([0.5, 0.1, 0.5])).tolist()
+    [2.5, 1.0, 2.5]
+    """
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[which]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLoss:
+    """The mean loss of a token, and the perplexity exp(Σ loss / Σ tokens) (Jelinek et al. 1977).
+
+    >>> round(TokenLoss().updated([2.0, 4.0], [1, 2]).result()["perplexity"], 3)
+    7.389
+    """
+
+    total: int = 0  # nats, in units of 2^-1126
+    tokens: int = 0
+
+    def updated(self, losses: Values, tokens: Values, ids: Ids = None) -> TokenLoss:
+        """With more sequences: the summed loss of each, and how many tokens it is of.
+
+        A sum of a whole batch does too; but what was rounded inside it then depends on the batch.
+        """
+        losses, counts = as_numbers(losses, "loss", ids), as_numbers(tokens, "number of tokens", ids)
+        need_length(len(losses), len(counts), "losses", "numbers of tokens")
+        bad = (counts < 0) | (counts % 1 != 0)
+        if bad.any():
+            index = int(bad.argmax())
+            raise HeedfulError(
+                f"the number of tokens of {called(ids, index)} is {counts[index]:g}: give a whole number"
+            )
+        return replace(self, total=self.total + exact_sum(losses), tokens=self.tokens + int(counts.sum()))
+
+    def merged(self, other: TokenLoss) -> TokenLoss:
+        """Both as one."""
+        return replace(self, total=self.total + other.total, tokens=self.tokens + other.tokens)
+
+    def result(self) -> Result:
+        """{"loss", "perplexity", "tokens", "notes"}; the loss in nats."""
+        need_examples(self.tokens, "the loss")
+        loss = from_exact(self.total, self.tokens)
+        try:
+            perplexity, notes = math.exp(loss), []
+        except OverflowError:
+            perplexity, notes = math.inf, [f"the perplexity exp({loss:g}) is more than a float holds"]
+        return {"loss": loss, "perplexity": perplexity, "tokens": self.tokens, "notes": notes}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """Does it happen as often as the model says? Expected calibration error over bins of equal width.
+
+    ECE = Σ_m |B_m| / n |accuracy(B_m) - confidence(B_m)|, bin m being (m/M, (m+1)/M] (Naeini et al. 2015, Guo et al.
+    2017).
+    """
+
+    bins: int = 15
+    counts: tuple[tuple[int, int, int], ...] = ()  # for each bin: examples, correct ones, confidence in 2^-1126
+
+    def updated(self, confidences: Values, correct: Values, ids: Ids = None) -> Calibration:
+        """With more examples: the probability of what was predicted, and whether it was right."""
+        p, right = as_numbers(confidences, "confidence", ids), as_numbers(correct, "outcome", ids)
+        need_length(len(p), len(right), "confidences", "outcomes")
+        for values, bad, expected in (
+            (p, (p < 0) | (p > 1), "a probability from 0 to 1"),
+            (right, (right != 0) & (right != 1), "0 or 1: was it right?"),
+        ):
+            if bad.any():
+                index = int(bad.argmax())
+                raise HeedfulError(f"{called(ids, index)} has {values[index]:g}, which should be {expected}")
+        where = np.searchsorted(np.arange(1, self.bins) / self.bins, p, side="left")
+        new = tuple(
+            (int((where == m).sum()), int(right[where == m].sum()), exact_sum(p[where == m])) for m in range(self.bins)
+        )
+        return self.merged(replace(self, counts=new))
+
+    def updated_classes(self, probabilities: Values, gold: Values, ids: Ids = None) -> Calibration:
+        """With more examples: the probabilities of all classes, the largest being predicted, and the gold class."""
+        rows = as_finite(probabilities, "probability", ids, "one for each class")
+        numbers = as_array(gold)
+        if rows.size == 0:
+            return self
+        if rows.ndim != 2:
+            raise HeedfulError(f"each example should have a probability for each class, got shape {rows.shape}")
+        need_length(len(rows), len(numbers), "rows of probabilities", "gold classes")
+        return self.updated(rows.max(1), rows.argmax(1) == numbers, ids)
+
+    def merged(self, other: Calibration) -> Calibration:
+        """Both as one."""
+        need_same(self.bins, other.bins, "numbers of bins")
+        if not self.counts or not other.counts:
+            return replace(self, counts=self.counts or other.counts)
+        added = ((a + d, b + e, c + f) for (a, b, c), (d, e, f) in zip(self.counts, other.counts, strict=True))
+        return replace(self, counts=tuple(added))
+
+    def result(self) -> Result:
+        """{"ece", "largest_gap", "accuracy", "confidence", "count", "table"}; the table has the bins with examples."""
+        count = sum(examples for examples, _, _ in self.counts)
+        need_examples(count, "the calibration")
+        table: list[dict[str, Any]] = [
+            {
+                "low": m / self.bins,
+                "high": (m + 1) / self.bins,
+                "count": examples,
+                "confidence": from_exact(total, examples),
+                "accuracy": correct / examples,
+            }
+            for m, (examples, correct, total) in enumerate(self.counts)
+            if examples
+        ]
+        gaps = [abs(row["accuracy"] - row["confidence"]) for row in table]
+        return {
+            "ece": math.fsum(gap * row["count"] for gap, row in zip(gaps, table, strict=True)) / count,
+            "largest_gap": max(gaps),
+            "accuracy": sum(correct for _, correct, _ in self.counts) / count,
+            "confidence": from_exact(sum(total for _, _, total in self.counts), count),
+            "count": count,
+            "table": table,
+        }

@@ -1,0 +1,240 @@
+"""Exact match and F1 of answers taken from a text, as the published SQuAD scorers define them."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from heedful.errors import HeedfulError
+from heedful.tasks.metrics.base import BITS, Result, exact, from_exact, need_examples, need_same
+from heedful.tasks.metrics.numbers import Kept
+
+Version = Literal["1.1", "2.0"]
+
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+
+def normalised(answer: str) -> str:
+    """Lower case, no ASCII punctuation, no articles, single spaces, in this order (Rajpurkar et al. 2016).
+
+    >>> normalised("The  U.S. Army (an army)")
+    'us army army'
+    """
+    return " ".join(ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split())
+
+
+def answer_scores(prediction: str, golds: Sequence[str], version: Version) -> tuple[float, float]:
+    """Exact match and F1, each the best over all gold answers.
+
+    F1 is of words as multisets: 2 common / (predicted + gold). Version 2.0 (Rajpurkar et al. 2018) drops gold answers
+    that are empty when normalised; with none left the right answer is "". An empty side scores 1 if both are, else 0;
+    in version 1.1 its F1 is 0.
+
+    >>> answer_scores("the Denver Broncos won", ["Denver Broncos", "Broncos"], "1.1")
+    (0.0, 0.8)
+    """
+    accepted = {normalised(gold) for gold in golds}
+    if version == "2.0":
+        accepted = (accepted - {""}) or {""}
+    said = normalised(prediction)
+    return float(said in accepted), max(_word_f1(said.split(), gold.split(), version) for gold in accepted)
+
+
+def _word_f1(said: list[str], gold: list[str], version: Version) -> float:
+    if not said or not gold:
+        return float(said == gold and version == "2.0")
+    common = (Counter(said) & Counter(gold)).total()
+    return 2 * common / (len(said) + len(gold))
+
+
+def apply_threshold(
+    predictions: Mapping[str, Any], null_scores: Mapping[str, int | float], threshold: float
+) -> dict[str, Any]:
+    """The predictions, with no answer ("") where the null score is above the threshold."""
+    return {name: "" if _null_score(name, null_scores) > threshold else text for name, text in predictions.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tally:
+    """Sums over questions."""
+
+    count: int = 0
+    exact: int = 0
+    f1: int = 0  # in units of 2^-1126
+
+    def plus(self, other: Tally) -> Tally:
+        """Both as one."""
+        return Tally(count=self.count + other.count, exact=self.exact + other.exact, f1=self.f1 + other.f1)
+
+
+def _tally(scores: list[tuple[float, float]]) -> Tally:
+    return Tally(
+        count=len(scores), exact=int(sum(match for match, _ in scores)), f1=sum(exact(overlap) for _, overlap in scores)
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SquadScore:
+    """Exact match and F1 over questions, of 1 (published tables say percent).
+
+    A question without a prediction counts 0. The script of version 1.1 does so too; that of 2.0 leaves it out of the
+    average, so that a file with one right answer scores 100.
+
+    >>> SquadScore(version="1.1").updated({"q": "the cat"}, {"q": ["Cat!"], "r": ["dog"]}).result()["exact"]
+    0.5
+    """
+
+    version: Version
+    answerable: Tally = Tally()
+    unanswerable: Tally = Tally()
+    missing: int = 0
+
+    def __post_init__(self) -> None:
+        if self.version not in ("1.1", "2.0"):
+            raise HeedfulError(f'version should be "1.1" or "2.0", got "{self.version}"')
+
+    def updated(self, predictions: Mapping[str, Any], golds: Mapping[str, Sequence[str]]) -> SquadScore:
+        """With the questions of `golds`: by id, their gold answers (none: unanswerable) and the predicted text.
+
+        Predictions of other questions do not count.
+        """
+        scores: dict[bool, list[tuple[float, float]]] = {True: [], False: []}  # is there an answer?
+        missing = 0
+        for name, answers in golds.items():
+            _check(name, answers, self.version)
+            if name in predictions:
+                found = answer_scores(_text(name, predictions[name]), answers, self.version)
+            else:
+                found, missing = (0.0, 0.0), missing + 1
+            scores[bool(answers)].append(found)
+        return self.merged(
+            replace(self, answerable=_tally(scores[True]), unanswerable=_tally(scores[False]), missing=missing)
+        )
+
+    def merged(self, other: SquadScore) -> SquadScore:
+        """Both as one."""
+        need_same(self.version, other.version, "versions")
+        return replace(
+            self,
+            answerable=self.answerable.plus(other.answerable),
+            unanswerable=self.unanswerable.plus(other.unanswerable),
+            missing=self.missing + other.missing,
+        )
+
+    def result(self) -> Result:
+        """{"exact", "f1", "count", "missing", "notes"}; for 2.0 also "answerable_exact" and the like.
+
+        A group without questions is left out. The published script calls them HasAns and NoAns.
+        """
+        total = self.answerable.plus(self.unanswerable)
+        need_examples(total.count, "the score")
+        groups = {"": total}
+        if self.version == "2.0":
+            groups |= {"answerable_": self.answerable, "unanswerable_": self.unanswerable}
+        found: Result = {}
+        for prefix, tally in groups.items():
+            if tally.count:
+                found[f"{prefix}exact"] = tally.exact / tally.count
+                found[f"{prefix}f1"] = from_exact(tally.f1, tally.count)
+                found[f"{prefix}count"] = tally.count
+        notes = [f"{self.missing} of {total.count} questions have no prediction and count 0"] if self.missing else []
+        return found | {"missing": self.missing, "version": self.version, "notes": notes}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SquadThreshold:
+    """The null score above which "no answer" should be said, for the best exact match and for the best F1 (2.0).
+
+    Needs all null scores in order: 24 bytes are kept for each question. Starting from no answers at all, questions are
+    answered in the order of their null scores; one that can be answered adds its score, one that cannot takes 1 away
+    if its prediction is not "". Questions with equal null scores are answered together, as no threshold can tell them
+    apart; the published script takes them one by one in the order of the file.
+    """
+
+    questions: Kept = field(default_factory=Kept)  # null score, gain in exact match, gain in F1
+    count: int = 0
+    unanswerable: int = 0
+
+    def updated(
+        self,
+        predictions: Mapping[str, Any],
+        golds: Mapping[str, Sequence[str]],
+        null_scores: Mapping[str, int | float],
+    ) -> SquadThreshold:
+        """With the questions of `golds`; each prediction is the best text, whether or not it should be said."""
+        rows = []
+        for name, answers in golds.items():
+            score = _null_score(name, null_scores)
+            text = _text(name, predictions[name]) if name in predictions else None
+            if answers:
+                rows.append((score, *(answer_scores(text, answers, "2.0") if text is not None else (0.0, 0.0))))
+            else:
+                rows.append((score, *((0.0, 0.0) if text == "" else (-1.0, -1.0))))
+        return replace(
+            self,
+            questions=self.questions.added(np.array(rows, dtype=np.float64).reshape(-1, 3)),
+            count=self.count + len(rows),
+            unanswerable=self.unanswerable + sum(not answers for answers in golds.values()),
+        )
+
+    def merged(self, other: SquadThreshold) -> SquadThreshold:
+        """Both as one."""
+        return replace(
+            self,
+            questions=self.questions.merged(other.questions),
+            count=self.count + other.count,
+            unanswerable=self.unanswerable + other.unanswerable,
+        )
+
+    def result(self) -> Result:
+        """{"best_exact", "best_exact_threshold", "best_f1", "best_f1_threshold", "count"}.
+
+        Where no answer at all is best, the threshold is 0, as published for probabilities, or just below the smallest
+        null score where that is not above 0.
+        """
+        need_examples(self.count, "the best threshold")
+        rows = self.questions.rows(3)
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        scores, starts = np.unique(rows[:, 0], return_index=True)
+        none = 0.0 if scores[0] > 0 else float(np.nextafter(scores[0], -np.inf))
+        found: Result = {}
+        for name, gains in (("exact", rows[:, 1]), ("f1", rows[:, 2])):
+            best = current = self.unanswerable << BITS
+            threshold = none
+            for score, group in zip(scores, np.split(gains, starts[1:]), strict=True):
+                current += sum(exact(gain) for gain in group.tolist())
+                if current > best:
+                    best, threshold = current, float(score)
+            found |= {f"best_{name}": from_exact(best, self.count), f"best_{name}_threshold": threshold}
+        return found | {"count": self.count}
+
+
+def _text(name: str, prediction: object) -> str:
+    if not isinstance(prediction, str):
+        raise HeedfulError(f'the prediction for question "{name}" should be a text ("" for no answer): {prediction!r}')
+    return prediction
+
+
+def _null_score(name: str, null_scores: Mapping[str, int | float]) -> float:
+    if name not in null_scores:
+        raise HeedfulError(f'question "{name}" has no null score: each question needs one')
+    score = float(null_scores[name])
+    if not np.isfinite(score):
+        raise HeedfulError(f'the null score of question "{name}" is {score}: it should be a number')
+    return score
+
+
+def _check(name: str, answers: Sequence[str], version: Version) -> None:
+    if isinstance(answers, str):
+        raise HeedfulError(f'the gold answers of question "{name}" should be a list of texts, got {answers!r}')
+    if not answers and version == "1.1":
+        raise HeedfulError(
+            f'question "{name}" has no gold answer, which version 1.1 does not know: score with version "2.0"'
+        )

@@ -1,0 +1,19 @@
+"""Cells that a spreadsheet would run."""
+
+from __future__ import annotations
+
+import pytest
+
+from heedful.data import escape_cell
+
+
+@pytest.mark.parametrize(
+    "text", ["=cmd()", "+1+1", "-x", "@SUM(A1)", "\t=1", "\r=1", " =1", "-", "+1,5", "-inf", "- 1"]
+)
+def test_formulas_become_text(text: str) -> None:
+    assert escape_cell(text) == "'" + text
+
+
+@pytest.mark.parametrize("text", ["", "a=b", "-1", "+1.5", "-2.5e-7", "1-2", "'=x", "fine"])
+def test_others_stay(text: str) -> None:
+    assert escape_cell(text) == text

@@ -1,0 +1,122 @@
+"""What `check` finds, in data where it is known what there is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from heedful.data import Choices, DataSettings, LeaveOut, Report, check, read
+
+TRAIN = [
+    ("a fine day", "pos"),
+    ("a fine day", "pos"),  # the same to the letter
+    ("A  fine day!", "neg"),  # alike, and at odds
+    ("rain again", "neg"),
+    ("  ", "neg"),
+    ("caf\u00c3\u00a9 by the sea", "pos"),
+    ("it\u2019s &amp; <br /> over", "pos"),
+    ("bad \ufffd byte", "pos"),
+    ("\ufeffmark and bell \x07", "pos"),
+    ("curly \x93quotes\x94", "pos"),
+    ("word " * 500, "pos"),
+    *((f"text number {n}", "pos") for n in range(100)),
+]
+DEV = [("rain again", "neg"), ("RAIN AGAIN.", "neg"), ("a fine day", "pos"), ("something else", "neg")]
+
+
+def report(path: Path, **files: list[tuple[str, str]]) -> Report:
+    for name, rows in files.items():
+        lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
+        (path / f"{name}.jsonl").write_text("\n".join(lines))
+    return check(read(path, settings=DataSettings(dev=0.0), bad_rows=LeaveOut()))
+
+
+def test_findings(tmp_path: Path) -> None:
+    found = report(tmp_path, train=TRAIN, dev=DEV)
+    train = found.splits["train"]
+    assert (train.examples, train.labels) == (111, {"neg": 3, "pos": 108})
+    assert (train.repeated, train.alike, train.contradicting, train.empty, train.too_long) == (1, 2, 1, 1, 1)
+    assert train.lengths == (3, 3, 5, 500)
+    assert train.places == {
+        "empty": ("train.jsonl:5",),
+        "text that was decoded twice, like Ã© or â€™": ("train.jsonl:6",),
+        "markup like <br /> or &amp;": ("train.jsonl:7",),
+        "replacement characters (U+FFFD)": ("train.jsonl:8",),
+        "control characters": ("train.jsonl:9",),
+        "byte order marks inside": ("train.jsonl:9",),
+        "Windows-1252 read as Latin-1 (U+0080 to U+009F)": ("train.jsonl:10",),
+        "too long": ("train.jsonl:11",),
+        "contradicting": ("train.jsonl:1",),
+        "alike": ("train.jsonl:2", "train.jsonl:3"),
+    }
+    (leak,) = found.leaks
+    assert (leak.splits, leak.texts, leak.alike, leak.groups) == (("train", "dev"), 2, 2, 0)
+    assert leak.places == (("train.jsonl:1", "dev.jsonl:3"), ("train.jsonl:4", "dev.jsonl:1"))
+
+
+def test_lines(tmp_path: Path) -> None:
+    assert report(tmp_path, train=TRAIN, dev=DEV).lines() == [
+        "examples are Labelled",
+        "train: train.jsonl",
+        "dev: dev.jsonl",
+        'columns: text="text", label="label"',
+        'labels in order: "neg", "pos"',
+        "",
+        "train: 111 examples",
+        'train: labels: "neg" 3, "pos" 108',
+        "train: uneven: the most frequent label stands 36 times as often as the rarest",
+        "train: words: half have up to 3, 90 % up to 3, 99 % up to 5, the longest 500",
+        "train: 1 longer than 384 words, like train.jsonl:11",
+        "train: 1 with an empty text, like train.jsonl:5",
+        "train: 2 that repeat earlier ones but for case and punctuation (1 exactly), like train.jsonl:2, train.jsonl:3",
+        "train: 1 of these texts with different targets, like train.jsonl:1",
+        "train: 1 with text that was decoded twice, like Ã© or â€™, like train.jsonl:6",
+        "train: 1 with markup like <br /> or &amp;, like train.jsonl:7",
+        "train: 1 with replacement characters (U+FFFD), like train.jsonl:8",
+        "train: 1 with control characters, like train.jsonl:9",
+        "train: 1 with byte order marks inside, like train.jsonl:9",
+        "train: 1 with Windows-1252 read as Latin-1 (U+0080 to U+009F), like train.jsonl:10",
+        "",
+        "dev: 4 examples",
+        'dev: labels: "neg" 3, "pos" 1',
+        "dev: words: half have up to 2, 90 % up to 3, 99 % up to 3, the longest 3",
+        "dev: 1 that repeat earlier ones but for case and punctuation (0 exactly), like dev.jsonl:2",
+        "",
+        "train and dev share texts: 2 but for case and punctuation (2 exactly), "
+        "like train.jsonl:1 = dev.jsonl:3, train.jsonl:4 = dev.jsonl:1",
+    ]
+
+
+def test_bad_rows_and_labels_without_examples(tmp_path: Path) -> None:
+    found = report(tmp_path, train=TRAIN[:4], dev=[("x", "new"), ("y", "neg")])
+    file = str(tmp_path / "dev.jsonl")
+    assert found.bad == {file: 1}
+    assert found.lines()[-3:] == [
+        "",
+        f"{file}: 1 bad rows left out",
+        f'  {file}:1: the label "new" is not in train, which has "neg", "pos"',
+    ]
+    assert 'dev: no example of "pos"' in found.lines()
+
+
+def test_questions_of_one_passage(tmp_path: Path) -> None:
+    rows = [{"article": "A passage.", "question": f"{n}?", "options": ["a", "b"], "answer": n % 2} for n in range(3)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows[:2])))
+    (tmp_path / "dev.jsonl").write_text(json.dumps(rows[2] | {"article": "a passage"}))
+    found = check(read(tmp_path, Choices))
+    assert found.splits["train"].labels == {"candidate 0": 1, "candidate 1": 1}
+    assert [(leak.alike, leak.groups) for leak in found.leaks] == [(0, 1)]
+    assert found.lines()[-1].endswith("(0 exactly), and contexts or prompts: 1")
+
+
+def test_another_measure(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abc\nabcdef\n")
+
+    def characters(example: Any) -> int:
+        return len(example.text)
+
+    found = check(
+        read(tmp_path / "a.txt", settings=DataSettings(dev=0.0)), limit=4, length=characters, unit="characters"
+    )
+    assert "train: 1 longer than 4 characters, like a.txt:2" in found.lines()

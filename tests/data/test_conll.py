@@ -1,0 +1,131 @@
+"""Words in columns: schemes found and read as IOB2, bad lines, borders of documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from heedful.data import DataSettings, LeaveOut, Tagged, read
+from heedful.data.conll import scheme, to_iob2
+from heedful.errors import HeedfulError
+
+IOB2 = ["B-PER", "I-PER", "O", "B-PER", "B-PER", "I-PER", "B-LOC", "O", "B-LOC"]
+WRITTEN = {
+    "IOB2": IOB2,
+    "IOB1": ["I-PER", "I-PER", "O", "I-PER", "B-PER", "I-PER", "I-LOC", "O", "I-LOC"],
+    "IOBES": ["B-PER", "E-PER", "O", "S-PER", "B-PER", "E-PER", "S-LOC", "O", "S-LOC"],
+    "BILOU": ["B-PER", "L-PER", "O", "U-PER", "B-PER", "L-PER", "U-LOC", "O", "U-LOC"],
+}
+
+
+def tagged(*tags: str) -> Tagged:
+    return Tagged(words=tuple("x" for _ in tags), tags=tags, file="a.conll", line=1)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_schemes(tmp_path: Path, name: str) -> None:
+    lines = [f"word{n} NN {tag}" for n, tag in enumerate(WRITTEN[name])]
+    (tmp_path / "train.txt").write_text(
+        "-DOCSTART- -X- O\n\n" + "\r\n".join(lines) + "\n\n\n-DOCSTART- -X- O\n\nend NN O"
+    )
+    source = read(tmp_path / "train.txt", settings=DataSettings(dev=0.0))
+    found = list(source.examples("train"))
+    assert [(each.line, each.words[0], each.tags) for each in found] == [(3, "word0", tuple(IOB2)), (16, "end", ("O",))]
+    assert f"tags are {name}" + ("" if name == "IOB2" else ", read as IOB2") in source.stated
+    assert source.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+
+
+def spans(tags: list[str], ends: str, begins: str) -> set[tuple[int, int, str]]:
+    """Entities by a plain reading of well-formed tags: one begins with B, S or U (IOB1: also with a change of type)."""
+    found, start = set(), None
+    for place, tag in enumerate([*tags, "O"]):
+        before = tags[place - 1] if place else "O"
+        breaks = tag == "O" or tag[0] in begins or tag[2:] != before[2:] or before[0] in ends
+        if start is not None and breaks:
+            found.add((start, place, before[2:]))
+            start = None
+        if tag != "O" and start is None:
+            start = place
+    return found
+
+
+@hypothesis.given(strategies.lists(strategies.tuples(strategies.sampled_from("OXY"), strategies.integers(1, 3))))
+def test_every_scheme_keeps_the_entities(parts: list[tuple[str, int]]) -> None:
+    one, two, many, bilou, before = [], [], [], [], ""
+    for kind, length in parts:
+        if kind == "O":
+            for tags in (one, two, many, bilou):
+                tags += ["O"] * length
+        else:
+            one += [("B-" if before == kind else "I-") + kind, *["I-" + kind] * (length - 1)]
+            two += ["B-" + kind, *["I-" + kind] * (length - 1)]
+            inner = ["I-" + kind] * (length - 2)
+            many += ["S-" + kind] if length == 1 else ["B-" + kind, *inner, "E-" + kind]
+            bilou += ["U-" + kind] if length == 1 else ["B-" + kind, *inner, "L-" + kind]
+        before = kind
+    assert to_iob2(one) == to_iob2(two) == to_iob2(many) == to_iob2(bilou) == tuple(two)
+    assert spans(two, "", "B") == spans(many, "ES", "BS") == spans(one, "", "B")
+
+
+def test_what_tags_say() -> None:
+    assert scheme([tagged("NN", "VB", "O")]).said == "tags are plain labels: 3 of them"
+    assert scheme([tagged("PER", "O")]).labels == ("O", "PER")
+    assert scheme([tagged("I-X", "O")]).said == "tags are IO or IOB1, read as IOB2"
+    noisy = scheme([tagged("B-X", "O", "I-X"), tagged("B-X", "I-Y")])
+    assert noisy.said == "tags are IOB2; 2 entities do not begin as they should and are read as conlleval reads them"
+    assert scheme([tagged("B-X", "M-X", "E-X")]).name == "IOBES"
+    with pytest.raises(
+        HeedfulError, match=r'a\.conll:1: the tag "PER" is neither O nor of a form like B-x, but others'
+    ):
+        scheme([tagged("B-PER", "PER")])
+    with pytest.raises(HeedfulError, match="tags with the marks L, S: neither IOBES nor BILOU"):
+        scheme([tagged("S-X", "L-X")])
+    with pytest.raises(HeedfulError, match="more than 10,000 different tags: is this the column of tags"):
+        scheme(tagged(f"word{n}") for n in range(10_001))
+
+
+def test_bad_lines_spoil_their_sentence(tmp_path: Path) -> None:
+    good = "a B-X\nb O\n\n"
+    data = good + "a B-X\nb\nc d e\n\n" + good + "a B-X\nb \xff O\n\n" + "a B-X\n\0 O\n\n" + good + "a\tB-X\n\tO\n"
+    path = tmp_path / "a.conll"
+    path.write_bytes(data.encode("latin-1"))
+    source = read(path, settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+    assert [each.line for each in source.examples("train")] == [1, 8, 17]
+    assert [str(bad).removeprefix(f"{path}:")[:40] for bad in source.sieve.first] == [
+        "5: has one column, expected a word and i",
+        "12:3: byte 0xff is no utf-8: invalid sta",
+        "15:1: holds a NUL character: the file is",
+        "21: has one column, expected a word and ",
+    ]
+    with pytest.raises(HeedfulError, match=r"a\.conll:5: has one column, expected a word and its tag \(mend it"):
+        list(read(path).examples("train"))
+
+
+def test_white_space_inside_words(tmp_path: Path) -> None:
+    (tmp_path / "a.conll").write_text("5\u00a0000 B-X\nthe end\u2009x\tO\n")
+    source = read(tmp_path / "a.conll", settings=DataSettings(dev=0.0))
+    assert next(source.examples("train")).words == ("5\u00a0000", "the end\u2009x")
+    (tmp_path / "b.conll").write_text("New York\tB-X\nis\tO\n")
+    assert next(read(tmp_path / "b.conll", settings=DataSettings(dev=0.0)).examples("train")).words == (
+        "New York",
+        "is",
+    )
+
+
+def test_no_blank_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.conll").write_text("word B-X\n" * 200)
+    source = read(tmp_path / "a.conll", settings=DataSettings(longest=2000), bad_rows=LeaveOut())
+    assert not list(source.examples("train"))
+    assert "a sentence of more than 200 characters: is a blank line missing" in source.sieve.first[0].reason
+
+
+def test_a_type_that_train_lacks(tmp_path: Path) -> None:
+    (tmp_path / "train.conll").write_text("a B-X\nb O\n")
+    (tmp_path / "dev.conll").write_text("a I-X\nb O\n\nc B-Y\n")
+    with pytest.raises(
+        HeedfulError, match=r'dev\.conll:4: the label "B-Y" is not in train, which has "O", "B-X", "I-X"'
+    ):
+        list(read(tmp_path).examples("dev"))

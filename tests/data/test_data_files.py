@@ -1,0 +1,178 @@
+"""Files as text: packing, encodings, lines that cannot be used, JSON from front to back."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heedful.data import LeaveOut, Stop
+from heedful.data.bad import Sieve
+from heedful.data.files import all_lines, find, json_text, lines
+from heedful.errors import HeedfulError
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def texts(path: Path, **more: Any) -> tuple[list[tuple[int, str]], list[str]]:
+    """The usable lines of a file, and what is said of the others."""
+    sieve = Sieve(LeaveOut())
+    found = list(lines(find(path, **more)[0], sieve))
+    return found, [str(bad).removeprefix(f"{path}:") for bad in sieve.first]
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [("a.txt", bytes), ("a.txt.gz", gzip.compress), ("a.txt.xz", lzma.compress), ("a.txt.bz2", bz2.compress)],
+)
+def test_packed(tmp_path: Path, name: str, pack: Any) -> None:
+    assert texts(written(tmp_path / name, pack(b"one\r\ntwo\n\nfour")))[0] == [
+        (1, "one"),
+        (2, "two"),
+        (3, ""),
+        (4, "four"),
+    ]
+
+
+def test_zip(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.txt.zip", "w") as archive:
+        archive.writestr("a.txt", "one\ntwo")
+    assert texts(tmp_path / "a.txt.zip")[0] == [(1, "one"), (2, "two")]
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
+        archive.writestr("a.txt", "one")
+        archive.writestr("b.txt", "one")
+    with pytest.raises(HeedfulError, match=r"b\.zip: holds 2 files, expected one: unpack it and give the folder"):
+        find(tmp_path / "b.zip")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zip"])
+def test_bomb(tmp_path: Path, suffix: str) -> None:
+    data, path = b"a" * 12_000_000, tmp_path / f"a.txt{suffix}"
+    if suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a.txt", data)
+    else:
+        path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[suffix](data))
+    with pytest.raises(HeedfulError, match="unpacks to more than 100 times its size"):
+        for _ in all_lines(find(path)[0]):
+            pass
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zip"])
+def test_damaged(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(HeedfulError, match=r"cannot be unpacked"):
+        find(written(tmp_path / f"a.txt{suffix}", b"no such thing"))
+    if suffix != ".zip":
+        data = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[suffix](b"some lines\n" * 100)
+        with pytest.raises(HeedfulError, match=r"cannot be unpacked after \d+ bytes"):
+            texts(written(tmp_path / f"b.txt{suffix}", data[:-9]))
+
+
+@pytest.mark.parametrize("name", ["utf-8-sig", "utf-16", "utf-32", "utf-16-le", "utf-16-be"])
+def test_byte_order_marks(tmp_path: Path, name: str) -> None:
+    mark = "\ufeff" if name in ("utf-16-le", "utf-16-be") else ""
+    file, said = find(written(tmp_path / "a.txt", f"{mark}öne\r\ntwo 😀\n".encode(name)))
+    assert list(lines(file, Sieve(Stop()))) == [(1, "öne"), (2, "two 😀")]
+    assert said == [f"a.txt: begins with a byte order mark, which is left out; read as {file.encoding}"]
+
+
+def test_encodings(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.txt", "café\nb\n".encode("latin-1"))
+    assert texts(path, encoding="cp1252") == ([(1, "café"), (2, "b")], [])
+    assert texts(path) == (
+        [(2, "b")],
+        [
+            "1:4: byte 0xe9 is no utf-8: invalid continuation byte; if the file is Latin-1 or Windows-1252, "
+            "say --encoding cp1252, or iconv -f cp1252 -t utf-8"
+        ],
+    )
+    with pytest.raises(HeedfulError, match=r'encoding "klingon" is not known; say utf-8, cp1252'):
+        find(path, encoding="klingon")
+    with pytest.raises(HeedfulError, match="is not known"):
+        find(path, encoding="base64")
+    with pytest.raises(HeedfulError, match="begins with the byte order mark of utf-8, but encoding cp1252 was given"):
+        find(written(path, b"\xef\xbb\xbfa"), encoding="cp1252")
+    with pytest.raises(HeedfulError, match="every few bytes are zero: if this is UTF-16, say --encoding utf-16-le"):
+        find(written(path, "some text".encode("utf-16-le")))
+    assert texts(path, encoding="utf-16-le") == ([(1, "some text")], [])
+    with pytest.raises(HeedfulError, match=r"a\.txt:2: is no longer utf-16-le: truncated data"):
+        texts(written(path, b"\xff\xfe" + "a\nb".encode("utf-16-le") + b"x"))
+
+
+def test_surrogates_are_no_utf8(tmp_path: Path) -> None:
+    assert texts(written(tmp_path / "a.txt", b"ok\nhalf \xed\xa0\xbd\n"))[1][0].startswith("2:6: byte 0xed is no utf-8")
+
+
+def test_unusable_lines(tmp_path: Path) -> None:
+    found, said = texts(
+        written(tmp_path / "a.txt", b"one\na\0b\n" + b"x" * 40 + b"\n" + b"y" * 20 + b"\nlast"), longest=20
+    )
+    assert found == [(1, "one"), (4, "y" * 20), (5, "last")]
+    assert said == [
+        "2:2: holds a NUL character: the file is damaged or no text",
+        "3: is longer than 20 bytes, the most that a row may have",
+    ]
+    data = ("one\n" + "x" * 40 + "\nend\0\n" + "y" * 20 + "\n").encode("utf-16")
+    found, said = texts(written(tmp_path / "b.txt", data), longest=20)
+    assert (found, len(said)) == ([(1, "one"), (4, "y" * 20)], 2)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    for path, reason in [
+        (tmp_path / "none", "there is no such file"),
+        (tmp_path, "is not a file"),
+        (written(tmp_path / "a", b""), "is empty"),
+        (written(tmp_path / "b", b"one\rtwo\r"), "its lines end with a carriage return alone"),
+    ]:
+        with pytest.raises(HeedfulError, match=reason):
+            find(path)
+
+
+# ---------------------------------------------------------------------------------------------------- JSON
+
+
+def walked(path: Path, longest: int = 1000) -> list[Any]:
+    """The elements of a list with their lines."""
+    with json_text(find(path, longest=longest)[0]) as text:
+        found = []
+        for _ in text.elements():
+            text.peek()
+            found.append((text.line, text.value()))
+        return found
+
+
+def test_json_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [1, 1234567, 1.5e10, 'a\n"b" ü 😀', {"x": [None, True, {"y": ""}]}, [], "z" * 300, -0.5]
+    path = written(tmp_path / "a.json", json.dumps(values, indent=1, ensure_ascii=False).encode())
+    for chunk in (1, 3, 7, 1 << 16):
+        monkeypatch.setattr("heedful.data.files.CHUNK", chunk)
+        assert [value for _, value in walked(path)] == values
+    assert [line for line, _ in walked(path)][:4] == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"[1, 2", "1:6: is not valid JSON: expected ,, the file ends"),
+        (b"[1,\n 2 3]", '2:4: is not valid JSON: expected ,, found "3"'),
+        (b'[1,\n "ab', "2:2: is not valid JSON: Unterminated string starting at"),
+        (b"[" * 10, "1:11: is not valid JSON: Expecting value, the file ends"),
+        (b"{}", r'1:1: is not valid JSON: expected \[, found "{"'),
+        (b'["' + b"x" * 2000 + b'"]', "a value is longer than 1,000 characters"),
+        (b'[1, "\xff"]', "1: a byte after this line is no utf-8"),
+        (b"[" + b"[" * 900_000, "is not valid JSON"),
+    ],
+)
+def test_json_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, message: str) -> None:
+    monkeypatch.setattr("heedful.data.files.CHUNK", 100)
+    with pytest.raises(HeedfulError, match=message):
+        walked(written(tmp_path / "a.json", data))

@@ -1,0 +1,114 @@
+"""GLUE's layouts, with rows made up for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from heedful.data import DataSettings, Labelled, LeaveOut, Scored, read
+from heedful.data.glue import LAYOUTS
+from heedful.errors import HeedfulError
+
+FILES = {
+    "CoLA": {
+        "train.tsv": 'aa01\t1\t\tHe ran.\naa01\t0\t*\tRan he "and.\n',
+        "test.tsv": "index\tsentence\n0\tShe ran.\n",
+    },
+    "SST-2": {"train.tsv": "sentence\tlabel\nfine \t1\n", "test.tsv": "index\tsentence\n0\tgood\n"},
+    "QQP": {"train.tsv": "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n0\t1\t2\tWhy?\tHow?\t0\n"},
+    "QNLI": {"train.tsv": "index\tquestion\tsentence\tlabel\n0\tWhy?\tSo.\tentailment\n"},
+    "RTE": {"train.tsv": "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\tnot_entailment\n"},
+    "WNLI": {"train.tsv": "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\t1\n"},
+}
+STS = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
+MNLI = (
+    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
+)
+MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+
+
+def folder(path: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("task", FILES)
+def test_layouts(tmp_path: Path, task: str) -> None:
+    source = read(folder(tmp_path / task, FILES[task]))
+    expected = {
+        "CoLA": [Labelled(text="He ran.", label="1"), Labelled(text='Ran he "and.', label="0")],
+        "SST-2": [Labelled(text="fine ", label="1")],
+        "QQP": [Labelled(text="Why?", pair="How?", label="0")],
+        "QNLI": [Labelled(text="Why?", pair="So.", label="entailment")],
+        "RTE": [Labelled(text="A.", pair="B.", label="not_entailment")],
+        "WNLI": [Labelled(text="A.", pair="B.", label="1")],
+    }[task]
+    assert [*source.examples("train"), *source.examples("dev")] in (expected, expected[::-1])
+    assert f"GLUE's {task}; quotes are characters like others" in source.stated
+    assert source.splits == ("train", "dev")
+    if "test.tsv" in FILES[task]:
+        assert "test.tsv: its labels are hidden, so it is left out" in source.stated
+
+
+def test_scores(tmp_path: Path) -> None:
+    row = '0\tg\tf\t2012\t1\tn\tn\tA "b.\tC.\t'
+    files = {
+        "train.tsv": STS + row + "2.5\n",
+        "dev.tsv": STS + row + "5.000\n" + row + "high\n",
+        "test.tsv": STS.replace("\tscore", ""),
+        "original/sts-test.tsv": "g\tf\t2012\t1\t3.2\tA.\tB.\ng\tf\t2012\t1\t1\tC.\tD.\tn\tn\n",
+    }
+    source = read(folder(tmp_path / "STS-B", files), bad_rows=LeaveOut())
+    assert list(source.examples("dev")) == [Scored(text='A "b.', pair="C.", score=5.0)]
+    assert source.sieve.first[0].column == "score"
+    assert [each.score for each in source.examples("test")] == [3.2, 1.0]
+    assert "test: original/sts-test.tsv, since the labels of test.tsv are hidden" in source.stated
+
+
+def test_matched_and_not(tmp_path: Path) -> None:
+    head, row = f"{MNLI}\tsentence1\tsentence2\tlabel1\tgold_label\n", "0\t1\t2\tg\t_\t_\t_\t_\tA.\tB.\tneutral\t"
+    files = {"train.tsv": head + "".join(f"{row}{label}\n" for label in ("neutral", "entailment", "contradiction"))}
+    files |= dict.fromkeys(("dev_matched.tsv", "dev_mismatched.tsv"), head + row + "neutral\n")
+    source = read(folder(tmp_path / "MNLI", files))
+    assert source.splits == ("train", "dev", "dev-mismatched")
+    assert source.labels == ("contradiction", "entailment", "neutral")
+    (tmp_path / "MNLI" / "dev_matched.tsv").write_text(head + row + "-\n")
+    with pytest.raises(
+        HeedfulError, match=r'dev_matched\.tsv:2: the label "-" is not in train, which has "contradiction"'
+    ):
+        list(read(tmp_path / "MNLI").examples("dev"))
+
+
+def test_a_row_that_train_lacks(tmp_path: Path) -> None:
+    files = {
+        "train.tsv": MRPC + '1\t11\t12\t" a\tb\n',
+        "dev.tsv": MRPC + "0\t21\t22\tc\td\n",
+        "msr_paraphrase_train.txt": MRPC + '1\t11\t12\t" a\tb\n0\t31\t32\te\tf\n0\t21\t22\tc\td\n',
+        "msr_paraphrase_test.txt": MRPC + "0\t41\t42\tg\th\n",
+        "dev_ids.tsv": "21\t22\n",
+    }
+    source = read(folder(tmp_path / "MRPC", files))
+    assert [(each.text, each.line) for each in source.examples("train")] == [('" a', 2), ("e", 3)]
+    assert [each.text for each in source.examples("dev")] == ["c"]
+    assert [each.text for each in source.examples("test")] == ["g"]
+    assert any("train.tsv lacks 1 of the pairs" in each and "(31 / 32)" in each for each in source.stated)
+    (tmp_path / "MRPC" / "msr_paraphrase_train.txt").unlink()
+    assert len(list(read(tmp_path / "MRPC").examples("train"))) == 1
+
+
+def test_wrong_folders(tmp_path: Path) -> None:
+    path = folder(tmp_path / "mine", FILES["SST-2"])
+    assert read(path).stated[1] == "train: train.tsv"
+    with pytest.raises(
+        HeedfulError, match=r"mine: is no folder of a GLUE task: those hold train\.tsv and are called CoLA"
+    ):
+        read(path, settings=DataSettings(format="glue"))
+    with pytest.raises(HeedfulError, match="SST-2 has Labelled examples, not Scored ones"):
+        read(folder(tmp_path / "SST-2", FILES["SST-2"]), Scored)
+    (tmp_path / "SST-2" / "train.tsv").write_text("sentence\tlabel\nfine\n")
+    with pytest.raises(HeedfulError, match=r"train\.tsv:2: has 1 cells, expected 2 as in line 1; quotes count as text"):
+        list(read(tmp_path / "SST-2").examples("train"))
+    assert len(LAYOUTS) == 9

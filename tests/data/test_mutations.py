@@ -1,0 +1,77 @@
+"""Files with random damage: examples, bad rows or a HeedfulError, and nothing else."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+from pathlib import Path
+
+import pytest
+
+from heedful.data import DataSettings, LeaveOut, check, read
+from heedful.errors import HeedfulError
+
+
+def parquet() -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    out = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b", "c"], "label": [0, 1, 0]}), out)
+    return out.getvalue()
+
+
+SEEDS = {
+    "a.csv": b'text,label\n"a ""b""",1\n"c\nd",0\n\xc3\xa9,1\n',
+    "a.tsv": b"sentence\tlabel\na\t1\nb\t0\n",
+    "a.jsonl": b'{"text": "a", "label": 1}\n{"text": "\\u00e9", "label": "x"}\n',
+    "a.json": b'[{"text": "a", "labels": ["x", "y"]}, {"text": "b", "labels": []}]',
+    "b.json": b'{"prompt": "p", "choices": ["a", "b"], "answer": 1}\n'
+    b'{"prompt": "p", "choices": ["a", "b"], "answer": "a"}\n',
+    "c.json": b'{"data": [{"title": "t", "paragraphs": [{"context": "Ada met Bob", "qas": '
+    b'[{"id": "1", "question": "Who?", "is_impossible": false, '
+    b'"answers": [{"text": "Bob", "answer_start": 8}]}]}]}], "version": "2"}',
+    "a.conll": b"-DOCSTART- O\n\nAda B-PER\nmet O\nBob S-PER\n\nx I-LOC\n",
+    "a.txt": "one\ntwo\n".encode("utf-16"),
+    "a.csv.gz": gzip.compress(b"text,label\na,1\nb,0\n" * 20, mtime=0),
+    "a.parquet": parquet(),
+}
+MARKS = [
+    b"\0",
+    b"\n",
+    b"\r",
+    b'"',
+    b"\\",
+    b"\\ud800",
+    b"[",
+    b"{",
+    b"}",
+    b",",
+    b"\t",
+    b"\xff",
+    b"-1",
+    b"NaN",
+    b"null",
+    b"9" * 400,
+]
+
+
+def damaged(data: bytes, chance: random.Random) -> bytes:
+    for _ in range(chance.randint(1, 4)):
+        place, length = chance.randrange(len(data) + 1), chance.choice([0, 0, 1, 1, 3, 20])
+        data = data[:place] + chance.choice([b"", chance.choice(MARKS), chance.randbytes(1)]) + data[place + length :]
+    return data
+
+
+@pytest.mark.parametrize("name", SEEDS)
+@pytest.mark.parametrize("rounds", [30, pytest.param(1000, marks=pytest.mark.slow)])
+def test_damage(tmp_path: Path, name: str, rounds: int) -> None:
+    chance, said = random.Random(f"{name} {rounds}"), []
+    for _ in range(rounds):
+        (tmp_path / name).write_bytes(damaged(SEEDS[name], chance))
+        try:
+            check(read(tmp_path / name, settings=DataSettings(dev=0.2), bad_rows=LeaveOut())).lines()
+        except HeedfulError as error:
+            said.append(str(error))
+    assert all(str(tmp_path / name) in each for each in said)

@@ -1,0 +1,132 @@
+"""Counts of public data sets, as their publishers state them; run where HEEDFUL_DATA names their folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heedful.data import Choices, DataSettings, LeaveOut, Question, Source, check, read
+
+WHOLE = DataSettings(dev=0.0)
+
+
+COUNT = """
+import json, sys
+from heedful.data import read
+source = read(sys.argv[1])
+found = {split: list(source.examples(split)) for split in source.splits}
+tags = {split: [each.tags for each in some if hasattr(each, "tags")] for split, some in found.items()}
+json.dump([
+    {split: len(some) for split, some in found.items()},
+    source.stated,
+    {split: sum(map(len, some)) for split, some in tags.items()},
+    {split: sum(tag[0] == "B" for each in some for tag in each) for split, some in tags.items()},
+], sys.stdout)
+"""
+
+
+def outside(path: Path) -> Any:
+    """Examples by split, what is stated, words and entities: in a process where types are not enforced, for speed."""
+    run = subprocess.run([sys.executable, "-c", COUNT, str(path)], capture_output=True, text=True, check=True)
+    return json.loads(run.stdout)
+
+
+def counts(source: Source[Any]) -> dict[str, int]:
+    return {split: sum(1 for _ in source.examples(split)) for split in source.splits}
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("SST-2", {"train": 67_349, "dev": 872}),
+        ("CoLA", {"train": 8_551, "dev": 1_043}),
+        ("MRPC", {"train": 3_668, "dev": 408, "test": 1_725}),
+        ("RTE", {"train": 2_490, "dev": 277}),
+        ("STS-B", {"train": 5_749, "dev": 1_500, "test": 1_379}),
+    ],
+)
+def test_glue(data_dir: Path, task: str, expected: dict[str, int]) -> None:
+    found, stated, _, _ = outside(data_dir / "tasks/glue" / task)
+    assert found == expected
+    assert any("2750203 / 2750153" in each for each in stated) == (task == "MRPC")
+
+
+def test_tags(data_dir: Path) -> None:
+    found, stated, words, entities = outside(data_dir / "tasks/conll2003")
+    assert "tags are IOB1, read as IOB2" in stated
+    assert found == {"train": 14_041, "dev": 3_250, "test": 3_453}
+    assert words == {"train": 203_621, "dev": 51_362, "test": 46_435}
+    assert entities == {"train": 23_499, "dev": 5_942, "test": 5_648}
+
+
+@pytest.mark.parametrize(
+    ("name", "questions", "impossible", "contexts", "answers"),
+    [
+        ("squad/dev-v1.1.json", 10_570, 0, 2_067, 34_726),
+        ("squad/dev-v2.0.json", 11_873, 5_945, 1_204, None),
+        ("squad/train-sample-800.json", 4_000, 0, 800, 4_000),
+        ("squadshifts/new_wiki_v1.0.json", 7_938, 0, None, None),
+        ("squadshifts/amazon_reviews_v1.0.json", 9_885, 0, None, None),
+        ("squadshifts/reddit_v1.0.json", 9_803, 0, None, None),
+    ],
+)
+def test_questions(
+    data_dir: Path, name: str, questions: int, impossible: int, contexts: int | None, answers: int | None
+) -> None:
+    source = read({"test": data_dir / "tasks" / name}, Question)
+    found = list(source.examples("test"))
+    assert (len(found), sum(each.impossible for each in found)) == (questions, impossible)
+    assert contexts in (None, len({each.context for each in found}))
+    assert answers in (None, sum(len(each.answers) for each in found))
+    assert not source.sieve.mended
+
+
+def test_topics(data_dir: Path) -> None:
+    folder = data_dir / "tasks/ag_news"
+    source = read(folder / "ag_news_csv/test.csv", settings=DataSettings(dev=0.0, columns={"text": (2, 3), "label": 1}))
+    assert Counter(each.label for each in source.examples("train")) == dict.fromkeys("1234", 1_900)  # type: ignore[attr-defined]
+    report = check(read(folder / "subset_7k", settings=DataSettings(columns={"text": 1, "label": 2})))
+    assert {name: split.examples for name, split in report.splits.items()} == {
+        "train": 5_000,
+        "dev": 1_000,
+        "test": 1_000,
+    }
+    assert [(leak.splits, leak.texts) for leak in report.leaks] == [(("train", "dev"), 1_000)]
+
+
+def test_choices(data_dir: Path) -> None:
+    folder = data_dir / "tasks/race"
+    source = read({"test": folder / "test.jsonl.xz"}, Choices)
+    assert all(len(each.candidates) == 4 for each in source.examples("test"))
+
+
+def test_choices_of_train(data_dir: Path) -> None:
+    assert outside(data_dir / "tasks/race")[0] == {"train": 49_424, "dev": 2_747, "test": 1_977}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_reviews(data_dir: Path) -> None:
+    report = check(read(data_dir / "tasks/imdb", settings=WHOLE, bad_rows=LeaveOut()))
+    train, test = report.splits["train"], report.splits["test"]
+    assert dict(train.labels) == dict(test.labels) == {"neg": 12_500, "pos": 12_500}
+    assert (train.repeated, test.repeated) == (96, 199)
+    assert [leak.texts for leak in report.leaks] == [123]
+    assert not report.bad
+
+
+@pytest.mark.slow
+def test_repeats(data_dir: Path) -> None:
+    assert check(read(data_dir / "tasks/glue/SST-2")).splits["train"].repeated == 371
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_corpus(data_dir: Path) -> None:
+    assert counts(read(data_dir / "corpus/novels.jsonl.xz", settings=WHOLE)) == {"train": 3_970}

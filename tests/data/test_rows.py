@@ -1,0 +1,264 @@
+"""Tables of every format, and every way in which a row can be bad."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heedful.data import DataSettings, Labelled, LeaveOut, MultiLabelled, Scored, SetAside, Source, read
+from heedful.errors import HeedfulError
+
+
+def written(path: Path, data: str | bytes) -> Path:
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def rows(source: Source[Any], split: str = "train") -> list[Any]:
+    """What a split holds: text and label with their line."""
+    return [(each.line, *each.texts, each.target) for each in source.examples(split)]
+
+
+def opened(path: Path, data: str | bytes, **settings: Any) -> Source[Any]:
+    """All of a file as train, bad rows left out."""
+    return read(written(path, data), settings=DataSettings(dev=0.0, **settings), bad_rows=LeaveOut())
+
+
+def said(source: Source[Any]) -> list[str]:
+    """The bad rows without their file."""
+    return [str(bad).removeprefix(f"{bad.file}:") for bad in source.sieve.first]
+
+
+TABLE = [(2, 'a, "b"', "x"), (3, "c\nd", "y"), (5, "", "x")]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_csv(tmp_path: Path, end: str) -> None:
+    source = opened(tmp_path / "a.csv", f'text,label{end}"a, ""b""",x{end}"c{end}d",y{end},x{end}')
+    assert rows(source) == [(line, text.replace("\n", end), label) for line, text, label in TABLE]
+    assert source.kind is Labelled
+    assert source.stated == (
+        "examples are Labelled",
+        'columns: text="text", label="label"',
+        'labels in order: "x", "y"',
+    )
+
+
+def test_tsv_takes_quotes_as_they_are(tmp_path: Path) -> None:
+    source = opened(tmp_path / "a.tsv", 'sentence\tlabel\n"open\t1\n\n a "" b\t0\n')
+    assert rows(source) == [(2, '"open', "1"), (4, ' a "" b', "0")]
+    assert "a.tsv: quotes are characters like others" in source.stated
+    source = opened(tmp_path / "a.tsv", 'sentence\tlabel\n"a\tb"\t1\n', quoting="quoted")
+    assert rows(source) == [(2, "a\tb", "1")]
+
+
+def test_semicolons(tmp_path: Path) -> None:
+    source = opened(tmp_path / "a.csv", "text;label\na, b;1\n")
+    assert rows(source) == [(2, "a, b", "1")]
+    assert "a.csv: cells are separated by semicolons" in source.stated
+    assert rows(opened(tmp_path / "a.csv", "text|label\na, b|1\n", delimiter="|")) == [(2, "a, b", "1")]
+
+
+def test_json_lines_and_lists(tmp_path: Path) -> None:
+    values = [{"text": "a", "label": 1}, {"label": True, "text": "b"}, {"text": "c", "label": 2.0}]
+    each = "\n\n".join(map(json.dumps, values))
+    expected = [("a", "1"), ("b", "true"), ("c", "2")]
+    for name, data in [
+        ("a.jsonl", each),
+        ("b.json", each),
+        ("c.json", json.dumps(values)),
+        ("d.json", json.dumps({"version": 1, "data": values}, indent=1)),
+    ]:
+        assert [row[1:] for row in rows(opened(tmp_path / name, data))] == expected
+
+
+def test_parquet(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"text": ["a", None, "c"] * 300, "label": [1, 0, 1] * 300})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    source = read(tmp_path / "a.parquet", settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+    assert rows(source)[:2] == [(1, "a", "1"), (3, "c", "1")]
+    assert len(rows(source)) == 600
+    assert said(source)[0] == "2:text: is missing"
+    kept = {"info": {"features": {"label": {"names": ["neg", "pos"], "_type": "ClassLabel"}}}}
+    table = table.replace_schema_metadata({"huggingface": json.dumps(kept)})
+    pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
+    source = read(tmp_path / "b.parquet", settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+    assert (rows(source)[0], source.labels) == ((1, "a", "pos"), ("neg", "pos"))
+    with pytest.raises(HeedfulError, match=r"c\.parquet: is no Parquet file that can be read"):
+        read(written(tmp_path / "c.parquet", "text,label"))
+    (tmp_path / "d.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-40])
+    with pytest.raises(HeedfulError, match=r"d\.parquet: is no Parquet file"):
+        read(tmp_path / "d.parquet")
+
+
+def test_parquet_bomb(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"text": [str(number % 7) + "x" * 50_000 for number in range(500)]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
+    with pytest.raises(HeedfulError, match="unpacks to more than 100 times its size"):
+        read(tmp_path / "a.parquet")
+
+
+def test_plain_text(tmp_path: Path) -> None:
+    source = opened(tmp_path / "a.txt", "one\n\n  \ntwo\u2028 still two\r\n")
+    assert [(each.line, each.text) for each in source.examples("train")] == [(1, "one"), (4, "two\u2028 still two")]
+    assert "one text on each line; empty lines are left out" in source.stated
+
+
+# ---------------------------------------------------------------------------------------------------- bad rows
+
+
+@pytest.mark.parametrize(
+    ("data", "message", "left"),
+    [
+        ("text,label\na,1\nb\nc,2\n", "3: has 1 cells, expected 2 as in line 1; a , inside a text needs quotes", "ac"),
+        ("text,label\na,1\nb,c,2\nc,2", "3: has 3 cells, expected 2 as in line 1", "ac"),
+        ('text,label\na,1\n"b,2\nc,2\n', "3: a quote that opens in this line is not closed before the file ends", "ac"),
+        ('text,label\na,1\n"b"x,2\nc,2\n', "3: is not CSV: ',' expected after '\"' (a quote inside a quoted", "ac"),
+        ('text,label\n"a\na"x,1\nc,2\n', "2: the row of the lines 2 to 3: is not CSV: ',' expected", "c"),
+        ("text,label\na,1\nb\rb,2\nc,2\n", "3: is not CSV: new-line character seen in unquoted field", "ac"),
+        (b"text,label\na,1\nb\0,2\nc,2\n", "3:2: holds a NUL character", "ac"),
+        (b'text,label\na,1\n"b\nb\xff",2\nc,2\n', "3: the row of the lines 3 to 4: byte 0xff is no utf-8", "ac"),
+        (b"text,label\na,1\n\xe9,2\nc,2\n", "3:1: byte 0xe9 is no utf-8: invalid continuation byte; if", "ac"),
+        ("text,label\na,1\nb,\nc,2\n", "3:label: is empty, expected a label", "ac"),
+    ],
+)
+def test_bad_csv(tmp_path: Path, data: str | bytes, message: str, left: str) -> None:
+    source = opened(tmp_path / "a.csv", data)
+    assert "".join(row[1] for row in rows(source)) == left
+    assert len(said(source)) == 1 and said(source)[0].startswith(message)
+    assert rows(source) and source.sieve.bad == {str(tmp_path / "a.csv"): 1}, "read twice, counted once"
+    with pytest.raises(HeedfulError) as error:
+        rows(read(tmp_path / "a.csv", settings=DataSettings(dev=0.0)))
+    assert str(error.value).startswith(f"{tmp_path / 'a.csv'}:{message}")
+    assert str(error.value).endswith("(mend it, or have such rows set aside and counted: --bad-rows skip)")
+
+
+def test_an_endless_quote_costs_one_row(tmp_path: Path) -> None:
+    body = "".join(f"text {number},{number % 2}\n" for number in range(1000))
+    source = opened(tmp_path / "a.csv", 'text,label\n"open,1\n' + body, longest=300)
+    assert len(rows(source)) == 1000
+    assert said(source) == ["2: is longer than 300 characters: is a quote not closed?"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "b", "label": }', "2:24: is not valid JSON: Expecting value"),
+        ('{"text": "b"', "2:13: is not valid JSON: Expecting ',' delimiter"),
+        ('["b", 1]', '2: is ["b", 1], expected a JSON object'),
+        ('{"text": 5, "label": 1}', "2:text: is 5, expected text"),
+        ('{"text": null, "label": 1}', "2:text: is missing"),
+        ('{"label": 1}', "2:text: is missing"),
+        ('{"text": "b", "label": [1]}', "2:label: is [1], expected text"),
+        ('{"text": "b", "label": NaN}', "2:label: is NaN, expected text"),
+        ('{"text": "b \\ud83d", "label": 1}', "2:text: has half of a surrogate pair at character 3"),
+        ("[" * 100_000, "2: is not valid JSON"),
+        ('{"text": "b", "label": ' + "1" * 5000 + "}", "2: is not valid JSON: Exceeds the limit"),
+    ],
+)
+def test_bad_json_lines(tmp_path: Path, line: str, message: str) -> None:
+    good = '{"text": "a", "label": 1}\n'
+    source = opened(tmp_path / "a.jsonl", good + line + "\n" + good)
+    assert [row[0] for row in rows(source)] == [1, 3]
+    assert len(said(source)) == 1 and said(source)[0].startswith(message)
+
+
+def test_bad_json_list(tmp_path: Path) -> None:
+    source = opened(tmp_path / "a.json", '[{"text": "a"}, 5, {"text": 6}, {"text": "b"}]')
+    assert [each.text for each in source.examples("train")] == ["a", "b"]
+    assert said(source) == ["1:[1]: is 5, expected a JSON object", "1:text: is 6, expected text"]
+
+
+def test_scores_and_several_labels(tmp_path: Path) -> None:
+    data = "text,score\na,1.5\nb,high\nc,nan\nd, 2 \ne,\n"
+    source = opened(tmp_path / "a.csv", data)
+    assert source.kind is Scored
+    assert [each.score for each in source.examples("train")] == [1.5, 2.0]
+    assert said(source) == [
+        f"{n}:score: is {v}, expected a number" for n, v in ((3, '"high"'), (4, '"nan"'), (6, '""'))
+    ]
+    source = opened(tmp_path / "b.jsonl", '{"text": "a", "labels": ["x", "y"]}\n{"text": "b", "labels": []}')
+    assert source.kind is MultiLabelled
+    assert [each.labels for each in source.examples("train")] == [("x", "y"), ()]
+    columns = {"labels": ("rude", "odd")}
+    source = opened(tmp_path / "c.csv", "text,rude,odd\na,1,0\nb,1,1\nc,2,0\n", columns=columns)
+    assert [each.labels for each in source.examples("train")] == [("rude",), ("rude", "odd")]
+    assert said(source) == ['4:rude: is "2", expected 0 or 1']
+    source = read(written(tmp_path / "d.csv", "text,labels\na,x|y\nb,\n"), MultiLabelled, DataSettings(dev=0.0))
+    assert ([each.labels for each in source.examples("train")], source.labels) == ([("x", "y"), ()], ("x", "y"))
+
+
+def test_set_aside(tmp_path: Path) -> None:
+    data, aside = "text,label\na,1\nb\n" + "x" * 500 + "\nc,2\n", tmp_path / "aside.jsonl"
+    source = read(written(tmp_path / "a.csv", data), settings=DataSettings(dev=0.0), bad_rows=SetAside(file=aside))
+    assert len(rows(source)) == len(rows(source)) == 2
+    found = [json.loads(line) for line in aside.read_text().splitlines()]
+    assert [(each["line"], each["column"], each["text"]) for each in found] == [(3, "", "b"), (4, "", "x" * 200)]
+    assert found[0]["file"] == str(tmp_path / "a.csv") and found[0]["reason"].startswith("has 1 cells")
+    with pytest.raises(HeedfulError, match=r"aside\.jsonl: exists already; bad rows are set aside in a new file"):
+        rows(read(tmp_path / "a.csv", bad_rows=SetAside(file=aside)))
+    with pytest.raises(HeedfulError, match="bad rows cannot be set aside there: No such file or directory"):
+        rows(read(tmp_path / "a.csv", bad_rows=SetAside(file=tmp_path / "no" / "aside.jsonl")))
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    for name, data, message in [
+        ("a.csv", "", "is empty"),
+        ("a.csv", "text,label\n", "has a header and no rows"),
+        ("a.csv", "\n\n", "has no rows"),
+        ("a.csv", "text,text,label\na,b,1\n", ':1: two columns are called "text"'),
+        ("a.jsonl", "\n", "has no rows"),
+        ("a.json", "[]", "has no rows"),
+        ("a.json", '{"rows": 3}', "has no rows"),
+        ("a.xlsx", "text", "the format is not known: its name should end in .csv"),
+    ]:
+        with pytest.raises(HeedfulError, match=message.replace(".", r"\.")):
+            read(written(tmp_path / name, data))
+
+
+class Features:
+    """As much of a feature as is looked at."""
+
+    def __init__(self, names: list[str] | None = None, feature: Any = None) -> None:
+        self.names, self.feature = names, feature
+
+
+class Data:
+    """As much of a data set of the `datasets` library as is looked at."""
+
+    def __init__(self, rows: list[Any], features: dict[str, Any] | None) -> None:
+        self.rows, self.features = rows, features
+        self.column_names = list(features or {})
+
+    def __iter__(self) -> Any:
+        return iter(self.rows)
+
+
+def test_objects(tmp_path: Path) -> None:
+    features = {"text": Features(), "label": Features(["bad", "good"])}
+    train = Data([{"text": "a", "label": 1}, {"text": "b", "label": 0}, {"text": "c", "label": 2}], features)
+    hidden = Data([{"text": "a", "label": -1}], features)
+    source = read({"train": train, "validation": train, "test": hidden}, bad_rows=LeaveOut())
+    assert source.splits == ("train", "dev")
+    assert source.labels == ("bad", "good"), "in the order of the features"
+    assert rows(source) == [(1, "a", "good"), (2, "b", "bad")]
+    assert said(source) == ["3:label: is 2, expected 0 to 1"]
+    assert "test: has no label, so it is left out" in source.stated
+    assert 'the names of "label" come with the data' in source.stated
+    tags = Features(feature=Features(["O", "B-PER", "I-PER"]))
+    source = read(Data([{"tokens": ["Ada", "ran"], "ner_tags": [1, 0]}], {"tokens": Features(), "ner_tags": tags}))
+    assert next(source.examples("train")).tags == ("B-PER", "O")
+    source = read(Data([{"text": "a"}, 5], None), settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+    assert [each.text for each in source.examples("train")] == ["a"]
+    assert said(source) == ["2: is int, expected a mapping from columns to values"]
+    with pytest.raises(HeedfulError, match="expected a folder, files, a mapping from splits to files, or a data set"):
+        read(5)

@@ -1,0 +1,200 @@
+"""Splits given and made, labels in order, and memory that does not grow with a file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heedful.data import DataSettings, Labelled, LeaveOut, Source, read
+from heedful.errors import HeedfulError
+
+
+def folder(path: Path, **files: str) -> Path:
+    path.mkdir(exist_ok=True)
+    for name, text in files.items():
+        stem, _, suffix = name.rpartition("_")
+        (path / f"{stem}.{suffix}").write_text(text)
+    return path
+
+
+def texts(source: Source[Any], split: str) -> list[str]:
+    return [each.text for each in source.examples(split)]
+
+
+MANY = "text,label\n" + "".join(f"text {number // 2},{number // 2 % 3}\n" for number in range(4000))
+
+
+def test_a_dev_split_is_made(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(MANY)
+    source = read(tmp_path / "a.csv")
+    train, dev = texts(source, "train"), texts(source, "dev")
+    assert sorted(train + dev) == sorted(f"text {number // 2}" for number in range(4000))
+    assert not set(train) & set(dev), "equal texts stay together"
+    assert 320 < len(dev) < 480
+    assert source.stated[-1] == "no dev split was given: 10 % of train, chosen by a hash of the text and seed 0"
+    lines = MANY.splitlines()
+    (tmp_path / "b.csv").write_text("\n".join([lines[0], *(line.upper() + "!" for line in reversed(lines[1:]))]) + "\n")
+    other = texts(read(tmp_path / "b.csv", settings=DataSettings(columns={"text": "text", "label": "label"})), "dev")
+    assert {each.lower() for each in other} == set(dev), "neither order nor case nor labels matter"
+    assert set(texts(read(tmp_path / "a.csv", settings=DataSettings(seed=1)), "dev")) != set(dev)
+    assert set(texts(read(tmp_path / "a.csv", settings=DataSettings(dev=0.2)), "dev")) > set(dev)
+    assert read(tmp_path / "a.csv", settings=DataSettings(dev=0.0)).splits == ("train",)
+    assert dev[:6:2] == ["text 1", "text 19", "text 29"], "on every machine"
+
+
+@pytest.mark.parametrize(
+    ("files", "splits"),
+    [
+        ("train.csv dev.csv test.csv", ("train", "dev", "test")),
+        ("train.csv valid.csv", ("train", "dev")),
+        ("train.csv Validation.csv README.md", ("train", "dev")),
+        ("my-train-v1.csv my-val-v1.csv", ("train", "dev")),
+        ("train.csv my-train.csv test.csv", ("train", "dev", "test")),
+        ("train-00000-of-00002.csv train-00001-of-00002.csv", ("train", "dev")),
+        ("test.csv", ("test",)),
+    ],
+)
+def test_folders(tmp_path: Path, files: str, splits: tuple[str, ...]) -> None:
+    for name in files.split():
+        (tmp_path / name).write_text("text,label\na,1\n")
+    assert read(tmp_path).splits == splits
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("a.csv", "has no file for train, dev or test: call them train.csv, dev.csv and test.csv"),
+        ("train.csv train.tsv", r"train\.csv, train\.tsv could each be the train split: give the files"),
+        ("a-train.csv b-train.csv", r"a-train\.csv, b-train\.csv could each be"),
+        (
+            "train-00000-of-00003.csv train-00001-of-00003.csv",
+            "2 shards of the train split are there, but they speak of",
+        ),
+        ("contrained.csv latest.csv", "has no file for train"),
+    ],
+)
+def test_folders_that_are_not_clear(tmp_path: Path, files: str, message: str) -> None:
+    for name in files.split():
+        (tmp_path / name).write_text("text,label\na,1\n")
+    with pytest.raises(HeedfulError, match=message):
+        read(tmp_path)
+
+
+def test_files_by_split(tmp_path: Path) -> None:
+    path = folder(tmp_path / "x", a_csv="text,label\na,1\n", b_csv="label,text\n1,b\n", c_csv="text\nc\n")
+    source = read(
+        {"train": [path / "a.csv", path / "b.csv"], "validation": path / "b.csv", "test": str(path / "c.csv")}
+    )
+    assert (texts(source, "train"), texts(source, "dev"), source.splits) == (["a", "b"], ["b"], ("train", "dev"))
+    assert "test: has no label, so it is left out" in source.stated
+    assert read([path / "a.csv", path / "b.csv"], settings=DataSettings(dev=0.0)).splits == ("train",)
+    with pytest.raises(HeedfulError, match='there is no split "tset", but train, dev'):
+        next(source.examples("tset"))
+    with pytest.raises(HeedfulError, match=r"splits are val, dev, expected train, dev, test, each once"):
+        read({"val": path / "a.csv", "dev": path / "a.csv"})
+    with pytest.raises(HeedfulError, match="which column is the label"):
+        read({"train": path / "a.csv", "dev": path / "c.csv"})
+
+
+def test_labels(tmp_path: Path) -> None:
+    path = folder(tmp_path / "x", train_csv="text,label\na,10\nb,9\nc, 9\n", dev_csv="text,label\na,9\nb,8\nc,10\n")
+    source = read(path, Labelled)
+    assert source.labels == ("9", "10")
+    with pytest.raises(HeedfulError, match=r'dev\.csv:3: the label "8" is not in train, which has "9", "10"'):
+        texts(source, "dev")
+    source = read(path, Labelled, bad_rows=LeaveOut())
+    assert texts(source, "dev") == texts(source, "dev") == ["a", "c"]
+    assert source.sieve.bad == {str(path / "dev.csv"): 1}
+    (path / "train.csv").write_text("text,label\n" + "".join(f"a,{number}.5\n" for number in range(10_001)))
+    with pytest.raises(HeedfulError, match=r"train\.csv:10002: more than 10,000 different labels: is that the label"):
+        read(path).labels  # noqa: B018
+
+
+def test_settings() -> None:
+    for settings, message in [
+        ({"dev": 1.0}, "dev is 1.0, expected a share from 0 up to 1"),
+        ({"delimiter": "||"}, "delimiter is .*, expected one character"),
+        ({"longest": 0}, "longest is 0"),
+    ]:
+        with pytest.raises(HeedfulError, match=message):
+            DataSettings(**settings)  # type: ignore[arg-type]
+    from heedful.settings import read as read_settings
+
+    data = {"columns": {"text": ["a", "b"], "label": 3}}
+    assert read_settings(DataSettings, data, source="x").columns == {"text": ("a", "b"), "label": 3}
+
+
+GROWTH = """
+import resource, sys
+from pathlib import Path
+from heedful.data import DataSettings, LeaveOut, read
+source = read(Path(sys.argv[1]), settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+count = sum(1 for _ in source.examples("train"))
+print(count, sum(source.sieve.bad.values()), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def measured(path: Path) -> tuple[int, int, int]:
+    """Examples, bad rows, and by how many MB reading a file in a process of its own made it grow."""
+    run = subprocess.run([sys.executable, "-c", GROWTH, str(path)], capture_output=True, text=True, check=True)
+    count, bad, growth = map(int, run.stdout.split())
+    return count, bad, growth
+
+
+@pytest.mark.parametrize(
+    "name", ["a.csv", "a.jsonl", "a.json", "a.txt", "squad.json", pytest.param("a.conll", marks=pytest.mark.slow)]
+)
+def test_memory(tmp_path: Path, name: str) -> None:
+    path, text = tmp_path / name, "word " * 199
+    line, first, last = {
+        "a.csv": (f'"{text}",1\n', "text,label\n", ""),
+        "a.jsonl": (f'{{"text": "{text}", "label": 1}}\n', "", ""),
+        "a.json": (f'{{"text": "{text}", "label": 1}},\n', "[", '{"text": "", "label": 1}]'),
+        "a.txt": (f"{text}\n", "", ""),
+        "a.conll": ("word B-X\n" * 100 + "\n", "", ""),
+        "squad.json": (
+            f'{{"context": "{text}", "qas": [{{"id": "1", "question": "q", "answers": '
+            '[{"text": "word", "answer_start": 5}]}]},\n',
+            '{"data": [{"paragraphs": [',
+            '{"context": "", "qas": []}]}]}',
+        ),
+    }[name]
+    with path.open("w") as file:
+        file.write(first)
+        for _ in range(50):
+            file.write(line * 1000)
+        file.write(last)
+    assert path.stat().st_size > 45_000_000
+    count, bad, growth = measured(path)
+    assert (count - (name == "a.json"), bad) == (50_000, 0)
+    assert growth < 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.txt", "a.conll"])
+def test_a_line_of_100_mb(tmp_path: Path, name: str) -> None:
+    good, path = {"a.jsonl": '{"text": "a"}\n', "a.conll": "a O\n\n"}.get(name, "a\n"), tmp_path / name
+    with path.open("w") as file:
+        file.write(("text\n" if name == "a.csv" else "") + good)
+        for _ in range(100):
+            file.write("x" * 1_000_000)
+        file.write("\n\n" + good)
+    count, bad, growth = measured(path)
+    assert (count, bad) == (2, 1)
+    assert growth < 60
+
+
+@pytest.mark.slow
+def test_another_type_after_a_million_rows(tmp_path: Path) -> None:
+    with (tmp_path / "a.jsonl").open("w") as file:
+        for _ in range(1000):
+            file.write('{"text": "a"}\n' * 1001)
+        file.write('{"text": 5}\n')
+    count, bad, growth = measured(tmp_path / "a.jsonl")
+    assert (count, bad) == (1_001_000, 1)
+    assert growth < 40

@@ -1,0 +1,124 @@
+"""SQuAD's JSON: both versions, wrong starts mended or refused, places named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heedful.data import DataSettings, LeaveOut, Question, Source, Span, check, read
+from heedful.errors import HeedfulError
+
+CONTEXT = "Ada met Ada. Bob wrote the notes."
+
+
+def asked(name: str, *answers: tuple[str, Any], **more: Any) -> dict[str, Any]:
+    listed = [{"text": text, "answer_start": start} for text, start in answers]
+    return {"id": name, "question": f"Who {name}?", "answers": listed, **more}
+
+
+def opened(path: Path, *questions: Any, indent: int | None = None) -> Source[Any]:
+    data = {"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": list(questions)}]}], "version": "x"}
+    path.write_text(json.dumps(data, indent=indent))
+    return read(path, settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+
+
+def test_questions(tmp_path: Path) -> None:
+    source = opened(tmp_path / "a.json", asked("1", ("Bob", 13), ("the notes", 23)), indent=1)
+    expected = (Span("Bob", 13), Span("the notes", 23))
+    assert list(source.examples("train")) == [Question(id="1", question="Who 1?", context=CONTEXT, answers=expected)]
+    assert next(source.examples("train")).line == 6
+    assert source.stated == ("examples are Question", "SQuAD's JSON, v1.1: every question has an answer")
+    source = opened(tmp_path / "b.json", asked("2", is_impossible=True), asked("3", ("Bob", 13), is_impossible=False))
+    assert [each.impossible for each in source.examples("train")] == [True, False]
+    assert "v2.0" in source.stated[1]
+    assert check(source).splits["train"].labels == {"answerable": 1, "impossible": 1}
+
+
+def test_wrong_starts(tmp_path: Path) -> None:
+    source = opened(tmp_path / "a.json", asked("1", ("Bob", 3), ("Ada", 7)), asked("2", ("Ada", 2), ("Bob", -1)))
+    found = list(source.examples("train")) and list(source.examples("train"))
+    assert [[span.start for span in each.answers] for each in found] == [[13, 8], [0, 13]]
+    assert all(CONTEXT.startswith(span.text, span.start) for each in found for span in each.answers)
+    assert source.sieve.mended == {
+        "answers whose start was wrong, found where their text stands once in the context": 2,
+        "answers whose start was wrong, found where their text stands nearest to it": 2,
+    }
+    assert "2 answers whose start was wrong, found where their text stands nearest to it" in check(source).lines()
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        (
+            asked("1", ("Eve", 3)),
+            'answers[0].answer_start: is 3, but the context does not have "Eve" there or anywhere',
+        ),
+        (asked("1", ("Ada", "0")), 'answers[0].answer_start: is "0", expected a whole number'),
+        (asked("1", ("Ada", None)), "answers[0].answer_start: is null, expected a whole number"),
+        (asked("1", ("", 0)), "answers[0].text: is empty"),
+        (asked("1"), "answers: is empty, and the question is not said to be impossible"),
+        (asked("1", ("Ada", 0), is_impossible=True), "answers: has answers, but the question is said to be impossible"),
+        (asked("1", ("Ada", 0), is_impossible="no"), 'is_impossible: is "no", expected true or false'),
+        ({"id": "1", "question": "Who?"}, "answers: is missing"),
+        ({"id": "1", "answers": []}, "question: is missing"),
+        ({"question": "Who?", "answers": []}, "id: is missing"),
+        ({"question": "Wh\ud800?", "id": "1", "answers": []}, "question: has half of a surrogate pair at character 3"),
+        ({"question": "Who?", "id": "1", "answers": {}}, "answers: is {}, expected a list"),
+        ({"question": "Who?", "id": "1", "answers": ["x"]}, 'answers[0]: is "x", expected an object'),
+    ],
+)
+def test_bad_questions(tmp_path: Path, question: Any, message: str) -> None:
+    source = opened(tmp_path / "a.json", asked("0", ("Ada", 0)), question, asked("2", ("Ada", 8)))
+    assert [each.id for each in source.examples("train")] == ["0", "2"]
+    where = f"{tmp_path / 'a.json'}:1:data[0].paragraphs[0].qas[1]"
+    assert [str(bad) for bad in source.sieve.first] == [f"{where}.{message}"]
+    with pytest.raises(HeedfulError, match=r"qas\[1\]"):
+        list(read(tmp_path / "a.json", Question).examples("train"))
+
+
+def test_bad_paragraphs_and_files(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"data": [{"paragraphs": [{"qas": []}, 5, {"context": "x", "qas": 1}]}]}')
+    source = read(path, settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+    assert not list(source.examples("train"))
+    assert [bad.column for bad in source.sieve.first] == [
+        "data[0].paragraphs[0].context",
+        "data[0].paragraphs[1]",
+        "data[0].paragraphs[2].qas",
+    ]
+    path.write_text('{"data": [{"paragraphs": [{"context": "x",\n "qas": [}]}]}')
+    with pytest.raises(HeedfulError, match=r"a\.json:2:10: is not valid JSON: Expecting value, found"):
+        list(read(path).examples("train"))
+    path.write_text('{"data": [{"paragraphs": [{"context": "x"')
+    with pytest.raises(HeedfulError, match=r"the file ends"):
+        list(read(path, settings=DataSettings(format="squad"), bad_rows=LeaveOut()).examples("train"))
+
+
+def test_flat_columns(tmp_path: Path) -> None:
+    answers = {"text": ["Bob"], "answer_start": [1]}
+    rows = [
+        {"id": 7, "question": "Who?", "context": CONTEXT, "answers": answers},
+        {"id": 8, "question": "Who?", "context": CONTEXT, "answers": {"text": [], "answer_start": []}},
+        {"id": 9, "question": "Who?", "context": CONTEXT, "answers": "Bob"},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = read(tmp_path / "a.jsonl", settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+    found = list(source.examples("train"))
+    assert [(each.id, each.answers, each.impossible) for each in found] == [
+        ("7", (Span("Bob", 13),), False),
+        ("8", (), True),
+    ]
+    assert str(source.sieve.first[0]).endswith(
+        '3:answers: is "Bob", expected lists of the same length under text and answer_start'
+    )
+
+
+def test_other_tasks_are_refused(tmp_path: Path) -> None:
+    from heedful.data import Labelled
+
+    opened(tmp_path / "a.json", asked("1", ("Ada", 0)))
+    with pytest.raises(HeedfulError, match=r"which column is the text"):
+        read(tmp_path / "a.json", Labelled)

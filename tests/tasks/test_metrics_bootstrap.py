@@ -1,0 +1,113 @@
+"""Intervals: the spread is that of the ordinary bootstrap, the truth lies in them as often as they say."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import f1_score, matthews_corrcoef
+
+from heedful.errors import HeedfulError
+from heedful.tasks.metrics import (
+    Bootstrap,
+    confusion_of,
+    confusion_statistics,
+    entity_counts,
+    f1_of,
+    interval,
+    macro_f1,
+    matthews,
+)
+from heedful.tasks.metrics.bootstrap import THRESHOLDS, _weights
+
+
+def test_weights_are_poisson_and_depend_on_seed_and_id_alone() -> None:
+    weights = np.stack([_weights(0, name, 1000) for name in range(400)])
+    for k in range(5):
+        expected = math.exp(-1) / math.factorial(k)
+        assert (weights == k).mean() == pytest.approx(expected, abs=5 * math.sqrt(expected / weights.size))
+    assert abs(np.corrcoef(weights[:20])[np.triu_indices(20, 1)]).max() < 0.15  # examples are independent
+    assert _weights(0, "7", 1000).tolist() == weights[7].tolist()
+    assert _weights(0, 7, 10).tolist() == weights[7, :10].tolist()
+    assert _weights(1, 7, 1000).tolist() != weights[7].tolist()
+    cumulative = stats.poisson(1).cdf(range(21))
+    assert (THRESHOLDS.astype(np.float64) / 2.0**64).tolist() == pytest.approx(cumulative)
+
+
+def test_the_mean() -> None:
+    scores = np.random.default_rng(0).normal(3, 2, 400)
+    found = interval(scores, seed=1)
+    half = 1.96 * scores.std() / 20
+    assert found["mean"] == pytest.approx(scores.mean())
+    assert (found["low"], found["high"]) == pytest.approx((scores.mean() - half, scores.mean() + half), abs=0.04)
+    assert (found["level"], found["replicates"], found["count"]) == (0.95, 1000, 400)
+    assert interval(scores, seed=1) == found != interval(scores, seed=2)
+    narrow = interval(scores, seed=1, level=0.5)
+    assert found["low"] < narrow["low"] < narrow["high"] < found["high"]
+    order = np.random.default_rng(1).permutation(400)
+    again = interval(scores[order], seed=1, ids=order)
+    assert {**again, "mean": 0} == {**found, "mean": 0}
+    assert interval([0.5] * 9, seed=0)["low"] == pytest.approx(0.5)
+
+
+def test_the_truth_lies_in_as_many_intervals_as_they_say() -> None:
+    random = np.random.default_rng(0)
+    inside = 0
+    for trial in range(200):
+        found = interval(random.random(60) < 0.7, seed=trial, level=0.9, replicates=200)
+        inside += found["low"] <= 0.7 <= found["high"]
+    assert 165 <= inside <= 195  # of 180 expected; the percentile interval is a little narrow
+
+
+def ordinary(rows: np.ndarray, of: Any) -> list[float]:
+    """The bootstrap with all examples in memory."""
+    random = np.random.default_rng(0)
+    drawn = random.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=1000)
+    return np.quantile(of((drawn @ rows).astype(np.float64)), [0.025, 0.975]).tolist()
+
+
+def test_scores_that_are_no_means() -> None:
+    random = np.random.default_rng(0)
+    gold = random.integers(0, 3, 300)
+    predicted = np.where(random.random(300) < 0.7, gold, random.integers(0, 3, 300))
+    rows = confusion_statistics(predicted, gold, 3)
+    seen = Bootstrap(seed=4, statistics=9).updated(range(300), rows)
+    for formula, truth in (
+        (macro_f1, f1_score(gold, predicted, average="macro")),
+        (matthews, matthews_corrcoef(gold, predicted)),
+    ):
+        of = confusion_of(3, formula)
+        assert of(rows.sum(0, dtype=np.float64)[None])[0] == pytest.approx(truth)
+        found = seen.interval(of)
+        assert found["low"] < truth < found["high"]
+        assert [found["low"], found["high"]] == pytest.approx(ordinary(rows, of), abs=0.02)
+
+
+def test_entities() -> None:
+    random = np.random.default_rng(0)
+    gold = [random.choice(["O", "B-x", "I-x"], size=8).tolist() for _ in range(200)]
+    said = [[tag if random.random() < 0.8 else "O" for tag in sentence] for sentence in gold]
+    rows = entity_counts(said, gold, "conlleval")
+    found = Bootstrap(seed=4, statistics=3).updated(range(200), rows).interval(f1_of)
+    assert [found["low"], found["high"]] == pytest.approx(ordinary(rows, f1_of), abs=0.02)
+    assert f1_of(np.zeros((2, 3))).tolist() == [0, 0]
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(HeedfulError, match='the score of example "b" is nan'):
+        interval([1.0, math.nan], seed=0, ids=["a", "b"])
+    with pytest.raises(HeedfulError, match="an interval of no examples is not defined"):
+        interval([], seed=0)
+    with pytest.raises(HeedfulError, match=r"level should be between 0 and 1, like 0.95, got 95"):
+        interval([1.0], seed=0, level=95.0)
+    with pytest.raises(HeedfulError, match=r"seed should be a whole number from 0 to 2\^64 - 1, got -1"):
+        interval([1.0], seed=-1)
+    with pytest.raises(HeedfulError, match=r"each example should have 2 statistics, got shape \(1, 3\)"):
+        Bootstrap(seed=0, statistics=2).updated([0], [[1, 2, 3]])
+    with pytest.raises(HeedfulError, match="1 ids for 2 rows of statistics"):
+        Bootstrap(seed=0, statistics=1).updated([0], [[1], [2]])
+    with pytest.raises(HeedfulError, match="which a bootstrap cannot hold: scale them down"):
+        interval([1e9], seed=0)

@@ -1,0 +1,177 @@
+"""Metrics of classes against scikit-learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as oracle
+
+from heedful.errors import HeedfulError
+from heedful.tasks.metrics import GLUE, Accuracy, ConfusionMatrix, MultiLabel, macro_f1, matthews
+
+NAMES = ("red", "green", "blue", "grey")
+
+
+def examples(seed: int, classes: int, count: int = 60) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    gold = random.integers(0, classes, count)
+    return np.where(random.random(count) < 0.6, gold, random.integers(0, classes, count)), gold
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize(("classes", "count"), [(2, 60), (4, 60), (4, 3)])
+def test_confusion_matrix(seed: int, classes: int, count: int) -> None:
+    predicted, gold = examples(seed, classes, count)
+    found = ConfusionMatrix(labels=NAMES[:classes], positive="green").updated(predicted, gold).result()
+    every = list(range(classes))
+    assert found["confusion"] == oracle.confusion_matrix(gold, predicted, labels=every).tolist()
+    assert found["accuracy"] == pytest.approx(oracle.accuracy_score(gold, predicted))
+    if len({*gold, *predicted}) > 1:
+        assert found["matthews"] == pytest.approx(oracle.matthews_corrcoef(gold, predicted), abs=1e-12)
+    for average in ("micro", "macro", "weighted"):
+        for name, function in (
+            ("f1", oracle.f1_score),
+            ("precision", oracle.precision_score),
+            ("recall", oracle.recall_score),
+        ):
+            if f"{average}_{name}" in found:
+                expected = function(gold, predicted, average=average, zero_division=0)
+                assert found[f"{average}_{name}"] == pytest.approx(expected), (average, name)
+    each = oracle.precision_recall_fscore_support(gold, predicted, labels=every, zero_division=0)
+    for number, label in enumerate(NAMES[:classes]):
+        assert list(found["classes"][label].values()) == pytest.approx([column[number] for column in each])
+    assert found["f1"] == found["classes"]["green"]["f1"] and found["recall"] == found["classes"]["green"]["recall"]
+    assert found["count"] == count
+
+
+def test_names_are_safe_whatever_the_order_of_classes() -> None:  # MNLI read in another order loses 4 %
+    predicted, gold = examples(0, 3)
+    texts = [[("n", "e", "c")[k] for k in side] for side in (predicted, gold)]
+    here = ConfusionMatrix(labels=("n", "e", "c")).updated(*texts).result()
+    there = ConfusionMatrix(labels=("c", "n", "e")).updated(*texts).result()
+    assert all(here[name] == pytest.approx(there[name]) for name in ("accuracy", "matthews", "macro_f1"))
+    assert here["classes"] == there["classes"]
+    assert here == ConfusionMatrix(labels=("n", "e", "c")).updated(torch.tensor(predicted), gold.tolist()).result()
+
+
+def test_constant_predictions() -> None:
+    found = ConfusionMatrix(labels=("no", "yes"), positive="yes").updated(["no"] * 3, ["no", "yes", "no"]).result()
+    assert (found["matthews"], found["f1"], found["precision"]) == (0, 0, 0)
+    assert found["notes"] == ['every prediction is "no": Matthews is 0 by convention']
+    one = ConfusionMatrix(labels=("a", "b", "c")).updated([0], [0]).result()
+    assert (one["accuracy"], one["macro_f1"], one["matthews"]) == (1, 1, 0)
+    assert one["notes"][-1] == "not in the macro averages, because they never occur: b, c"
+    assert len(one["notes"]) == 3
+
+
+def test_large_counts_do_not_overflow() -> None:
+    seen = ConfusionMatrix(labels=("a", "b"), cells={(0, 0): 10**9, (0, 1): 10**8, (1, 0): 10**7, (1, 1): 10**9})
+    small = ConfusionMatrix(labels=("a", "b"), cells={(0, 0): 100, (0, 1): 10, (1, 0): 1, (1, 1): 100})
+    assert seen.result()["matthews"] == pytest.approx(small.result()["matthews"])
+
+
+def test_formulas_take_stacks_of_matrices() -> None:
+    stack = np.random.default_rng(0).integers(0, 9, (5, 3, 3))
+    assert macro_f1(stack).tolist() == [macro_f1(one) for one in stack]
+    assert matthews(stack).tolist() == [matthews(one) for one in stack]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "gold", "message"),
+    [
+        ([0, 3], [0, 1], r"the prediction of example 1 of this update is 3, but the classes are .* 0 to 2 \(a, b, c\)"),
+        ([0, 1], [0, -100], "the gold label of example 1 of this update is -100, .* leave out what should not count"),
+        (["a", "d"], ["a", "b"], "the prediction of example 1 of this update is 'd', which is none of .* a, b, c"),
+        ([0.0, np.nan], [0, 1], "the prediction of example 1 of this update is nan: a metric over it would mean"),
+        ([0.0, 0.5], [0, 1], "the prediction of example 1 of this update is 0.5, but the classes are the whole"),
+        ([[0.1, 0.9]], [0], r"each prediction should be one class, got .* \(1, 2\): .* scores.argmax\(-1\)"),
+        ([0], [0, 1], "there are 1 predictions for 2 gold labels: each example needs one of both"),
+    ],
+)
+def test_what_a_confusion_matrix_refuses(predicted: Any, gold: Any, message: str) -> None:
+    with pytest.raises(HeedfulError, match=message):
+        ConfusionMatrix(labels=("a", "b", "c")).updated(predicted, gold)
+
+
+def test_what_else_is_refused() -> None:
+    with pytest.raises(HeedfulError, match=r'should be one of \[.*\], got "Yes" \(did you mean "yes"\?\)'):
+        ConfusionMatrix(labels=("no", "yes"), positive="Yes")
+    with pytest.raises(HeedfulError, match=r"two or more different names, got \['a', 'a'\]"):
+        ConfusionMatrix(labels=("a", "a"))
+    with pytest.raises(HeedfulError, match=r'the prediction of example "q7" is .*did you mean "green"'):
+        ConfusionMatrix(labels=NAMES).updated(["gren"], ["red"], ids=["q7"])
+    with pytest.raises(HeedfulError, match="a prediction is 1 and a gold label 'yes': they can never be equal"):
+        Accuracy().updated([1], ["yes"])
+    with pytest.raises(HeedfulError, match=r"each prediction should be one label, got an array of shape \(1, 1\)"):
+        Accuracy().updated([[1]], [1])
+    with pytest.raises(HeedfulError, match='the prediction of example "b" is nan'):
+        Accuracy().updated([1.0, np.nan], [1, 1], ids=["a", "b"])
+
+
+def test_accuracy() -> None:
+    predicted, gold = examples(1, 5)
+    assert Accuracy().updated(predicted, gold).result()["accuracy"] == oracle.accuracy_score(gold, predicted)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_several_labels(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    gold = random.integers(0, 2, (30, 4)) * [1, 1, 1, seed % 2]
+    predicted = np.where(random.random((30, 4)) < 0.7, gold, random.integers(0, 2, (30, 4)) * [1, 1, 0, 0])
+    found = MultiLabel(labels=NAMES).updated(predicted > 0, torch.tensor(gold)).result()
+    for average in ("micro", "macro"):
+        each = oracle.precision_recall_fscore_support(gold, predicted, average=average, zero_division=0)
+        assert [found[f"{average}_{name}"] for name in ("precision", "recall", "f1")] == pytest.approx(each[:3])
+    assert found["subset_accuracy"] == oracle.accuracy_score(gold, predicted)
+    never = "these labels never occur and count 0 in the macro averages: grey"
+    assert found["notes"] == ([] if seed % 2 else [never])
+
+
+def test_what_several_labels_refuse() -> None:
+    seen = MultiLabel(labels=("a", "b"))
+    with pytest.raises(HeedfulError, match=r"example 1 of this update has 0\.7, where 0 or 1 is expected: compare the"):
+        seen.updated([[0, 1], [0.7, 1]], [[0, 1], [0, 1]])
+    with pytest.raises(HeedfulError, match=r"a row of 0 or 1 for the 2 labels, got an array of shape \(1, 3\)"):
+        seen.updated([[0, 1, 1]], [[0, 1]])
+    with pytest.raises(HeedfulError, match="the prediction of example 1 of this update is nan"):
+        seen.updated([[0, 1], [0, np.nan]], [[0, 1], [0, 1]])
+    with pytest.raises(HeedfulError, match="the examples have different numbers of values"):
+        seen.updated([[0, 1], [0]], [[0, 1], [0, 1]])
+
+
+def test_choices() -> None:
+    random = np.random.default_rng(0)
+    scores, gold = random.normal(size=(50, 4)), random.integers(0, 4, 50)
+    expected = oracle.top_k_accuracy_score(gold, scores, k=1, labels=range(4))
+    assert Accuracy().updated_choices(scores, gold).result()["accuracy"] == pytest.approx(expected)
+    seen = Accuracy().updated_choices([torch.tensor([1.0, 1.0]), [0.0, 1.0, 2.0]], [0, 2])  # the first among equals
+    assert seen == Accuracy(correct=2, count=2)
+    with pytest.raises(HeedfulError, match='the gold choice of example "r" is 2, but it has 2 choices, counted from 0'):
+        seen.updated_choices([[1.0, 2.0]], [2], ids=["r"])
+    with pytest.raises(HeedfulError, match="the score of example 0 of this update is nan"):
+        seen.updated_choices([[1.0, np.nan]], [0])
+    with pytest.raises(HeedfulError, match="1 questions with scores for 2 gold choices"):
+        seen.updated_choices([[1.0, 2.0]], [0, 1])
+
+
+def test_the_metrics_of_glue() -> None:
+    official = {name: suite.official for name, suite in GLUE.items()}
+    accuracy, two = ("accuracy",), ("accuracy", "f1")
+    assert official == {
+        **{"cola": ("matthews",), "sst2": accuracy, "mrpc": two, "qqp": two, "stsb": ("pearson", "spearman")},
+        **{"mnli": accuracy, "mnli-mm": accuracy, "qnli": accuracy, "rte": accuracy, "wnli": accuracy},
+    }
+    predicted, gold = (side.astype(str) for side in examples(2, 2))
+    suite = GLUE["mrpc"]
+    found = suite.scores(suite.metric.updated(predicted, gold).result())
+    assert found["f1"] == pytest.approx(oracle.f1_score(gold, predicted, pos_label="1"))
+    assert found["score"] == pytest.approx((found["accuracy"] + found["f1"]) / 2)
+    for suite in GLUE.values():
+        if isinstance(suite.metric, ConfusionMatrix):
+            labels = suite.metric.labels
+            assert set(suite.scores(suite.metric.updated(labels, labels).result()).values()) == {1.0}
+        else:
+            assert suite.scores(suite.metric.updated([1, 2, 4], [1, 2, 4]).result())["score"] == 1.0

@@ -1,0 +1,114 @@
+"""Entity scores against seqeval, on sequences that no tagger would dare to write."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any
+
+import pytest
+
+from heedful.errors import HeedfulError
+from heedful.tasks.metrics import Entities, entity_counts, spans, to_iob2
+
+pytest.importorskip("seqeval", reason="the oracle of entity scores is not installed")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from seqeval.metrics import accuracy_score, classification_report
+    from seqeval.metrics.sequence_labeling import get_entities
+    from seqeval.scheme import IOB2, IOBES
+    from seqeval.scheme import Entities as Oracle
+
+MARKS = {"conlleval": "BIES", "strict-iob2": "BI", "strict-iobes": "BIES"}
+SCHEMES = {"strict-iob2": IOB2, "strict-iobes": IOBES}
+
+
+def sentences(seed: int, marks: str, count: int, longest: int = 9) -> list[list[str]]:
+    source = random.Random(seed)
+    tags = ["O", *(f"{mark}-{kind}" for mark in marks for kind in ("PER", "LOC", "a-b"))]
+    return [source.choices(tags, k=source.randint(1, longest)) for _ in range(count)]
+
+
+def noisy(gold: list[list[str]], seed: int, marks: str) -> list[list[str]]:
+    source = random.Random(seed)
+    tags = ["O", *(f"{mark}-{kind}" for mark in marks for kind in ("PER", "LOC", "a-b"))]
+    return [[tag if source.random() < 0.8 else source.choice(tags) for tag in sentence] for sentence in gold]
+
+
+@pytest.mark.parametrize("scheme", MARKS)
+def test_spans(scheme: Any) -> None:
+    for sentence in sentences(1, MARKS[scheme], 4000):
+        found = [(kind, start, stop - 1) for kind, start, stop in spans(sentence, scheme)]
+        if scheme == "conlleval":
+            expected = get_entities(sentence)
+        else:
+            (entities,) = Oracle([sentence], SCHEMES[scheme]).entities
+            expected = [(entity.tag, entity.start, entity.end - 1) for entity in entities]
+        assert found == expected, sentence
+
+
+@pytest.mark.parametrize("scheme", MARKS)
+@pytest.mark.parametrize("seed", range(3))
+def test_scores(scheme: Any, seed: int) -> None:
+    gold = sentences(seed, MARKS[scheme], 1000)
+    predicted = noisy(gold, seed + 100, MARKS[scheme])
+    found = Entities(scheme=scheme).updated(predicted, gold).result()
+    more = {"mode": "strict", "scheme": SCHEMES[scheme]} if scheme in SCHEMES else {}
+    expected = classification_report(gold, predicted, output_dict=True, zero_division=0, **more)
+    for name, scores in [("micro avg", found), *found["types"].items()]:
+        for here, there in (("precision", "precision"), ("recall", "recall"), ("f1", "f1-score"), ("gold", "support")):
+            assert scores[here] == pytest.approx(expected[name][there], abs=1e-12), name
+    assert set(found["types"]) == {name for name in expected if not name.endswith(" avg")}
+    assert found["token_accuracy"] == pytest.approx(accuracy_score(gold, predicted))
+    assert found["scheme"] == scheme and found["count"] == 1000
+    sums = entity_counts(predicted, gold, scheme).sum(0).tolist()
+    assert sums == [found["correct"], found["gold"], found["predicted"]]
+
+
+def test_lenient_and_strict_differ() -> None:
+    gold, predicted = [["B-PER", "I-PER"]], [["I-PER", "I-PER"]]
+    lenient = Entities(scheme="conlleval").updated(predicted, gold).result()
+    strict = Entities(scheme="strict-iob2").updated(predicted, gold).result()
+    assert (lenient["f1"], strict["f1"]) == (1.0, 0.0)
+    assert lenient["token_accuracy"] == strict["token_accuracy"] == 0.5
+
+
+def test_other_notations() -> None:
+    iobes = ["S-PER", "O", "B-LOC", "I-LOC", "E-LOC", "B-LOC", "E-LOC"]
+    bilou = ["U-PER", "O", "B-LOC", "I-LOC", "L-LOC", "B-LOC", "L-LOC"]
+    iob2 = ["B-PER", "O", "B-LOC", "I-LOC", "I-LOC", "B-LOC", "I-LOC"]
+    assert to_iob2(iobes) == to_iob2(bilou) == to_iob2(iob2) == iob2
+    expected = spans(iob2, "strict-iob2")
+    assert len(expected) == 3
+    assert spans(iobes, "strict-iobes") == spans(bilou, "strict-iobes") == expected
+    assert spans(iobes, "conlleval") == spans(bilou, "conlleval") == spans(iob2, "conlleval") == expected
+
+
+def test_degenerate_sentences() -> None:
+    outside = Entities(scheme="conlleval").updated([["O", "O"], []], [["O", "O"], []]).result()
+    assert (outside["f1"], outside["token_accuracy"], outside["types"]) == (0.0, 1.0, {})
+    assert outside["notes"] == ["no gold sentence has an entity: recall and F1 are 0 by convention"]
+    assert Entities(scheme="conlleval").updated([[]], [[]]).result()["token_accuracy"] == 0.0
+    assert spans(["B", "I", "O"], "strict-iob2") == [("", 0, 2)]  # one type needs no name
+    assert entity_counts([], [], "conlleval").shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "gold", "message"),
+    [
+        ([["O"]], [["O", "O"]], 'example "s1" has 1 predicted tags for 2 words: every word needs a tag, also where a'),
+        ([["X-PER"]], [["O"]], 'example "s1": "X-PER" is no tag of strict-iob2, which knows B-type, I-type and O'),
+        ([["E-PER"]], [["O"]], 'score with "strict-iobes", or turn both sides into IOB2 with to_iob2'),
+        ([["O"]], [], "there are 1 predicted sentences for 0 gold sentences"),
+    ],
+)
+def test_what_is_refused(predicted: Any, gold: Any, message: str) -> None:
+    with pytest.raises(HeedfulError, match=message):
+        Entities(scheme="strict-iob2").updated(predicted, gold, ids=["s1"])
+
+
+def test_an_unknown_scheme() -> None:
+    seen = Entities(scheme="conlleval")
+    object.__setattr__(seen, "scheme", "strict")  # in a test the types would speak first
+    with pytest.raises(HeedfulError, match='should be one of conlleval, strict-iob2, strict-iobes, got "strict"'):
+        seen.__post_init__()

@@ -1,0 +1,180 @@
+"""SQuAD scores against torchmetrics, a plain reading of the published rules, and published predictions."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful.errors import HeedfulError
+from heedful.tasks.metrics import SquadScore, SquadThreshold, answer_scores, apply_threshold, merge_all, normalised
+
+WORDS = ["the", "a", "An", "cat", "Cat!", "U.S.", "-", "dog's", "dog", "1,000", "theatre", "\u2014", "café", "\n"]
+
+
+def text(source: random.Random, longest: int = 5) -> str:
+    return " ".join(source.choices(WORDS, k=source.randint(0, longest)))
+
+
+def test_the_first_version() -> None:
+    pytest.importorskip("torchmetrics", reason="the oracle of SQuAD scores is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torchmetrics.functional.text import squad
+
+    source = random.Random(0)
+    # a word in each gold answer: where nothing is left of both, the published script has F1 0 and the oracle 1
+    golds = {f"q{i}": [f"{text(source)} cat" for _ in range(source.randint(1, 4))] for i in range(2000)}
+    said = {name: source.choice([*answers, text(source)]) for name, answers in golds.items()}
+    found = SquadScore(version="1.1").updated(said, golds).result()
+    expected = squad(
+        [{"prediction_text": answer, "id": name} for name, answer in said.items()],
+        [{"answers": {"answer_start": [0], "text": answers}, "id": name} for name, answers in golds.items()],
+    )
+    assert 100 * found["exact"] == pytest.approx(expected["exact_match"].item(), abs=1e-4)
+    assert 100 * found["f1"] == pytest.approx(expected["f1"].item(), abs=1e-4)
+
+
+@given(st.text(alphabet=st.sampled_from("aAnt he.,!'-x\t\u00a0é")))
+def test_normalising_twice_changes_nothing_but_articles(answer: str) -> None:
+    once, golds = normalised(answer), ["zebra", answer] if normalised(answer) else [answer]
+    assert once == once.lower() == " ".join(once.split()) and not set(once) & set(".,!'-")
+    assert not set(once.split()) & {"a", "an", "the"}
+    assert answer_scores(answer, golds, "2.0") == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "first", "second"),
+    [
+        ("The cat.", ["cat"], (1, 1), (1, 1)),
+        ("cat cat", ["cat dog"], (0, 0.5), (0, 0.5)),  # words are counted as often as they occur
+        ("", ["cat"], (0, 0), (0, 0)),
+        ("a", ["the"], (1, 0), (1, 1)),  # nothing is left of either
+        ("", [".", "cat"], (1, 0), (0, 0)),  # 2.0 drops the gold answer "."
+        ("", ["."], (1, 0), (1, 1)),
+        ("the-cat", ["thecat"], (1, 1), (1, 1)),  # punctuation goes before articles
+    ],
+)
+def test_by_hand(prediction: str, golds: list[str], first: tuple[float, ...], second: tuple[float, ...]) -> None:
+    assert answer_scores(prediction, golds, "1.1") == first
+    assert answer_scores(prediction, golds, "2.0") == second
+
+
+def test_unanswerable_and_missing() -> None:
+    golds: dict[str, list[str]] = {"a": ["cat"], "b": [], "c": [], "d": [], "e": ["."]}
+    said = {"a": "cat", "b": "", "c": "dog", "e": "", "not asked": "x"}
+    found = SquadScore(version="2.0").updated(said, golds).result()
+    assert (found["answerable_exact"], found["answerable_count"]) == (1.0, 2)  # "." was given as an answer
+    assert (found["unanswerable_f1"], found["unanswerable_count"]) == (pytest.approx(1 / 3), 3)
+    assert found["exact"] == 3 / 5 and found["missing"] == 1
+    assert found["notes"] == ["1 of 5 questions have no prediction and count 0"]
+    only = SquadScore(version="2.0").updated({"a": "cat"}, {"a": ["cat"]}).result()
+    assert not [name for name in only if name.startswith("unanswerable")]
+
+
+def by_hand(said: dict[str, str], golds: dict[str, list[str]], nulls: dict[str, float]) -> dict[str, float]:
+    """Every threshold tried, each scored from the beginning."""
+    best = {"exact": (-1.0, 0.0), "f1": (-1.0, 0.0)}
+    for threshold in sorted({-math.inf, *nulls.values()}):
+        found = SquadScore(version="2.0").updated(apply_threshold(said, nulls, threshold), golds).result()
+        for name, (value, _) in best.items():
+            if found[name] > value + 1e-12:
+                best[name] = found[name], threshold
+    return {
+        **{f"best_{name}": value for name, (value, _) in best.items()},
+        **{f"best_{name}_threshold": threshold for name, (_, threshold) in best.items()},
+    }
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_best_threshold(seed: int) -> None:
+    source = random.Random(seed)
+    golds = {f"q{i}": ["cat", "cat dog"] if source.random() < 0.5 else [] for i in range(25)}
+    said = {name: source.choice(["cat", "cat x", "dog dog", ""]) for name in golds}
+    steps = 6 if seed % 2 else 10**9  # with ties and without
+    shift = 0.5 if seed % 3 else 0.0  # scores below 0: log odds; all above: probabilities
+    nulls = {name: (1 + source.randrange(steps)) / steps - shift for name in golds}
+    found = SquadThreshold().updated(said, golds, nulls).result()
+    expected = by_hand(said, golds, nulls)
+    for name in ("exact", "f1"):
+        assert found[f"best_{name}"] == pytest.approx(expected[f"best_{name}"], abs=1e-12)
+        threshold = found[f"best_{name}_threshold"]
+        assert threshold == expected[f"best_{name}_threshold"] or threshold < min(nulls.values())
+        again = SquadScore(version="2.0").updated(apply_threshold(said, nulls, threshold), golds).result()
+        assert again[name] == pytest.approx(found[f"best_{name}"], abs=1e-12)  # it is what the threshold gives
+
+
+def test_saying_nothing_can_be_best() -> None:
+    found = SquadThreshold().updated({"a": "x", "b": "y"}, {"a": [], "b": []}, {"a": 0.1, "b": 0.9}).result()
+    assert (found["best_exact"], found["best_exact_threshold"]) == (1.0, 0.0)  # as published
+    found = SquadThreshold().updated({"a": "x"}, {"a": []}, {"a": 0.0}).result()
+    assert found["best_f1_threshold"] < 0.0
+
+
+def test_a_missing_prediction_is_never_right_when_it_is_due() -> None:
+    golds: dict[str, list[str]] = {"a": [], "b": ["x"], "c": ["x"]}
+    found = SquadThreshold().updated({"b": "x"}, golds, {"a": 0.1, "b": 0.2, "c": 0.3}).result()
+    assert (found["best_exact"], found["best_exact_threshold"]) == (1 / 3, 0.0)  # answering all is no better
+    found = SquadThreshold().updated({"a": "", "b": "x"}, golds, {"a": 0.1, "b": 0.2, "c": 0.3}).result()
+    assert (found["best_f1"], found["best_f1_threshold"]) == (2 / 3, 0.2)
+
+
+def test_what_is_refused() -> None:
+    nothing: Any = None
+    with pytest.raises(HeedfulError, match=r'question "q" has no gold answer, which version 1\.1 does not know: score'):
+        SquadScore(version="1.1").updated({"q": "x"}, {"q": []})
+    with pytest.raises(HeedfulError, match="the gold answers of question \"q\" should be a list of texts, got 'cat'"):
+        SquadScore(version="2.0").updated({"q": "x"}, {"q": "cat"})
+    with pytest.raises(HeedfulError, match=r'the prediction for question "q" should be a text \(""'):
+        SquadScore(version="2.0").updated({"q": nothing, "r": "x"}, {"q": ["x"]})
+    with pytest.raises(HeedfulError, match='question "q" has no null score'):
+        SquadThreshold().updated({"q": "x"}, {"q": ["x"]}, {})
+    with pytest.raises(HeedfulError, match='the null score of question "q" is nan'):
+        SquadThreshold().updated({"q": "x"}, {"q": ["x"]}, {"q": math.nan})
+    with pytest.raises(HeedfulError, match='question "q" has no null score'):
+        apply_threshold({"q": "x"}, {}, 0.5)
+    seen = SquadScore(version="2.0")
+    object.__setattr__(seen, "version", "3.0")  # in a test the types would speak first
+    with pytest.raises(HeedfulError, match=r'version should be "1\.1" or "2\.0", got "3\.0"'):
+        seen.__post_init__()
+
+
+PUBLISHED = {  # percent: exact match, F1, and the same of answerable and unanswerable questions
+    "v1.1-bert-ensemble": (86.21, 92.20),
+    "v1.1-rnet-plus-ensemble": (82.47, 88.48),
+    "v1.1-slqa-plus-ensemble": (81.95, 88.38),
+    "v1.1-match-lstm-ensemble": (67.63, 76.76),
+    "v1.1-logistic-regression": (40.14, 50.98),
+    "v2.0-bert-single": (78.74, 81.78, 74.11, 80.18, 83.36, 83.36),
+    "v2.0-nlnet-single": (75.83, 78.78, 69.62, 75.53, 82.02, 82.02),
+    "v2.0-bidaf-elmo-single": (65.70, 67.88, 61.42, 65.77, 69.97, 69.97),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_predictions(name: str, data_dir: Path) -> None:
+    version: Any = name[1:4]
+    folder = data_dir / "tasks" / "squad"
+    said = json.loads((folder / "predictions" / f"{name}.json").read_text(encoding="utf-8"))
+    articles = json.loads((folder / f"dev-v{version}.json").read_text(encoding="utf-8"))["data"]
+    golds = {
+        question["id"]: [answer["text"] for answer in question["answers"]]
+        for article in articles
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+    }
+    whole = SquadScore(version=version).updated(said, golds)
+    found = whole.result()
+    prefixes = ("", "answerable_", "unanswerable_") if version == "2.0" else ("",)
+    scores = [found[prefix + kind] for prefix in prefixes for kind in ("exact", "f1")]
+    assert tuple(round(100 * score, 2) for score in scores) == PUBLISHED[name]
+    assert found["missing"] == (13 if name == "v1.1-logistic-regression" else 0)
+    parts = [dict(list(golds.items())[start::3]) for start in range(3)]
+    assert merge_all(SquadScore(version=version).updated(said, part) for part in parts) == whole
