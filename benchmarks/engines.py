@@ -29,7 +29,6 @@ class Job:
     folder: str
     order: str = "longest first"  # or "arrival order"
     size: int | None = None  # sequences in a padded batch; None: try which is fastest
-    budget: int | None = None  # tokens in a packed batch; None: what heedful.Engine takes
 
 
 def packed(job: Job) -> tuple[Round, str]:
@@ -40,17 +39,16 @@ def packed(job: Job) -> tuple[Round, str]:
     from heedful.infer.engine import TOKEN_BUDGET
     from heedful.model.heads import pool
 
-    budget = job.budget or TOKEN_BUDGET
     loaded = heedful.load(job.folder, dtype=getattr(torch, job.precision))
 
     def run(given: Sequence[Sequence[int]]) -> Tensor:
-        batches = lengths.fill([len(each) for each in given], budget)
+        batches = lengths.fill([len(each) for each in given], TOKEN_BUDGET)
         with torch.inference_mode():
             made = (heedful.Packed.of([given[number] for number in batch]) for batch in batches)
             vectors = torch.cat([pool(loaded.model(batch), batch, "mean").float() for batch in made])
         return _restored(vectors, batches)
 
-    return run, f"{budget} tokens a batch, longest first, {torch.get_num_threads()} threads"
+    return run, f"{TOKEN_BUDGET} tokens a batch, longest first, {torch.get_num_threads()} threads"
 
 
 def padded(job: Job) -> tuple[Round, str]:

@@ -28,7 +28,6 @@ COUNTS = {  # sequences in a round: some seconds for the slowest arm, and enough
     "base": {"SHORT": 128, "MIXED": 48, "LONG": 24},
 }
 USUAL, SAMPLE, QUICK = 32, 16, 12
-LARGE = 4096  # tokens: twice what heedful.Engine takes
 
 
 def prepare(job: Job) -> Prepared:
@@ -69,8 +68,6 @@ def arms(folder: str, distribution: str, count: int, *, quick: bool) -> list[Arm
         "transformers bfloat16, sorted": replace(padded, precision="bfloat16"),
         "heedful float32": packed,
         "heedful bfloat16": replace(packed, precision="bfloat16"),
-        "heedful float32, large batches": replace(packed, budget=LARGE),
-        "heedful bfloat16, large batches": replace(packed, precision="bfloat16", budget=LARGE),
     }
     return [
         Arm(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from heedful.families.table import Family, HeadEntry, Keys, Table, rows
@@ -46,32 +47,27 @@ def _entry(head: type) -> HeadEntry:
     return HeadEntry(head=head, read=read_head, write=lambda given: {"head": to_mapping(given)})
 
 
-def original(vocabulary: int, width: int, heads: int, inner: int, layers: int = 6) -> dict[str, Any]:
+def original(width: int, heads: int, inner: int, dropout: float) -> dict[str, Any]:
     """The original Transformer (Vaswani et al. 2017, table 3): one embedding for source, target and output."""
-    side = {
-        "width": width,
-        "layers": layers,
-        "heads": heads,
-        "head_width": width // heads,
-        "inner_width": inner,
-        "activation": "relu",
-        "norm_eps": 1e-6,
-        "dropout": 0.1 if width <= 512 else 0.3,
-    }
-    model = ModelConfig(
-        embedding=EmbeddingConfig(
-            vocabulary=vocabulary,
-            width=width,
-            positions=Sinusoidal(),
-            scale=width**0.5,
-            dropout=float(side["dropout"]),  # type: ignore[arg-type]
-        ),
-        encoder=StackConfig(**side),  # type: ignore[arg-type]
-        decoder=StackConfig(**side, causal=True, cross=True),  # type: ignore[arg-type]
-        initialisation=Xavier(),
+    encoder = StackConfig(
+        width=width,
+        layers=6,
+        heads=heads,
+        head_width=width // heads,
+        inner_width=inner,
+        activation="relu",
+        norm_eps=1e-6,
+        dropout=dropout,
     )
+    embedding = EmbeddingConfig(
+        vocabulary=37_000, width=width, positions=Sinusoidal(), scale=width**0.5, dropout=dropout
+    )
+    decoder = replace(encoder, causal=True, cross=True)
+    model = ModelConfig(embedding=embedding, encoder=encoder, decoder=decoder, initialisation=Xavier())
     return {"model": to_mapping(model)}
 
+
+HEADS = (Pooled, MaskedTokens, Pretraining, NextSentence, Classes, TokenClasses, Choice, Span, NextToken)
 
 FAMILY = Family(
     prefix="",
@@ -80,23 +76,10 @@ FAMILY = Family(
     body=Table(rows=rows(("{any}", "{any}"))),
     heads={
         "HeedfulModel": HeadEntry(head=type(None), read=lambda keys, model: None),
-        **{
-            f"HeedfulFor{head.__name__}": _entry(head)
-            for head in (
-                Pooled,
-                MaskedTokens,
-                Pretraining,
-                NextSentence,
-                Classes,
-                TokenClasses,
-                Choice,
-                Span,
-                NextToken,
-            )
-        },
+        **{f"HeedfulFor{head.__name__}": _entry(head) for head in HEADS},
     },
     sizes={
-        "transformer-base": original(37_000, 512, 8, 2048),
-        "transformer-big": original(37_000, 1024, 16, 4096),
+        "transformer-base": original(512, 8, 2048, 0.1),
+        "transformer-big": original(1024, 16, 4096, 0.3),
     },
 )

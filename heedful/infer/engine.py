@@ -22,7 +22,7 @@ from heedful.tasks.base import of_windows, too_long, windows
 from heedful.tasks.following import FOLLOWING
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
-TOKEN_BUDGET = 2048  # of a batch; by benchmarks/forward.py faster than 1024 or 4096
+TOKEN_BUDGET = 4096  # of a batch; benchmarks/results/forward-minilm-batches-2026-11-21.md has it beside 2048
 TYPICAL = 64  # tokens of a text, for explain()
 
 
