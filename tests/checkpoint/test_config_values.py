@@ -288,7 +288,7 @@ def test_absurd_values_of_heedfuls_own(field: str, value: Any, tmp_path: Path) -
     from heedful.checkpoint import create, read_config
     from heedful.families.native import original
 
-    values = {"model_type": "heedful", **original(31, 8, 2, 16, layers=1)}
+    values = {"model_type": "heedful", **original(8, 2, 16, 0.1)}
     with pytest.MonkeyPatch.context() as patch:
         patch.undo()
         heedful.save(create(read_config(values, "test")), tmp_path / "model")
