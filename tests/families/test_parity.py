@@ -159,3 +159,18 @@ def test_packed_is_padded(tmp_path: Path, family: str) -> None:
         expected = theirs.base_model(**given).last_hidden_state
         for b, rows in enumerate(packed(family).unpack(ours.model(packed(family)))):
             assert (rows - expected[b, : len(rows)]).abs().max() <= 1e-12 * _scale(expected)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+def test_bfloat16_is_as_near_as_transformers_is(tmp_path: Path, family: str) -> None:
+    """Rounding to 8 bits is the reference's own loss; ours is not more than half as large again."""
+    bare = next(architecture for each, architecture in MODELS if each == family)
+    theirs, exact = _both(tmp_path, family, bare, torch.float32)
+    ours = heedful.load(tmp_path, dtype=torch.bfloat16)
+    ids, types = sequences(family)
+    with torch.no_grad():
+        truth = exact.model(packed(family))
+        found = ours.model(packed(family)).float()
+        given = [their_inputs(family, *each) for each in zip(ids, types, strict=True)]
+        rounded = torch.cat([theirs.bfloat16().base_model(**each).last_hidden_state[0].float() for each in given])
+    assert (found - truth).square().mean() <= 1.5**2 * (rounded - truth).square().mean()
