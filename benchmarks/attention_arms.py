@@ -19,9 +19,9 @@ from heedful.nn.layout import Call, Layout
 BUDGET = 4096  # tokens of a batch
 HEADS = {"12 x 32": (12, 32), "12 x 64": (12, 64)}
 MODES = ("forward", "forward+backward")
-WIDTHS = ((), (256,), (128, 256), (64, 128), (64, 128, 256), (32, 64, 128, 256), (64, 128, 256, 512))
-BUDGETS = (1 << 16, 1 << 18, 1 << 22)  # scores a head in a block
-USUAL = ((64, 128, 256), 1 << 20)  # stands in the kernel table
+WIDTHS = ((), (64,), (64, 128), (64, 128, 256))
+BUDGETS = (1 << 15, 1 << 18, 1 << 20)  # scores a head in a block
+USUAL = ((64, 128), 1 << 16)  # stands in the kernel table
 Batch = tuple[Tensor, Tensor, tuple[int, ...]]  # q, k and v side by side; the gradient of the result; bounds
 
 

@@ -79,11 +79,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: make(tmp_path_factory.mktemp(name), name) for name in HEADS}
 
 
+# a process whose parent ignores SIGINT, as one in the background does, would ignore it too
+START = """
+import signal
+from heedful.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main()
+"""
+
+
 def start(*arguments: str, **more: Any) -> subprocess.Popen[bytes]:
     """The command as a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [sys.executable, "-m", "heedful", *arguments],
+        [sys.executable, "-c", START, *arguments],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

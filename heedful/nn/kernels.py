@@ -282,7 +282,7 @@ Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, Call], Tensor]
 
 
 def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, call: Call) -> Tensor:
-    """Two batched products around a softmax: trains faster than the fused kernel on a CPU, and drops weights."""
+    """Two batched products around a softmax, where weights can be dropped; in bfloat16 the faster core on a CPU."""
     scores = torch.matmul(q * call.scale, k.transpose(-1, -2))
     if bias is not None:
         scores = scores + bias
@@ -351,16 +351,18 @@ def _no_dropout(q: Tensor, k: Tensor, call: Call) -> str:
 LONG = 1024  # rows of a sequence from which writing out its scores costs more than it saves
 
 
-def _writes_scores(q: Tensor, k: Tensor, call: Call) -> str:
+def _products_are_slow(q: Tensor, k: Tensor, call: Call) -> str:
+    if call.dropout:
+        return ""
+    if q.dtype in (torch.float32, torch.float64):
+        return "in float32 and float64 the fused kernel is faster"
     longest = max((m for _, m in call.layout.sizes()), default=0)
-    if longest > LONG and not call.dropout:
-        return f"it writes out all scores of a sequence, and one has {longest} keys"
-    return ""
+    return f"it writes out all scores of a sequence, and one has {longest} keys" if longest > LONG else ""
 
 
-# by benchmarks/attention.py the products are the faster core on a CPU, forward and backward
+# the order on a CPU is that of benchmarks/results/attention-2026-11-21.md
 KERNELS: tuple[Kernel, ...] = (
     Kernel(name="varlen", run=_varlen, cannot=_not_varlen),
-    Kernel(name="products", run=_planned(products), slow=_writes_scores),
+    Kernel(name="products", run=_planned(products), slow=_products_are_slow),
     Kernel(name="fused", run=_planned(fused), cannot=_no_dropout),
 )
