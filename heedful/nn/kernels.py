@@ -348,7 +348,7 @@ def _no_dropout(q: Tensor, k: Tensor, call: Call) -> str:
     return "it has no dropout" if call.dropout else ""
 
 
-LONG = 1024  # rows of a sequence from which writing out its scores costs more than it saves
+LONG = 1024  # keys of a sequence above which its scores, heads x n x m, are not written out to save memory
 
 
 def _products_are_slow(q: Tensor, k: Tensor, call: Call) -> str:
