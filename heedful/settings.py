@@ -93,33 +93,40 @@ def apply(settings: Settings, assignments: Sequence[str]) -> Settings:
 
     Values are TOML; what is not TOML is text. Another `kind` starts its table anew.
     """
-    given: dict[tuple[str, ...], Any] = {}
+    given: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
-        keys = tuple(key.strip() for key in name.split("."))
-        if not equals or not all(keys) or len(keys) > DEEPEST:
+        *path, last = (key.strip() for key in name.split("."))
+        if not equals or not all((*path, last)) or len(path) >= DEEPEST:
             raise HeedfulError(f"--set: {_shown(assignment)} is not of the form name=value or table.name=value")
-        if keys in given:
-            raise HeedfulError(f"--set: {_named(keys)} is given twice")
-        given[keys] = _toml_value(text.strip())
+        table = given
+        for depth, key in enumerate(path, start=1):
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise HeedfulError(
+                    f"--set: {name.strip()} cannot be set: {_named(path[:depth])} is {_shown(table)}, not a table"
+                )
+        if last in table:
+            raise HeedfulError(f"--set: {name.strip()} is given twice")
+        table[last] = _toml_value(text.strip())
+    return overlay(settings, given, source="--set")
+
+
+def overlay(settings: Settings, data: Mapping[str, Any], *, source: str) -> Settings:
+    """The same settings with plain data laid over them, table by table; another `kind` starts its table anew."""
     mapping = to_mapping(settings)
-    for keys in sorted(given, key=lambda keys: (len(keys), keys[-1] != "kind")):
-        _put(mapping, keys, given[keys])
-    return read(type(settings), mapping, source="--set")
+    _lay(mapping, _plain(data, (), source))
+    return read(type(settings), mapping, source=source)
 
 
-def _put(table: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
-    for depth, key in enumerate(keys[:-1], start=1):
-        if table.get(key) is None:
-            table[key] = {}
-        if not isinstance(table[key], dict):
-            raise HeedfulError(
-                f"--set: {_named(keys)} cannot be set: {_named(keys[:depth])} is {_shown(table[key])}, not a table"
-            )
-        table = table[key]
-    if len(keys) > 1 and keys[-1] == "kind" and table.get("kind") != value:
+def _lay(table: dict[str, Any], data: dict[str, Any]) -> None:
+    if "kind" in data and table.get("kind") != data["kind"]:
         table.clear()
-    table[keys[-1]] = value
+    for key, value in data.items():
+        if isinstance(value, dict) and isinstance(table.get(key), dict):
+            _lay(table[key], value)
+        else:
+            table[key] = value
 
 
 def _toml_value(text: str) -> Any:

@@ -81,3 +81,15 @@ def test_to_moves_every_tensor_and_keeps_the_bounds() -> None:
     assert {each.device.type for each in (moved.tokens, moved.positions, moved.types)} == {"meta"}
     assert moved.bounds == batch.bounds
     assert torch.equal(batch.to("cpu").tokens, batch.tokens)
+
+
+def test_filled_has_few_numbers_of_rows_and_at_most_three_percent_more() -> None:
+    seen = set()
+    for rows in range(2000):
+        batch = Packed.of([[7] * rows])
+        filled = batch.filled()
+        more = filled.bounds[-1] - rows
+        assert 0 <= more <= rows / 32 and filled.bounds[:-1] == batch.bounds
+        assert len(filled.tokens) == len(filled.positions) == len(filled.types) == filled.bounds[-1]
+        seen.add(filled.bounds[-1])
+    assert len([each for each in seen if each >= 64]) <= 32 * 5 + 1

@@ -324,7 +324,7 @@ def test_assignments(assignments: list[str], changes: dict[str, Any]) -> None:
         ("name", '"name" is not of the form name=value or table.name=value'),
         ("=3", '"=3" is not of the form name=value or table.name=value'),
         ("stack..layers=3", '"stack..layers=3" is not of the form name=value or table.name=value'),
-        ("name.x=3", 'name.x cannot be set: name is "a", not a table'),
+        ("name.x=3", 'name is {"x": 3}, expected text'),
         ("nam=x", 'nam is not a setting (did you mean "name"?)'),
         ("stak.layers=3", 'stak is not a setting (did you mean "stack"?)'),
         ("name=1e5", "name is 100000.0, expected text"),

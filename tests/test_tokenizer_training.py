@@ -148,7 +148,7 @@ def test_files_equal_texts(suffix: str, opened: Callable[..., Any], tmp_path: Pa
     [
         ("a.txt", b"good\nb\xffad\n", "a.txt, line 2 is not UTF-8"),
         ("a.gz", b"no gzip", "a.gz cannot be read after line 0"),
-        ("a.gz", gzip.compress(b"one\ntwo\n" * 1000)[:-20], "a.gz cannot be read after line"),
+        ("a.gz", gzip.compress(b"one\ntwo\n" * 1000, mtime=0)[:-20], "a.gz cannot be read after line"),
         ("a.xz", b"no xz", "a.xz cannot be read after line 0"),
         ("a.bz2", b"no bz2", "a.bz2 cannot be read after line 0"),
         ("a.txt", b"a\n" + b"x" * (16 * 2**20), "line 2 has 16777216 bytes or more"),

@@ -21,14 +21,15 @@ from heedful.checkpoint.files import WEIGHTS, Slot, find_tensors, read_json, rea
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 from heedful.families import FAMILIES
 from heedful.families.table import Family, Keys, Table, claims, load_names, modern_name, save_names
-from heedful.model.config import Head, ModelConfig, Pooled, SentenceEmbedding
+from heedful.model.config import Head, Learned, ModelConfig, Pooled, SentenceEmbedding
 from heedful.model.heads import make_head
 from heedful.model.initialise import initialise
 from heedful.model.stack import Transformer
 from heedful.packed import Packed
 from heedful.tokenizer import Tokenizer
 
-NOTES = "heedful.json"  # what transformers has no place for: the fingerprint of the tokenizer
+RUN_MODEL = "model"  # the model's folder in a run's
+NOTES = "heedful.json"  # what transformers has no place for: the tokenizer's fingerprint, thresholds of answers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +49,7 @@ class Loaded(nn.Module):
         super().__init__()
         self.config, self.tokenizer, self.source = config, tokenizer, source
         self.unused: tuple[str, ...] = ()  # tensors of the folder that belong to other heads
+        self.thresholds: dict[str, float] = {}  # of answers, where they were calibrated: by label, or "no_answer"
         self.model = Transformer(config.model)
         self.head = None if config.head is None else make_head(config.head, self.model)
 
@@ -59,6 +61,17 @@ class Loaded(nn.Module):
     def count(self) -> int:
         """How many parameters there are; what is shared counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+    @property
+    def limit(self) -> int | None:
+        """How many tokens the model reads at once; None: any number."""
+        place, head = self.config.model.embedding.positions, self.config.head
+        limits = [
+            self.tokenizer.max_length if self.tokenizer else None,
+            place.count - place.offset if isinstance(place, Learned) else None,
+            head.max_length if isinstance(head, SentenceEmbedding) else None,
+        ]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def named(self) -> dict[str, Tensor]:
         """Parameters by the names that families' tables use; what is shared stands once."""
@@ -81,7 +94,7 @@ def load(
     device: torch.device | str = "cpu",
     ignore: Iterable[str] = (),
 ) -> Loaded:
-    """Read a model folder, or a name on the hub at a revision; the result is in eval mode.
+    """Read a model folder, a run's folder, or a name on the hub at a revision; the result is in eval mode.
 
     `head` picks another published head than the one that config.json names, by our name for it ("masked", "next",
     "classes", ...). Whatever is not understood is refused: unknown config keys (unless listed in `ignore`), tensors
@@ -92,6 +105,8 @@ def load(
         raise HeedfulError(f"{name} is a file; expected the folder that holds config.json and {WEIGHTS}")
     if not local:
         folder = hub.fetch(str(name), revision)
+    elif not (folder / "config.json").exists() and (folder / RUN_MODEL / "config.json").exists():
+        folder = folder / RUN_MODEL
     values = read_json(folder / "config.json")
     config = read_config(values, str(folder / "config.json"), head=head, ignore=ignore)
     slots: dict[str, Slot] = {}
@@ -105,9 +120,10 @@ def load(
     family = FAMILIES[config.family]
     table = family.table(config.head)
     _check_names(table, save_names(table, loaded.named()), slots, values, folder)
-    _assign(loaded, _load_tensors(table, slots, dtype, folder), device)
+    assign(loaded, _load_tensors(table, slots, dtype, folder), device)
     loaded.tokenizer = _load_tokenizer(folder, config.model)
-    loaded.source = str(folder) if local else f"{name}@{folder.name}"
+    loaded.thresholds = _thresholds(folder)
+    loaded.source = str(name) if local else f"{name}@{folder.name}"
     loaded.unused = unused
     if unused and head is None and not isinstance(config.head, SentenceEmbedding):
         warnings.warn(
@@ -160,8 +176,8 @@ def _fit(
         slots = {family.prefix + name: slot for name, slot in slots.items()}
     if not chosen and (folder / sentences.MODULES).exists():
         config = replace(config, head=sentences.read(folder, keeps_pooler=_has_pooler(config, slots)))
-    elif isinstance(config.head, Pooled) and not _has_pooler(config, slots) and not chosen:
-        config = replace(config, head=None)  # saved without its pooler
+    elif isinstance(config.head, Pooled) and family.architecture(config.head) == family.bare and not chosen:
+        config = config if _has_pooler(config, slots) else replace(config, head=None)  # saved without its pooler
     mine = family.table(config.head)
     others = {
         name
@@ -264,7 +280,7 @@ def _load_tensors(table: Table, slots: Mapping[str, Slot], dtype: torch.dtype, f
     return load_names(table, tensors)
 
 
-def _assign(loaded: Loaded, tensors: Mapping[str, Tensor], device: torch.device | str) -> None:
+def assign(loaded: Loaded, tensors: Mapping[str, Tensor], device: torch.device | str) -> None:
     """Put the tensors in the place of parameters, in every module that shares them."""
     given = loaded.named()
     assert tensors.keys() == given.keys(), tensors.keys() ^ given.keys()
@@ -295,6 +311,13 @@ def _load_tokenizer(folder: Path, model: ModelConfig) -> Tokenizer | None:
     return tokenizer
 
 
+def _thresholds(folder: Path) -> dict[str, float]:
+    found = read_json(folder / NOTES).get("thresholds", {}) if (folder / NOTES).exists() else {}
+    if not isinstance(found, dict) or not all(type(value) in (int, float) for value in found.values()):
+        raise HeedfulError(f"{folder / NOTES}: thresholds is {found!r:.80}; expected names with a number each")
+    return {name: float(value) for name, value in found.items()}
+
+
 def save(loaded: Loaded, folder: str | Path, *, overwrite: bool = False) -> None:
     """Write a Hugging Face folder that transformers (and, for sentence embeddings, sentence-transformers) loads.
 
@@ -318,6 +341,8 @@ def save(loaded: Loaded, folder: str | Path, *, overwrite: bool = False) -> None
             notes["tokenizer"] = loaded.tokenizer.fingerprint
         if isinstance(config.head, SentenceEmbedding):
             sentences.write(temporary, config.head, config.model.width)
+        if loaded.thresholds:
+            notes["thresholds"] = loaded.thresholds
         _write_json(temporary / NOTES, notes)
 
 
@@ -325,19 +350,17 @@ def write_config(config: Config) -> dict[str, Any]:
     """Our config as their config.json; one that was only read comes out as it went in."""
     family = FAMILIES[config.family]
     origin = {name: value for name, value in config.origin.items() if name != "torch_dtype"}
-    if origin:
+    entry = family.heads[family.architecture(config.head)]
+    if origin and (origin.get("architectures") or [family.bare]) == [family.architecture(config.head)]:
         keys = Keys(origin, "")
         same_model = family.read(keys) == config.model
-        entry = family.heads[family.architecture(config.head)]
-        named = origin.get("architectures") or [family.bare]
         no_change = isinstance(config.head, SentenceEmbedding | None) or entry.read(keys, config.model) == config.head
-        if same_model and no_change and named == [family.architecture(config.head)]:
+        if same_model and no_change:
             return origin
-    entry = family.heads[family.architecture(config.head)]
     written = family.write(config.model)
     if config.head is not None and not isinstance(config.head, SentenceEmbedding):
         written |= entry.write(config.head)
-    stale = {"id2label", "label2id", "num_labels", "problem_type"}
+    stale = {"id2label", "label2id", "num_labels", "problem_type", "head"}  # of the head that was read
     kept = {name: value for name, value in origin.items() if name not in stale}
     return kept | written | {"model_type": config.family, "architectures": [family.architecture(config.head)]}
 

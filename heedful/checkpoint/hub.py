@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from heedful.errors import HeedfulError
 
 # what a model folder may hold; no pickles, no code
 FILES = ["*.json", "*.txt", "*.safetensors", "*.model", "README.md", "*_Pooling/config.json", "*_Normalize/config.json"]
+
+
+def name_and_revision(source: str | Path) -> tuple[str, str | None]:
+    """A folder here, or the parts of NAME@REVISION.
+
+    >>> name_and_revision("someone/model@v1"), name_and_revision("folder")
+    (('someone/model', 'v1'), ('folder', None))
+    """
+    name, at, revision = str(source).rpartition("@")
+    return (str(source), None) if not at or os.path.isdir(source) else (name, revision)
 
 
 def fetch(name: str, revision: str | None) -> Path:

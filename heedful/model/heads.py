@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from heedful.errors import HeedfulError
 from heedful.model import config as c
 from heedful.model.stack import Transformer
+from heedful.nn.dropout import dropout
 from heedful.nn.layers import ACTIVATIONS, make_norm
 from heedful.packed import Packed
 
@@ -29,7 +30,7 @@ class FirstRow(nn.Module):
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:
         first = rows[batch.firsts()]
         if self.dropout_first:
-            first = F.dropout(first, self.dropout_first, self.training)
+            first = dropout(first, self.dropout_first, self.training)
         return self.activation(self.dense(first))
 
 
@@ -130,7 +131,7 @@ class ClassesHead(nn.Module):
         self.out = nn.Linear(model.config.width, len(config.labels))
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences labels"]:
-        scores: Tensor = self.out(F.dropout(self.first(rows, batch), self.dropout, self.training))
+        scores: Tensor = self.out(dropout(self.first(rows, batch), self.dropout, self.training))
         return scores
 
 
@@ -144,7 +145,7 @@ class ChoiceHead(nn.Module):
         self.out = nn.Linear(model.config.width, 1)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, " sequences"]:
-        scores: Tensor = self.out(F.dropout(self.first(rows, batch), self.dropout, self.training))
+        scores: Tensor = self.out(dropout(self.first(rows, batch), self.dropout, self.training))
         return scores[:, 0]
 
 
@@ -157,7 +158,7 @@ class RowsHead(nn.Module):
         self.out = nn.Linear(model.config.width, len(config.labels) if isinstance(config, c.TokenClasses) else 2)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "rows scores"]:
-        scores: Tensor = self.out(F.dropout(rows, self.dropout, self.training))
+        scores: Tensor = self.out(dropout(rows, self.dropout, self.training))
         return scores
 
 

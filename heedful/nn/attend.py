@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from heedful.errors import HeedfulError, did_you_mean
+from heedful.nn.dropout import dropout
 from heedful.nn.kernels import KERNELS, Kernel
 from heedful.nn.layout import Bias, Call, Dense, Distance, Layout, allowed, gaps
 
@@ -70,7 +70,7 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     for number, (first, last) in enumerate(call.layout.keys):
         kept = weights(q, k, call, number)
         if call.dropout:
-            kept = F.dropout(kept, call.dropout)
+            kept = dropout(kept, call.dropout)
         rows.append(torch.einsum("hij,jhd->ihd", kept, v[first:last]))
     return torch.cat(rows) if rows else torch.zeros_like(q)
 

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from heedful.nn.dropout import dropout
 from heedful.nn.layout import Call, Dense, Distance, Layout, Span, allowed
 
 Line = list[int]  # the numbers of the sequences that share a line, in order
@@ -288,7 +289,7 @@ def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, call: Call) -
         scores = scores + bias
     weights = scores.softmax(-1)
     if call.dropout:
-        weights = F.dropout(weights, call.dropout)
+        weights = dropout(weights, call.dropout)
     return torch.matmul(weights, v)
 
 

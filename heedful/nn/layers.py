@@ -10,6 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from heedful.nn.dropout import dropout
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,  # x Phi(x), by erf (Hendrycks and Gimpel 2016)
@@ -44,6 +46,6 @@ class Mlp(nn.Module):
         else:
             inner = self.activation(inner)
         if self.inner_dropout:
-            inner = F.dropout(inner, self.inner_dropout, self.training)
+            inner = dropout(inner, self.inner_dropout, self.training)
         down: Tensor = self.down(inner)
         return down

@@ -124,6 +124,10 @@ class Tokenizer:
         longest = self._config.get("model_max_length")
         return int(longest) if longest is not None and longest < UNLIMITED else None
 
+    def limited(self, max_length: int) -> Tokenizer:
+        """The same for a model that reads so many tokens at most."""
+        return Tokenizer(self._backend, self._config | {"model_max_length": max_length})
+
     @property
     def lower_cases(self) -> bool | None:
         """Whether text is lower-cased; None where the normalizer does not say."""

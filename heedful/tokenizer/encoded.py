@@ -119,9 +119,8 @@ def cut_windows(whole: Encoded, *, segment: int, max_length: int, stride: int | 
 
     `stride` is how many tokens of that text a window advances by; None: half of its room.
     """
-    places = [place for place, of in enumerate(whole.segments) if of == segment]
-    first, last = (places[0], places[-1] + 1) if places else (0, 0)
-    fixed = len(whole) - len(places)
+    count = whole.segments.count(segment)
+    fixed = len(whole) - count
     room = max_length - fixed
     if room < 1:
         special = sum(whole.special)
@@ -130,13 +129,18 @@ def cut_windows(whole: Encoded, *, segment: int, max_length: int, stride: int | 
             + (f" and {fixed - special} of the first text" if segment else "")
             + " are in every window; raise max_length or shorten the first text"
         )
-    found = []
-    for start in window_starts(len(places), room, max(1, room // 2) if stride is None else stride):
-        low, high = first + start, min(first + start + room, last)
-        columns = {name: getattr(whole, name) for name in ("ids", "types", "segments", "offsets", "words")}
-        parts = {name: column[:first] + column[low:high] + column[last:] for name, column in columns.items()}
-        found.append(replace(whole, **parts, start=start))
-    return found
+    starts = window_starts(count, room, max(1, room // 2) if stride is None else stride)
+    return [window_at(whole, segment=segment, start=start, room=room) for start in starts]
+
+
+def window_at(whole: Encoded, *, segment: int, start: int, room: int) -> Encoded:
+    """So many tokens of one text from its token `start` on, with everything around that text."""
+    places = [place for place, of in enumerate(whole.segments) if of == segment]
+    first, last = (places[0], places[-1] + 1) if places else (0, 0)
+    low, high = min(first + start, last), min(first + start + room, last)
+    columns = {name: getattr(whole, name) for name in ("ids", "types", "segments", "offsets", "words")}
+    parts = {name: column[:first] + column[low:high] + column[last:] for name, column in columns.items()}
+    return replace(whole, **parts, start=start)
 
 
 def part(encoding: Encoding, stops: tuple[int, int]) -> list[int]:

@@ -239,7 +239,7 @@ def test_many_foreign_tensors_are_refused_quickly(copy: Path) -> None:
     start = time.process_time()
     with pytest.raises(HeedfulError, match=r"asks for 1 layers .*, but the weights hold 15026 tensors"):
         heedful.load(copy)
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 10, "a search through the names for each tensor takes minutes"
 
 
 def mutate(raw: bytes, luck: random.Random) -> bytes:

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import heedful
+from heedful.nn.dropout import STEPS
 from heedful.packed import Packed
 from tests.tiny import MODELS, as_list, packed, save_tiny, sequences, their_inputs, their_outputs
 
@@ -85,9 +86,10 @@ def test_dropout_is_applied_at_the_same_sites(
     theirs, ours = _both(tmp_path, family, architecture, torch.float64)
 
     def scaled(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-        return x * (1 + p) if training else x
+        return x * (1 + round(p * STEPS) / STEPS) if training else x
 
     monkeypatch.setattr(F, "dropout", scaled)
+    monkeypatch.setattr("heedful.nn.dropout._factors", lambda x, below: torch.full_like(x, 1 + below / STEPS))
     ids, types = sequences(family)
     with torch.no_grad():
         still = as_list(ours(packed(family)))

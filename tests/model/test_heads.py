@@ -15,6 +15,7 @@ from heedful.errors import HeedfulError
 from heedful.model import config as c
 from heedful.model.heads import make_head, pool
 from heedful.model.stack import Transformer
+from heedful.nn.dropout import dropout
 from heedful.packed import Packed
 
 MODEL = c.ModelConfig(
@@ -145,6 +146,6 @@ def test_dropout_of_classes_is_where_it_should_be() -> None:
     torch.manual_seed(3)
     dropped = head.train()(rows, BATCH)
     torch.manual_seed(3)
-    hidden = linear(F.dropout(rows[[0, 3, 4, 9]], 0.25), head.get_submodule("first.dense")).tanh()
-    torch.testing.assert_close(dropped, linear(F.dropout(hidden, 0.5), head.get_submodule("out")))
+    hidden = linear(dropout(rows[[0, 3, 4, 9]], 0.25), head.get_submodule("first.dense")).tanh()
+    torch.testing.assert_close(dropped, linear(dropout(hidden, 0.5), head.get_submodule("out")))
     assert torch.equal(head.eval()(rows, BATCH), head(rows, BATCH))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+import heedful.nn.dropout
 from heedful.checkpoint import Config, Loaded
 from heedful.errors import HeedfulError
 from heedful.model.config import (
@@ -21,6 +21,7 @@ from heedful.model.config import (
     StackConfig,
 )
 from heedful.model.stack import Block, Embedding, Transformer
+from heedful.nn.dropout import STEPS
 from heedful.nn.positions import sinusoid
 from heedful.packed import Packed
 
@@ -386,13 +387,25 @@ def test_where_dropout_is(out: float | None, monkeypatch: pytest.MonkeyPatch) ->
     embedding = replace(EMBEDDING, dropout=0.5)
     model = build(ModelConfig(embedding=embedding, encoder=replace(STACK, **rates), decoder=replace(DECODER, **rates)))
     seen: list[float] = []
-    dropout = F.dropout
+    factors = heedful.nn.dropout._factors
 
-    def watch(x: Tensor, p: float, training: bool = True) -> Tensor:
-        seen.extend([p] * training)
-        return dropout(x, p, training)
+    def watch(x: Tensor, below: int) -> Tensor:
+        seen.append(round(below / STEPS, 3))
+        return factors(x, below)
 
-    monkeypatch.setattr(F, "dropout", watch)
+    monkeypatch.setattr(heedful.nn.dropout, "_factors", watch)
     model(SOURCE, TARGET)
     attention, mlp = [0.3, 0.1 if out is None else out], [0.4, 0.1]  # the weights, then the sum's new part
     assert seen == [0.5, *attention, *mlp, 0.5, *attention, *attention, *mlp]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 31, 33, 130])
+def test_rows_that_fill_up_change_nothing(rows: int) -> None:
+    model = build(replace(BOTH, decoder=None)) if BOTH.encoder else build(BOTH)
+    batch = Packed.of([[number % 7 for number in range(rows)]])
+    with torch.no_grad():
+        plain = model.double()(batch)
+        filled = model._run(batch.filled(), None)[:rows]
+    torch.testing.assert_close(filled, plain, atol=1e-12, rtol=0)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert model.float()(batch).shape[0] == rows

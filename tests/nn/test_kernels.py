@@ -15,6 +15,7 @@ from torch import Tensor
 
 from heedful.errors import HeedfulError
 from heedful.nn.attend import REFERENCE, attend
+from heedful.nn.dropout import STEPS
 from heedful.nn.kernels import KERNELS, best_fit, shared
 from heedful.nn.layout import Bias, Call, Dense, Distance, Layout
 
@@ -166,7 +167,7 @@ def reveal(layout: Layout, width: int) -> Tensor:
 @pytest.mark.parametrize("kernel", DROPPING, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("bias", ["none", "table"])
 def test_dropout_drops_weights_after_the_softmax(kernel: Any, bias: str) -> None:
-    p, width = 0.3, 32
+    p, width = round(0.3 * STEPS) / STEPS, 32
     layout = layout_of([32, 20, 5, 30], [32, 20, 9, 31])
     torch.manual_seed(1)
     q = torch.randn(layout.rows, 4, width, dtype=torch.float64).requires_grad_()

@@ -1,0 +1,132 @@
+"""A loaded model gets the head of a task: what is known stays, the rest is drawn from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor, nn
+
+from heedful.checkpoint import Config, Loaded, assign
+from heedful.errors import HeedfulError, did_you_mean
+from heedful.families import FAMILIES
+from heedful.families.table import PROBLEMS, Keys, Table, load_names, save_names
+from heedful.model.config import (
+    Classes,
+    Head,
+    NextSentence,
+    Pooled,
+    Pretraining,
+    Problem,
+    SentenceEmbedding,
+    TokenClasses,
+)
+from heedful.model.initialise import initialise
+
+HEAD, OUT = "head.", "head.out."  # before our names of a head's tensors, and of those of its last layer
+
+
+def attach(
+    loaded: Loaded,
+    kind: str,
+    *,
+    labels: Sequence[str] = (),
+    problem: Problem = "single",
+    seed: int = 0,
+    redraw: int = 0,
+) -> Loaded:
+    """The same model with a head of that kind, in its dtype and on its device; the given one is left as it is.
+
+    The body stays, and what both heads have under one published name (a pooler, say), the last layer only where it
+    answers the same: the same labels. Everything else is drawn from the seed. `redraw` blocks at the top, and then the
+    whole head, are drawn anew too (Zhang et al. 2021, section 5).
+    """
+    config = replace(loaded.config, head=new_head(loaded.config, kind, labels, problem))
+    with torch.device("meta"):
+        made = Loaded(config, loaded.tokenizer, loaded.source)
+    assign(made, {name: torch.empty(each.shape, dtype=torch.float32) for name, each in made.named().items()}, "cpu")
+    blocks = _top(made, redraw)
+    generator = torch.Generator().manual_seed(seed)
+    assert made.head is not None
+    for part in (made.head, *blocks):
+        initialise(part, config.model.initialisation, generator)
+    anew = {id(parameter) for block in blocks for parameter in block.parameters()}
+    known = loaded.named()
+    kept = {n: known[n] for n, each in made.named().items() if not n.startswith(HEAD) and id(each) not in anew}
+    if not redraw:
+        kept |= _shared(loaded, made)
+    like = next(loaded.parameters())
+    tensors = {
+        name: (kept[name].detach().clone() if name in kept else each.detach().to(like))
+        for name, each in made.named().items()
+    }
+    assign(made, tensors, like.device)
+    return made.train(loaded.training)
+
+
+def new_head(config: Config, kind: str, labels: Sequence[str] = (), problem: Problem = "single") -> Head:
+    """The head that this family publishes under that name, with the family's own dropout and activation."""
+    family = FAMILIES[config.family]
+    if kind == "embedding":
+        if isinstance(config.head, SentenceEmbedding):
+            return config.head
+        published = family.heads[family.bare].head is Pooled
+        return SentenceEmbedding(keeps_pooler=published and isinstance(config.head, Pooled))
+    kinds = {name: architecture for name, architecture in family.kinds().items() if name != "none"}
+    if kind not in kinds:
+        known = [*kinds, "embedding"]
+        raise HeedfulError(f'this family has no head "{kind}"{did_you_mean(kind, known)}; it has {", ".join(known)}')
+    entry = family.heads[kinds[kind]]
+    if entry.head in (Classes, TokenClasses) and (not labels or len(set(labels)) < len(labels)):
+        given = ", ".join(f'"{label}"' for label in labels[:20]) or "none"
+        raise HeedfulError(f'labels are {given}; a "{kind}" head needs one or more, each once')
+    values = dict(config.origin or family.write(config.model))
+    values |= {
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+        "num_labels": len(labels) or 2,
+        "problem_type": next(theirs for theirs, ours in PROBLEMS.items() if ours == problem),
+    }
+    ours = {"kind": kind, "labels": list(labels), "problem": problem, "dropout": config.model.embedding.dropout}
+    values["head"] = {field.name: ours[field.name] for field in fields(entry.head) if field.name in ours}
+    found = entry.read(Keys(values, "the model"), config.model)
+    assert found is not None
+    return found
+
+
+def _top(made: Loaded, count: int) -> list[nn.Module]:
+    """So many of the last blocks."""
+    stack = made.model.decoder or made.model.encoder
+    assert stack is not None
+    blocks = list(stack.blocks)
+    if not 0 <= count <= len(blocks):
+        raise HeedfulError(f"redraw is {count}, but this model has {len(blocks)} blocks: give how many, from 0")
+    return blocks[len(blocks) - count :]
+
+
+def _shared(loaded: Loaded, made: Loaded) -> dict[str, Tensor]:
+    """The tensors of the old head that the new one has under the same published name, by our names in the new one."""
+    old, new = (FAMILIES[each.config.family].table(each.config.head) for each in (loaded, made))
+    known, wanted = _published(old, loaded.named(), HEAD), _published(new, made.named(), HEAD)
+    names = {name for name in known.keys() & wanted.keys() if known[name].shape == wanted[name].shape}
+    if _answers(loaded.config.head) != _answers(made.config.head):
+        names -= _published(old, loaded.named(), OUT).keys()
+    return load_names(new, {name: known[name] for name in names})
+
+
+def _answers(head: Head | None) -> tuple[object, ...]:
+    """What the last layer of a head answers."""
+    match head:
+        case Classes(labels=labels, problem=problem):
+            return ("classes", labels, problem)
+        case TokenClasses(labels=labels):
+            return ("tokens", labels)
+        case NextSentence() | Pretraining():
+            return ("next",)
+    return (type(head),)
+
+
+def _published(table: Table, ours: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Their names of those of our tensors whose names begin so."""
+    return save_names(replace(table, copied={}), {name: each for name, each in ours.items() if name.startswith(prefix)})
