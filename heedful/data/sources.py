@@ -48,6 +48,11 @@ class Source(Generic[Kind]):
         order = ("train", "dev", "dev-mismatched", "test")
         return tuple(sorted(names, key=lambda name: order.index(name) if name in order else len(order)))
 
+    @property
+    def places(self) -> dict[str, tuple[str, ...]]:
+        """What each split is read from: the paths of files, or what objects are called."""
+        return {split: tuple(part.shown for part in parts) for split, parts in self._parts.items()}
+
     @cached_property
     def labels(self) -> tuple[str, ...]:
         """The labels in order, from reading train once: numbers by value, others sorted; tags O first.
