@@ -12,13 +12,13 @@ from torch import Tensor
 from heedful.checkpoint import Loaded, load
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
-from heedful.model.config import Head, Learned, SentenceEmbedding
+from heedful.model.config import Head
 from heedful.model.heads import PretrainingHead
 from heedful.nn.attend import explain
 from heedful.nn.layout import Call, Layout
 from heedful.packed import Packed
 from heedful.tasks import ANSWERERS, Answer, Answerer, Setting, Window
-from heedful.tasks.base import of_windows, too_long, windows
+from heedful.tasks.base import all_windows, of_windows
 from heedful.tasks.following import FOLLOWING
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
@@ -66,7 +66,7 @@ class Engine:
                 f"{self.loaded.source} has no tokenizer: put its tokenizer.json, or vocab.txt, beside config.json"
             )
         self.tokenizer: Tokenizer = self.loaded.tokenizer
-        self.limit = _limit(self.loaded)
+        self.limit = self.loaded.limit
 
     @property
     def kind(self) -> str:
@@ -81,8 +81,8 @@ class Engine:
     def __call__(self, inputs: Iterable[Any], *, top_k: int = 5) -> list[Answer]:
         """An answer for each input, in order.
 
-        Longer texts than the model reads are windowed, refused (pairs and choices, which must be seen at once) or,
-        by sentence embeddings, cut and counted. `top_k` is how many tokens fill-mask lists.
+        Longer texts than the model reads are windowed; refused where both texts of a pair must be seen at once (does
+        the second follow?); or, by sentence embeddings, cut and counted. `top_k` is how many tokens fill-mask lists.
         """
         if isinstance(inputs, str | dict | tuple) or not hasattr(inputs, "__iter__"):
             raise HeedfulError(f"inputs is {_shown(inputs)}: give a list; this model's head expects {self.expects}")
@@ -91,7 +91,7 @@ class Engine:
         inputs = list(inputs)
         read = [self._read(number, given) for number, given in enumerate(inputs)]
         pieces = self._pieces(read)
-        setting = Setting(tokenizer=self.tokenizer, head=self._head, top_k=top_k)
+        setting = Setting(tokenizer=self.tokenizer, head=self._head, top_k=top_k, thresholds=self.loaded.thresholds)
         seen: list[list[Window]] = [[] for _ in inputs]
         for piece, scores in zip(pieces, self._scores(pieces), strict=True):
             seen[piece.question].append(Window(piece.encoded, piece.places, scores))
@@ -122,20 +122,21 @@ class Engine:
 
     def _pieces(self, read: list[tuple[Answerer, list[Item]]]) -> list[_Piece]:
         """The windows of every input; those in which nothing is to be scored are left out."""
-        items = [(number, answerer, item) for number, (answerer, several) in enumerate(read) for item in several]
+        encoded = iter(self._encode([item for _, items in read for item in items]))
         found = []
-        for (number, answerer, item), encoded in zip(items, self._encode([item for *_, item in items]), strict=True):
-            if answerer.long == "refuse" and self.limit is not None and len(encoded) > self.limit:
-                raise too_long(f"input {number}", len(encoded), self.limit)
+        for number, (answerer, items) in enumerate(read):
+            mine = [next(encoded) for _ in items]
             try:
-                several = [encoded] if answerer.long == "cut" else windows(item, encoded, self.limit)
+                several = [each for seen in all_windows(answerer, items, mine, self.limit) for each in seen]
             except HeedfulError as error:
                 raise HeedfulError(f"input {number}: {error}") from None
             if answerer.places is None:
                 found += [_Piece(number, answerer, each, []) for each in several]
                 continue
             places = of_windows(answerer.places(several, self.tokenizer), len(several))
-            found += [_Piece(number, answerer, each, mine) for each, mine in zip(several, places, strict=True) if mine]
+            found += [
+                _Piece(number, answerer, each, taken) for each, taken in zip(several, places, strict=True) if taken
+            ]
         return found
 
     def _encode(self, items: list[Item]) -> list[Encoded]:
@@ -208,17 +209,6 @@ def _able(loaded: Loaded) -> tuple[Head, tuple[Answerer, ...]]:
         f"{loaded.source} has {has}: load it with head= (on the command line --head) one of {', '.join(can)}, "
         "whose weights must be in the folder"
     )
-
-
-def _limit(loaded: Loaded) -> int | None:
-    """How many tokens the model reads at once; None: any number."""
-    place, head = loaded.config.model.embedding.positions, loaded.config.head
-    limits = [
-        loaded.tokenizer.max_length if loaded.tokenizer else None,
-        place.count - place.offset if isinstance(place, Learned) else None,
-        head.max_length if isinstance(head, SentenceEmbedding) else None,
-    ]
-    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _shown(given: Any, most: int = 80) -> str:

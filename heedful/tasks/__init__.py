@@ -1,11 +1,11 @@
-"""Layer 7: tasks. So far they answer: inputs to windows of tokens, and a head's scores to plain data."""
+"""Layer 7: tasks answer, learn and are measured: inputs to windows of tokens, a head's scores to plain data."""
 
 from __future__ import annotations
 
 from heedful.tasks.base import Answer, Answerer, Setting, Window
 from heedful.tasks.choose import CHOOSE
 from heedful.tasks.classify import CLASSIFY
-from heedful.tasks.embed import EMBED
+from heedful.tasks.embed import COMPARE, EMBED
 from heedful.tasks.extract import EXTRACT
 from heedful.tasks.fill import FILL
 from heedful.tasks.following import FOLLOWING
@@ -19,7 +19,7 @@ ANSWERERS: dict[str, tuple[Answerer, ...]] = {  # by the kind of head; the first
     "tokens": (TAG,),
     "span": (EXTRACT,),
     "choice": (CHOOSE,),
-    "embedding": (EMBED,),
+    "embedding": (EMBED, COMPARE),
 }
 
 __all__ = ["ANSWERERS", "Answer", "Answerer", "Setting", "Window"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -32,6 +32,7 @@ class Setting:
     tokenizer: Tokenizer
     head: Head
     top_k: int  # candidates that are listed
+    thresholds: Mapping[str, float] = field(default_factory=dict)  # what was calibrated, by name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +44,7 @@ class Answerer:
     answer: Callable[[Any, list[Window], Setting], Answer]
     places: Callable[[list[Encoded], Tokenizer], list[Place]] | None = None  # the tokens to score; None: whole windows
     long: Literal["windows", "cut", "refuse"] = "windows"  # what happens to more tokens than the model reads
+    windows: Callable[[list[Encoded], int | None], list[list[Encoded]]] | None = None  # of items that go together
 
 
 def read_text(given: Any) -> list[Item] | None:
@@ -63,6 +65,23 @@ def windows(item: Item, encoded: Encoded, limit: int | None) -> list[Encoded]:
     if limit is None or len(encoded) <= limit:
         return [encoded]
     return cut_windows(encoded, segment=1 if isinstance(item, tuple) else 0, max_length=limit)
+
+
+def all_windows(
+    answerer: Answerer, items: list[Item], encoded: list[Encoded], limit: int | None
+) -> list[list[Encoded]]:
+    """The windows of each of the items of one input."""
+    if answerer.long == "cut":
+        return [[each] for each in encoded]
+    if answerer.long == "refuse" and limit is not None and max(map(len, encoded)) > limit:
+        longest = max(map(len, encoded))
+        raise HeedfulError(
+            f"it has {longest} tokens, but this model reads {limit}, and its answer needs all of them at once: "
+            f"shorten it by {longest - limit} tokens"
+        )
+    if answerer.windows is not None:
+        return answerer.windows(encoded, limit)
+    return [windows(item, each, limit) for item, each in zip(items, encoded, strict=True)]
 
 
 def best_places(windows: Sequence[Encoded], segment: int = 0) -> list[Place]:
@@ -109,14 +128,6 @@ def named_texts(given: Any, *keys: str) -> list[Any] | None:
     if not isinstance(given, dict) or set(given) != set(keys):
         return None
     return [given[key] for key in keys]
-
-
-def too_long(what: str, length: int, limit: int) -> HeedfulError:
-    """An input that must be seen at once is longer than the model reads."""
-    return HeedfulError(
-        f"{what} has {length} tokens, but this model reads {limit}, and its answer needs all of them at once: "
-        f"shorten it by {length - limit} tokens"
-    )
 
 
 def of_windows(places: Iterable[Place], count: int) -> list[list[int]]:

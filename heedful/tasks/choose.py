@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, ClassVar
 
 import torch
 
+from heedful.checkpoint import Loaded
+from heedful.data import Choices, Example
+from heedful.errors import HeedfulError
+from heedful.objectives import Batch, Loss, Sample
+from heedful.objectives.base import pack, weighted, weights, wide
 from heedful.tasks.base import Answer, Answerer, Setting, Window, named_texts, read_pair
-from heedful.tokenizer import Item
+from heedful.tasks.metrics import Accuracy, Result, TokenLoss, mean_of
+from heedful.tasks.task import Judged, Measure, Task, spread, surprise
+from heedful.tokenizer import Encoded, Item
+from heedful.tokenizer.encoded import window_at, window_starts
 
 
 def items(given: Any) -> list[Item] | None:
@@ -19,15 +30,35 @@ def items(given: Any) -> list[Item] | None:
     return [pair[0] for pair in pairs if pair] if all(pairs) else None
 
 
+def prompt_windows(encoded: list[Encoded], limit: int | None) -> list[list[Encoded]]:
+    """A long prompt in windows that are the same beside each candidate; a candidate is whole in each of them."""
+    if limit is None or max(map(len, encoded)) <= limit:
+        return [[each] for each in encoded]
+    prompt = max(each.segments.count(0) for each in encoded)
+    room = limit - max(len(each) - each.segments.count(0) for each in encoded)
+    if room < 1:
+        raise HeedfulError(
+            f"a candidate has {limit - room} tokens with the special ones, and this model reads {limit}: nothing of "
+            "the prompt would fit beside it; shorten the candidate"
+        )
+    starts = window_starts(prompt, room, max(1, room // 2))
+    return [[window_at(each, segment=0, start=start, room=room) for start in starts] for each in encoded]
+
+
 def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
-    """{"choice", "number", "probability", "probabilities"}: softmax over the scores of this prompt's candidates."""
-    probabilities = torch.stack([window.scores for window in windows]).softmax(0).tolist()
+    """{"choice", "number", "probability", "probabilities"}: softmax over the scores of this prompt's candidates.
+
+    Where the prompt was seen in windows, the mean of their probabilities.
+    """
+    scores = torch.stack([window.scores for window in windows]).view(len(given["choices"]), -1)
+    probabilities = scores.softmax(0).mean(1).tolist()
     number = max(range(len(probabilities)), key=probabilities.__getitem__)
     return {
         "choice": given["choices"][number],
         "number": number,
         "probability": probabilities[number],
         "probabilities": probabilities,
+        "windows": scores.shape[1],
     }
 
 
@@ -35,5 +66,69 @@ CHOOSE = Answerer(
     expects='prompts with their candidates, like [{"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}]',
     items=items,
     answer=answer,
-    long="refuse",
+    windows=prompt_windows,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choose(Task):
+    """One candidate of several: cross-entropy over the scores of a prompt's candidates, which may differ in number."""
+
+    example: ClassVar[type[Example]] = Choices
+    head: ClassVar[str] = "choice"
+    main: str = "accuracy"
+
+    def items(self, example: Any) -> list[Item]:
+        return [(example.prompt, candidate) for candidate in example.candidates]
+
+    def ask(self, example: Any) -> Any:
+        return {"prompt": example.prompt, "choices": list(example.candidates)}
+
+    def windows(self, items: list[Item], seen: list[Encoded]) -> list[list[Encoded]]:
+        return [[each] for each in seen] if self.long == "cut" else prompt_windows(seen, self.limit)
+
+    def learn(self, example: Choices, seen: list[list[Encoded]]) -> list[Sample]:
+        return [
+            Sample.of(
+                [each.ids for each in mine],
+                [each.types for each in mine],
+                target=example.answer,
+                weight=1 / len(seen[0]),
+            )
+            for mine in zip(*seen, strict=True)
+        ]
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        groups = tuple(len(sample.bounds) - 1 for sample in samples)
+        starts = accumulate(groups, initial=0)
+        targets = torch.tensor([start + sample.target for start, sample in zip(starts, samples, strict=False)])
+        return Batch(packed=pack(samples), targets=targets, weights=weights(samples), groups=groups)
+
+    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+        scores = wide(loaded(batch.packed))
+        totals = torch.stack([group.logsumexp(0) for group in scores.split(batch.groups)])
+        return weighted(totals - scores[batch.targets], batch.weights)
+
+    def measure(self) -> Measure:
+        return Measure(metrics={"accuracy": Accuracy(), "loss": TokenLoss()}, spreads={"accuracy": spread(2, mean_of)})
+
+    def measured(
+        self, measure: Measure, examples: Sequence[Choices], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> Measure:
+        judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
+        said, gold = [each.said for each in judged], [each.gold for each in judged]
+        return Measure(
+            metrics={
+                "accuracy": measure.metrics["accuracy"].updated(said, gold),
+                "loss": measure.metrics["loss"].updated([each.badness for each in judged], [1] * len(judged)),
+            },
+            spreads={"accuracy": measure.spreads["accuracy"].updated(ids, [(each.right, 1) for each in judged])},
+        )
+
+    def result(self, measure: Measure) -> Result:
+        found: Result = measure.metrics["accuracy"].result()
+        return found | {"loss": measure.metrics["loss"].result()["loss"]}
+
+    def judge(self, example: Choices, answer: Answer) -> Judged:
+        badness = surprise(answer["probabilities"][example.answer])
+        return Judged(example.answer, answer["number"], answer["number"] == example.answer, badness)

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional as F
 
-from heedful.model.config import Classes
+from heedful.checkpoint import Loaded
+from heedful.data import Example, Labelled, MultiLabelled
+from heedful.model.config import Classes, Problem
+from heedful.objectives import Batch, Loss, Sample
+from heedful.objectives.base import pack, weighted, weights, wide
 from heedful.tasks.base import Answer, Answerer, Setting, Window, label_names, read_pair, read_text
-from heedful.tokenizer import Item
+from heedful.tasks.metrics import (
+    Calibration,
+    ConfusionMatrix,
+    MultiLabel,
+    Result,
+    TokenLoss,
+    confusion_of,
+    confusion_statistics,
+    f1_of,
+    macro_f1,
+    mean_of,
+)
+from heedful.tasks.task import Judged, Measure, Task, spread, surprise
+from heedful.tokenizer import Encoded, Item
 
-THRESHOLD = 0.5  # from this probability on a label is given, where any number of labels may be
+Scores = Float[Tensor, "sequences scores"]
+
+THRESHOLD = 0.5  # from this probability on a label is given, where any number of labels may be, and none was calibrated
+FEW = 20  # classes up to which macro F1 has an interval: its bootstrap grows with their square
 
 
 def items(given: Any) -> list[Item] | None:
@@ -31,16 +58,171 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
         return {"numbers": _named(names, scores.mean(0))} | count
     if head.problem == "multiple":
         each = _named(names, scores.sigmoid().mean(0))
-        return {"labels": [name for name in names if each[name] >= THRESHOLD], "probabilities": each} | count
+        said = [name for name in names if each[name] >= setting.thresholds.get(name, THRESHOLD)]
+        return {"labels": said, "probabilities": each} | count
     each = _named(names, scores.softmax(-1).mean(0))
     label = max(each, key=each.__getitem__)
     return {"label": label, "probability": each[label], "probabilities": each} | count
 
 
-def _named(names: list[str], values: torch.Tensor) -> dict[str, float]:
+def _named(names: list[str], values: Tensor) -> dict[str, float]:
     return dict(zip(names, values.tolist(), strict=True))
 
 
 CLASSIFY = Answerer(
     expects='texts or pairs of texts, like ["a text", ("first text", "second text")]', items=items, answer=answer
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts(Task):
+    """What tasks over a text or a pair share; each window of a long text counts 1 / windows."""
+
+    head: ClassVar[str] = "classes"
+
+    def items(self, example: Any) -> list[Item]:
+        return [example.text if example.pair is None else (example.text, example.pair)]
+
+    def ask(self, example: Any) -> Any:
+        return self.items(example)[0]
+
+    @abstractmethod
+    def target(self, example: Any) -> Any:
+        """What the loss reads."""
+
+    def weight(self, example: Any) -> float:
+        """Of the example in the loss."""
+        return 1.0
+
+    def learn(self, example: Any, seen: list[list[Encoded]]) -> list[Sample]:
+        (windows,) = seen
+        target, weight = self.target(example), self.weight(example) / len(windows)
+        return [Sample.of([each.ids], [each.types], target=target, weight=weight) for each in windows]
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        targets = torch.from_numpy(np.array([sample.target for sample in samples]))
+        return Batch(packed=pack(samples), targets=targets, weights=weights(samples))
+
+    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+        return weighted(self.losses(wide(loaded(batch.packed)), batch.targets), batch.weights)
+
+    @abstractmethod
+    def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
+        """One for each sequence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classify(Texts):
+    """One label of several: cross-entropy; classes may weigh differently."""
+
+    example: ClassVar[type[Example]] = Labelled
+    main: str = "accuracy"
+    weights: tuple[float, ...] = ()  # of the classes in the loss; (): all 1
+
+    def target(self, example: Labelled) -> int:
+        return self.labels.index(example.label)
+
+    def weight(self, example: Labelled) -> float:
+        return self.weights[self.target(example)] if self.weights else 1.0
+
+    def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
+        return F.cross_entropy(scores, targets, reduction="none")
+
+    def measure(self) -> Measure:
+        count = len(self.labels)
+        spreads = {"accuracy": spread(2, mean_of)}
+        if count <= FEW:
+            spreads["macro_f1"] = spread(count**2, confusion_of(count, macro_f1))
+        metrics = {
+            "matrix": ConfusionMatrix(labels=self.labels, positive=self.labels[1] if count == 2 else None),
+            "loss": TokenLoss(),
+            "calibration": Calibration(),
+        }
+        return Measure(metrics=metrics, spreads=spreads)
+
+    def measured(
+        self, measure: Measure, examples: Sequence[Labelled], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> Measure:
+        judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
+        said, gold, right = [each.said for each in judged], [each.gold for each in judged], [j.right for j in judged]
+        losses, shares = [each.badness for each in judged], [min(answer["probability"], 1.0) for answer in answers]
+        rows: dict[str, Any] = {"accuracy": [(each, 1) for each in right]}
+        if "macro_f1" in measure.spreads:
+            numbers = {label: number for number, label in enumerate(self.labels)}
+            pair = [[numbers[label] for label in labels] for labels in (said, gold)]
+            rows["macro_f1"] = confusion_statistics(pair[0], pair[1], len(self.labels))
+        return Measure(
+            metrics={
+                "matrix": measure.metrics["matrix"].updated(said, gold),
+                "loss": measure.metrics["loss"].updated(losses, [1] * len(losses)),
+                "calibration": measure.metrics["calibration"].updated(shares, right),
+            },
+            spreads={name: each.updated(ids, rows[name]) for name, each in measure.spreads.items()},
+        )
+
+    def result(self, measure: Measure) -> Result:
+        found: Result = measure.metrics["matrix"].result()
+        calibration = measure.metrics["calibration"].result()
+        loss = measure.metrics["loss"].result()["loss"]
+        return found | {"loss": loss, "ece": calibration["ece"], "calibration": calibration["table"]}
+
+    def judge(self, example: Labelled, answer: Answer) -> Judged:
+        badness = surprise(answer["probabilities"][example.label])
+        return Judged(example.label, answer["label"], answer["label"] == example.label, badness)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifyMany(Texts):
+    """Any number of labels: the mean over the labels of binary cross-entropies; positives may weigh more."""
+
+    example: ClassVar[type[Example]] = MultiLabelled
+    main: str = "micro_f1"
+    problem: ClassVar[Problem] = "multiple"
+    weights: tuple[float, ...] = ()  # of each label's positives; (): all 1
+
+    def target(self, example: MultiLabelled) -> list[float]:
+        return [float(label in example.labels) for label in self.labels]
+
+    def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
+        positive = torch.tensor(self.weights).to(scores) if self.weights else None
+        each = F.binary_cross_entropy_with_logits(scores, targets.to(scores), pos_weight=positive, reduction="none")
+        return each.mean(1)
+
+    def measure(self) -> Measure:
+        return Measure(
+            metrics={"labels": MultiLabel(labels=self.labels), "loss": TokenLoss()},
+            spreads={"micro_f1": spread(3, f1_of), "subset_accuracy": spread(2, mean_of)},
+        )
+
+    def measured(
+        self, measure: Measure, examples: Sequence[MultiLabelled], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> Measure:
+        judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
+        losses = [each.badness for each in judged]
+        said, gold = self._rows([each.said for each in judged]), self._rows([each.gold for each in judged])
+        counts = np.stack([(gold & said).sum(1), gold.sum(1), said.sum(1)], 1)
+        return Measure(
+            metrics={
+                "labels": measure.metrics["labels"].updated(said, gold),
+                "loss": measure.metrics["loss"].updated(losses, [1] * len(losses)),
+            },
+            spreads={
+                "micro_f1": measure.spreads["micro_f1"].updated(ids, counts),
+                "subset_accuracy": measure.spreads["subset_accuracy"].updated(ids, [(j.right, 1) for j in judged]),
+            },
+        )
+
+    def _rows(self, sets: list[list[str]]) -> Int64[np.ndarray, "examples labels"]:
+        """1 for the labels that each example has."""
+        return np.array([[label in each for label in self.labels] for each in sets], dtype=np.int64)
+
+    def result(self, measure: Measure) -> Result:
+        found: Result = measure.metrics["labels"].result()
+        return found | {"loss": measure.metrics["loss"].result()["loss"]}
+
+    def judge(self, example: MultiLabelled, answer: Answer) -> Judged:
+        gold = [label for label in self.labels if label in example.labels]
+        shares = answer["probabilities"]
+        badness = sum(surprise(shares[label] if label in gold else 1 - shares[label]) for label in self.labels)
+        right = set(gold) == set(answer["labels"])
+        return Judged(gold, answer["labels"], right, badness / len(self.labels))

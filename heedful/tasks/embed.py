@@ -1,10 +1,25 @@
-"""One vector for each text."""
+"""One vector for each text, and how alike two texts are."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from heedful.checkpoint import Loaded
+from heedful.data import Example, Pair
+from heedful.errors import HeedfulError
+from heedful.objectives import Batch, Loss, Sample
+from heedful.objectives.base import pack, weighted, weights, wide
 from heedful.tasks.base import Answer, Answerer, Setting, Window, read_text
+from heedful.tasks.metrics import Result, Retrieval
+from heedful.tasks.regress import correlated, correlation
+from heedful.tasks.task import Judged, Long, Measure, Task
+from heedful.tokenizer import Encoded, Item
 
 
 def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
@@ -13,4 +28,110 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
     return {"vector": window.scores.tolist(), "tokens": len(window.encoded), "cut": window.encoded.dropped}
 
 
+def both(given: Any) -> list[Item] | None:
+    """Two texts, each read by itself."""
+    match given:
+        case (str() as first, str() as second):
+            return [first, second]
+    return None
+
+
+def compare(given: Any, windows: list[Window], setting: Setting) -> Answer:
+    """{"similarity", "vectors", "cut"}: the cosine of the two texts' vectors."""
+    a, b = (window.scores.double() for window in windows)
+    return {
+        "similarity": float(F.cosine_similarity(a, b, dim=0).clamp(-1, 1)),  # rounding may leave more than 1
+        "vectors": [window.scores.tolist() for window in windows],
+        "cut": sum(window.encoded.dropped for window in windows),
+    }
+
+
 EMBED = Answerer(expects='texts, like ["a text"]', items=read_text, answer=answer, long="cut")
+COMPARE = Answerer(expects='pairs to compare, like [("a text", "another")]', items=both, answer=compare, long="cut")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embed(Task):
+    """Pairs that belong together, or that are alike as much as a score says.
+
+    With scores: (cos(a, b) - score)², scores brought to [0, 1] (Reimers and Gurevych 2019). Without: cross-entropy of
+    scale cos(a, b) over the second texts of all `together` pairs of a group (Henderson et al. 2017); a group is taken
+    whole, so the loss depends on neither micro-batches nor ranks. The last group of an epoch may be smaller.
+    """
+
+    example: ClassVar[type[Example]] = Pair
+    head: ClassVar[str] = "embedding"
+    main: str = ""  # "": Spearman's rho with scores, else the accuracy of finding the second text
+    long: Long = "cut"
+    scored: bool  # whether pairs have scores
+    low: float = 0.0  # the score of texts that have nothing in common
+    high: float = 1.0  # the score of texts that say the same
+    scale: float = 20.0  # of the cosines of unscored pairs
+
+    def __post_init__(self) -> None:
+        if not self.main:
+            object.__setattr__(self, "main", "spearman" if self.scored else "accuracy")
+        if self.long != "cut":
+            raise HeedfulError(
+                f'long is "{self.long}": a text has one vector, so its end can only be cut: long = "cut"'
+            )
+        if self.scored and not self.low < self.high:
+            raise HeedfulError(f"scores go from {self.low} to {self.high}: low must be below high")
+        if not self.scored and self.together < 2:
+            raise HeedfulError(
+                f"together is {self.together}: pairs are told apart from others, so 2 or more are needed"
+            )
+
+    def items(self, example: Any) -> list[Item]:
+        return [example.a, example.b]
+
+    def ask(self, example: Any) -> Any:
+        return (example.a, example.b)
+
+    def learn(self, example: Pair, seen: list[list[Encoded]]) -> list[Sample]:
+        first, second = (windows[0] for windows in seen)
+        return [Sample.of([first.ids, second.ids], [first.types, second.types], target=self.target(example))]
+
+    def target(self, example: Pair) -> float:
+        """The score, from 0 to 1."""
+        return 0.0 if example.score is None else (example.score - self.low) / (self.high - self.low)
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        targets = torch.tensor([sample.target for sample in samples], dtype=torch.float64)
+        return Batch(packed=pack(samples), targets=targets, weights=weights(samples))
+
+    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+        vectors = F.normalize(wide(loaded(batch.packed)), dim=-1)
+        a, b = vectors[0::2], vectors[1::2]
+        if self.scored:
+            return weighted(((a * b).sum(-1) - batch.targets.to(a)).square(), batch.weights)
+        losses = [
+            F.cross_entropy(self.scale * x @ y.T, torch.arange(len(x), device=x.device), reduction="none")
+            for x, y in zip(a.split(self.together), b.split(self.together), strict=True)
+        ]
+        return weighted(torch.cat(losses), batch.weights)
+
+    def measure(self) -> Measure:
+        if not self.scored:
+            return Measure(metrics={"pairs": Retrieval()})
+        return correlation()
+
+    def measured(
+        self, measure: Measure, examples: Sequence[Pair], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> Measure:
+        if not self.scored:
+            vectors = np.array([answer["vectors"] for answer in answers])
+            return Measure(metrics={"pairs": measure.metrics["pairs"].updated(ids, vectors)})
+        said = [answer["similarity"] for answer in answers]
+        return correlated(measure, said, [self.target(example) for example in examples], ids)
+
+    def result(self, measure: Measure) -> Result:
+        (metric,) = measure.metrics.values()
+        found: Result = metric.result()
+        return found
+
+    def judge(self, example: Pair, answer: Answer) -> Judged:
+        said = answer["similarity"]
+        if not self.scored:
+            return Judged(None, said, None, 1 - said)
+        return Judged(example.score, said, None, abs(said - self.target(example)))

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from heedful.checkpoint import Loaded
+from heedful.data import Example, Question, Span
+from heedful.objectives import Batch, Loss, Sample
+from heedful.objectives.base import pack, weighted, weights, wide
 from heedful.tasks.base import Answer, Answerer, Place, Setting, Window, best_places, named_texts, read_pair, trimmed
+from heedful.tasks.metrics import Result, SquadScore, SquadThreshold, answer_scores, mean_of
+from heedful.tasks.task import Judged, Measure, Task, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 LONGEST = 30  # tokens of an answer
+NO_ANSWER = "no_answer"  # the threshold that was calibrated, where some questions have no answer
 
 
 def items(given: Any) -> list[Item] | None:
@@ -28,7 +38,8 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
 
     A span starts at a token of the context in the window where that token sees most around it, ends at or after it,
     and has at most 30 tokens. The no-answer score is that of the first token, the least over the windows: where the
-    model was trained on questions without answers, no answer is meant when it exceeds the score by a threshold.
+    model was trained on questions without answers, the answer is "" when it exceeds the score by the threshold that was
+    calibrated, and "best" is the best span all the same.
     """
     context: str = given["context"]
     best: tuple[float, Window, int, int] | None = None
@@ -48,7 +59,14 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
         first, end = trimmed(context, offsets[start][0], offsets[stop][1])
         found = {"answer": context[first:end], "start": first, "end": end, "score": score}
     nothing = min(float(window.scores[0].sum()) for window in windows)
-    return found | {"no_answer_score": nothing, "windows": len(windows)}
+    found |= {"no_answer_score": nothing, "windows": len(windows)}
+    threshold = setting.thresholds.get(NO_ANSWER)
+    if threshold is None:
+        return found
+    found["best"] = found["answer"]
+    if found["score"] is None or nothing - found["score"] > threshold:
+        found |= {"answer": "", "start": 0, "end": 0}
+    return found
 
 
 def best_span(scores: Tensor, starts: list[int], last: int) -> tuple[int, int, float]:
@@ -65,3 +83,111 @@ EXTRACT = Answerer(
     places=places,
     answer=answer,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extract(Task):
+    """Start and end of the first answer: the mean of both cross-entropies over the window (Devlin et al. 2019, 4.2).
+
+    The target are the tokens that the answer touches, in windows that have all of them; a window without points at its
+    first token where some questions have no answer (as the published code for version 2.0), else it is left out (as
+    that for 1.1). So is a question whose answer has no tokens, or is in no window as a whole.
+    """
+
+    example: ClassVar[type[Example]] = Question
+    head: ClassVar[str] = "span"
+    main: str = "f1"
+    impossible: bool  # whether some questions have no answer
+
+    def items(self, example: Any) -> list[Item]:
+        return [(example.question, example.context)]
+
+    def ask(self, example: Any) -> Any:
+        return {"question": example.question, "context": example.context}
+
+    def learn(self, example: Question, seen: list[list[Encoded]]) -> list[Sample]:
+        (windows,) = seen
+        places: list[Place | None] = [None] * len(windows)
+        if example.answers:
+            places = touched(windows, example.context, example.answers[0])
+            if not any(places):
+                return []
+        kept = [
+            (window, place or (0, 0)) for window, place in zip(windows, places, strict=True) if place or self.impossible
+        ]
+        return [Sample.of([window.ids], [window.types], target=place, weight=1 / len(kept)) for window, place in kept]
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        targets = torch.tensor([sample.target for sample in samples])
+        return Batch(packed=pack(samples), targets=targets, weights=weights(samples))
+
+    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+        scores = wide(loaded(batch.packed))
+        each = [
+            F.cross_entropy(mine.T, target, reduction="none").mean()
+            for mine, target in zip(batch.packed.unpack(scores), batch.targets, strict=True)
+        ]
+        return weighted(torch.stack(each), batch.weights)
+
+    def measure(self) -> Measure:
+        metrics: dict[str, Any] = {"squad": SquadScore(version="2.0" if self.impossible else "1.1")}
+        if self.impossible:
+            metrics["threshold"] = SquadThreshold()
+        return Measure(metrics=metrics, spreads={"exact": spread(2, mean_of), "f1": spread(2, mean_of)})
+
+    def measured(
+        self, measure: Measure, examples: Sequence[Question], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> Measure:
+        golds = {str(number): _golds(example) for number, example in zip(ids, examples, strict=True)}
+        said = {str(number): answer["answer"] for number, answer in zip(ids, answers, strict=True)}
+        metrics = {"squad": measure.metrics["squad"].updated(said, golds)}
+        if self.impossible:
+            best = {
+                str(number): answer.get("best", answer["answer"]) for number, answer in zip(ids, answers, strict=True)
+            }
+            nothing = {str(number): _null(answer) for number, answer in zip(ids, answers, strict=True)}
+            metrics["threshold"] = measure.metrics["threshold"].updated(best, golds, nothing)
+        pairs = [answer_scores(said[name], golds[name], self._version) for name in golds]
+        return Measure(
+            metrics=metrics,
+            spreads={
+                name: measure.spreads[name].updated(ids, [(pair[index], 1.0) for pair in pairs])
+                for index, name in enumerate(("exact", "f1"))
+            },
+        )
+
+    @property
+    def _version(self) -> Literal["1.1", "2.0"]:
+        return "2.0" if self.impossible else "1.1"
+
+    def result(self, measure: Measure) -> Result:
+        found: Result = measure.metrics["squad"].result()
+        return found | (measure.metrics["threshold"].result() if self.impossible else {})
+
+    def judge(self, example: Question, answer: Answer) -> Judged:
+        golds = _golds(example)
+        exact, f1 = answer_scores(answer["answer"], golds, self._version)
+        return Judged(golds or "", answer["answer"], exact == 1.0, 1 - f1)
+
+
+def _golds(example: Question) -> list[str]:
+    return [span.text for span in example.answers]
+
+
+def _null(answer: Answer) -> float:
+    """How much more "no answer" scores than the best span (Devlin et al. 2019, 4.3)."""
+    return float(answer["no_answer_score"] - answer["score"]) if answer["score"] is not None else 0.0
+
+
+def touched(windows: Sequence[Encoded], context: str, span: Span) -> list[Place | None]:
+    """The first and the last token that the answer touches, in each window that has all tokens it touches."""
+    start, stop = trimmed(context, span.start, span.start + len(span.text))
+    of_context = [[place for place, segment in enumerate(window.segments) if segment == 1] for window in windows]
+    places = [
+        [place for place in mine if window.offsets[place][0] < stop and window.offsets[place][1] > start]
+        for window, mine in zip(windows, of_context, strict=True)
+    ]
+    tokens = {window.start + place for window, mine in zip(windows, places, strict=True) for place in mine}
+    if windows[-1].dropped and all(windows[-1].offsets[place][1] < stop for place in of_context[-1]):
+        return [None] * len(windows)  # its end was cut off
+    return [(mine[0], mine[-1]) if mine and len(mine) == len(tokens) else None for mine in places]

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from operator import eq
+from typing import Any, ClassVar
 
+import torch
+from torch.nn import functional as F
+
+from heedful.checkpoint import Loaded
+from heedful.data import Example, Tagged
 from heedful.model.config import TokenClasses
-from heedful.tasks.base import Answer, Answerer, Place, Setting, Window, best_places, trimmed
+from heedful.objectives import Batch, Loss, Sample
+from heedful.objectives.base import pack, weighted, wide
+from heedful.tasks.base import Answer, Answerer, Place, Setting, Window, best_places, of_windows, trimmed
+from heedful.tasks.metrics import Accuracy, Entities, Result, entity_counts, f1_of, mean_of
+from heedful.tasks.task import Judged, Measure, Task, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer, Words
 
 BEGIN, INSIDE = "BSU", "IEL"  # IOB2, BIOES and BILOU: B-x, S-x and U-x begin an entity; I-x, E-x and L-x continue it
@@ -99,3 +110,91 @@ TAG = Answerer(
     places=places,
     answer=answer,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tag(Task):
+    """A label for every word: cross-entropy at its first piece, in the window where that sees most around it.
+
+    So every word counts once, however many windows show it; a word without pieces teaches nothing.
+    """
+
+    example: ClassVar[type[Example]] = Tagged
+    head: ClassVar[str] = "tokens"
+    main: str = ""  # "": F1 of entities, or accuracy where labels mark none
+
+    def __post_init__(self) -> None:
+        if not self.main:
+            object.__setattr__(self, "main", "f1" if self.entities else "accuracy")
+
+    @property
+    def entities(self) -> bool:
+        """Whether the labels mark entities, and are not plain classes of words."""
+        return all(label == OUTSIDE or label[:2] in ("B-", "I-") for label in self.labels)
+
+    def items(self, example: Any) -> list[Item]:
+        return [Words(example.words)]
+
+    def ask(self, example: Any) -> Any:
+        return list(example.words)
+
+    def learn(self, example: Tagged, seen: list[list[Encoded]]) -> list[Sample]:
+        (windows,) = seen
+        scored = of_windows(places(windows, self.tokenizer), len(windows))
+        found = []
+        for window, mine in zip(windows, scored, strict=True):
+            if mine:
+                words = [word for place in mine if (word := window.words[place]) is not None]
+                labels = tuple(self.labels.index(example.tags[word]) for word in words)
+                found.append(Sample.of([window.ids], [window.types], target=(tuple(mine), labels)))
+        return found
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        packed = pack(samples)
+        starts = zip(packed.bounds, samples, strict=False)
+        rows = [start + place for start, sample in starts for place in sample.target[0]]
+        targets = torch.tensor([label for sample in samples for label in sample.target[1]])
+        return Batch(packed=packed, targets=targets, weights=torch.ones(len(targets)), rows=torch.tensor(rows))
+
+    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+        assert loaded.head is not None and batch.rows is not None
+        scores = wide(loaded.head(loaded.model(batch.packed)[batch.rows], batch.packed))
+        return weighted(F.cross_entropy(scores, batch.targets, reduction="none"), batch.weights)
+
+    def measure(self) -> Measure:
+        if not self.entities:
+            return Measure(metrics={"words": Accuracy()}, spreads={"accuracy": spread(2, mean_of)})
+        metrics = {"conlleval": Entities(scheme="conlleval"), "strict": Entities(scheme="strict-iob2")}
+        return Measure(metrics=metrics, spreads={"f1": spread(3, f1_of)})
+
+    def measured(
+        self, measure: Measure, examples: Sequence[Tagged], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> Measure:
+        gold, said = [list(example.tags) for example in examples], list(map(_tags, answers))
+        if self.entities:
+            metrics = {name: metric.updated(said, gold) for name, metric in measure.metrics.items()}
+            counts: Any = entity_counts(said, gold, "conlleval")
+        else:
+            metrics = {"words": measure.metrics["words"].updated(list(chain(*said)), list(chain(*gold)))}
+            counts = [(sum(map(eq, x, y)), len(y)) for x, y in zip(said, gold, strict=True)]
+        ((name, spread),) = measure.spreads.items()
+        return Measure(metrics=metrics, spreads={name: spread.updated(ids, counts)})
+
+    def result(self, measure: Measure) -> Result:
+        if not self.entities:
+            plain: Result = measure.metrics["words"].result()
+            return plain
+        strict = measure.metrics["strict"].result()["f1"]
+        found: Result = measure.metrics["conlleval"].result()
+        return found | {"strict_f1": strict}
+
+    def judge(self, example: Tagged, answer: Answer) -> Judged:
+        said, shares = _tags(answer), [word["probability"] for word in answer["words"]]
+        wrong = [share or 0.0 for share, one, other in zip(shares, said, example.tags, strict=True) if one != other]
+        surest = min((share for share in shares if share is not None), default=1.0)
+        return Judged(list(example.tags), said, not wrong, 1 + sum(wrong) if wrong else 1 - surest)
+
+
+def _tags(answer: Answer) -> list[str]:
+    """What is said of each word; one of which no piece is left is outside, whatever the labels are."""
+    return [word["label"] or OUTSIDE for word in answer["words"]]

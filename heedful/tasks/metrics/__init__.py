@@ -7,6 +7,7 @@ from heedful.tasks.metrics.bootstrap import Bootstrap, confusion_of, confusion_s
 from heedful.tasks.metrics.classes import Accuracy, ConfusionMatrix, MultiLabel, macro_f1, matthews
 from heedful.tasks.metrics.entities import Entities, entity_counts, spans, to_iob2
 from heedful.tasks.metrics.numbers import Calibration, RankedRegression, Regression, TokenLoss
+from heedful.tasks.metrics.retrieval import Retrieval
 from heedful.tasks.metrics.squad import SquadScore, SquadThreshold, answer_scores, apply_threshold, normalised
 from heedful.tasks.metrics.suites import GLUE, Suite
 
@@ -22,6 +23,7 @@ __all__ = [
     "RankedRegression",
     "Regression",
     "Result",
+    "Retrieval",
     "SquadScore",
     "SquadThreshold",
     "Suite",

@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,11 @@ def f1_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
 
 def confusion_of(classes: int, formula: Callable[[Any], Any]) -> Callable[[Sums], Float64[np.ndarray, " replicates"]]:
     """A formula of confusion matrices (macro_f1, matthews), from the sums of confusion_statistics."""
-    return lambda sums: np.asarray(formula(sums.reshape(-1, classes, classes)), dtype=np.float64)
+    return partial(_of_matrices, classes, formula)  # unlike a lambda, one rank can tell it another
+
+
+def _of_matrices(classes: int, formula: Callable[[Any], Any], sums: Sums) -> Float64[np.ndarray, " replicates"]:
+    return np.asarray(formula(sums.reshape(-1, classes, classes)), dtype=np.float64)
 
 
 def confusion_statistics(predicted: Values, gold: Values, classes: int) -> Int64[np.ndarray, "examples cells"]:

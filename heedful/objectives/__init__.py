@@ -1,0 +1,7 @@
+"""Layer 6: objectives. Examples become samples, samples a packed batch, and a batch a loss with its count."""
+
+from __future__ import annotations
+
+from heedful.objectives.base import Batch, Loss, Objective, Sample
+
+__all__ = ["Batch", "Loss", "Objective", "Sample"]

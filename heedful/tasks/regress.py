@@ -1,0 +1,125 @@
+"""Give a text or a pair of texts a number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from heedful.data import Example, Scored
+from heedful.model.config import Problem
+from heedful.tasks.base import Answer
+from heedful.tasks.classify import Scores, Texts
+from heedful.tasks.metrics import Bootstrap, RankedRegression, Result
+from heedful.tasks.metrics.numbers import Kept
+from heedful.tasks.task import SEED, Judged, Measure
+
+Sums = Float64[np.ndarray, "replicates statistics"]
+FARTHEST = 512.0  # standard deviations, or more, are what a bootstrap's sums have room for
+ROUNDED = 1e-7  # a variance below it, of 1, is what rounding left
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regress(Texts):
+    """One number: squared error."""
+
+    example: ClassVar[type[Example]] = Scored
+    main: str = "spearman"
+    problem: ClassVar[Problem] = "regression"
+
+    def target(self, example: Scored) -> float:
+        return example.score
+
+    def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
+        return (scores[:, 0] - targets.to(scores)).square()
+
+    def measure(self) -> Measure:
+        return correlation()
+
+    def measured(
+        self, measure: Measure, examples: Sequence[Scored], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> Measure:
+        return correlated(measure, list(map(_number, answers)), [example.score for example in examples], ids)
+
+    def result(self, measure: Measure) -> Result:
+        found: Result = measure.metrics["numbers"].result()
+        return found
+
+    def judge(self, example: Scored, answer: Answer) -> Judged:
+        said = _number(answer)
+        return Judged(example.score, said, None, abs(said - example.score))
+
+
+def _number(answer: Answer) -> float:
+    (number,) = answer["numbers"].values()
+    found: float = number
+    return found
+
+
+def correlation() -> Measure:
+    """Numbers beside what is right, with an interval of Pearson's r; nothing was seen yet."""
+    return Measure(metrics={"numbers": RankedRegression()}, spreads={"pearson": PearsonSpread()})
+
+
+def correlated(measure: Measure, said: Sequence[float], gold: Sequence[float], ids: Sequence[int]) -> Measure:
+    """With more numbers."""
+    return Measure(
+        metrics={"numbers": measure.metrics["numbers"].updated(said, gold)},
+        spreads={"pearson": measure.spreads["pearson"].updated(ids, np.stack([said, gold], 1))},
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PearsonSpread:
+    """Numbers beside what is right, kept until an interval is asked for: 24 bytes for each example.
+
+    Only then are their means and deviations known, without which sums of squares would cancel, or overflow.
+    """
+
+    kept: Kept = field(default_factory=Kept)
+
+    def updated(self, ids: Sequence[int], pairs: Float64[np.ndarray, "examples 2"]) -> PearsonSpread:
+        """With more examples: the number of each in the data set, and its two numbers."""
+        rows = np.concatenate([np.array(ids, dtype=np.float64)[:, None], pairs], 1)
+        return replace(self, kept=self.kept.added(rows))
+
+    def merged(self, other: PearsonSpread) -> PearsonSpread:
+        """Both as one."""
+        return replace(self, kept=self.kept.merged(other.kept))
+
+    def interval(self) -> Result:
+        """Where the middle of the replicates lies."""
+        rows = self.kept.rows(3)
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        x, y = standard(rows[:, 1]), standard(rows[:, 2])
+        moments = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], 1)
+        return Bootstrap(seed=SEED, statistics=6).updated(rows[:, 0].astype(np.int64), moments).interval(pearson_of)
+
+
+def standard(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray, " examples"]:
+    """(x - mean) / deviation, or all of it a little smaller where one value is farther off than FARTHEST; else 0.
+
+    >>> standard(np.array([1.0, 2.0])).tolist(), standard(np.array([2.0, 2.0])).tolist()
+    ([-1.0, 1.0], [0.0, 0.0])
+    """
+    if not len(values) or (values == values[0]).all():
+        return np.zeros_like(values)
+    values = values / np.abs(values).max()
+    away: Float64[np.ndarray, " examples"] = values - values.mean()
+    away /= max(away.std(), np.abs(away).max() / FARTHEST)
+    return away
+
+
+def pearson_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
+    """cov / sqrt(var var) of each replicate, from its sums of 1, x, y, x², y² and xy; 0 where one does not vary."""
+    n, x, y, xx, yy, xy = sums.T
+    var_x, var_y = n * xx - x * x, n * yy - y * y
+    varies = np.minimum(var_x, var_y) > ROUNDED * n * n
+    r: Float64[np.ndarray, " replicates"] = np.divide(
+        n * xy - x * y, np.sqrt(np.abs(var_x * var_y)), out=np.zeros_like(n), where=varies
+    )
+    return r.clip(-1.0, 1.0)

@@ -1,0 +1,231 @@
+"""Task: an objective that also answers. What it learns from, what it is asked, and how its answers are measured."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
+from math import log
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from heedful.checkpoint import Loaded
+from heedful.data import Example
+from heedful.errors import HeedfulError
+from heedful.model.config import Problem
+from heedful.objectives import Batch, Loss, Sample
+from heedful.tasks.base import Answer, windows
+from heedful.tasks.metrics import Bootstrap, Result
+from heedful.tokenizer import Encoded, Item, Tokenizer
+
+Long = Literal["windows", "cut"]  # more tokens than the model reads: windows that overlap by half, or the end is lost
+CHUNK = 512  # examples that are tokenized, or asked, together
+SEED = 0  # of bootstrap intervals
+LEAST = 1e-12  # a probability below it counts as that much in a loss
+T = TypeVar("T")
+
+
+class Judged(NamedTuple):
+    """One answer beside what is right, in plain data."""
+
+    gold: Any
+    said: Any
+    right: bool | None  # None: there is no right and wrong, only more and less
+    badness: float  # the larger, the worse the mistake; for right answers the smaller, the surer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Spread:
+    """Sums of a bootstrap, and the formula that makes a number of them."""
+
+    sums: Bootstrap
+    formula: Callable[[Any], Any]
+
+    def updated(self, ids: Sequence[int], statistics: Any) -> Spread:
+        """With a row of statistics for each of more examples."""
+        return replace(self, sums=self.sums.updated(ids, np.asarray(statistics, dtype=np.float64)))
+
+    def merged(self, other: Spread) -> Spread:
+        """Both as one."""
+        return replace(self, sums=self.sums.merged(other.sums))
+
+    def interval(self) -> Result:
+        """Where the middle of the replicates lies."""
+        return self.sums.interval(self.formula)
+
+
+def spread(statistics: int, formula: Callable[[Any], Any]) -> Spread:
+    """A bootstrap that has seen nothing yet."""
+    return Spread(sums=Bootstrap(seed=SEED, statistics=statistics), formula=formula)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Measure:
+    """Metrics by name and intervals of some of their numbers; merging is exact, in any order."""
+
+    metrics: Mapping[str, Any]
+    spreads: Mapping[str, Any] = field(default_factory=dict)  # Spread, or what has its `merged` and `interval`
+
+    def merged(self, other: Measure) -> Measure:
+        """Both as one."""
+        return Measure(
+            metrics={name: metric.merged(other.metrics[name]) for name, metric in self.metrics.items()},
+            spreads={name: spread.merged(other.spreads[name]) for name, spread in self.spreads.items()},
+        )
+
+    def intervals(self) -> dict[str, Result]:
+        """95 % of the replicates lie from "low" to "high" (Efron 1979)."""
+        return {name: spread.interval() for name, spread in self.spreads.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """Samples to learn from, and what reading the examples cost."""
+
+    samples: list[Sample]
+    examples: int
+    tokens: int  # of all samples; what windows share counts in each
+    windowed: int  # examples that are longer than the limit and are seen in windows
+    cut: int  # examples of which the end was cut off, because that was asked for
+    cut_tokens: int
+    left_out: int  # examples of which nothing can be learned (see the task)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """What is shared by all tasks."""
+
+    example: ClassVar[type[Example]]
+    head: ClassVar[str]
+    problem: ClassVar[Problem] = "single"
+
+    tokenizer: Tokenizer
+    limit: int | None  # tokens of a sequence
+    labels: tuple[str, ...] = ()
+    main: str  # the number of `result` by which models are compared, the larger the better
+    together: int = 1
+    long: Long = "windows"  # in learning; answers see all of a text where the engine windows it
+
+    @abstractmethod
+    def items(self, example: Any) -> list[Item]:
+        """What the tokenizer reads of an example."""
+
+    @abstractmethod
+    def learn(self, example: Any, seen: list[list[Encoded]]) -> list[Sample]:
+        """Samples of an example, from the windows of each of its items; none: nothing can be learned of it."""
+
+    @abstractmethod
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """Samples as a batch."""
+
+    @abstractmethod
+    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+        """The sum of the batch's losses and their weight."""
+
+    @abstractmethod
+    def ask(self, example: Any) -> Any:
+        """The engine's input for an example."""
+
+    @abstractmethod
+    def measure(self) -> Measure:
+        """What has seen nothing yet."""
+
+    @abstractmethod
+    def measured(
+        self, measure: Measure, examples: Sequence[Any], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> Measure:
+        """With more examples, the engine's answers to them, and their numbers in the data set."""
+
+    @abstractmethod
+    def result(self, measure: Measure) -> Result:
+        """The numbers, `main` among them; what is no number is detail."""
+
+    @abstractmethod
+    def judge(self, example: Any, answer: Answer) -> Judged:
+        """One answer beside what is right."""
+
+    def windows(self, items: list[Item], seen: list[Encoded]) -> list[list[Encoded]]:
+        """The windows of each item."""
+        return [windows(item, each, self.limit) for item, each in zip(items, seen, strict=True)]
+
+    def read(self, examples: Iterable[Any]) -> Read:
+        """All samples of the examples, in their order."""
+        samples: list[Sample] = []
+        read = windowed = cut = cut_tokens = left_out = 0
+        for chunk in chunks(examples, CHUNK):
+            items = [self.items(example) for example in chunk]
+            flat = iter(self._encode([item for each in items for item in each]))
+            for example, mine in zip(chunk, items, strict=True):
+                encoded = [next(flat) for _ in mine]
+                dropped = sum(each.dropped for each in encoded)
+                try:
+                    seen = self.windows(mine, encoded)
+                except HeedfulError as error:
+                    raise HeedfulError(f"{example.file}:{example.line}: {error}") from None
+                learned = self.learn(example, seen)
+                samples += learned
+                read += 1
+                cut, cut_tokens = cut + (dropped > 0), cut_tokens + dropped
+                windowed += any(len(each) > 1 for each in seen)
+                left_out += not learned
+        return Read(
+            samples=samples,
+            examples=read,
+            tokens=sum(map(len, samples)),
+            windowed=windowed,
+            cut=cut,
+            cut_tokens=cut_tokens,
+            left_out=left_out,
+        )
+
+    def _encode(self, items: list[Item]) -> list[Encoded]:
+        if self.long == "windows" or self.limit is None:
+            return self.tokenizer.encode_batch(items)
+        return self.tokenizer.encode_batch(items, max_length=self.limit, truncate="longest_first")
+
+
+def chunks(values: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The values in lists of at most that size.
+
+    >>> list(chunks("abcde", 2))
+    [['a', 'b'], ['c', 'd'], ['e']]
+    """
+    rest = iter(values)
+    while chunk := list(islice(rest, size)):
+        yield chunk
+
+
+def evaluate(
+    task: Task,
+    ask: Callable[[list[Any]], list[Answer]],
+    examples: Iterable[Any],
+    *,
+    first: int = 0,
+    step: int = 1,
+    judged: Callable[[int, Any, Answer, Judged], None] | None = None,
+) -> Measure:
+    """Ask for each step-th example from the first on, and measure the answers; memory does not grow with the examples.
+
+    The measures of all ranks merge to what one alone would have found, to the last bit where the answers are the same.
+    `judged` is told of each answer.
+    """
+    measure = task.measure()
+    numbered = zip(count(first, step), islice(iter(examples), first, None, step), strict=False)
+    for chunk in chunks(numbered, CHUNK):
+        ids, given = [number for number, _ in chunk], [example for _, example in chunk]
+        try:
+            answers = ask([task.ask(example) for example in given])
+        except HeedfulError as error:
+            raise HeedfulError(f"the {len(given)} examples from {given[0].file}:{given[0].line} on: {error}") from None
+        measure = task.measured(measure, given, answers, ids)
+        if judged is not None:
+            for number, example, answer in zip(ids, given, answers, strict=True):
+                judged(number, example, answer, task.judge(example, answer))
+    return measure
+
+
+def surprise(probability: float) -> float:
+    """-log p: the loss of what was given that probability."""
+    return -log(max(probability, LEAST))

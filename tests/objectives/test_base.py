@@ -1,0 +1,80 @@
+"""Samples and batches: what goes in comes out in order, and a loss is a sum with its count."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful.objectives import Batch, Sample
+from heedful.objectives.base import pack, weighted, weights, wide
+from heedful.packed import Packed
+
+token = st.integers(0, 2**31 - 1)
+sequence = st.lists(st.tuples(token, st.integers(0, 255)), max_size=6)
+groups = st.lists(st.lists(sequence, min_size=1, max_size=4), max_size=5)
+
+
+def sample(group: list[list[tuple[int, int]]]) -> Sample:
+    """Of pairs of id and type."""
+    return Sample.of([[id for id, _ in each] for each in group], [[kind for _, kind in each] for each in group])
+
+
+@given(groups)
+def test_packed_samples_are_their_sequences_end_to_end(given: list[list[list[tuple[int, int]]]]) -> None:
+    samples = [sample(group) for group in given]
+    assert [len(each) for each in samples] == [sum(map(len, group)) for group in given]
+    flat = [each for group in given for each in group]
+    expected = Packed.of([[id for id, _ in each] for each in flat], [[kind for _, kind in each] for each in flat])
+    found = pack(samples)
+    assert found.bounds == expected.bounds
+    for name in ("tokens", "positions", "types"):
+        one, other = getattr(found, name), getattr(expected, name)
+        assert one.dtype == other.dtype == torch.long and torch.equal(one, other), name
+
+
+def test_samples_are_compact() -> None:
+    made = Sample.of([[1, 2], [3]], [[0, 1], [0]], target="t", weight=0.5)
+    assert (made.tokens.dtype, made.types.dtype) == (np.int32, np.uint8)
+    assert (made.bounds, made.target, made.weight) == ((0, 2, 3), "t", 0.5)
+    assert made != Sample.of([[1, 2], [3]], [[0, 1], [0]]) and made == made  # arrays have no truth to compare by
+    with pytest.raises(OverflowError):
+        Sample.of([[2**31]], [[0]])
+
+
+@given(st.lists(st.tuples(st.floats(0, 10, width=32), st.floats(0.015625, 1, width=32)), min_size=1, max_size=20))
+def test_a_loss_is_a_sum_and_what_it_weighs(pairs: list[tuple[float, float]]) -> None:
+    losses, share = torch.tensor([loss for loss, _ in pairs]), torch.tensor([weight for _, weight in pairs])
+    found = weighted(losses.double(), share)
+    assert float(found.sum) == pytest.approx(sum(loss * weight for loss, weight in pairs), abs=1e-9)
+    assert found.count == pytest.approx(sum(weight for _, weight in pairs), abs=1e-12)
+    assert weighted(losses.double().flip(0), share.flip(0)).count == found.count  # in any order
+
+
+def test_a_loss_keeps_its_graph() -> None:
+    losses = torch.ones(3, requires_grad=True)
+    weighted(losses, torch.tensor([1.0, 0.5, 0.25])).sum.backward()
+    assert losses.grad is not None and losses.grad.tolist() == [1.0, 0.5, 0.25]
+
+
+def test_weights_and_widths() -> None:
+    samples = [Sample.of([[1]], [[0]], weight=weight) for weight in (1.0, 1 / 3)]
+    assert torch.equal(weights(samples), torch.tensor([1.0, 1 / 3])) and weights([]).shape == (0,)
+    for narrow, expected in (
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ):
+        assert wide(torch.ones(2, dtype=narrow)).dtype == expected
+
+
+def test_batches_move_as_a_whole() -> None:
+    batch = Batch(packed=Packed.of([[1, 2]]), targets=torch.ones(1), weights=torch.ones(1), groups=(1,))
+    for made in (batch, Batch(packed=batch.packed, targets=batch.targets, weights=batch.weights, rows=torch.zeros(1))):
+        moved = made.to("meta")
+        tensors = (moved.packed.tokens, moved.targets, moved.weights, *([] if moved.rows is None else [moved.rows]))
+        assert all(tensor.is_meta for tensor in tensors)
+        assert (moved.rows is None) is (made.rows is None) and moved.groups == made.groups

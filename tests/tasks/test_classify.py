@@ -1,0 +1,271 @@
+"""Classification learns: samples, losses and gradients beside transformers', and what an evaluation finds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from folders import LIMIT, long_text
+from sklearn import metrics as sklearn_metrics
+from torch.nn import functional as F
+
+from heedful.data import Labelled, MultiLabelled
+from heedful.infer.engine import Engine
+from heedful.tasks.classify import FEW, Classify, ClassifyMany
+from heedful.tasks.task import evaluate
+from tests.learning import SHORT, both, learned, same_gradients, text_of, tokenizer
+
+LABELS = ("bad", "fair", "good")
+TEXTS = [
+    Labelled(text="the cat sat on the mat .", label="good"),
+    Labelled(text="who ran ?", label="bad"),
+    Labelled(text="she lives in paris", pair="where", label="good"),
+    Labelled(text="", label="fair"),
+    Labelled(text="ada wrote it", pair="", label="bad"),
+]
+SETS = [
+    MultiLabelled(text=each.text, pair=each.pair, labels=labels)
+    for each, labels in zip(TEXTS, [("bad", "good"), (), ("good",), ("bad", "fair", "good"), ("fair",)], strict=True)
+]
+LONG = Labelled(text=long_text(50), label="fair")
+LONG_PAIR = Labelled(text="who lives here ?", pair=long_text(50), label="bad")
+
+
+def task(**more: Any) -> Classify:
+    """For the tiny models."""
+    return Classify(**{"tokenizer": tokenizer(), "limit": LIMIT, "labels": LABELS} | more)
+
+
+def many(**more: Any) -> ClassifyMany:
+    """The same with any number of labels."""
+    return ClassifyMany(**{"tokenizer": tokenizer(), "limit": LIMIT, "labels": LABELS} | more)
+
+
+def inputs(examples: list[Any]) -> dict[str, torch.Tensor]:
+    """A padded batch as transformers makes it; alone, an empty second text would count as none."""
+    backend = both("single").tokenizer
+    made = [backend([each.text], None if each.pair is None else [each.pair]) for each in examples]
+    rows = [{name: column[0] for name, column in each.items()} for each in made]
+    return dict(backend.pad(rows, return_tensors="pt"))
+
+
+# -- samples ------------------------------------------------------------------------------------------------------
+
+
+def test_samples_are_what_transformers_reads() -> None:
+    read = task().read(TEXTS)
+    assert [sample.target for sample in read.samples] == [2, 0, 2, 1, 0]
+    assert [sample.weight for sample in read.samples] == [1.0] * 5
+    expected = inputs(TEXTS)
+    for number, sample in enumerate(read.samples):
+        length = int(expected["attention_mask"][number].sum())
+        assert sample.bounds == (0, length)
+        assert sample.tokens.tolist() == expected["input_ids"][number, :length].tolist()
+        assert sample.types.tolist() == expected["token_type_ids"][number, :length].tolist()
+    assert text_of(read.samples[2]) == "[CLS] she lives in paris [SEP] where [SEP]"
+    assert read.samples[2].types.tolist() == [0] * 6 + [1] * 2  # the first [SEP] included
+    assert (read.examples, read.tokens) == (5, sum(map(len, read.samples)))
+    assert (read.windowed, read.cut, read.cut_tokens, read.left_out) == (0, 0, 0, 0)
+    assert [sample.target for sample in many().read(SETS).samples][:3] == [[1, 0, 1], [0, 0, 0], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("example", [LONG, LONG_PAIR])
+def test_long_texts_are_windows_that_weigh_one_together(example: Labelled) -> None:
+    short = task(limit=SHORT)
+    read = short.read([example, TEXTS[0]])
+    *windows, last = read.samples
+    assert len(windows) >= 5 and read.windowed == 1 and read.examples == 2 and last.weight == 1
+    assert all(len(each) <= SHORT and each.target == LABELS.index(example.label) for each in windows)
+    assert [each.weight for each in windows] == [1 / len(windows)] * len(windows)
+    seen: list[str] = []
+    for window in windows:
+        tokens = text_of(window).split()
+        assert tokens[0] == "[CLS]" and tokens[-1] == "[SEP]"
+        text = tokens[tokens.index("[SEP]") + 1 if example.pair else 1 : -1]
+        if example.pair:
+            assert tokens[:6] == ["[CLS]", "who", "lives", "here", "?", "[SEP]"]
+        overlap = len(seen) and (SHORT - (7 if example.pair else 2)) - (SHORT - (7 if example.pair else 2)) // 2
+        assert seen[len(seen) - overlap :] == text[:overlap]
+        seen += text[overlap:]
+    assert seen == [tokenizer().name(id) for id in tokenizer().encode(example.texts[-1]).ids[1:-1]]
+
+
+def test_the_end_is_cut_where_that_is_asked_for() -> None:
+    read = task(limit=SHORT, long="cut").read([LONG, TEXTS[0], LONG_PAIR])
+    tokens = [len(tokenizer().encode((each.text, each.pair) if each.pair else each.text)) for each in (LONG, LONG_PAIR)]
+    assert [len(each) for each in read.samples] == [SHORT, 9, SHORT]
+    assert (read.cut, read.cut_tokens, read.windowed) == (2, sum(tokens) - 2 * SHORT, 0)
+    assert [each.weight for each in read.samples] == [1.0] * 3
+    unlimited = task(limit=None).read([LONG])
+    assert [len(each) for each in unlimited.samples] == tokens[:1]
+
+
+# -- losses -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_loss_and_gradient_of_one_label(dtype: torch.dtype, tolerance: float, parts: int) -> None:
+    pair = both("single", dtype)
+    targets = torch.tensor([LABELS.index(each.label) for each in TEXTS])
+    expected = pair.theirs(**inputs(TEXTS), labels=targets).loss
+    loss = learned(task(), pair.ours, TEXTS, parts)
+    assert loss.count == len(TEXTS)
+    assert float(loss.sum) / loss.count == pytest.approx(float(expected.detach()), abs=1e-6)
+    same_gradients(pair.theirs, expected, pair.ours, loss.count, tolerance)
+
+
+def test_loss_and_gradient_of_many_labels() -> None:
+    pair = both("multiple")
+    targets = torch.tensor([each.target for each in many().read(SETS).samples])
+    expected = pair.theirs(**inputs(SETS), labels=targets.double()).loss
+    loss = learned(many(), pair.ours, SETS)
+    assert float(loss.sum) / loss.count == pytest.approx(float(expected.detach()), abs=1e-12)
+    same_gradients(pair.theirs, expected, pair.ours, loss.count)
+
+
+def test_classes_may_weigh_differently() -> None:
+    pair, shares = both("single"), (0.25, 3.0, 1.5)
+    logits = pair.theirs(**inputs(TEXTS)).logits
+    targets = torch.tensor([LABELS.index(each.label) for each in TEXTS])
+    expected = F.cross_entropy(logits, targets, weight=torch.tensor(shares, dtype=torch.float64))
+    for parts in (1, 2, 5):
+        loss = learned(task(weights=shares), pair.ours, TEXTS, parts)
+        assert loss.count == 0.25 * 2 + 3 + 1.5 * 2
+        assert float(loss.sum) / loss.count == pytest.approx(float(expected.detach()), abs=1e-12)
+    same_gradients(pair.theirs, expected, pair.ours, loss.count)
+    halves = task(weights=shares, limit=SHORT).read([LONG]).samples
+    assert [each.weight for each in halves] == [3.0 / len(halves)] * len(halves)
+
+
+def test_positives_may_weigh_more() -> None:
+    pair, shares = both("multiple"), (0.5, 2.0, 7.0)
+    logits = pair.theirs(**inputs(SETS)).logits
+    targets = torch.tensor([each.target for each in many().read(SETS).samples], dtype=torch.float64)
+    positive = torch.tensor(shares, dtype=torch.float64)
+    expected = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=positive)
+    loss = learned(many(weights=shares), pair.ours, SETS, parts=2)
+    assert (loss.count, float(loss.sum) / 5) == (5, pytest.approx(float(expected.detach()), abs=1e-12))
+    same_gradients(pair.theirs, expected, pair.ours, 5)
+
+
+def test_windows_count_as_one_text() -> None:
+    pair, short = both("single"), task(limit=SHORT)
+    examples = [LONG, TEXTS[0]]
+    *windows, last = short.read(examples).samples
+    with torch.no_grad():
+        each = [
+            float(-pair.ours(short.batch([sample], [0]).packed).log_softmax(-1)[0, sample.target])
+            for sample in (*windows, last)
+        ]
+    loss = learned(short, pair.ours, examples)
+    assert loss.count == pytest.approx(2, abs=1e-6)
+    assert float(loss.sum) == pytest.approx(sum(each[:-1]) / len(windows) + each[-1], abs=1e-6)
+
+
+# -- evaluation ---------------------------------------------------------------------------------------------------
+
+
+def shares_of(name: str, examples: list[Any]) -> Any:
+    """transformers' logits."""
+    with torch.no_grad():
+        return both(name).theirs(**inputs(examples)).logits
+
+
+def test_an_evaluation_agrees_with_sklearn() -> None:
+    examples = [*TEXTS, *(Labelled(text=f"the dog ran {word}", label=label) for word in "abcdefgh" for label in LABELS)]
+    probabilities = shares_of("single", examples).softmax(-1).numpy()
+    gold, said = [LABELS.index(each.label) for each in examples], probabilities.argmax(1)
+    measure = evaluate(task(), Engine(both("single").ours), examples)
+    found = task().result(measure)
+    assert found["accuracy"] == sklearn_metrics.accuracy_score(gold, said)
+    assert found["confusion"] == sklearn_metrics.confusion_matrix(gold, said).tolist()
+    assert found["loss"] == pytest.approx(sklearn_metrics.log_loss(gold, probabilities, labels=[0, 1, 2]), abs=1e-6)
+    right = said == gold
+    bins = np.minimum((probabilities.max(1) * 15 - 1e-12).astype(int), 14)
+    gaps = [
+        abs(right[bins == m].mean() - probabilities.max(1)[bins == m].mean()) * (bins == m).mean() for m in set(bins)
+    ]
+    assert found["ece"] == pytest.approx(sum(gaps), abs=1e-6)
+    intervals = measure.intervals()
+    assert intervals.keys() == {"accuracy", "macro_f1"}
+    for name, each in intervals.items():
+        assert 0 < each["low"] < found[name] < each["high"] < 1 and each["count"] == len(examples), name
+    assert found[task().main] == found["accuracy"]
+
+
+def test_two_labels_have_f1_of_the_second_and_many_have_no_interval_of_f1() -> None:
+    two = task(labels=("no", "yes"))
+    examples = [Labelled(text="", label=label) for label in ("yes", "no", "no", "yes")]
+    said = [0.9, 0.8, 0.2, 0.7]  # of yes
+    answers = [
+        {"label": "yes" if p > 0.5 else "no", "probability": max(p, 1 - p), "probabilities": {"no": 1 - p, "yes": p}}
+        for p in said
+    ]
+    found = two.result(two.measured(two.measure(), examples, answers, range(4)))
+    assert (found["precision"], found["recall"], found["f1"]) == (2 / 3, 1.0, 0.8)
+    assert found["loss"] == pytest.approx(-sum(map(math.log, (0.9, 0.2, 0.8, 0.7))) / 4)
+    backwards = task(labels=("yes", "no"))  # by name, not by place
+    again = backwards.result(backwards.measured(backwards.measure(), examples, answers, range(4)))
+    assert (again["accuracy"], again["loss"]) == (found["accuracy"], found["loss"])
+    assert set(task(labels=tuple(map(str, range(FEW + 1)))).measure().spreads) == {"accuracy"}
+
+
+def test_many_labels_agree_with_sklearn() -> None:
+    ours, thresholds = both("multiple").ours, {"bad": 0.3, "good": 0.6}
+    probabilities = shares_of("multiple", SETS).sigmoid().numpy()
+    gold = np.array([each.target for each in many().read(SETS).samples]).astype(int)
+    for given in ({}, thresholds):
+        ours.thresholds = dict(given)
+        measure = evaluate(many(), Engine(ours), SETS)
+        ours.thresholds = {}
+        said = (probabilities >= [given.get(label, 0.5) for label in LABELS]).astype(int)
+        found = many().result(measure)
+        assert found["micro_f1"] == pytest.approx(sklearn_metrics.f1_score(gold, said, average="micro"))
+        macro = sklearn_metrics.f1_score(gold, said, average="macro", zero_division=0.0)
+        assert found["macro_f1"] == pytest.approx(macro)
+        assert found["subset_accuracy"] == sklearn_metrics.accuracy_score(gold, said)
+        expected = -(gold * np.log(probabilities) + (1 - gold) * np.log(1 - probabilities)).mean()
+        assert found["loss"] == pytest.approx(expected, abs=1e-6)
+        assert measure.intervals()["micro_f1"]["count"] == 5
+        assert found[many().main] == found["micro_f1"]
+
+
+# -- mistakes -----------------------------------------------------------------------------------------------------
+
+
+def answer(**shares: float) -> dict[str, Any]:
+    """Probabilities as an answer."""
+    label = max(shares, key=lambda name: shares[name])
+    return {"label": label, "probability": shares[label], "probabilities": shares}
+
+
+def test_the_surest_mistake_is_the_worst() -> None:
+    example = Labelled(text="x", label="good")
+    answers = [
+        answer(bad=0.9, fair=0.1, good=0.0),
+        answer(bad=0.9, fair=0.05, good=0.05),
+        answer(bad=0.5, fair=0.2, good=0.3),
+        answer(bad=0.4, fair=0.1, good=0.5),
+        answer(bad=0.0, fair=0.0, good=1.0),
+    ]
+    judged = [task().judge(example, each) for each in answers]
+    assert [each.right for each in judged] == [False, False, False, True, True]
+    badness = [each.badness for each in judged]
+    assert badness == sorted(badness, reverse=True) and badness[-1] == 0 and badness[0] < 30  # never infinite
+    assert (judged[0].gold, judged[0].said) == ("good", "bad")
+    several = MultiLabelled(text="x", labels=("good", "bad"))
+    sets = [
+        many().judge(several, {"labels": said, "probabilities": shares})
+        for said, shares in (
+            (["fair"], {"bad": 0.1, "fair": 0.9, "good": 0.1}),
+            (["bad"], {"bad": 0.9, "fair": 0.1, "good": 0.4}),
+            (["bad", "good"], {"bad": 0.9, "fair": 0.1, "good": 0.9}),
+        )
+    ]
+    assert [each.right for each in sets] == [False, False, True]
+    assert sets[0].badness > sets[1].badness > sets[2].badness == pytest.approx(-math.log(0.9))
+    assert (sets[0].gold, sets[0].said) == (["bad", "good"], ["fair"])

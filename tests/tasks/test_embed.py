@@ -1,0 +1,185 @@
+"""Embeddings learn from scores or from company; groups of pairs stay whole, so micro-batches do not matter."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from folders import LIMIT, long_text
+from torch.nn import functional as F
+
+from heedful.checkpoint import Loaded
+from heedful.checkpoint.attach import attach
+from heedful.data import Pair
+from heedful.data.batches import cut, units
+from heedful.errors import HeedfulError
+from heedful.infer.engine import Engine
+from heedful.tasks.embed import Embed
+from heedful.tasks.task import evaluate
+from tests.learning import SHORT, both, learned, text_of, tokenizer
+
+PAIRS = [
+    Pair(a="the cat sat", b="on the mat"),
+    Pair(a="who ?", b="ada wrote it"),
+    Pair(a="in paris", b="she lives here ."),
+    Pair(a="", b="x"),
+    Pair(a="the dog", b="ran to france"),
+    Pair(a="it is love", b="love"),
+    Pair(a="first", b="program"),
+]
+SCORED = [
+    Pair(a=each.a, b=each.b, score=score)
+    for each, score in zip(PAIRS, (0.0, 5.0, 2.5, 1.0, 4.0, 4.5, 3.0), strict=True)
+]
+
+
+@cache
+def model() -> Loaded:
+    """Mean pooling over the tiny model, in float64."""
+    return attach(both("bare").ours, "embedding")
+
+
+def task(**more: Any) -> Embed:
+    """For the tiny model."""
+    return Embed(**{"tokenizer": tokenizer(), "limit": LIMIT, "scored": False, "together": 3} | more)
+
+
+def scored(**more: Any) -> Embed:
+    """With scores from 0 to 5."""
+    return task(**{"scored": True, "together": 1, "high": 5.0} | more)
+
+
+@cache
+def vectors() -> tuple[torch.Tensor, torch.Tensor]:
+    """transformers' means over the tokens of each text of all pairs."""
+    pair = both("bare")
+    sides = []
+    with torch.no_grad():
+        for side in ("a", "b"):
+            each = [pair.tokenizer([getattr(example, side)], return_tensors="pt") for example in PAIRS]
+            sides.append(torch.cat([pair.theirs(**given).last_hidden_state.mean(1) for given in each]))
+    return sides[0], sides[1]
+
+
+# -- samples ------------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_is_both_texts_of_a_pair() -> None:
+    read = scored().read(SCORED)
+    assert [text_of(read.samples[0], number) for number in (0, 1)] == [
+        "[CLS] the cat sat [SEP]",
+        "[CLS] on the mat [SEP]",
+    ]
+    assert [each.target for each in read.samples] == [0, 1, 0.5, 0.2, 0.8, 0.9, 0.6]  # from 0 to 1
+    assert {len(each.bounds) for each in read.samples} == {3} and not np.concatenate(
+        [s.types for s in read.samples]
+    ).any()
+    assert scored(low=-5.0).read(SCORED[:1]).samples[0].target == 0.5
+    long = task(limit=SHORT).read([Pair(a=long_text(60), b="x")])
+    whole = len(tokenizer().encode(long_text(60)))
+    assert (long.cut, long.cut_tokens, long.windowed) == (1, whole - SHORT, 0)
+    assert long.samples[0].bounds == (0, SHORT, SHORT + 3)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"long": "windows"}, '^long is "windows": a text has one vector, so its end can only be cut: long = "cut"$'),
+    ({"together": 1}, "^together is 1: pairs are told apart from others, so 2 or more are needed$"),
+    ({"scored": True, "low": 2.0, "high": 2.0}, r"^scores go from 2\.0 to 2\.0: low must be below high$"),
+]
+
+
+@pytest.mark.parametrize(("more", "message"), WRONG)
+def test_settings_that_mean_nothing_are_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(HeedfulError, match=message):
+        task(**more)
+
+
+# -- losses -------------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_met_by_cosines() -> None:
+    a, b = vectors()
+    goal = torch.tensor([each.score for each in SCORED], dtype=torch.float64) / 5
+    expected = (F.cosine_similarity(a, b) - goal).square().sum()
+    for parts in (1, 3):
+        loss = learned(scored(), model(), SCORED, parts)
+        assert (loss.count, float(loss.sum)) == (7, pytest.approx(float(expected), abs=1e-12))
+
+
+def test_second_texts_are_told_apart_within_a_group() -> None:
+    """-log of exp(20 cos(a_i, b_i)) over its sum with all b_j of the group; the last group is smaller."""
+    a, b = (F.normalize(each, dim=-1).numpy() for each in vectors())
+    expected = 0.0
+    for group in ((0, 1, 2), (3, 4, 5), (6,)):
+        for i in group:
+            powers = [np.exp(20 * a[i] @ b[j]) for j in group]
+            expected -= np.log(powers[group.index(i)] / sum(powers))
+    loss = learned(task(), model(), PAIRS)
+    assert (loss.count, float(loss.sum)) == (7, pytest.approx(expected, abs=1e-9))
+    other = learned(task(scale=5.0), model(), PAIRS)
+    assert float(other.sum) != pytest.approx(expected, abs=0.1)
+
+
+@pytest.mark.parametrize("budget", [1, 20, 40, 1000])
+def test_micro_batches_do_not_matter_while_groups_stay_whole(budget: int) -> None:
+    made, ours = task(), model()
+    samples = made.read(PAIRS).samples
+    groups = units(len(samples), made.together)
+
+    def run(budget: int) -> tuple[float, float, torch.Tensor, int]:
+        ours.zero_grad()
+        total = count = 0.0
+        batches = cut([sum(len(samples[n]) for n in group) for group in groups], budget)
+        for batch in batches:
+            mine = [samples[number] for place in batch for number in groups[place]]
+            loss = made.loss(ours, made.batch(mine, [0] * len(mine)))
+            loss.sum.backward()
+            total, count = total + loss.sum.item(), count + loss.count
+        gradient = ours.named()["encoder.blocks.1.mlp.up.weight"].grad
+        assert gradient is not None
+        return total, count, gradient.clone(), len(batches)
+
+    whole, parts = run(10**6), run(budget)
+    assert (whole[3], parts[3]) == (1, {1: 3, 20: 3, 40: 2, 1000: 1}[budget])
+    assert parts[0] == pytest.approx(whole[0], abs=1e-12) and parts[1] == whole[1] == 7
+    assert (parts[2] - whole[2]).abs().max() <= 1e-12 * whole[2].abs().max()
+    assert whole[2].abs().max() > 1e-3
+
+
+# -- evaluation ---------------------------------------------------------------------------------------------------
+
+
+def test_scored_pairs_are_correlated() -> None:
+    made = scored()
+    measure = evaluate(made, Engine(model()), SCORED)
+    found = made.result(measure)
+    cosines, gold = F.cosine_similarity(*vectors()).numpy(), np.array([each.score for each in SCORED])
+    assert found["spearman"] == found[made.main] == pytest.approx(scipy.stats.spearmanr(cosines, gold)[0], abs=1e-9)
+    assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(cosines, gold)[0], abs=1e-5)
+    assert found["mse"] == pytest.approx(((cosines - gold / 5) ** 2).mean(), abs=1e-5)
+    interval = measure.intervals()["pearson"]
+    assert -1 <= interval["low"] <= found["pearson"] <= interval["high"] <= 1
+
+
+def test_unscored_pairs_are_found_among_all() -> None:
+    made = task()
+    measure = evaluate(made, Engine(model()), PAIRS)
+    found = made.result(measure)
+    a, b = (F.normalize(each, dim=-1).numpy() for each in vectors())
+    order = (-a @ b.T).argsort(1)
+    ranks = [1 + list(row).index(number) for number, row in enumerate(order)]
+    assert found["accuracy"] == found[made.main] == sum(rank == 1 for rank in ranks) / 7
+    assert found["mrr"] == pytest.approx(sum(1 / rank for rank in ranks) / 7)
+    assert found["count"] == 7 and measure.intervals() == {}
+
+
+def test_mistakes_come_in_order() -> None:
+    far = [scored().judge(SCORED[1], {"similarity": cosine}) for cosine in (-1.0, 0.0, 0.9, 1.0)]  # its score is 5
+    assert [each.badness for each in far] == pytest.approx([2.0, 1.0, 0.1, 0.0])
+    assert {each.right for each in far} == {None} and (far[0].gold, far[0].said) == (5.0, -1.0)
+    apart = [task().judge(PAIRS[0], {"similarity": cosine}) for cosine in (-1.0, 0.5, 1.0)]
+    assert [each.badness for each in apart] == [2.0, 0.5, 0.0] and apart[0].gold is None

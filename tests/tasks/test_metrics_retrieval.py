@@ -1,0 +1,74 @@
+"""Retrieval against a plain computation, and merged in any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful.errors import HeedfulError
+from heedful.tasks.metrics import Retrieval, merge_all
+from heedful.tasks.metrics import retrieval as module
+
+
+def plain(vectors: Any) -> tuple[float, float]:
+    """Accuracy and mean reciprocal rank, one pair after the other."""
+    ranks = []
+    for number, (a, _) in enumerate(vectors):
+        cosines = [a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) for _, b in vectors]
+        ranks.append(sum(cosine >= cosines[number] for cosine in cosines))
+    return sum(rank == 1 for rank in ranks) / len(ranks), sum(1 / rank for rank in ranks) / len(ranks)
+
+
+def drawn(count: int, width: int = 5, seed: int = 0) -> Any:
+    """Pairs whose vectors are somewhat alike."""
+    draw = np.random.default_rng(seed)
+    a = draw.normal(size=(count, width))
+    return np.stack([a, a + draw.normal(size=(count, width))], 1)
+
+
+@pytest.mark.parametrize(("count", "at_once"), [(1, 1024), (40, 1024), (40, 7), (40, 40), (40, 1)])
+def test_it_is_the_plain_computation(monkeypatch: pytest.MonkeyPatch, count: int, at_once: int) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    vectors = drawn(count)
+    found = Retrieval().updated(range(count), vectors).result()
+    accuracy, mrr = plain(vectors)
+    assert found["accuracy"] == accuracy and found["mrr"] == pytest.approx(mrr) and found["count"] == count
+    assert count == 1 or 0.2 < accuracy < 0.9
+    assert Retrieval().updated(range(count), 1e3 * vectors).result() == found  # lengths do not matter
+
+
+@given(st.integers(1, 25), st.randoms(use_true_random=False))
+def test_merging_is_exact_in_any_order(count: int, random: Any) -> None:
+    vectors, ids = drawn(count, seed=count), list(range(count))
+    whole = Retrieval().updated(ids, vectors).result()
+    random.shuffle(ids)
+    parts, rest = [Retrieval()], ids
+    while rest:
+        size = random.randint(1, len(rest))
+        parts.append(Retrieval().updated(rest[:size], vectors[rest[:size]]))
+        rest = rest[size:]
+    assert merge_all(parts).result() == whole
+
+
+def test_of_equal_cosines_the_own_comes_last() -> None:
+    same = np.ones((3, 2, 4))
+    assert Retrieval().updated(range(3), same).result() == {"accuracy": 0.0, "mrr": pytest.approx(1 / 3), "count": 3}
+
+
+def test_what_has_no_direction_is_refused() -> None:
+    vectors = drawn(3)
+    for bad in (0.0, np.nan, np.inf):
+        broken = vectors.copy()
+        broken[1, 1] = bad
+        with pytest.raises(HeedfulError, match=r"^a vector is zero or not finite: its direction means nothing$"):
+            Retrieval().updated(range(3), broken)
+    with pytest.raises(HeedfulError, match="of no examples is not defined"):
+        Retrieval().result()
+    with pytest.raises(HeedfulError, match="their widths differ: 5 and 6"):
+        Retrieval().updated([0], drawn(1)).merged(Retrieval().updated([1], drawn(1, width=6)))
+    with pytest.raises(HeedfulError, match="there are 2 ids for 3 pairs of vectors"):
+        Retrieval().updated([0, 1], vectors)

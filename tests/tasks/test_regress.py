@@ -1,0 +1,176 @@
+"""Regression learns numbers beside transformers, and says how sure a correlation is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from folders import LIMIT, long_text
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful.data import Scored
+from heedful.infer.engine import Engine
+from heedful.tasks.regress import FARTHEST, PearsonSpread, Regress, pearson_of, standard
+from heedful.tasks.task import evaluate
+from tests.learning import SHORT, both, learned, same_gradients, tokenizer
+
+EXAMPLES = [
+    Scored(text="the cat sat on the mat .", score=4.5),
+    Scored(text="who ran ?", pair="it ran", score=-1.0),
+    Scored(text="", score=0.25),
+]
+
+
+def task(**more: Any) -> Regress:
+    """For the tiny model."""
+    return Regress(**{"tokenizer": tokenizer(), "limit": LIMIT, "labels": ("stars",)} | more)
+
+
+def answers(said: Any) -> list[dict[str, Any]]:
+    """As the engine gives them."""
+    return [{"numbers": {"stars": float(number)}} for number in said]
+
+
+def measured(said: Any, gold: Any) -> Any:
+    """Of so many examples."""
+    examples = [Scored(text="x", score=float(score)) for score in gold]
+    return task().measured(task().measure(), examples, answers(said), range(len(examples)))
+
+
+def test_loss_and_gradient() -> None:
+    pair = both("regression")
+    made = [pair.tokenizer([each.text], None if each.pair is None else [each.pair]) for each in EXAMPLES]
+    batch = pair.tokenizer.pad([{name: c[0] for name, c in each.items()} for each in made], return_tensors="pt")
+    targets = torch.tensor([each.score for each in EXAMPLES], dtype=torch.float64)
+    expected = pair.theirs(**batch, labels=targets).loss
+    for parts in (1, 3):
+        loss = learned(task(), pair.ours, EXAMPLES, parts)
+        assert (loss.count, float(loss.sum) / 3) == (3, pytest.approx(float(expected.detach()), abs=1e-12))
+    same_gradients(pair.theirs, expected, pair.ours, 3)
+
+
+def test_windows_of_a_long_text_have_its_number() -> None:
+    samples = task(limit=SHORT).read([Scored(text=long_text(60), score=2.0)]).samples
+    assert len(samples) > 3 and {(each.target, each.weight) for each in samples} == {(2.0, 1 / len(samples))}
+
+
+def test_an_evaluation_agrees_with_scipy() -> None:
+    examples = [Scored(text=f"the {a} {b}", score=float(ord(a) * ord(b) % 7)) for a in "abcdefgh" for b in "xyz"]
+    measure = evaluate(task(), Engine(both("regression").ours), examples)
+    with torch.no_grad():
+        batch = both("regression").tokenizer([each.text for each in examples], return_tensors="pt")
+        said = both("regression").theirs(**batch).logits[:, 0].numpy()
+    gold = np.array([each.score for each in examples])
+    found = task().result(measure)
+    assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(said, gold)[0], abs=1e-6)
+    assert found["spearman"] == pytest.approx(scipy.stats.spearmanr(said, gold)[0], abs=1e-6)
+    assert found["mse"] == pytest.approx(((said - gold) ** 2).mean(), abs=1e-5)
+    assert found[task().main] == found["spearman"]
+    judged = [task().judge(example, each) for example, each in zip(examples, answers(said), strict=True)]
+    assert [each.badness for each in judged] == pytest.approx(np.abs(said - gold).tolist())
+    assert {each.right for each in judged} == {None}
+
+
+# -- how sure? ----------------------------------------------------------------------------------------------------
+
+
+def noisy(count: int, seed: int = 0) -> tuple[Any, Any]:
+    """Numbers that agree in part."""
+    draw = np.random.default_rng(seed)
+    gold = draw.normal(size=count)
+    return 0.8 * gold + 0.6 * draw.normal(size=count), gold
+
+
+def ends(said: Any, gold: Any) -> tuple[float, float]:
+    """Of the interval."""
+    found = measured(said, gold).intervals()["pearson"]
+    return found["low"], found["high"]
+
+
+@pytest.mark.parametrize("count", [50, 400])
+def test_the_interval_is_that_of_a_bootstrap(count: int) -> None:
+    said, gold = noisy(count)
+    draw = np.random.default_rng(1)
+    picks = draw.integers(0, count, (2000, count))
+    plain = np.quantile([np.corrcoef(said[pick], gold[pick])[0, 1] for pick in picks], [0.025, 0.975])
+    assert ends(said, gold) == pytest.approx(plain.tolist(), abs=0.3 / count**0.5)
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(1e6, 3e7), (-250_000.0, 0.0), (1e-9, 1.0), (1e200, 0.0)])
+def test_the_interval_does_not_depend_on_the_unit(scale: float, shift: float) -> None:
+    """Prices have squares that sums of a bootstrap have no room for."""
+    said, gold = noisy(200)
+    low, high = ends(said, gold)
+    found = ends(scale * said + shift, scale * gold + shift)
+    assert found == pytest.approx((low, high), abs=1e-5)
+
+
+def test_one_number_that_is_far_off_is_borne() -> None:
+    said, gold = noisy(3000)
+    low, high = ends(np.append(said, 1e12), np.append(gold, 0.0))
+    assert -0.1 < low <= high < 1
+    assert ends(np.append(said, 0.5), np.append(gold, 0.5)) == pytest.approx(ends(said, gold), abs=1e-2)
+
+
+def test_what_does_not_vary_has_no_correlation() -> None:
+    assert ends([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]) == (0.0, 0.0)
+    assert ends([0.1] * 5, [0.3] * 5) == (0.0, 0.0)
+    assert ends([5.0], [3.0]) == (0.0, 0.0)
+    low, high = ends([1.0, 2.0], [3.0, 4.0])  # replicates with one of the two do not vary
+    assert (low, high) == (0.0, 1.0)
+
+
+def test_what_rounding_leaves_is_no_variance() -> None:
+    """A replicate that has one example several times; sums are whole multiples of 2^-30."""
+    x, y = np.random.default_rng(0).normal(size=(2, 20))
+    one = np.rint(np.stack([np.ones(20), x, y, x * x, y * y, x * y], 1) * 2**30) / 2**30
+    for times in range(1, 9):
+        assert pearson_of(times * one).tolist() == [0.0] * 20
+    two = pearson_of(one + np.ones(6))  # (x, y) and (1, 1): on a line, up or down
+    assert two == pytest.approx(np.sign((x - 1) * (y - 1)))
+
+
+def test_one_of_very_many_may_be_far_off() -> None:
+    """z² of it would be about their number, for which a bootstrap's sums have no room."""
+    many = np.append(np.arange(1_000_000) % 7, 1e15)
+    assert np.abs(standard(many)).max() == pytest.approx(FARTHEST)
+    assert np.abs(standard(many[:-1])).max() < 3
+
+
+def test_correlations_of_sums() -> None:
+    draw = np.random.default_rng(4)
+    x, y = draw.normal(size=(2, 30))
+    weights = draw.poisson(1, (50, 30)).astype(np.float64)
+    sums = weights @ np.stack([np.ones(30), x, y, x * x, y * y, x * y], 1)
+    for each, found in zip(weights, pearson_of(sums), strict=True):
+        repeated = np.repeat(np.arange(30), each.astype(int))
+        assert found == pytest.approx(np.corrcoef(x[repeated], y[repeated])[0, 1], abs=1e-9)
+    assert pearson_of(np.zeros((1, 6))).tolist() == [0.0]
+
+
+numbers = st.lists(st.tuples(st.floats(-1e300, 1e300), st.floats(-10, 10)), min_size=1, max_size=12)
+
+
+@given(numbers, st.randoms(use_true_random=False))
+def test_merging_is_exact_in_any_order(pairs: list[tuple[float, float]], random: Any) -> None:
+    rows, ids = np.array(pairs), list(range(len(pairs)))
+    whole = PearsonSpread().updated(ids, rows)
+    random.shuffle(ids)
+    merged = PearsonSpread()
+    for number in ids:
+        one = PearsonSpread().updated([number], rows[[number]])
+        merged = one.merged(merged) if random.random() < 0.5 else merged.merged(one)
+    found = whole.interval()
+    assert merged.interval() == found
+    assert -1 <= found["low"] <= found["high"] <= 1
+
+
+@given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=30))
+def test_standard_numbers_have_room(values: list[float]) -> None:
+    found = standard(np.array(values))
+    assert np.isfinite(found).all() and np.abs(found).max() <= 512.000001
+    assert (found**2).mean() <= 1.000001

@@ -1,0 +1,261 @@
+"""Tagging learns every word once, at its first piece; evaluations are of words, and name their scheme."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import seqeval.metrics
+import torch
+from folders import LIMIT, NAMES, long_text
+from hypothesis import given
+from hypothesis import strategies as st
+from seqeval.scheme import IOB2
+
+from heedful.data import Tagged
+from heedful.infer.engine import Engine
+from heedful.tasks.tag import Tag
+from heedful.tasks.task import evaluate
+from heedful.tokenizer import Tokenizer, TokenizerSettings, Words, train
+from tests.learning import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
+
+EXAMPLES = [
+    Tagged(words=("Ada", "lives", "in", "Parisian", "zoos", "."), tags=("B-PER", "O", "O", "B-LOC", "I-LOC", "O")),
+    Tagged(words=("who", "\u200b", "ran"), tags=("O", "I-PER", "O")),
+    Tagged(words=("x",), tags=("I-LOC",)),
+]
+LABELS = tuple(NAMES[:1] + NAMES[2:])  # "O", "B-PER", ... as entities
+WORDY = long_text(100).split()
+
+
+def task(**more: Any) -> Tag:
+    """For the tiny model, whose labels are O, X, B-PER, I-PER, B-LOC and I-LOC."""
+    return Tag(**{"tokenizer": tokenizer(), "limit": LIMIT, "labels": tuple(NAMES)} | more)
+
+
+# -- samples ------------------------------------------------------------------------------------------------------
+
+
+def test_labels_stand_at_first_pieces_alone() -> None:
+    read = task().read(EXAMPLES)
+    first, second, third = read.samples
+    assert text_of(first) == "[CLS] ada lives in paris ##i ##a ##n z ##o ##o ##s . [SEP]"
+    assert first.target == ((1, 2, 3, 4, 8, 12), tuple(NAMES.index(tag) for tag in EXAMPLES[0].tags))
+    assert text_of(second) == "[CLS] who ran [SEP]"  # the second word has no piece, and teaches nothing
+    assert second.target == ((1, 2), (0, 0))
+    assert third.target == ((1,), (NAMES.index("I-LOC"),))
+    assert {sample.weight for sample in read.samples} == {1.0}
+
+
+def test_a_batch_scores_these_rows_and_no_others() -> None:
+    made = task()
+    samples = made.read(EXAMPLES).samples
+    batch = made.batch(samples, [0] * 3)
+    assert batch.rows is not None and batch.rows.tolist() == [1, 2, 3, 4, 8, 12, 15, 16, 19]
+    assert batch.targets.tolist() == [number for sample in samples for number in sample.target[1]]
+    assert batch.weights.tolist() == [1.0] * 9
+
+
+def test_sentences_without_pieces_are_left_out() -> None:
+    read = task().read([Tagged(words=("\u200b",), tags=("O",)), Tagged(words=(), tags=()), EXAMPLES[2]])
+    assert (read.examples, read.left_out, len(read.samples)) == (3, 2, 1)
+
+
+TEXTS = ["the cat sat on the mat, the dog ran to Paris and zoos", "über 🦊 naïve e\u0301tude 東京 don't"]
+TOKENIZERS: dict[str, Tokenizer] = {
+    kind: train(TEXTS, TokenizerSettings(kind=kind, vocabulary=320 if kind == "bpe" else 90, min_frequency=1))  # type: ignore[arg-type]
+    for kind in ("wordpiece", "bpe", "unigram")
+}
+word = st.text(st.sampled_from("acdehmnoprst.,'éü🦊東\u0301\u200b"), min_size=1, max_size=9)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(st.lists(word, min_size=1, max_size=25), st.integers(4, 30))
+def test_every_word_is_learned_once_where_it_sees_most(kind: str, words: list[str], limit: int) -> None:
+    """Trap 39: none is lost at the edges of windows, none counts twice."""
+    backend = TOKENIZERS[kind]
+    labels = tuple(f"L{number}" for number in range(len(words)))  # tells which word a label belongs to
+    made = Tag(tokenizer=backend, limit=limit, labels=labels)
+    example = Tagged(words=tuple(words), tags=labels)
+    (windows,) = windowed(made, example)
+    assert all(len(window) <= limit for window in windows)
+    whole = backend.encode(Words(words))
+    first = {word: place for place, word in reversed(list(enumerate(whole.words))) if word is not None}
+    seen: dict[int, tuple[int, int]] = {}  # word -> the number of its window, and the place in it
+    samples = made.read([example]).samples
+    numbers = iter(range(len(windows)))
+    for sample in samples:
+        number = next(n for n in numbers if windows[n].ids == tuple(sample.tokens.tolist()))
+        for place, label in zip(*sample.target, strict=True):
+            assert label not in seen
+            seen[label] = number, place
+            assert windows[number].ids[place] == whole.ids[first[label]]
+            assert windows[number].words[place] == label
+    assert seen.keys() == first.keys()
+    for label, (number, place) in seen.items():  # nowhere else has it more around it
+        token = first[label] - 1
+
+        def context(number: int, token: int = token) -> float:
+            length = len(windows[number]) - 2
+            index = token - windows[number].start
+            return min(index, length - 1 - index) + 0.01 * length if 0 <= index < length else -1.0
+
+        assert context(number) == max(map(context, range(len(windows))))
+        assert place == token - windows[number].start + 1
+
+
+def test_cut_sentences_lose_words_and_say_so() -> None:
+    example = Tagged(words=tuple(WORDY), tags=("O",) * len(WORDY))
+    read = task(long="cut", limit=SHORT).read([example])
+    (sample,) = read.samples
+    assert (read.cut, read.cut_tokens) == (1, len(tokenizer().encode(Words(WORDY))) - SHORT)
+    assert len(sample) == SHORT and len(sample.target[0]) < len(WORDY)
+
+
+# -- losses -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_loss_and_gradient(dtype: torch.dtype, tolerance: float) -> None:
+    """transformers pads labels with -100, and labels the pieces of a word by hand."""
+    pair = both("tag", dtype)
+    rows = pair.tokenizer([list(each.words) for each in EXAMPLES], is_split_into_words=True, padding=True)
+    labels = []
+    for number, example in enumerate(EXAMPLES):
+        words = rows.word_ids(number)
+        fresh = [word is not None and word != before for before, word in zip([None, *words], words, strict=False)]
+        labels.append(
+            [NAMES.index(example.tags[word]) if new else -100 for word, new in zip(words, fresh, strict=True)]
+        )
+    tensors = {name: torch.tensor(column) for name, column in rows.items()}
+    expected = pair.theirs(**tensors, labels=torch.tensor(labels)).loss
+    for parts in (1, 2):
+        loss = learned(task(), pair.ours, EXAMPLES, parts)
+        assert loss.count == 9 == sum(label != -100 for row in labels for label in row)
+        assert float(loss.sum) / 9 == pytest.approx(float(expected.detach()), abs=1e-6)
+    same_gradients(pair.theirs, expected, pair.ours, 9, tolerance)
+
+
+def test_every_word_of_a_long_text_counts_once_in_the_loss() -> None:
+    example = Tagged(words=tuple(WORDY), tags=tuple(NAMES[n % len(NAMES)] for n in range(len(WORDY))))
+    made, ours = task(limit=SHORT), both("tag").ours
+    loss = learned(made, ours, [example])
+    assert loss.count == len(WORDY)
+    with torch.no_grad():
+        each = -sum(
+            float(torch.log_softmax(rows[place], -1)[label])
+            for sample in made.read([example]).samples
+            for rows in [ours(made.batch([sample], [0]).packed)]
+            for place, label in zip(*sample.target, strict=True)
+        )
+    assert float(loss.sum) == pytest.approx(each, abs=1e-9)
+
+
+# -- evaluation ---------------------------------------------------------------------------------------------------
+
+
+def answered(tags: list[str | None], shares: list[float | None] | None = None) -> dict[str, Any]:
+    """As the engine answers."""
+    return {
+        "words": [
+            {"word": "w", "label": tag, "probability": share}
+            for tag, share in zip(tags, shares or [0.5] * len(tags), strict=True)
+        ]
+    }
+
+
+def test_lenient_and_strict_scores_agree_with_seqeval() -> None:
+    made = task(labels=LABELS)
+    assert made.entities and made.main == "f1"
+    gold = [
+        ["B-PER", "I-PER", "O"],
+        ["O", "B-LOC", "I-LOC", "I-LOC"],
+        ["B-PER", "O", "O"],
+        ["O"],
+    ]
+    said = [
+        ["I-PER", "I-PER", "O"],  # seqeval#23: right when lenient, nothing when strict
+        ["O", "B-LOC", "I-LOC", "O"],
+        ["B-PER", "O", "I-LOC"],
+        ["O"],
+    ]
+    gold, said = 10 * gold, 10 * said
+    examples = [Tagged(words=("w",) * len(tags), tags=tuple(tags)) for tags in gold]
+    measure = made.measured(made.measure(), examples, [answered(list(tags)) for tags in said], range(40))
+    found = made.result(measure)
+    assert found["f1"] == found[made.main] == pytest.approx(seqeval.metrics.f1_score(gold, said))
+    assert found["strict_f1"] == pytest.approx(seqeval.metrics.f1_score(gold, said, mode="strict", scheme=IOB2))
+    assert found["f1"] > found["strict_f1"] and found["scheme"] == "conlleval"
+    assert found["token_accuracy"] == pytest.approx(seqeval.metrics.accuracy_score(gold, said))
+    interval = measure.intervals()["f1"]
+    assert 0.3 < interval["low"] < found["f1"] < interval["high"] < 0.8
+
+
+def test_an_evaluation_through_the_engine_has_every_word() -> None:
+    """Long sentences are windowed, a word without pieces is outside; predictions are those of transformers."""
+    made = task()  # X is no mark of an entity, so these labels are plain
+    assert not made.entities and made.main == "accuracy"
+    long = Tagged(words=tuple(WORDY), tags=tuple(NAMES[n % len(NAMES)] for n in range(100)))
+    examples = [*EXAMPLES, long]
+    asked: list[tuple[int, Any]] = []
+    measure = evaluate(
+        made,
+        Engine(both("tag").ours),
+        examples,
+        judged=lambda number, example, answer, judged: asked.append((number, judged)),
+    )
+    found = made.result(measure)
+    assert found["count"] == sum(len(each.words) for each in examples)
+    said = [judged.said for _, judged in asked]
+    assert [len(each) for each in said] == [len(each.words) for each in examples]
+    right = sum(a == b for each, tags in zip(said, examples, strict=True) for a, b in zip(each, tags.tags, strict=True))
+    assert found["accuracy"] == right / found["count"]
+    assert said[1][1] == "O"
+    with torch.no_grad():
+        rows = both("tag").tokenizer([list(EXAMPLES[0].words)], is_split_into_words=True, return_tensors="pt")
+        best = both("tag").theirs(**rows).logits[0].argmax(-1)
+    assert said[0] == [NAMES[int(best[place])] for place in (1, 2, 3, 4, 8, 12)]
+    interval = measure.intervals()["accuracy"]
+    assert interval["low"] < found["accuracy"] < interval["high"]
+
+
+def test_words_of_which_nothing_is_said_are_wrong_among_plain_labels() -> None:
+    made = task(labels=("NOUN", "VERB"))
+    example = Tagged(words=("\u200b", "x"), tags=("NOUN", "VERB"))
+    answer = answered([None, "VERB"], [None, 0.9])
+    assert made.result(made.measured(made.measure(), [example], [answer], [0]))["accuracy"] == 0.5
+    assert made.judge(example, answer).right is False
+    entity = task(labels=("B-X", "I-X"))  # no sentence of train has an O
+    example = Tagged(words=("\u200b", "x"), tags=("B-X", "B-X"))
+    answer = answered([None, "B-X"], [None, 0.9])
+    assert entity.result(entity.measured(entity.measure(), [example], [answer], [0]))["recall"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("labels", "entities"),
+    [(("O", "B-PER", "I-PER"), True), (("B-x",), True), (("NOUN", "O"), False), (("O", "S-PER"), False)],
+)
+def test_what_is_compared_follows_the_labels(labels: tuple[str, ...], entities: bool) -> None:
+    made = task(labels=labels)
+    assert (made.entities, made.main) == (entities, "f1" if entities else "accuracy")
+    assert task(labels=labels, main="precision").main == "precision"
+
+
+def test_mistakes_come_in_order() -> None:
+    made = task(labels=LABELS)
+    example = Tagged(words=("a", "b"), tags=("B-PER", "O"))
+    judged = [
+        made.judge(example, answered(tags, shares))
+        for tags, shares in (
+            (["O", "B-PER"], [0.9, 0.8]),
+            (["O", "O"], [0.9, 0.9]),
+            (["O", "O"], [0.4, 0.9]),
+            ([None, "O"], [None, 0.9]),
+            (["B-PER", "O"], [0.5, 0.9]),
+            (["B-PER", "O"], [0.9, 0.95]),
+        )
+    ]
+    badness = [each.badness for each in judged]
+    assert badness == sorted(badness, reverse=True) and len(set(badness)) == len(badness)
+    assert [each.right for each in judged] == [False, False, False, False, True, True]
+    assert judged[0].gold == ["B-PER", "O"] and judged[3].said == ["O", "O"]
