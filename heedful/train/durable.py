@@ -1,0 +1,146 @@
+"""Files and folders that are there whole or not at all, and that a power cut does not undo.
+
+Whatever has to last goes through the six smallest functions here, `_open` to `_remove`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+Chunk = bytes | memoryview | Tensor  # a tensor stands for its bytes
+
+
+def raw(chunk: Chunk) -> memoryview:
+    """The bytes of a chunk; for a contiguous tensor on the CPU its own memory, not a copy."""
+    if isinstance(chunk, Tensor):
+        return chunk.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+    return memoryview(chunk)
+
+
+def measure(chunks: Iterable[Chunk]) -> dict[str, int | str]:
+    """The size and the SHA-256 of all chunks together."""
+    size, digest = 0, hashlib.sha256()
+    for chunk in map(raw, chunks):
+        size += len(chunk)
+        digest.update(chunk)
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def put(path: Path, chunks: Iterable[Chunk]) -> dict[str, int | str]:
+    """Write a new file and sync it; the measure of what was to be written, one chunk in memory at a time."""
+
+    def written() -> Iterator[memoryview]:
+        for chunk in map(raw, chunks):
+            _write(handle, chunk)
+            yield chunk
+
+    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
+        found = measure(written())
+        _fsync(handle)  # by the handle that wrote: another one need not hear of an error
+    return found
+
+
+def put_folder(path: Path) -> None:
+    """Make a folder, and what is missing above it."""
+    if not path.is_dir():
+        put_folder(path.parent)
+        _mkdir(path)
+        sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """Make the names in a folder last."""
+    with _opened(folder, os.O_RDONLY) as handle:
+        _fsync(handle)
+
+
+@contextmanager
+def whole(target: Path, *, folder: bool = False) -> Iterator[Path]:
+    """A temporary name, or a temporary folder, that then becomes the target for good, or disappears."""
+    part = _temporary(target)
+    try:
+        if folder:
+            _mkdir(part)
+        yield part
+        if folder:
+            sync(part)
+        _rename(part, target)
+    except BaseException:
+        _remove(part)
+        raise
+    sync(target.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder; there is never half of it under its name."""
+    gone = _temporary(path.with_name(f"{path.name}.old"))
+    _rename(path, gone)
+    _remove(gone)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what processes that died, or earlier calls of this one, left in the middle of something."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = re.fullmatch(r"\..+\.([1-9][0-9]{0,8})\.part", path.name, re.DOTALL)
+        if match and not _is_of_another(int(match[1])):
+            _remove(path)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def _is_of_another(pid: int) -> bool:
+    """Whether the number is of a living process that is not this one."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid != os.getpid()
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    handle = _open(path, flags)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _open(path: Path, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o666)
+
+
+def _write(handle: int, rest: memoryview) -> None:
+    while rest:
+        rest = rest[os.write(handle, rest) :]
+
+
+def _fsync(handle: int) -> None:
+    os.fsync(handle)
+
+
+def _mkdir(path: Path) -> None:
+    os.mkdir(path)
+
+
+def _rename(path: Path, target: Path) -> None:
+    os.replace(path, target)
+
+
+def _remove(path: Path) -> None:
+    """As far as it can be removed now; the rest goes with a later sweep."""
+    with suppress(OSError):
+        path.unlink() if path.is_symlink() or not path.is_dir() else shutil.rmtree(path, ignore_errors=True)

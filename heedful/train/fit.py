@@ -1,0 +1,256 @@
+"""fit: the ordinary code around the trainer. It evaluates, keeps the best, saves, and stops when it should."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from heedful.errors import HeedfulError
+from heedful.train.journal import Journal
+from heedful.train.loop import DivergedError, Step, Trainer, under
+from heedful.train.resume import Store
+from heedful.train.settings import FitSettings
+
+__all__ = ["FitSettings", "Fitted", "Scored", "Watch", "fit"]
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # those that ask a run to leave
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """What an evaluation found: the number that models are compared by, and all others."""
+
+    main: float
+    numbers: dict[str, Any]
+
+
+Why = Literal["done", "patience", "asked"]  # "asked": a signal, and the run can go on from where it is
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fitted:
+    """How it ended; unless it was asked to stop, the trainer's model has the weights that were to be kept."""
+
+    why: Why
+    best_step: int  # 0: there was no evaluation
+    best: float | None
+    resumed_from: int
+
+
+class Watch:
+    """What a person is told while it runs; this one says nothing."""
+
+    def step(self, step: Step, trainer: Trainer) -> None:
+        """After each update."""
+
+    def scored(self, step: int, scored: Scored, best: bool) -> None:
+        """After each evaluation."""
+
+    def said(self, text: str) -> None:
+        """Anything else."""
+
+
+def fit(
+    trainer: Trainer,
+    folder: Path,
+    settings: FitSettings,
+    *,
+    evaluate: Callable[[], Scored] | None = None,
+    watch: Watch | None = None,
+) -> Fitted:
+    """Train to the end, from the newest checkpoint in folder/state where there is one.
+
+    `evaluate` is called on every rank and gives the same there. A signal (SIGTERM, SIGINT, SIGUSR1), or
+    trainer.stopping = True, leaves the step or the evaluation that is running, makes a checkpoint of the last whole
+    step and ends in "asked"; evaluations on several ranks are finished first. A second SIGINT is an ordinary one.
+    """
+    return _Run(trainer, folder, settings, evaluate, watch or Watch()).run()
+
+
+class _LeftError(BaseException):
+    """A signal came during an evaluation, which is done anew after a resume."""
+
+
+class _Run:
+    def __init__(
+        self,
+        trainer: Trainer,
+        folder: Path,
+        settings: FitSettings,
+        evaluate: Callable[[], Scored] | None,
+        watch: Watch,
+    ) -> None:
+        self.trainer, self.settings, self.evaluate, self.watch = trainer, settings, evaluate, watch
+        self.store = Store(folder / "state", keep=settings.checkpoints)
+        self.journal = Journal(folder / "journal.jsonl") if trainer.ranks.first else None
+        self.best: float | None = None
+        self.best_step = 0
+        self.kept: dict[str, Tensor] = {}  # the weights of the best evaluation
+        self.since = 0  # evaluations since the best one
+        self.looked = 0  # the step of the last evaluation
+        self.looking = False  # whether a signal may leave an evaluation now
+        self.every = max(1, round(settings.evaluate * trainer.order.steps))
+        self.saved = 0  # the step of the last checkpoint
+        self.saved_at = time.monotonic()
+
+    def run(self) -> Fitted:
+        try:
+            started = self._resume()
+            with self._signals():
+                why = self._train()
+        finally:
+            if self.journal is not None:
+                self.journal.close()
+        if why != "asked" and self.kept:
+            with torch.no_grad():
+                for name, tensor in self._weights().items():
+                    tensor.copy_(self.kept[name])
+        return Fitted(why=why, best_step=self.best_step, best=self.best, resumed_from=started)
+
+    def _train(self) -> Why:
+        try:
+            if self._look():  # it was left before
+                self._save()
+            if self._patient():
+                for step in self.trainer:
+                    self._after(step)
+                    if not self._patient():
+                        break
+        except DivergedError as error:
+            self._write(error.step.record)
+            raise
+        except _LeftError:
+            pass
+        if not self._patient():
+            return "patience"
+        if self.trainer.done >= 1 and not self._must_look():
+            return "done"
+        if self.trainer.step != self.saved:
+            self._save()
+        return "asked"
+
+    def _after(self, step: Step) -> None:
+        self._write(step.record)
+        self.watch.step(step, self.trainer)
+        if self._look() or self.trainer.done >= 1 or self._due():
+            self._save()
+
+    def _must_look(self) -> bool:
+        step = self.trainer.step
+        now = step % self.every == 0 or self.trainer.done >= 1
+        return self.evaluate is not None and step > self.looked and now
+
+    def _look(self) -> bool:
+        """Whether an evaluation was due, which then was made."""
+        if not self._must_look():
+            return False
+        scored, step = self._scored(), self.trainer.step
+        if not math.isfinite(scored.main):
+            raise HeedfulError(f"step {step}: the evaluation gave {scored.main}, by which nothing can be compared")
+        better = self.best is None or scored.main > self.best
+        self._write({"step": step, "dev": scored.numbers, "main": scored.main, "best": better})
+        self.looked, self.since = step, 0 if better else self.since + 1
+        if better:
+            self.best, self.best_step = scored.main, step
+            if self.settings.keep == "best":
+                self.kept = {name: each.detach().clone() for name, each in self._weights().items()}
+        self.watch.scored(step, scored, better)
+        return True
+
+    def _scored(self) -> Scored:
+        assert self.evaluate is not None
+        self.looking = self.trainer.ranks.size == 1  # others would wait for what this rank does not say any more
+        try:
+            if self.looking and self.trainer.stopping:
+                raise _LeftError
+            return self.evaluate()
+        finally:
+            self.looking = False
+
+    def _patient(self) -> bool:
+        return not self.settings.patience or self.since < self.settings.patience
+
+    def _due(self) -> bool:
+        """Whether a checkpoint is due by the first rank's clock."""
+        waited = time.monotonic() - self.saved_at >= 60 * self.settings.save_minutes
+        return bool(self.trainer.ranks.numbers(waited)[0][0])
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Those that are trained."""
+        return {name: each for name, each in self.trainer.loaded.named().items() if each.requires_grad}
+
+    def _save(self) -> None:
+        if self.journal is not None:
+            tensors, values = self.trainer.state()
+            tensors |= {f"best/{name}": tensor for name, tensor in self.kept.items()}
+            self.journal.keep()
+            mine = {"best": self.best, "best_step": self.best_step, "since": self.since, "looked": self.looked}
+            self.store.commit(self.trainer.step, tensors, values | mine | {"journal": self.journal.size})
+        self.trainer.ranks.wait()
+        self.saved, self.saved_at = self.trainer.step, time.monotonic()
+
+    def _resume(self) -> int:
+        """The step that the newest valid checkpoint was made after; all ranks read it."""
+        trainer = self.trainer
+        if trainer.ranks.first:
+            weights = sum(tensor.nbytes for tensor in self._weights().values())
+            self.store.need(weights + sum(tensor.nbytes for tensor in trainer.state()[0].values()))
+        trainer.ranks.wait()
+        saved = self.store.load()
+        found = trainer.ranks.numbers(0 if saved is None else saved.step, trainer.order.count)
+        if any(each != found[0] for each in found):
+            raise HeedfulError(
+                f"the ranks do not have the same: steps of the newest checkpoint and samples are {found}, in the order "
+                "of the ranks. Give all of them the same data and one folder"
+            )
+        if saved is not None:
+            values = saved.values
+            trainer.load_state(saved.tensors, values)
+            self.best, self.best_step, self.since = values["best"], values["best_step"], values["since"]
+            self.looked, self.saved = values["looked"], saved.step
+            if self.settings.keep == "best":
+                self.kept = under("best/", saved.tensors)
+            self.watch.said(f"going on after step {saved.step:,}")
+        if self.journal is not None:
+            self.journal.rewind(0 if saved is None else saved.values["journal"])
+        return self.saved
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self.journal is not None:
+            self.journal.write(record)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Signals ask for a stop; after the first one SIGINT is an ordinary one again. Ignored ones stay ignored."""
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        heard = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            self.trainer.stopping = True
+            if signal.SIGINT in heard:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            if self.looking:
+                self.looking = False
+                raise _LeftError
+
+        if threading.current_thread() is not threading.main_thread():  # no other can be told of signals
+            yield
+            return
+        try:
+            for number in heard:
+                signal.signal(number, ask)
+            yield
+        finally:
+            for number in heard:
+                signal.signal(number, before[number])

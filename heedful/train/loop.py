@@ -1,0 +1,331 @@
+"""Trainer: `for step in trainer:` trains, and what stands below that line is the extension point."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from heedful.checkpoint import Loaded
+from heedful.data.batches import cut, share, units
+from heedful.data.order import Order, Turn, mixed
+from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.objectives import Objective, Sample
+from heedful.train.optim import Optimizer, factor
+from heedful.train.ranks import ALONE, Ranks
+from heedful.train.settings import Epochs, Minutes, Steps, TrainSettings
+
+__all__ = [
+    "DivergedError",
+    "Epochs",
+    "Minutes",
+    "Step",
+    "Steps",
+    "StoppedError",
+    "TrainSettings",
+    "Trainer",
+    "precision",
+    "under",
+]
+
+DROPOUT = 1  # what a seed is mixed with, so that what it draws here is drawn nowhere else
+
+
+class Step(NamedTuple):
+    """What one update did."""
+
+    number: int  # from 1
+    epoch: float  # how many times the samples have been seen, after this step
+    loss: float  # the mean over all targets of the step; 0 where there are none
+    rate: float  # the highest of all parameters
+    norm: float  # of the gradient, before clipping
+    tokens: int  # of all ranks
+    seconds: float
+    moved: bool  # False: left out, because a number was not finite
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What is the same in every run of the same settings: no times."""
+        said = {"step": self.number, "epoch": self.epoch, "loss": self.loss, "rate": self.rate, "norm": self.norm}
+        return said if self.moved else said | {"left_out": True}
+
+
+class DivergedError(HeedfulError):
+    """A loss or a gradient is not finite; the weights are those from before the step."""
+
+    def __init__(self, message: str, step: Step) -> None:
+        super().__init__(message)
+        self.step = step  # the one that was not done
+
+
+class StoppedError(Exception):
+    """A stop was asked for, on some rank; the step that was running is left, and nothing has changed."""
+
+
+class Trainer:
+    """Trains a model on samples; `loaded` always holds the current weights, in float32, and is in eval mode."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        objective: Objective,
+        samples: Sequence[Sample],
+        settings: TrainSettings,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        if not samples:
+            raise HeedfulError("there is nothing to train on: no example gave a sample")
+        self.loaded, self.objective, self.samples = loaded.eval(), objective, samples
+        self.settings, self.ranks = settings, ranks
+        batch = max(settings.batch, objective.together) // objective.together * objective.together
+        self.order = Order(count=len(samples), batch=batch, seed=settings.seed)
+        self.precision = precision(settings.precision)
+        self.step = 0  # updates done
+        self.seconds = 0.0  # spent in them, resumed runs included
+        self.stopping = False  # ask for a stop here, at any moment; all ranks leave after the same step
+        self._tokens = settings.tokens
+        self._skipped = 0  # steps in a row
+        self._parameters = {name: tensor for name, tensor in loaded.named().items() if tensor.requires_grad}
+        if not self._parameters:
+            raise HeedfulError("there is nothing to train: no parameter of the model requires a gradient")
+        self._optimizer = Optimizer(self._parameters, settings.optimiser)
+        for stack in (loaded.model.encoder, loaded.model.decoder):
+            if stack is not None:
+                stack.recompute = settings.recompute
+
+    @property
+    def total(self) -> int | None:
+        """How many steps there will be; None: until the time is over."""
+        match self.settings.length:
+            case Epochs(count=count):
+                return max(1, round(count * self.order.steps))
+            case Steps(count=count):
+                return count
+        return None
+
+    @property
+    def done(self) -> float:
+        """The share of the whole, from 0 to 1."""
+        if isinstance(self.settings.length, Minutes):
+            return min(1.0, self.seconds / (60 * self.settings.length.count))
+        assert self.total is not None
+        return self.step / self.total
+
+    def __iter__(self) -> Iterator[Step]:
+        """Steps until the end, or until a stop was asked for."""
+        while self.done < 1:
+            try:
+                step = self.advance()
+            except StoppedError:
+                return
+            yield step
+
+    def advance(self) -> Step:
+        """One update over one batch of samples."""
+        start = time.perf_counter()
+        mine = self._gradients(self.order.turn(self.step))
+        everyone = self.ranks.numbers(*mine, self._tokens, self.stopping)
+        losses, counts, tokens, budgets, stops = zip(*everyone, strict=True)
+        if any(stops):
+            self._forget()
+            raise StoppedError
+        self._tokens = int(min(budgets))  # one for all ranks, so that a checkpoint of the first one knows it
+        gradients = self._together()
+        count = sum(counts)
+        scale, share = 1 / count if count else 0.0, self._factor()
+        loss, norm = sum(losses) * scale, self._optimizer.norm(gradients, scale=scale)
+        moved = math.isfinite(loss) and math.isfinite(norm)
+        if moved:
+            self._optimizer.step(gradients, factor=share, scale=scale, norm=norm)
+        number, rate = self.step + 1, share * max(self._optimizer.rates.values())
+        spent = self._agreed(time.perf_counter() - start)
+        step = Step(number, number / self.order.steps, loss, rate, norm, int(sum(tokens)), spent, moved)
+        if not moved and self._skipped >= self.settings.skip:
+            raise _diverged(step, gradients)
+        self._forget()
+        self._skipped = 0 if moved else self._skipped + 1
+        self.step, self.seconds = number, self.seconds + spent
+        return step
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and plain values from which `load_state` goes on, to the last bit; the tensors are not copies."""
+        weights = {f"model/{name}": tensor.detach() for name, tensor in self._parameters.items()}
+        optimizer = {f"optimiser/{name}": tensor for name, tensor in self._optimizer.state().items()}
+        values = {"step": self.step, "seconds": self.seconds, "tokens": self._tokens, "skipped": self._skipped}
+        return weights | optimizer, values | self._counted()
+
+    def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Go on from there; what does not fit is refused, before anything has changed."""
+        for name, now in self._counted().items():
+            if values[name] != now:
+                raise HeedfulError(
+                    f"the checkpoint was made with {name} = {values[name]:,}, but now it is {now:,}, so that its steps "
+                    "would take other samples: put the data and the settings back, or start anew in another folder"
+                )
+        weights = under("model/", tensors)
+        shapes = [{name: tensor.shape for name, tensor in each.items()} for each in (weights, self._parameters)]
+        if shapes[0] != shapes[1]:
+            raise HeedfulError("the checkpoint is of another model: its parameters have other names or shapes")
+        self._optimizer.load_state(under("optimiser/", tensors))
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                self._parameters[name].copy_(tensor)
+        self.step, self.seconds = values["step"], values["seconds"]
+        self._tokens, self._skipped = values["tokens"], values["skipped"]
+
+    def _counted(self) -> dict[str, int]:
+        """What decides which samples a step takes."""
+        return {"samples": self.order.count, "batch": self.order.batch, "seed": self.order.seed}
+
+    def _gradients(self, turn: Turn) -> tuple[float, float, int]:
+        """This rank's part of a step: the summed loss, its count and the tokens; gradients are summed up in `grad`.
+
+        Where memory is not enough, the part is done again in smaller micro-batches, or an error says how large one was.
+        """
+        samples = [self.samples[number] for number in turn.numbers]
+        groups = units(len(samples), self.objective.together)
+        sizes = [sum(len(samples[number]) for number in group) for group in groups]
+        mine = share(sizes, self.ranks.size)[self.ranks.rank]
+        while True:
+            batches = cut([sizes[unit] for unit in mine], self._tokens)
+            members = [[number for place in batch for number in groups[mine[place]]] for batch in batches]
+            try:
+                return self._run(
+                    [([samples[each] for each in group], [turn.keys[each] for each in group]) for group in members]
+                )
+            except _FullError as error:
+                full = error.number
+            self._make_smaller(sum(len(samples[each]) for each in members[full]), alone=len(batches[full]) == 1)
+
+    def _run(self, parts: Sequence[tuple[list[Sample], list[int]]]) -> tuple[float, float, int]:
+        """The same of micro-batches, each the samples and their keys; a stop that was asked for cuts it short."""
+        self._forget()
+        total, count, tokens = 0.0, 0.0, 0
+        for number, (samples, keys) in enumerate(parts):
+            if self.stopping:
+                break
+            try:
+                loss = self._learn(
+                    samples, keys, mixed(self.settings.seed, DROPOUT, self.step, number, self.ranks.rank)
+                )
+            except (MemoryError, RuntimeError) as error:
+                if not _no_memory(error):
+                    raise
+                raise _FullError(number) from None
+            total, count, tokens = total + loss[0], count + loss[1], tokens + sum(map(len, samples))
+        return total, count, tokens
+
+    def _learn(self, samples: list[Sample], keys: list[int], seed: int) -> tuple[float, float]:
+        """Add the gradient of a micro-batch; its summed loss and count."""
+        device = next(iter(self._parameters.values())).device
+        self.loaded.train()
+        try:
+            with _seeded(seed, device):
+                batch = self.objective.batch(samples, keys).to(device)
+                with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16):
+                    loss = self.objective.loss(self.loaded, batch)
+                loss.sum.backward()
+        finally:
+            self.loaded.eval()
+        return loss.sum.item(), loss.count
+
+    def _forget(self) -> None:
+        """The gradients, and the memory that they take."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def _make_smaller(self, tokens: int, *, alone: bool) -> None:
+        """Micro-batches, after memory was not enough for one of so many tokens."""
+        what = f"step {self.step + 1}: memory was not enough for a micro-batch of {tokens:,} tokens"
+        if alone:
+            raise HeedfulError(
+                f"{what}, which cannot be parted; nothing was changed. Set train.recompute = true, or let sequences be "
+                "shorter"
+            )
+        if not self.settings.halve:
+            raise HeedfulError(
+                f"{what}; nothing was changed. Set train.tokens below {tokens:,}, train.halve = true or "
+                "train.recompute = true"
+            )
+        self._tokens = max(1, tokens // 2)
+        warnings.warn(f"{what}; from here on they have {self._tokens:,} at most", HeedfulWarning, stacklevel=2)
+
+    def _together(self) -> dict[str, Tensor]:
+        """The gradients, summed over all ranks: of every parameter that has one on some rank."""
+        mine = [parameter.grad is not None for parameter in self._parameters.values()]
+        anywhere = map(any, zip(*self.ranks.numbers(*mine), strict=True))
+        gradients = {
+            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for (name, parameter), there in zip(self._parameters.items(), anywhere, strict=True)
+            if there
+        }
+        self.ranks.add(list(gradients.values()))
+        return gradients
+
+    def _factor(self) -> float:
+        if isinstance(self.settings.length, Minutes):
+            return factor(self.settings.schedule, self.seconds, 60 * self.settings.length.count)
+        assert self.total is not None
+        return factor(self.settings.schedule, self.step, self.total)
+
+    def _agreed(self, seconds: float) -> float:
+        """The first rank's clock counts where the schedule follows it."""
+        return self.ranks.numbers(seconds)[0][0] if isinstance(self.settings.length, Minutes) else seconds
+
+
+def precision(asked: Literal["auto", "float32", "bfloat16"]) -> torch.dtype:
+    """bfloat16 where the processor has instructions for it, unless told otherwise."""
+    if asked == "auto":
+        can = torch.cpu.get_capabilities()
+        return torch.bfloat16 if can.get("amx_bf16") or can.get("avx512_bf16") else torch.float32
+    return torch.bfloat16 if asked == "bfloat16" else torch.float32
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those whose names begin with the prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+class _FullError(Exception):
+    """Memory was not enough for the micro-batch of that number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _no_memory(error: BaseException) -> bool:
+    said = ("can't allocate memory", "bad_alloc")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(each in str(error) for each in said)
+
+
+def _diverged(step: Step, gradients: Mapping[str, Tensor]) -> DivergedError:
+    bad = [name for name, each in gradients.items() if not each.isfinite().all()]
+    where = f"; gradients that are not finite: {', '.join(bad[:3])}" + (" and more" if bad[3:] else "")
+    return DivergedError(
+        f"step {step.number}: the loss is {step.loss} and the norm of the gradient {step.norm}{where if bad else ''}. "
+        "The weights are those from before this step. Lower train.optimiser.rate, lengthen the warm-up, look for "
+        "numbers in the data that are far off, or set train.precision = float32",
+        step,
+    )
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's own generators draw from the seed inside, and go on as before outside."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index])
+    before = [generator.get_state() for generator in generators]
+    try:
+        for generator in generators:
+            generator.manual_seed(seed)
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)

@@ -1,0 +1,220 @@
+"""AdamW over named tensors, and schedules of its rate.
+
+    m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
+    p <- p - rate (m / c1) / (sqrt(v / c2) + eps) - rate decay p
+
+with c1 = 1 - b1^t and c2 = 1 - b2^t, or 1 without bias correction (Kingma and Ba 2015; Loshchilov and Hutter 2019).
+Decay is for tensors of two dimensions or more: in our models all others are biases and the weights of norms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from heedful.errors import HeedfulError
+from heedful.train.settings import AdamW, Constant, Cosine, Google, Linear, Schedule
+
+__all__ = ["AdamW", "Constant", "Cosine", "Google", "Linear", "Optimizer", "Schedule", "factor", "layer_rates"]
+
+# -- schedules --------------------------------------------------------------------------------------------------
+
+
+def factor(schedule: Schedule, progress: int | float, total: int | float) -> float:
+    """What the rate is multiplied by after `progress` of `total` steps, or seconds: 0 at the start of a warm-up.
+
+    >>> [factor(Linear(warmup=0.25), done, 8) for done in (0, 1, 2, 5, 8)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+    if not (0 < total < math.inf and progress >= 0):
+        raise HeedfulError(f"progress is {progress} of {total}; expected a number from 0, of one above 0")
+    warmup = round(schedule.warmup * total, 6)  # 0.28 * 25 is a little more than 7
+    if progress < warmup:
+        return progress / warmup
+    done = min(1.0, (progress - warmup) / (total - warmup)) if total > warmup else 1.0
+    match schedule:
+        case Constant():
+            return 1.0
+        case Linear():
+            return 1.0 - done
+        case Cosine(floor=floor):
+            return floor + (1.0 - floor) * (1.0 + math.cos(math.pi * done)) / 2
+        case Google():
+            return max(0.0, 1.0 - progress / total)
+
+
+# -- rates ------------------------------------------------------------------------------------------------------
+
+
+def layer_rates(names: Iterable[str], settings: AdamW) -> dict[str, float]:
+    """The rate of each parameter: rate * layer_decay^(blocks + 1 - level) (Howard and Ruder 2018; Zhang et al. 2021).
+
+    Embeddings have level 0, block i has i + 1, a final norm that of the last block below it, the head blocks + 1. A
+    decoder's blocks stand upon the encoder's. How many blocks there are is read off the names.
+    """
+    names = list(names)
+    if settings.layer_decay == 1.0:
+        return dict.fromkeys(names, settings.rate)
+    places = {name: _place(name) for name in names}
+    encoder, decoder = (
+        max((block for part, block in places.values() if part == stack), default=0) for stack in ("encoder", "decoder")
+    )
+    top = encoder + decoder + 1
+
+    def level(part: str, block: int) -> int:
+        match part:
+            case "encoder":
+                return block or encoder
+            case "decoder":
+                return encoder + (block or decoder)
+        return top if part == "head" else 0
+
+    return {name: settings.rate * settings.layer_decay ** (top - level(*place)) for name, place in places.items()}
+
+
+def _place(name: str) -> tuple[str, int]:
+    """The part of the model that a parameter is in, and its block there, from 1; 0 outside of blocks."""
+    match name.split("."):
+        case ["encoder" | "decoder" as stack, "blocks", number, _, *_] if number.isdecimal():
+            return stack, int(number) + 1
+        case ["encoder" | "decoder" as stack, "norm", _]:
+            return stack, 0
+        case ["embedding" | "decoder_embedding" | "head" as part, _, *_]:
+            return part, 0
+    raise HeedfulError(
+        f"layer_decay: the depth of {name} is not known; expected embedding, decoder_embedding, encoder, decoder or "
+        "head and what is in them. Set layer_decay = 1.0 to train it"
+    )
+
+
+# -- the optimiser ----------------------------------------------------------------------------------------------
+
+_FUSED = frozenset({"cpu", "cuda"})  # where torch's fused kernel is used: by far its fastest, also on a CPU
+
+
+class Optimizer:
+    """Changes named tensors in place; gradients come in by the same names, and a tensor without one does not move.
+
+    Gradients are sums over targets: `scale`, 1 / count, makes means of them. One step is
+
+        norm = optimizer.norm(gradients, scale=scale)    # nothing has moved: look at it
+        optimizer.step(gradients, factor=factor, scale=scale, norm=norm)
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], settings: AdamW) -> None:
+        assert len({id(each) for each in parameters.values()}) == len(parameters), "one tensor would move twice"
+        self.settings = settings
+        self.rates = layer_rates(parameters, settings)  # peaks
+        self._parameters = dict(parameters)
+        self._m = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        self._v = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        self._steps: dict[str, Tensor] = {}
+        self._groups: dict[tuple[float, float], list[str]] = {}  # by rate and decay
+        self._fused = {parameter.device.type for parameter in parameters.values()} <= _FUSED
+        start = 0.0 if settings.bias_correction else math.inf  # b^inf = 0, so that c1 = c2 = 1 exactly
+        for name, parameter in parameters.items():
+            if parameter.dtype not in (torch.float32, torch.float64) or not parameter.is_contiguous():
+                raise HeedfulError(
+                    f"{name} is {_described(parameter)}; expected contiguous float32 (or float64): small updates are "
+                    "lost in less, so keep a float32 copy and train that"
+                )
+            self._steps[name] = torch.full((), start, device=parameter.device if self._fused else "cpu")
+            decay = settings.decay if parameter.ndim >= 2 else 0.0
+            self._groups.setdefault((self.rates[name], decay), []).append(name)
+
+    def norm(self, gradients: Mapping[str, Tensor], *, scale: float) -> float:
+        """The norm of all scaled gradients as one vector; not finite if any number in them is not.
+
+        Over rows in float64: one float32 sum over a large table loses digits on a CPU.
+        """
+        rows = [torch.linalg.vector_norm(each.detach(), dim=-1).flatten() for each in gradients.values()]
+        return scale * float(torch.linalg.vector_norm(torch.cat(rows), dtype=torch.float64)) if rows else 0.0
+
+    @torch.no_grad()
+    def step(self, gradients: Mapping[str, Tensor], *, factor: float, scale: float, norm: float) -> None:
+        """Move every tensor that has a gradient; `norm` is what `norm()` gave, and decides on clipping.
+
+        The gradients are used up: what they hold afterwards is of no use. A norm that is not finite is refused, as is
+        a gradient that fits no tensor, before anything has moved.
+        """
+        self._check(gradients)
+        if not math.isfinite(norm):
+            raise HeedfulError(
+                f"the norm of the gradients is {norm}, and nothing was changed: leave the step out, or lower the rate"
+            )
+        clip = self.settings.clip
+        if clip is not None and norm > clip:
+            scale *= clip / norm
+        for (rate, decay), names in self._groups.items():
+            if names := [name for name in names if name in gradients]:
+                self._move(names, [gradients[name].contiguous() for name in names], rate * factor, decay, scale)
+
+    def _move(self, names: list[str], gradients: list[Tensor], rate: float, decay: float, scale: float) -> None:
+        # gradients have to be contiguous: the fused kernel does not look at strides
+        if scale != 1.0:
+            torch._foreach_mul_(gradients, scale)
+        adamw(
+            [self._parameters[name] for name in names],
+            gradients,
+            [self._m[name] for name in names],
+            [self._v[name] for name in names],
+            [],
+            [self._steps[name] for name in names],
+            fused=self._fused,
+            amsgrad=False,
+            beta1=self.settings.betas[0],
+            beta2=self.settings.betas[1],
+            lr=rate,
+            weight_decay=decay,
+            eps=self.settings.eps,
+            maximize=False,
+        )
+
+    def _check(self, gradients: Mapping[str, Tensor]) -> None:
+        for name, gradient in gradients.items():
+            parameter = self._parameters.get(name)
+            if parameter is None:
+                raise HeedfulError(f"there is a gradient for {name}, which is not among the trained tensors")
+            if not _alike(gradient, parameter):
+                told = f"the gradient of {name} is {_described(gradient)}"
+                raise HeedfulError(f"{told}; expected {_described(parameter)} as its tensor")
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the next step depends on but the tensors themselves: m and v, and with bias correction the steps.
+
+        They are not copies: the next step changes them.
+        """
+        kinds = {"m": self._m, "v": self._v} | ({"steps": self._steps} if self.settings.bias_correction else {})
+        return {f"{name}.{kind}": each for kind, tensors in kinds.items() for name, each in tensors.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state()` gave, bit for bit; what does not fit is refused, before anything has changed."""
+        mine = self.state()
+        wrong = [f"{name} is missing" for name in mine if name not in state]
+        wrong += [f"{name} is not expected" for name in state if name not in mine]
+        wrong += [
+            f"{name} is {_described(state[name])}, expected {_described(tensor)}"
+            for name, tensor in mine.items()
+            if name in state and not _alike(state[name], tensor)
+        ]
+        if wrong:
+            listed = "; ".join(wrong[:4]) + (f"; and {len(wrong) - 4} more" if wrong[4:] else "")
+            raise HeedfulError(
+                f"the optimiser's state was saved for another model, or with another bias_correction: {listed}. Go on "
+                "with the model and the settings of that run, or begin anew"
+            )
+        for name, tensor in mine.items():
+            tensor.copy_(state[name])
+
+
+def _alike(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.shape == other.shape and tensor.dtype == other.dtype
+
+
+def _described(tensor: Tensor) -> str:
+    layout = "" if tensor.is_contiguous() else ", not contiguous"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{layout}"

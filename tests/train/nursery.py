@@ -1,0 +1,285 @@
+"""Processes that train a tiny model: alone, in ranks, hurt on purpose.
+
+Run with a job (a JSON object, see Job) it does that one, under torchrun in each rank. Without, it is a nursery: jobs
+come on stdin, and each of their ranks is a forked process, so that what has to be imported costs its time once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_runs import FAULTS, MADE, Faulty, settings, wave
+from torch import Tensor
+
+from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.train import ranks as ranks_module
+from heedful.train.fit import Scored, fit
+from heedful.train.loop import Trainer
+from heedful.train.ranks import Ranks, ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a process does, and what happens to it on the way."""
+
+    out: str  # a folder for what this process has to say: rank-N.json and rank-N.log
+    what: str = "fit"  # see DONE
+    folder: str = ""  # of the run
+    task: str = "classify"
+    dropout: float = 0.1
+    train: dict[str, Any] = field(default_factory=dict)  # as in TOML, over TRAIN
+    fit: dict[str, Any] = field(default_factory=dict)
+    evaluate: str = ""  # "": none, "wave": the best is in the middle, "slow": a minute
+    kill: int = 0  # the operation on the disk, from 1, before which the process is killed; 0: never
+    fault: str = ""  # see FAULTS
+    at: int = 0  # the step of the fault, from 1
+    stop: int = 0  # the step in which the process is told to end, too
+    rank: int = 0  # which one is hurt, at its first start under torchrun
+    patience: float = 60.0  # seconds that one rank waits for another
+
+
+def killed_before(operation: int) -> list[int]:
+    """This process dies before the operation of that number; so many there were, in a list."""
+    count = [0]
+
+    def counted(original: Any) -> Any:
+        def call(*given: Any, **more: Any) -> Any:
+            count[0] += 1
+            if count[0] == operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*given, **more)
+
+        return call
+
+    for name in ("open", "write", "fsync", "mkdir", "replace", "unlink", "rmdir"):
+        setattr(os, name, counted(getattr(os, name)))
+    return count
+
+
+# -- a job ------------------------------------------------------------------------------------------------------
+
+
+def fitted(job: Job, trainer: Trainer) -> dict[str, Any]:
+    """fit."""
+
+    def slow() -> Scored:
+        for _ in range(600):
+            time.sleep(0.1)
+        return wave(trainer)
+
+    evaluate = {"": None, "wave": lambda: wave(trainer), "slow": slow}[job.evaluate]
+    end = fit(trainer, Path(job.folder), settings({}, job.fit)[1], evaluate=evaluate)
+    return {"why": end.why, "best_step": end.best_step, "resumed_from": end.resumed_from}
+
+
+def updated(job: Job, trainer: Trainer) -> dict[str, Any]:
+    """Updates alone."""
+    steps = list(trainer)
+    return {"losses": [step.loss for step in steps], "tokens": [step.tokens for step in steps]}
+
+
+def soaked(job: Job, trainer: Trainer) -> dict[str, Any]:
+    """Updates, and what memory and open files there are at 20 moments after the first tenth."""
+    seen = []
+    assert trainer.total is not None
+    for step in trainer:
+        if step.number % (trainer.total // 20) == 0 and step.number >= trainer.total // 10:
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            seen.append((step.number, pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))))
+    return {"seen": seen}
+
+
+def together(job: Job, trainer: Trainer) -> dict[str, Any]:
+    """What ranks say to each other."""
+    mine = trainer.ranks
+    tensors = [torch.arange(5.0), torch.ones(2, 3) * mine.rank, torch.zeros(0), torch.full((), 0.5).double()]
+    tensors[1] = tensors[1].T  # not contiguous
+    mine.add(tensors)
+    mine.add([])
+    mine.wait()
+    return {
+        "added": [tensor.tolist() for tensor in tensors],
+        "numbers": mine.numbers(mine.rank, 0.1, True, 2**53),
+        "none": mine.numbers(),
+        "gathered": mine.gather({"rank": mine.rank, "text": "ü" * mine.rank}),
+        "first": mine.first,
+    }
+
+
+DONE = {"fit": fitted, "updates": updated, "soak": soaked, "together": together}
+
+
+def run(job: Job, ranks: Ranks) -> dict[str, Any]:
+    """Do the job, and what is to be told of it; the weights are left in a file."""
+    loaded, task, samples = MADE[job.task](job.dropout)
+    trainer = Trainer(loaded, task, samples, settings(job.train, {})[0], ranks)
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if ranks.rank == job.rank and not again:
+        if job.fault:
+            trainer.objective = Faulty(trainer.objective, trainer, FAULTS[job.fault], job.at)
+        if job.stop:
+            trainer.objective = Faulty(trainer.objective, trainer, FAULTS["SIGTERM"], job.stop)
+    operations = killed_before(job.kill) if job.kill and ranks.rank == job.rank else [0]
+    told = DONE[job.what](job, trainer) | {"operations": operations[0]}
+    torch.save(loaded.named(), Path(job.out) / f"rank-{ranks.rank}.pt")
+    return told | {"step": trainer.step, "budget": trainer.state()[1]["tokens"]}
+
+
+def main(job: Job) -> int:
+    """Run a job; an exit code, as a command's."""
+    ranks_module.PATIENCE = timedelta(seconds=job.patience)
+    warnings.simplefilter("always", HeedfulWarning)  # all others are errors
+    with ranks() as mine:
+        try:
+            told, code = run(job, mine), 0
+        except HeedfulError as error:
+            told, code = {"error": str(error), "kind": type(error).__name__}, 3
+        except KeyboardInterrupt:
+            told, code = {"error": "interrupted"}, 130
+        (Path(job.out) / f"rank-{mine.rank}.json").write_text(json.dumps(told), encoding="utf-8")
+    return code
+
+
+def nursery() -> None:
+    """Fork a process for each rank of each job that stdin names, or tell how such processes ended."""
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "wait" in asked:
+            said: Any = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in asked["wait"]]
+        else:
+            jobs = [Job(**each) for each in asked["jobs"]]
+            said = [_forked(job, rank, len(jobs), asked["port"]) for rank, job in enumerate(jobs)]
+        print(json.dumps(said), flush=True)
+
+
+def _forked(job: Job, rank: int, size: int, port: int) -> int:
+    if (pid := os.fork()) > 0:
+        return pid
+    code = 1
+    try:
+        log = os.open(Path(job.out) / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for handle in (1, 2):
+            os.dup2(log, handle)
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ |= rendezvous | {"RANK": str(rank), "WORLD_SIZE": str(size)}
+        code = main(job)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+# -- for the tests ----------------------------------------------------------------------------------------------
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+class Nursery:
+    """The process that forks others; those that are still there at the end are killed."""
+
+    def __init__(self) -> None:
+        environment = os.environ | ONE_THREAD | {"TOKENIZERS_PARALLELISM": "false"}
+        command = [sys.executable, __file__]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=Path(__file__).parents[2],
+            start_new_session=True,
+        )
+
+    def begin(self, job: Job | list[Job], ranks: int = 1) -> list[int]:
+        """The processes of a job, or of one for each rank."""
+        jobs = job if isinstance(job, list) else [job] * ranks
+        Path(jobs[0].out).mkdir(parents=True, exist_ok=True)
+        found: list[int] = self._ask({"jobs": [asdict(each) for each in jobs], "port": free_port()})
+        return found
+
+    def wait(self, pids: list[int]) -> list[int]:
+        """How they ended: exit codes, or minus the signal that killed one."""
+        codes: list[int] = self._ask({"wait": pids})
+        return codes
+
+    def run(self, job: Job | list[Job], ranks: int = 1) -> list[int]:
+        """Both."""
+        return self.wait(self.begin(job, ranks))
+
+    def _ask(self, what: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+
+@contextmanager
+def a_nursery() -> Iterator[Nursery]:
+    """For as long as it is needed."""
+    made = Nursery()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def free_port() -> int:
+    """One that nobody uses now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def told(job: Job, rank: int = 0) -> dict[str, Any]:
+    """What a process that came to its end said."""
+    found: dict[str, Any] = json.loads((Path(job.out) / f"rank-{rank}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def weights(job: Job, rank: int = 0) -> dict[str, Tensor]:
+    """The weights that a process ended with."""
+    found: dict[str, Tensor] = torch.load(Path(job.out) / f"rank-{rank}.pt")
+    return found
+
+
+def left(folder: str | Path) -> dict[str, Any]:
+    """All that a run leaves and that has to be the same in every run: no times."""
+    folder = Path(folder)
+    newest = max((folder / "state").glob("step-*"))
+    values = json.loads((newest / "values.json").read_text())
+    del values["seconds"]
+    return {
+        "step": newest.name[: len("step-00000000")],  # there may be a second turn of it
+        "tensors": (newest / "tensors.safetensors").read_bytes(),
+        "values": values,
+        "journal": (folder / "journal.jsonl").read_bytes(),
+    }
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    if sys.argv[1:]:
+        sys.exit(main(Job(**json.loads(sys.argv[1]))))
+    nursery()

@@ -1,0 +1,496 @@
+"""T10, T17 and the rest of fit: what is evaluated, kept, saved and resumed, and when it stops."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from nursery import left
+from tiny_runs import FAULTS, LINES, Faulty, same, settings, trainer, wave, weights
+from torch import Tensor
+
+from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.train import durable
+from heedful.train import fit as fit_module
+from heedful.train.fit import FitSettings, Fitted, Scored, Watch, fit
+from heedful.train.journal import Journal, records
+from heedful.train.loop import DivergedError, Step, Trainer
+from heedful.train.resume import Store
+
+
+class Told(Watch):
+    """What was told; a stop is asked for after a step, or something else happens there."""
+
+    def __init__(self, stop: int = 0, after: Callable[[Step], None] = lambda step: None) -> None:
+        self.stop, self.after = stop, after
+        self.steps: list[int] = []
+        self.scores: list[tuple[int, float, bool]] = []
+        self.texts: list[str] = []
+
+    def step(self, step: Step, trainer: Trainer) -> None:
+        self.steps.append(step.number)
+        self.after(step)
+        if step.number == self.stop:
+            trainer.stopping = True
+
+    def scored(self, step: int, scored: Scored, best: bool) -> None:
+        self.scores.append((step, scored.main, best))
+
+    def said(self, text: str) -> None:
+        self.texts.append(text)
+
+
+class Run:
+    """One process of a run in a folder; the next one is another."""
+
+    def __init__(self, folder: Path, scores: Callable[[Trainer], Scored] | None = wave, **train: Any) -> None:
+        self.folder = folder
+        self.trainer = trainer(**train)
+        self.scores = scores
+        self.weights: dict[int, dict[str, Tensor]] = {}  # at each evaluation
+
+    def _scored(self) -> Scored:
+        assert self.scores is not None
+        assert not self.trainer.loaded.training
+        self.weights[self.trainer.step] = self.now()
+        return self.scores(self.trainer)
+
+    def now(self) -> dict[str, Tensor]:
+        return weights(self.trainer)
+
+    def fit(self, watch: Watch | None = None, **how: Any) -> Fitted:
+        evaluate = None if self.scores is None else self._scored
+        return fit(self.trainer, self.folder, settings({}, how)[1], evaluate=evaluate, watch=watch)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return list(records(folder / "journal.jsonl"))
+
+
+def steps(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "state").glob("step-*"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Fitted]:
+    """A run that nothing happened to."""
+    run = Run(tmp_path_factory.mktemp("whole"))
+    return run, run.fit()
+
+
+# -- a run --------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_run_leaves(whole: tuple[Run, Fitted]) -> None:
+    run, end = whole
+    found = lines(run.folder)
+    assert [record["step"] for record in found if "loss" in record] == list(range(1, 13))
+    assert [record["step"] for record in found if "dev" in record] == [2, 4, 6, 8, 10, 12]
+    assert list(found[0]) == ["step", "epoch", "loss", "rate", "norm"]
+    assert found[2] | {"main": 0, "dev": 0} == {"step": 2, "dev": 0, "main": 0, "best": True}
+    assert steps(run.folder) == ["step-00000011", "step-00000012"]
+    assert sorted(os.listdir(run.folder)) == ["journal.jsonl", "state"]
+    assert end == Fitted(why="done", best_step=end.best_step, best=end.best, resumed_from=0)
+    assert (
+        end.best_step in (6, 8)
+        and end.best == found[-1 - found[::-1].index(next(r for r in found[::-1] if r.get("best")))]["main"]
+    )
+
+
+def test_the_best_weights_are_kept_or_the_last(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
+    run, end = whole
+    assert same(run.now(), run.weights[end.best_step])
+    assert not same(run.now(), run.weights[12])
+    last = Run(tmp_path)
+    found = last.fit(keep="last")
+    assert same(last.now(), run.weights[12]) and same(last.now(), last.weights[12])
+    assert found == end
+    assert not [name for name in tensors(tmp_path) if name.startswith("best/")]
+    assert not last.trainer.loaded.training
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(max((folder / "state").glob("step-*")) / "tensors.safetensors")
+
+
+def test_without_an_evaluation_the_last_weights_stay(tmp_path: Path) -> None:
+    run = Run(tmp_path, scores=None)
+    assert run.fit() == Fitted(why="done", best_step=0, best=None, resumed_from=0)
+    assert not [record for record in lines(tmp_path) if "dev" in record]
+    assert same({f"model/{name}": each for name, each in run.now().items()} | tensors(tmp_path), tensors(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "length", "expected"),
+    [
+        (1.0, 12, [4, 8, 12]),
+        (0.5, 7, [2, 4, 6, 7]),
+        (0.01, 3, [1, 2, 3]),
+        (2.0, 12, [8, 12]),
+        (100.0, 5, [5]),
+        (0.75, 12, [3, 6, 9, 12]),
+    ],
+)
+def test_when_it_evaluates(tmp_path: Path, evaluate: float, length: int, expected: list[int]) -> None:
+    told = Told()
+    Run(tmp_path, length={"kind": "steps", "count": length}).fit(told, evaluate=evaluate)
+    assert [step for step, _, _ in told.scores] == expected
+    assert told.steps == list(range(1, length + 1))
+
+
+def test_patience_ends_it(tmp_path: Path) -> None:
+    scores = iter([0.1, 0.3, 0.2, 0.3, 0.2, 0.9])
+    run = Run(tmp_path, lambda trainer: Scored(main=next(scores), numbers={}))
+    end = run.fit(patience=3)
+    assert end == Fitted(why="patience", best_step=4, best=0.3, resumed_from=0)  # as good is not better
+    assert run.trainer.step == 10 and steps(tmp_path)[-1] == "step-00000010"
+    assert same(run.now(), run.weights[4])
+    again = Run(tmp_path, lambda trainer: Scored(main=1.0, numbers={}))
+    told = Told()
+    assert again.fit(told, patience=3) == Fitted(why="patience", best_step=4, best=0.3, resumed_from=10)
+    assert told.steps == [] and same(again.now(), run.now())
+    more = Run(tmp_path, lambda trainer: Scored(main=next(scores), numbers={}))
+    assert more.fit(patience=0) == Fitted(why="done", best_step=12, best=0.9, resumed_from=10)
+
+
+def test_an_evaluation_that_says_nothing_is_refused(tmp_path: Path) -> None:
+    run = Run(tmp_path, lambda trainer: Scored(main=math.nan, numbers={}))
+    with pytest.raises(HeedfulError, match=r"^step 2: the evaluation gave nan, by which nothing can be compared"):
+        run.fit()
+
+
+def test_checkpoints_come_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(fit_module, "time", SimpleNamespace(monotonic=lambda: now))
+    saved: list[int] = []
+    original = Store.commit
+
+    def commit(store: Store, step: int, *given: Any) -> Path:
+        saved.append(step)
+        return original(store, step, *given)
+
+    monkeypatch.setattr(Store, "commit", commit)
+
+    def tick(step: Step) -> None:
+        nonlocal now
+        now += 25.0
+
+    Run(tmp_path, scores=None).fit(Told(after=tick), save_minutes=1.0, checkpoints=3)
+    assert saved == [3, 6, 9, 12]
+    assert steps(tmp_path) == ["step-00000006", "step-00000009", "step-00000012"]
+    saved.clear()
+    Run(tmp_path / "b").fit(Told(after=tick), save_minutes=1.0, evaluate=1.25)
+    assert saved == [3, 5, 8, 10, 12]
+
+
+def test_the_journal_is_on_the_disk_before_a_checkpoint_counts_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = [0]
+    keep, commit = Journal.keep, Store.commit
+
+    def kept(journal: Journal) -> None:
+        keep(journal)
+        synced.append(journal.size)
+
+    def committed(store: Store, step: int, tensors: Any, values: dict[str, Any]) -> Path:
+        assert values["journal"] == synced[-1] > synced[-2]
+        return commit(store, step, tensors, values)
+
+    monkeypatch.setattr(Journal, "keep", kept)
+    monkeypatch.setattr(Store, "commit", committed)
+    assert Run(tmp_path).fit().why == "done"
+    assert len(synced) == 13
+
+
+# -- a resume -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7])
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, whole: tuple[Run, Fitted], stop: int
+) -> None:
+    first = Run(tmp_path)
+    assert first.fit(Told(stop=stop)).why == "asked"
+    assert first.trainer.step == stop and steps(tmp_path)[-1] == f"step-{stop:08d}"
+    told = Told()
+    second = Run(tmp_path)
+    end = second.fit(told)
+    assert (end.resumed_from, end.why, end.best, end.best_step) == (stop, "done", whole[1].best, whole[1].best_step)
+    assert told.steps == list(range(stop + 1, 13)) and told.texts == [f"going on after step {stop}"]
+    assert left(tmp_path) == left(whole[0].folder)
+    assert same(second.now(), whole[0].now())
+    third = Run(tmp_path)
+    assert third.fit(told).resumed_from == 12  # it was over
+    assert same(third.now(), whole[0].now()) and left(tmp_path) == left(whole[0].folder)
+
+
+def test_a_run_that_ended_badly_goes_on_from_its_last_checkpoint(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
+    def fail(step: Step) -> None:
+        if step.number == 9:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        Run(tmp_path).fit(Told(after=fail), save_minutes=60.0, evaluate=1.0)
+    assert steps(tmp_path) == ["step-00000004", "step-00000008"]
+    assert lines(tmp_path)[-1]["step"] == 9
+    with (tmp_path / "journal.jsonl").open("ab") as file:
+        file.write(b'{"step": 10, "lo')
+    run = Run(tmp_path)
+    assert run.fit(evaluate=1.0, save_minutes=60.0).resumed_from == 8
+    steady = Run(tmp_path / "steady")
+    steady.fit(evaluate=1.0, save_minutes=60.0)
+    assert left(tmp_path) == left(tmp_path / "steady")
+
+
+def test_a_damaged_checkpoint_costs_one_checkpoint(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
+    Run(tmp_path).fit(Told(stop=7))
+    (tmp_path / "state" / "step-00000007" / "values.json").write_text("{}")
+    run = Run(tmp_path)
+    with pytest.warns(HeedfulWarning, match="step-00000007 is damaged"):
+        assert run.fit().resumed_from == 6
+    assert left(tmp_path)["tensors"] == left(whole[0].folder)["tensors"]
+    assert left(tmp_path)["journal"] == left(whole[0].folder)["journal"]
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
+    Run(tmp_path).fit(Told(stop=3))
+    before = left(tmp_path)
+    with pytest.raises(HeedfulError, match="made with batch = 5, but now it is 6"):
+        Run(tmp_path, batch=6).fit()
+    assert left(tmp_path) == before
+    (tmp_path / "journal.jsonl").write_bytes(b"")
+    with pytest.raises(HeedfulError, match=r"journal.jsonl has 0 bytes, but the checkpoint was made when it had"):
+        Run(tmp_path).fit()
+
+
+def test_best_weights_are_forgotten_where_the_last_are_asked_for(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
+    Run(tmp_path).fit(Told(stop=9))
+    assert [name for name in tensors(tmp_path) if name.startswith("best/")]
+    run = Run(tmp_path)
+    run.fit(keep="last")
+    assert same(run.now(), whole[0].weights[12])
+
+
+def test_room_is_asked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(Store, "need", lambda store, count: asked.append(count))
+    run = Run(tmp_path, scores=None)
+    run.fit(Told(stop=1))
+    numbers = run.trainer.loaded.count()
+    assert numbers * 16 <= asked[0] <= numbers * 16 + 4 * 100  # weights, two moments, the best weights; step counts
+
+
+# -- T6 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["nan loss", "nan gradient"])
+def test_t6_a_run_that_diverges(tmp_path: Path, whole: tuple[Run, Fitted], fault: str) -> None:
+    run = Run(tmp_path)
+    run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS[fault], at=7)
+    with pytest.raises(DivergedError, match=r"^step 7: "):
+        run.fit()
+    last = lines(tmp_path)[-1]
+    assert last["step"] == 7 and last["norm"] == "NaN" and last["left_out"] is True
+    assert (last["loss"] == "NaN") == (fault == "nan loss")
+    assert steps(tmp_path)[-1] == "step-00000006"
+    assert all(tensor.isfinite().all() for tensor in tensors(tmp_path).values())
+    Run(tmp_path).fit()  # the fault is over
+    assert left(tmp_path) == left(whole[0].folder)
+
+
+def test_t6_steps_that_are_left_out_are_in_the_journal(tmp_path: Path) -> None:
+    run = Run(tmp_path, skip=1)
+    run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS["nan loss"], at=7)
+    assert run.fit().why == "done"
+    found = [record for record in lines(tmp_path) if "loss" in record]
+    assert [record["step"] for record in found if "left_out" in record] == [7]
+    assert found[6]["loss"] == "NaN" and found[7]["loss"] < 10
+
+
+# -- T10: signals -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_t10_a_signal_makes_a_checkpoint(tmp_path: Path, whole: tuple[Run, Fitted], name: str) -> None:
+    before = {each: signal.getsignal(each) for each in fit_module.SIGNALS}
+    run = Run(tmp_path)
+    run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS[name], at=6)
+    assert run.fit().why == "asked"
+    assert {each: signal.getsignal(each) for each in fit_module.SIGNALS} == before
+    assert run.trainer.step == 5  # the step in which it came is left
+    assert Run(tmp_path).fit().why == "done"
+    assert left(tmp_path) == left(whole[0].folder)
+
+
+def test_t10_a_second_sigint_leaves_at_once(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
+    def twice(step: Step) -> None:
+        if step.number == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        Run(tmp_path).fit(Told(after=twice))
+    assert signal.getsignal(signal.SIGINT) == before and steps(tmp_path)[-1] == "step-00000004"
+    assert Run(tmp_path).fit().resumed_from == 4
+    assert left(tmp_path) == left(whole[0].folder)
+
+
+def test_t10_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    """As SIGINT is in what a script starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        run = Run(tmp_path, scores=None)
+        run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS["SIGINT"], at=3)
+        assert run.fit(Told(after=lambda step: os.kill(os.getpid(), signal.SIGTERM) if step.number == 5 else None)).why
+        assert run.trainer.step == 5 and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("step", [4, 12])
+def test_t10_a_signal_leaves_an_evaluation(tmp_path: Path, whole: tuple[Run, Fitted], step: int) -> None:
+    def interrupted(trainer: Trainer) -> Scored:
+        if trainer.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        return wave(trainer)
+
+    started = time.monotonic()
+    run = Run(tmp_path, interrupted)
+    assert run.fit().why == "asked"
+    assert time.monotonic() - started < 30
+    assert run.trainer.step == step and steps(tmp_path)[-1] == f"step-{step:08d}"
+    assert lines(tmp_path)[-1]["step"] == step and "loss" in lines(tmp_path)[-1]
+    told = Told()
+    end = Run(tmp_path).fit(told)
+    assert told.scores[0][0] == step  # it is made good before anything else
+    assert (end.why, end.best_step, end.resumed_from) == ("done", whole[1].best_step, step)
+    assert left(tmp_path) == left(whole[0].folder)
+
+
+def test_t10_a_signal_before_an_evaluation_leaves_it_out(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
+    run = Run(tmp_path)
+    assert run.fit(Told(stop=6)).why == "asked"
+    assert 6 not in run.weights
+    assert Run(tmp_path).fit().why == "done"
+    assert left(tmp_path) == left(whole[0].folder)
+
+
+def test_t10_a_signal_at_the_very_end_changes_nothing(tmp_path: Path) -> None:
+    assert Run(tmp_path, scores=None).fit(Told(stop=12)).why == "done"
+
+
+def test_t10_a_signal_before_the_first_step(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
+    run = Run(tmp_path)
+    run.trainer.stopping = True
+    assert run.fit() == Fitted(why="asked", best_step=0, best=None, resumed_from=0)
+    assert not (tmp_path / "state").exists()
+    assert Run(tmp_path).fit().why == "done"
+    assert left(tmp_path) == left(whole[0].folder)
+
+
+def test_another_thread_is_not_told_of_signals(tmp_path: Path) -> None:
+    ends: list[Fitted] = []
+    thread = threading.Thread(target=lambda: ends.append(Run(tmp_path).fit()))
+    thread.start()
+    thread.join()
+    assert ends[0].why == "done"
+
+
+# -- T17 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Übung ☃ 文, with 'spaces'", "100% {x} [a] *\n"])
+def test_t17_odd_names(tmp_path: Path, whole: tuple[Run, Fitted], name: str) -> None:
+    Run(tmp_path / name / name).fit(Told(stop=5))
+    Run(tmp_path / name / name).fit()
+    assert left(tmp_path / name / name) == left(whole[0].folder)
+
+
+def test_t17_a_folder_behind_a_link(tmp_path: Path, whole: tuple[Run, Fitted], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path)
+    Run(Path("link")).fit(Told(stop=5, after=lambda step: monkeypatch.chdir("/")))
+    Run(tmp_path / "real").fit()
+    assert left(tmp_path / "link") == left(whole[0].folder)
+
+
+def test_t17_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(HeedfulError, match=r"file/journal.jsonl cannot be written: File exists"):
+        Run(tmp_path / "file").fit()
+
+    def refuse(path: Path) -> None:
+        raise OSError(30, os.strerror(30))
+
+    Run(tmp_path).fit(Told(stop=3))
+    monkeypatch.setattr(durable, "_mkdir", refuse)
+    with pytest.raises(HeedfulError, match=r"state: step 4 could not be saved: Read-only file system; the checkpoints"):
+        Run(tmp_path).fit()
+    assert steps(tmp_path) == ["step-00000002", "step-00000003"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_t17_a_read_only_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    try:
+        with pytest.raises(HeedfulError, match=r"journal.jsonl cannot be written: Permission denied"):
+            Run(tmp_path).fit()
+    finally:
+        tmp_path.chmod(0o755)
+
+
+def test_t17_no_clock_that_can_jump_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def jumped() -> float:
+        raise AssertionError("the time of day was asked for")
+
+    monkeypatch.setattr(time, "time", jumped)
+    assert Run(tmp_path).fit(save_minutes=1e-9).why == "done"
+
+
+# -- minutes, settings --------------------------------------------------------------------------------------------
+
+
+def test_minutes_end_on_time_with_an_evaluation(tmp_path: Path) -> None:
+    told = Told()
+    run = Run(tmp_path, length={"kind": "minutes", "count": 0.005})
+    assert run.fit(told, evaluate=1000.0).why == "done"
+    assert run.trainer.seconds >= 0.3 and told.scores[0][0] == run.trainer.step == told.steps[-1]
+    assert json.loads((max((tmp_path / "state").glob("step-*")) / "values.json").read_text())["seconds"] >= 0.3
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"evaluate": 0.0}, r"^evaluate is 0.0; expected a number above 0"),
+        ({"patience": -1}, r"^patience is -1; expected a whole number from 0"),
+        ({"save_minutes": -1.0}, r"^save_minutes is -1.0; expected a number from 0"),
+        ({"save_minutes": math.nan}, r"^save_minutes is nan"),
+        ({"checkpoints": 0}, r"^checkpoints is 0; expected a whole number from 1"),
+    ],
+)
+def test_settings_that_make_no_sense(changed: dict[str, Any], match: str) -> None:
+    with pytest.raises(HeedfulError, match=match):
+        FitSettings(**changed)
+
+
+def test_a_watch_says_nothing_by_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    Run(tmp_path).fit(Told(stop=3))
+    Run(tmp_path).fit()
+    assert capfd.readouterr() == ("", "")
+    assert LINES and torch.is_grad_enabled()

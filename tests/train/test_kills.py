@@ -1,0 +1,124 @@
+"""T1: a run that is killed at any moment and started again ends as one that was not, to the last byte."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nursery import Job, Nursery, a_nursery, left, told, weights
+from tiny_runs import same
+
+from heedful.train.journal import records
+
+# kills at any moment, and kills before an operation of a commit: of one rank, and of two
+QUICK, FULL = {1: (3, 3), 2: (3, 3)}, {1: (50, 50), 2: (20, 20)}
+COUNTS = [pytest.param(QUICK, id="quick"), pytest.param(FULL, id="full", marks=pytest.mark.slow)]
+RANKS = [1, 2]
+pytestmark = pytest.mark.timeout(1200)
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """Where processes come from."""
+    with a_nursery() as made:
+        yield made
+
+
+class Whole:
+    """Runs that nothing happened to: what they left, how long they took, and what they did on the disk."""
+
+    def __init__(self, nursery: Nursery, folder: Path) -> None:
+        self.nursery, self.folder = nursery, folder
+        self.found: dict[int, tuple[dict[str, Any], float, int]] = {}
+
+    def __getitem__(self, ranks: int) -> tuple[dict[str, Any], float, int]:
+        if ranks not in self.found:
+            job = job_in(self.folder / str(ranks))
+            started = time.monotonic()
+            assert self.nursery.run(job, ranks) == [0] * ranks
+            seconds = time.monotonic() - started
+            counted = replace(job, folder=f"{job.folder}-counted", kill=10**9)
+            assert self.nursery.run(counted, ranks) == [0] * ranks
+            assert left(counted.folder) == left(job.folder)
+            self.found[ranks] = left(job.folder), seconds, told(counted)["operations"]
+        return self.found[ranks]
+
+
+@pytest.fixture(scope="module")
+def whole(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """For each number of ranks."""
+    return Whole(nursery, tmp_path_factory.mktemp("whole"))
+
+
+def job_in(folder: Path, **more: Any) -> Job:
+    return Job(out=str(folder / "out"), folder=str(folder / "run"), evaluate="wave", **more)
+
+
+def ended(nursery: Nursery, job: Job, ranks: int) -> None:
+    """Started once more, it comes to its end; at most the step that was running is lost, and nothing is left over."""
+    journal = Path(job.folder) / "journal.jsonl"
+    done = [line["step"] for line in records(journal) if "loss" in line] if journal.exists() else []
+    assert nursery.run(job, ranks) == [0] * ranks
+    assert {told(job, rank)["why"] for rank in range(ranks)} == {"done"}
+    assert told(job)["resumed_from"] >= max(done, default=1) - 1
+    assert all(same(weights(job), weights(job, rank)) for rank in range(1, ranks))
+    assert not list(Path(job.folder).rglob("*.part"))
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("counts", COUNTS)
+def test_t1_killed_at_any_moment(
+    nursery: Nursery, whole: Whole, tmp_path: Path, counts: dict[int, tuple[int, int]], ranks: int
+) -> None:
+    expected, seconds, _ = whole[ranks]
+    chance = random.Random(ranks)
+    killed = 0
+    for number in range(counts[ranks][0]):
+        job = job_in(tmp_path / str(number))
+        for _ in range(chance.choice((1, 2, 3))):
+            pids = nursery.begin(job, ranks)
+            time.sleep(chance.uniform(0, seconds))
+            for pid in pids if chance.random() < 0.3 else chance.sample(pids, 1):  # the whole group, or one of it
+                os.kill(pid, signal.SIGKILL)
+            killed += -9 in nursery.wait(pids)
+        ended(nursery, job, ranks)
+        assert left(job.folder) == expected
+    assert killed > 0
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("counts", COUNTS)
+def test_t1_killed_inside_a_commit(
+    nursery: Nursery, whole: Whole, tmp_path: Path, counts: dict[int, tuple[int, int]], ranks: int
+) -> None:
+    expected, _, operations = whole[ranks]
+    assert operations > 100
+    chance = random.Random(ranks)
+    for number, operation in enumerate(chance.sample(range(1, operations), counts[ranks][1])):
+        job = job_in(tmp_path / str(number))
+        for kill in (
+            operation,
+            chance.randrange(1, operations - operation + 100),
+        ):  # the second one soon after a resume
+            codes = nursery.run(replace(job, kill=kill), ranks)
+            assert set(codes) <= {-9, 3} or (codes == [0] * ranks and kill != operation)
+        ended(nursery, job, ranks)
+        assert left(job.folder) == expected
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_t1_checkpoints_less_often(nursery: Nursery, tmp_path: Path, ranks: int) -> None:
+    rare = {"save_minutes": 60.0, "evaluate": 1.25}
+    job, steady = job_in(tmp_path / "killed", fit=rare), job_in(tmp_path / "steady", fit=rare)
+    for at in (4, 9, 12):
+        assert -9 in nursery.run(replace(job, fault="SIGKILL", at=at, rank=0), ranks)
+    assert nursery.run(job, ranks) == nursery.run(steady, ranks) == [0] * ranks
+    assert told(job)["resumed_from"] == 10
+    assert left(job.folder) == left(steady.folder)

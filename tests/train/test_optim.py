@@ -1,0 +1,499 @@
+"""The optimiser against torch's plain loop and a published formula written out; schedules against transformers."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from torch import Tensor, nn
+
+from heedful import checkpoint, settings
+from heedful.errors import HeedfulError
+from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, NextToken, StackConfig
+from heedful.train import optim
+from heedful.train.optim import AdamW, Constant, Cosine, Google, Linear, Optimizer, Schedule, factor, layer_rates
+from tests.tiny import MODELS, TINY
+
+# -- schedules ------------------------------------------------------------------------------------------------
+
+
+def theirs(name: str, warmup: int, total: int, **more: Any) -> Callable[[int], float]:
+    """The factor of a schedule of transformers."""
+    make = getattr(transformers, f"get_{name}")
+    totals = {} if name.startswith("constant") else {"num_training_steps": total}
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    found: Callable[[int], float] = make(optimizer, num_warmup_steps=warmup, **totals, **more).lr_lambdas[0]
+    return found
+
+
+@pytest.mark.parametrize(("share", "total"), [(0.1, 30), (0.06, 1000), (0.0, 7), (0.25, 4), (1.0, 5), (0.29, 100)])
+@pytest.mark.parametrize(
+    ("schedule", "name", "more"),
+    [
+        (Constant(), "constant_schedule_with_warmup", {}),
+        (Linear(), "linear_schedule_with_warmup", {}),
+        (Cosine(), "cosine_schedule_with_warmup", {}),
+        (Cosine(floor=0.2), "cosine_with_min_lr_schedule_with_warmup", {"min_lr_rate": 0.2}),
+    ],
+)
+def test_schedules_are_those_of_transformers(schedule: Any, name: str, more: Any, share: float, total: int) -> None:
+    expected = theirs(name, round(share * total), total, **more)
+    schedule = replace(schedule, warmup=share)
+    last = total if share < 1 or isinstance(schedule, Constant) else total - 1  # of nothing, theirs ends at 1
+    for step in range(last + 1):
+        assert factor(schedule, step, total) == pytest.approx(expected(step), rel=0, abs=1e-9), step
+
+
+@pytest.mark.parametrize(("share", "total"), [(0.28, 25), (0.07, 100), (0.01, 1_000_000), (0.0, 7)])
+def test_google_decays_from_the_start(share: float, total: int) -> None:
+    warmup = round(share * total)
+    for step in {*range(min(total, 300)), warmup - 1, warmup, warmup + 1, total} - {-1}:
+        decayed = (1.0 - 0.0) * (1 - min(step, total) / total) + 0.0  # polynomial decay of power 1, down to 0
+        expected = step / warmup if step < warmup else decayed
+        assert factor(Google(warmup=share), step, total) == pytest.approx(expected, rel=0, abs=1e-12), step
+
+
+def test_the_two_definitions_part_after_the_warmup() -> None:
+    at = [(factor(Linear(warmup=0.1), step, 100), factor(Google(warmup=0.1), step, 100)) for step in (0, 9, 10, 55)]
+    assert [each for pair in at for each in pair] == pytest.approx([0.0, 0.0, 0.9, 0.9, 1.0, 0.9, 0.5, 0.45], abs=1e-12)
+
+
+@pytest.mark.parametrize("schedule", [Constant(warmup=0.1), Linear(), Cosine(), Google()])
+def test_seconds_are_as_good_as_steps(schedule: Schedule) -> None:
+    for step in range(101):
+        assert factor(schedule, step * 0.37, 37.0) == pytest.approx(factor(schedule, step, 100), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "end"), [(Constant(), 1), (Linear(), 0), (Cosine(), 0), (Cosine(floor=0.1), 0.1), (Google(), 0)]
+)
+def test_a_schedule_stays_where_it_ended(schedule: Schedule, end: float) -> None:
+    for late in (100, 101, 150.5, 1e9):
+        assert factor(schedule, late, 100) == pytest.approx(end, abs=1e-12)
+
+
+def test_what_a_schedule_refuses() -> None:
+    with pytest.raises(HeedfulError, match=r"warmup is 6\.0; expected a share from 0 to 1"):
+        Linear(warmup=6.0)
+    with pytest.raises(HeedfulError, match=r"floor is -0\.1; expected a share"):
+        Cosine(floor=-0.1)
+    for done, total in ((0, 0), (-1, 5), (math.nan, 5), (1, math.inf)):
+        with pytest.raises(HeedfulError, match="progress is"):
+            factor(Linear(), done, total)
+
+
+# -- the update -----------------------------------------------------------------------------------------------
+
+SHAPES = {"embedding.tokens.weight": (33, 17), "embedding.norm.weight": (17,), "head.out.weight": (2, 17), "head.x": ()}
+
+
+def parameters(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in SHAPES.items()}
+
+
+def gradients(step: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Of very different sizes, and different at each step."""
+    generator = torch.Generator().manual_seed(100 + step)
+    return {
+        name: torch.randn(shape, generator=generator, dtype=dtype) * 10.0 ** (place - 2)
+        for place, (name, shape) in enumerate(SHAPES.items())
+    }
+
+
+def take(optimizer: Optimizer, given: dict[str, Tensor], factor: float = 1.0, scale: float = 1.0) -> float:
+    norm = optimizer.norm(given, scale=scale)
+    optimizer.step(given, factor=factor, scale=scale, norm=norm)
+    return norm
+
+
+def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+@pytest.fixture(params=["fused", "not fused"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kernels."""
+    if request.param == "not fused":
+        monkeypatch.setattr(optim, "_FUSED", frozenset())
+
+
+def close(given: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """The same but for some units in the last place of a tensor's largest number."""
+    for name, tensor in given.items():
+        tolerance = (5e-7 if tensor.dtype == torch.float32 else 1e-15) * max(1.0, float(expected[name].abs().max()))
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=tolerance)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("clip", [1.0, None])
+def test_update_is_that_of_torch(dtype: torch.dtype, clip: float | None) -> None:
+    ours, reference = parameters(dtype), {name: nn.Parameter(each) for name, each in parameters(dtype).items()}
+    optimizer = Optimizer(ours, AdamW(rate=1e-2, betas=(0.8, 0.95), eps=1e-7, decay=0.3, clip=clip))
+    matrices = [each for each in reference.values() if each.ndim > 1]
+    vectors = [each for each in reference.values() if each.ndim <= 1]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    plain = torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-7, weight_decay=0.3, foreach=False)
+    for step in range(20):
+        rate = factor(Linear(), step, 20)
+        for name, gradient in gradients(step, dtype).items():
+            reference[name].grad = gradient
+        total = nn.utils.clip_grad_norm_(reference.values(), clip or math.inf)
+        for group in plain.param_groups:
+            group["lr"] = 1e-2 * rate
+        plain.step()
+        assert take(optimizer, gradients(step, dtype), factor=rate) == pytest.approx(float(total), rel=1e-6)
+    assert any(not torch.equal(ours[name], each) for name, each in parameters(dtype).items())
+    if clip is None:
+        close(ours, {name: each.detach() for name, each in reference.items()})
+    else:  # torch divides by norm + 1e-6
+        for name, each in reference.items():
+            torch.testing.assert_close(ours[name], each.detach(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_google_is_the_published_formula(dtype: torch.dtype) -> None:
+    ours, p = parameters(dtype), parameters(dtype)
+    m, v = ({name: torch.zeros_like(each) for name, each in p.items()} for _ in range(2))
+    optimizer = Optimizer(ours, AdamW.google(3e-2))
+    for step in range(20):
+        rate = 3e-2 * factor(Google(), step, 20)
+        given = gradients(step, dtype)
+        norm = math.sqrt(sum(float(each.double().square().sum()) for each in given.values()))
+        for name, each in given.items():
+            g = each * (1.0 / max(norm, 1.0))
+            m[name] = 0.9 * m[name] + 0.1 * g
+            v[name] = 0.999 * v[name] + 0.001 * g.square()
+            update = m[name] / (v[name].sqrt() + 1e-6)
+            if name.endswith(("tokens.weight", "out.weight")):
+                update = update + 0.01 * p[name]
+            p[name] = p[name] - rate * update
+        take(optimizer, gradients(step, dtype), factor=factor(Google(), step, 20))
+    close(ours, p)
+
+
+def test_without_bias_correction_the_first_step_is_three_times_as_far() -> None:
+    moved = []
+    for chosen in (AdamW.google(1e-2), AdamW(rate=1e-2)):
+        ours = parameters()
+        take(Optimizer(ours, replace(chosen, clip=None)), gradients(0))
+        moved.append(abs(float(ours["head.x"] - parameters()["head.x"])))
+    assert moved[0] / moved[1] == pytest.approx(0.1 / math.sqrt(0.001), rel=1e-4)
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_gradient_may_lie_in_memory_as_it_likes() -> None:
+    ours, other = ({"head.out.weight": torch.zeros(5, 3)} for _ in range(2))
+    gradient = torch.arange(15.0).view(3, 5).t() - 4
+    assert not gradient.is_contiguous()
+    take(Optimizer(ours, AdamW(rate=0.1, eps=1.0)), {"head.out.weight": gradient})
+    take(
+        Optimizer(other, AdamW(rate=0.1, eps=1.0)),
+        {"head.out.weight": gradient.clone(memory_format=torch.contiguous_format)},
+    )
+    assert torch.equal(ours["head.out.weight"], other["head.out.weight"]) and ours["head.out.weight"].any()
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_tensor_without_a_gradient_does_not_move_and_does_not_age() -> None:
+    ours, expected = parameters(), parameters()
+    late = "embedding.tokens.weight"
+    first, second = Optimizer(ours, AdamW(rate=0.1, clip=None)), Optimizer(expected, AdamW(rate=0.1, clip=None))
+    for step in range(3):
+        take(first, {name: each for name, each in gradients(step).items() if name != late})
+    assert torch.equal(ours[late], expected[late])
+    take(first, gradients(3))
+    take(second, gradients(3))
+    assert torch.equal(ours[late], expected[late]) and not torch.equal(ours[late], parameters()[late])
+    take(first, {})  # nothing moves
+    assert torch.equal(ours[late], expected[late])
+
+
+# -- sums, norm, clipping -------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("count", [8, 7, 4096 * 3])
+def test_gradients_are_sums_and_scale_makes_means(count: int) -> None:
+    sums, means = parameters(), parameters()
+    of_sums, of_means = Optimizer(sums, AdamW(rate=0.1)), Optimizer(means, AdamW(rate=0.1))
+    for step in range(5):
+        summed = {name: each * count for name, each in gradients(step).items()}
+        norm = take(of_sums, summed, scale=1 / count)
+        assert norm == pytest.approx(take(of_means, gradients(step)), rel=1e-6)
+    if count == 8:
+        assert all(torch.equal(each, means[name]) for name, each in sums.items())
+    close(sums, means)
+
+
+@pytest.mark.parametrize("clip", [0.01, 1.0, 1e6])
+def test_clipping_is_that_of_torch(clip: float) -> None:
+    ours = parameters()
+    optimizer = Optimizer(ours, AdamW(rate=0.1, betas=(0.0, 0.0), clip=clip))
+    take(optimizer, gradients(0))
+    reference = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES.values()]
+    for each, gradient in zip(reference, gradients(0).values(), strict=True):
+        each.grad = gradient
+    nn.utils.clip_grad_norm_(reference, clip)
+    state = optimizer.state()
+    for name, each in zip(SHAPES, reference, strict=True):  # with betas of 0, m is the gradient itself
+        torch.testing.assert_close(state[f"{name}.m"], each.grad, rtol=3e-6 + 1e-6 / clip, atol=0)
+
+
+def test_the_norm_of_a_large_table_is_exact() -> None:
+    generator = torch.Generator().manual_seed(0)
+    large = {"embedding.tokens.weight": torch.randn(30_522, 128, generator=generator), "head.bias": torch.ones(40_000)}
+    exact = math.sqrt(sum(float(each.double().square().sum()) for each in large.values()))
+    assert Optimizer({}, AdamW(rate=0.1)).norm(large, scale=0.5) == pytest.approx(0.5 * exact, rel=1e-6)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", SHAPES)
+def test_nothing_moves_by_a_number_that_is_not_finite(bad: float, name: str) -> None:
+    ours = parameters()
+    optimizer = Optimizer(ours, AdamW(rate=0.1))
+    take(optimizer, gradients(0))
+    before, state = copies(ours), copies(optimizer.state())
+    given = gradients(1)
+    given[name].view(-1)[-1] = bad
+    norm = optimizer.norm(given, scale=1.0)
+    assert not math.isfinite(norm)
+    with pytest.raises(HeedfulError, match=r"norm of the gradients is (nan|inf), and nothing was changed"):
+        optimizer.step(given, factor=1.0, scale=1.0, norm=norm)
+    assert all(torch.equal(each, before[name]) for name, each in ours.items())
+    assert all(torch.equal(each, state[name]) for name, each in optimizer.state().items())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"head.y": torch.zeros(2)}, "a gradient for head.y, which is not among the trained tensors"),
+        ({"head.x": torch.zeros(2)}, "the gradient of head.x is float32 [2]; expected float32 []"),
+        ({"head.x": torch.zeros((), dtype=torch.bfloat16)}, "the gradient of head.x is bfloat16 []; expected float32"),
+    ],
+)
+def test_gradients_that_fit_no_tensor(given: dict[str, Tensor], message: str) -> None:
+    ours = parameters()
+    with pytest.raises(HeedfulError, match=re.escape(message)):
+        take(Optimizer(ours, AdamW(rate=0.1)), gradients(0) | given)
+    assert all(torch.equal(each, parameters()[name]) for name, each in ours.items())
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(3, dtype=torch.bfloat16), torch.zeros(3, dtype=torch.long)])
+def test_tensors_too_coarse_to_train(tensor: Tensor) -> None:
+    with pytest.raises(HeedfulError, match=r"head.out is (bfloat16|int64) \[3\]; expected contiguous float32"):
+        Optimizer({"head.out": tensor}, AdamW(rate=0.1))
+    with pytest.raises(HeedfulError, match=r"head.out is float32 \[3, 2\], not contiguous; expected"):
+        Optimizer({"head.out": torch.zeros(2, 3).t()}, AdamW(rate=0.1))
+
+
+@pytest.mark.usefixtures("kernel")
+def test_parameters_of_a_module_may_be_given_themselves() -> None:
+    layer = nn.Linear(3, 2)
+    layer(torch.ones(1, 3)).sum().backward()
+    before = layer.weight.detach().clone()
+    take(
+        Optimizer(dict(layer.named_parameters()), AdamW(rate=0.1)),
+        {name: each.grad for name, each in layer.named_parameters()},
+    )
+    assert layer.weight.requires_grad and not torch.equal(layer.weight, before)
+
+
+# -- state ----------------------------------------------------------------------------------------------------
+
+
+def run(optimizer: Optimizer, start: int, stop: int) -> None:
+    for step in range(start, stop):
+        given = {name: each for place, (name, each) in enumerate(gradients(step).items()) if (step + place) % 3}
+        take(optimizer, given, factor=factor(Cosine(), step, 10), scale=1 / 3)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("chosen", [AdamW(rate=0.1), AdamW.google(0.1), AdamW(rate=0.1, layer_decay=0.9)])
+@pytest.mark.parametrize("stop", range(0, 10, 3))
+def test_going_on_from_a_saved_state_gives_the_same_bits(tmp_path: Path, chosen: AdamW, stop: int) -> None:
+    whole, parted = parameters(), parameters()
+    run(Optimizer(whole, chosen), 0, 10)
+    first = Optimizer(parted, chosen)
+    run(first, 0, stop)
+    safetensors.torch.save_file({**parted, **first.state()}, tmp_path / "state.safetensors")
+    saved = safetensors.torch.load_file(tmp_path / "state.safetensors")
+    assert all(each.isfinite().all() for each in saved.values())
+    again = {name: saved.pop(name) for name in SHAPES}
+    second = Optimizer(again, chosen)
+    second.load_state(saved)
+    run(second, stop, 10)
+    for name, each in whole.items():
+        assert torch.equal(again[name], each), name
+
+
+def test_a_state_that_does_not_fit_is_refused_whole() -> None:
+    ours = parameters()
+    optimizer = Optimizer(ours, AdamW(rate=0.1))
+    take(optimizer, gradients(0))
+    before, state = copies(optimizer.state()), copies(optimizer.state())
+    fresh = Optimizer(parameters(), AdamW(rate=0.1)).state()
+    wrong: list[tuple[dict[str, Tensor], str]] = [
+        ({name: each for name, each in fresh.items() if name != "head.x.v"}, "head.x.v is missing"),
+        (fresh | {"head.y.m": torch.zeros(1)}, "head.y.m is not expected"),
+        (fresh | {"head.x.m": torch.zeros(2)}, "head.x.m is float32 [2], expected float32 []"),
+        (fresh | {"head.x.m": torch.zeros((), dtype=torch.float64)}, "head.x.m is float64 [], expected float32 []"),
+        (Optimizer(parameters(), AdamW.google(0.1)).state(), "steps is missing"),
+        ({}, "and 8 more. Go on with the model and the settings of that run"),
+    ]
+    for given, message in wrong:
+        with pytest.raises(HeedfulError, match=re.escape(message)):
+            optimizer.load_state(given)
+        assert all(torch.equal(each, before[name]) for name, each in optimizer.state().items())
+    optimizer.load_state(state)
+
+
+# -- settings -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A table as a run might have it."""
+
+    optimizer: AdamW
+    schedule: Schedule
+
+
+def test_settings_from_and_to_text() -> None:
+    given = settings.read(Run, {"optimizer": {"rate": 2e-5}, "schedule": {"kind": "google"}}, source="test")
+    assert given == Run(optimizer=AdamW(rate=2e-5), schedule=Google(warmup=0.1))
+    given = settings.apply(given, ["schedule.kind=cosine", "schedule.floor=0.1", "optimizer.clip=none"])
+    assert given.schedule == Cosine(floor=0.1) and given.optimizer.clip is None
+    for each in (given, Run(optimizer=AdamW.google(1e-4), schedule=Constant(warmup=0.5))):
+        text = settings.to_toml(each)  # which reads it back
+        assert "betas = [0.9, 0.999]" in text
+    with pytest.raises(HeedfulError, match=r"optimizer.rate is missing"):
+        settings.read(Run, {"optimizer": {}}, source="test")
+    with pytest.raises(HeedfulError, match=r'schedule.kind is "linea", .*did you mean "linear"'):
+        settings.apply(given, ["schedule.kind=linea"])
+    with pytest.raises(HeedfulError, match=r"schedule: warmup is 10.0; expected a share from 0 to 1"):
+        settings.apply(given, ["schedule.warmup=10.0"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rate": 0.0}, "rate is 0.0; expected a number above 0"),
+        ({"rate": math.nan}, "rate is nan"),
+        ({"betas": (0.9, 1.0)}, "betas is (0.9, 1.0); expected two numbers from 0 to below 1"),
+        ({"eps": 0.0}, "eps is 0.0"),
+        ({"decay": -0.01}, "decay is -0.01; expected a number from 0"),
+        ({"clip": 0.0}, 'clip is 0.0; expected a number above 0, or "none"'),
+        ({"layer_decay": 0.0}, "layer_decay is 0.0; expected a number above 0, up to 1"),
+        ({"layer_decay": 1.1}, "layer_decay is 1.1"),
+    ],
+)
+def test_settings_out_of_range(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(HeedfulError, match=re.escape(message)):
+        AdamW(**{"rate": 0.1, **changed})
+
+
+# -- depth ----------------------------------------------------------------------------------------------------
+
+HALVED = AdamW(rate=1.0, layer_decay=0.5)
+
+
+def levels(names: Any) -> dict[str, int]:
+    """How often the rate was halved: 0 at the top."""
+    return {name: round(-math.log2(rate)) for name, rate in layer_rates(names, HALVED).items()}
+
+
+@pytest.mark.parametrize(("family", "architecture"), MODELS)
+def test_depth_and_decay_of_every_parameter_of_the_families(family: str, architecture: str) -> None:
+    kind, sizes = TINY[family]
+    values = json.loads(kind(**sizes).to_json_string()) | {"architectures": [architecture]}
+    loaded = checkpoint.create(checkpoint.read_config(values, "config.json"))
+    named = loaded.named()
+    found = levels(named)
+    ids = {id(each): name for name, each in named.items()}
+    for depth, part in [(5, loaded.model.embedding), *zip((4, 3, 2, 1), loaded.model.encoder.blocks, strict=True)]:
+        names = {ids.pop(id(each)) for each in part.parameters()}
+        assert names and {found[name] for name in names} == {depth}
+    assert {found[name] for name in ids.values()} <= {0} and bool(ids) == any(name.startswith("head") for name in named)
+
+    norms_and_biases = {
+        id(each)
+        for part in loaded.modules()
+        for name, each in part.named_parameters(recurse=False)
+        if name == "bias" or isinstance(part, nn.LayerNorm | nn.RMSNorm)
+    }
+    assert {id(each) for each in named.values() if each.ndim < 2} == norms_and_biases
+    for each in named.values():
+        nn.init.normal_(each)  # zeros would not show a decay
+    before = copies({name: each.detach() for name, each in named.items()})
+    optimizer = Optimizer(named, AdamW(rate=0.1, decay=0.5, layer_decay=0.5))
+    take(optimizer, {name: torch.zeros_like(each) for name, each in named.items()})
+    for name, each in named.items():
+        decayed = 1.0 if id(each) in norms_and_biases else 1 - 0.1 * 0.5 ** found[name] * 0.5
+        torch.testing.assert_close(each.detach(), before[name] * decayed, rtol=1e-6, atol=0)
+
+
+STACK = StackConfig(width=8, layers=3, heads=2, head_width=4, inner_width=8, final_norm=True, norm_at="pre")
+DECODER = replace(STACK, layers=2, causal=True, cross=True)
+EMBEDDING = EmbeddingConfig(vocabulary=11, width=6, norm="layer")
+
+
+def test_depth_with_an_encoder_and_a_decoder() -> None:
+    model = ModelConfig(embedding=EMBEDDING, encoder=STACK, decoder=DECODER, decoder_embedding=EMBEDDING)
+    config = checkpoint.Config(family="heedful", model=model, head=Classes(labels=("a", "b")))
+    found = levels(checkpoint.create(config).named())
+    tops = {
+        "embedding.tokens.weight": 6,
+        "embedding.project.bias": 6,
+        "decoder_embedding.norm.weight": 6,
+        "encoder.blocks.0.attention.qkv.weight": 5,
+        "encoder.blocks.2.mlp_norm.bias": 3,
+        "encoder.norm.weight": 3,
+        "decoder.blocks.0.cross.kv.weight": 2,
+        "decoder.blocks.1.mlp.down.bias": 1,
+        "decoder.norm.bias": 1,
+        "head.out.weight": 0,
+    }
+    assert {name: found[name] for name in tops} == tops
+    assert {name.split(".")[0] for name in found} == {name.split(".")[0] for name in tops}
+
+
+def test_depth_of_a_decoder_alone() -> None:
+    stack = replace(STACK, causal=True, layers=12)
+    model = ModelConfig(embedding=replace(EMBEDDING, width=8), decoder=stack)
+    loaded = checkpoint.create(checkpoint.Config(family="heedful", model=model, head=NextToken(tied=True, bias=True)))
+    found = levels(loaded.named())
+    assert found["embedding.tokens.weight"] == 13 and found["head.decoder.bias"] == 0
+    assert [found[f"decoder.blocks.{number}.mlp.up.weight"] for number in (0, 1, 10, 11)] == [12, 11, 2, 1]
+    optimizer = Optimizer(loaded.named(), HALVED)
+    assert optimizer.rates == layer_rates(loaded.named(), HALVED) and len(optimizer._groups) == 2 * 14 - 1
+    assert len(Optimizer(loaded.named(), AdamW(rate=0.1))._groups) == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.encoder.blocks.0.mlp.up.weight",
+        "embeddings.tokens",
+        "encoder.blocks.x.mlp",
+        "encoder.rows.0.w",
+        "head",
+        "",
+    ],
+)
+def test_a_name_of_unknown_depth(name: str) -> None:
+    with pytest.raises(HeedfulError, match=re.escape(f"the depth of {name} is not known")):
+        layer_rates(["embedding.tokens.weight", name], HALVED)
+    assert layer_rates([name], AdamW(rate=0.1)) == {name: 0.1}

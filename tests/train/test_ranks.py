@@ -1,0 +1,272 @@
+"""Trap 33, T6, T7, T8, T9, T10, T14 on several ranks: processes that gloo connects, and torchrun once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nursery import ONE_THREAD, Job, Nursery, a_nursery, left, told, weights
+from tiny_runs import CALM, distance, same, trainer
+
+from heedful.train import ranks as ranks_module
+from heedful.train.ranks import ALONE, Ranks, ranks
+
+LOST = r"rank {} waits for another one, which has ended, or hangs: "
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """Where processes come from."""
+    with a_nursery() as made:
+        yield made
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """A run of twelve steps."""
+    return Job(out=str(tmp_path / "out"), folder=str(tmp_path / "run"), evaluate="wave")
+
+
+# -- what ranks say to each other ---------------------------------------------------------------------------------
+
+
+def test_alone() -> None:
+    with ranks() as mine:
+        assert mine is ALONE and mine == Ranks() and mine.first
+    tensors = [torch.ones(2), torch.zeros(0)]
+    ALONE.add(tensors)
+    ALONE.wait()
+    assert tensors[0].tolist() == [1.0, 1.0]
+    assert ALONE.numbers(1, 0.5, True) == [[1.0, 0.5, 1.0]] and ALONE.numbers() == [[]]
+    assert ALONE.gather({"a": 1}) == [{"a": 1}]
+
+
+def test_pieces_are_neighbours_and_not_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "PIECE", 10)
+    sizes = [4, 6, 1, 25, 0, 10, 3, 3, 3, 3]
+    tensors = [torch.empty(size) for size in sizes]
+    pieces = list(ranks_module._pieces(tensors))
+    assert [[len(tensor) for tensor in piece] for piece in pieces] == [[4, 6], [1], [25], [0, 10], [3, 3, 3], [3]]
+    assert [id(tensor) for piece in pieces for tensor in piece] == list(map(id, tensors))
+    assert list(ranks_module._pieces([])) == []
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_together(nursery: Nursery, job: Job, size: int) -> None:
+    job = replace(job, what="together")
+    assert nursery.run(job, size) == [0] * size
+    for rank in range(size):
+        found = told(job, rank)
+        assert found["added"] == [
+            [0.0, size, 2.0 * size, 3.0 * size, 4.0 * size],
+            [[float(sum(range(size)))] * 2] * 3,
+            [],
+            0.5 * size,
+        ]
+        assert found["numbers"] == [[float(each), 0.1, 1.0, 2.0**53] for each in range(size)]
+        assert found["none"] == [[]] * size
+        assert found["gathered"] == [{"rank": each, "text": "ü" * each} for each in range(size)]
+        assert found["first"] == (rank == 0)
+
+
+# -- trap 33, T9: an update does not depend on the number of ranks -------------------------------------------------
+
+
+@pytest.mark.parametrize(("task", "size"), [("classify", 3), ("tag", 2), ("half", 2)])
+def test_trap_33_updates_on_several_ranks(nursery: Nursery, job: Job, task: str, size: int) -> None:
+    how: dict[str, Any] = {"length": {"kind": "steps", "count": 5}, "optimiser": CALM, "tokens": 25}
+    job = replace(job, what="updates", task=task, dropout=0.0, train=how)
+    assert nursery.run(job, size) == [0] * size
+    assert all(same(weights(job), weights(job, rank)) for rank in range(1, size))
+    alone = trainer(task, 0.0, **how)
+    steps = list(alone)  # the fourth takes one sample, so that all ranks but one have none
+    assert distance(weights(job), alone.loaded.named()) < (1e-6 if task != "half" else 1e-5)
+    for rank in range(size):
+        assert told(job, rank)["losses"] == pytest.approx([step.loss for step in steps], rel=1e-6)
+        assert told(job, rank)["tokens"] == [step.tokens for step in steps]
+
+
+def test_t9_resumed_on_other_numbers_of_ranks(nursery: Nursery, job: Job, tmp_path: Path) -> None:
+    job = replace(job, dropout=0.0, train={"optimiser": CALM})
+    assert nursery.run(replace(job, folder=str(tmp_path / "whole"))) == [0]
+    for size, stop in ((1, 3), (2, 7), (4, 9), (1, 0)):
+        assert nursery.run(replace(job, stop=stop), size) == [0] * size
+        assert {told(job, rank)["why"] for rank in range(size)} == {"asked" if stop else "done"}
+    lines, expected = (
+        [json.loads(line) for line in left(folder)["journal"].splitlines()]
+        for folder in (job.folder, tmp_path / "whole")
+    )
+    assert [line["step"] for line in lines] == [line["step"] for line in expected]
+    losses, others = ([line["loss"] for line in each if "loss" in line] for each in (lines, expected))
+    assert losses == pytest.approx(others, rel=1e-5)
+
+
+def test_dropout_differs_between_ranks_and_runs_are_the_same(nursery: Nursery, job: Job, tmp_path: Path) -> None:
+    again = replace(job, folder=str(tmp_path / "again"), out=str(tmp_path / "again-out"))
+    assert nursery.run(job, 2) == nursery.run(again, 2) == [0, 0]
+    assert left(job.folder) == left(again.folder)
+    assert all(same(weights(job), weights(each, rank)) for each in (job, again) for rank in (0, 1))
+    # two ranks with one sample each: if both had the same mask, so would one rank with two micro-batches
+    pair = replace(job, what="updates", train={"batch": 2, "tokens": 1, "length": {"kind": "steps", "count": 1}})
+    nursery.run(pair, 2)
+    assert told(pair)["losses"] != [step.loss for step in trainer(**pair.train)]
+
+
+# -- T6, T10, T14: what happens to one rank happens to all --------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fault", "rank"), [("nan loss", 1), ("nan gradient", 0), ("infinite loss", 1)])
+def test_t6_all_ranks_stop_at_the_same_step(nursery: Nursery, job: Job, fault: str, rank: int) -> None:
+    job = replace(job, fault=fault, at=6, rank=rank)
+    assert nursery.run(job, 2) == [3, 3]
+    for each in (0, 1):
+        assert told(job, each)["kind"] == "DivergedError" and told(job, each)["error"].startswith("step 6: ")
+    found = left(job.folder)
+    assert found["step"] == "step-00000005" and b"NaN" not in found["tensors"]
+    last = json.loads(found["journal"].splitlines()[-1])
+    assert last["step"] == 6 and last["left_out"] and last["norm"] in ("NaN", "Infinity")
+
+
+def test_t6_all_ranks_leave_out_the_same_step(nursery: Nursery, job: Job) -> None:
+    job = replace(job, fault="nan gradient", at=6, rank=1, train={"skip": 1})
+    assert nursery.run(job, 2) == [0, 0]
+    assert same(weights(job), weights(job, 1))
+    assert left(job.folder)["journal"].count(b"left_out") == 1
+
+
+@pytest.mark.parametrize(("name", "rank"), [("SIGTERM", 1), ("SIGINT", 0), ("SIGUSR1", 1)])
+def test_t10_a_signal_to_one_rank_stops_all_after_the_same_step(
+    nursery: Nursery, job: Job, tmp_path: Path, name: str, rank: int
+) -> None:
+    whole = replace(job, folder=str(tmp_path / "whole"))
+    job = replace(job, fault=name, at=6, rank=rank)
+    assert nursery.run(whole, 2) == nursery.run(job, 2) == [0, 0]
+    assert [(told(job, each)["why"], told(job, each)["step"]) for each in (0, 1)] == [("asked", 5)] * 2
+    assert left(job.folder)["step"] == "step-00000005"
+    assert nursery.run(replace(job, fault=""), 2) == [0, 0]
+    assert left(job.folder) == left(whole.folder)
+
+
+def test_t10_a_second_sigint_leaves_at_once(nursery: Nursery, job: Job) -> None:
+    job = replace(job, evaluate="slow", fit={"evaluate": 1.0})
+    pids = nursery.begin(job, 2)
+    wait_for(Path(job.folder) / "journal.jsonl", b'"step": 4')
+    for _ in range(2):
+        os.kill(pids[1], signal.SIGINT)
+        time.sleep(0.3)
+    started = time.monotonic()
+    os.kill(pids[0], signal.SIGKILL)  # it is in the middle of its evaluation
+    assert nursery.wait(pids) == [-9, 130]
+    assert time.monotonic() - started < 10
+    assert left(job.folder)["step"] == "step-00000003"
+
+
+def wait_for(path: Path, text: bytes) -> None:
+    for _ in range(3000):
+        if path.exists() and text in path.read_bytes():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{path.name} did not come to {text!r}")
+
+
+def test_t14_all_ranks_make_their_micro_batches_smaller(nursery: Nursery, job: Job, tmp_path: Path) -> None:
+    how = {"halve": True, "tokens": 40}
+    whole = replace(job, folder=str(tmp_path / "whole"), train=how, fault="full", at=2, rank=1)
+    assert nursery.run(whole, 2) == [0, 0]
+    assert told(whole)["budget"] == told(whole, 1)["budget"] < 40
+    stopped = replace(whole, folder=job.folder)
+    assert nursery.run(replace(stopped, stop=7), 2) == [0, 0]
+    assert told(stopped)["why"] == "asked"
+    assert nursery.run(replace(stopped, fault=""), 2) == [0, 0]
+    assert left(stopped.folder) == left(whole.folder)
+
+
+# -- T7, T8: a rank that is gone ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fault", "code", "at"), [("SIGKILL", -9, 1), ("SIGKILL", -9, 6), ("broken", 3, 6)])
+def test_t7_the_others_end_and_say_so(nursery: Nursery, job: Job, fault: str, code: int, at: int) -> None:
+    job = replace(job, fault=fault, at=at, rank=1)
+    started = time.monotonic()
+    codes = nursery.run(job, 3)
+    assert time.monotonic() - started < 30
+    assert codes == [3, code, 3]
+    for rank in (0, 2):
+        assert told(job, rank)["error"].startswith(LOST.format(rank))
+        assert told(job, rank)["error"].endswith("started again, the run goes on from its newest checkpoint")
+        assert len(told(job, rank)["error"]) < 300
+
+
+def test_t8_a_rank_that_hangs_is_noticed(nursery: Nursery, job: Job) -> None:
+    job = replace(job, fault="SIGSTOP", at=6, rank=1, patience=2.0)
+    pids = nursery.begin(job, 2)
+    started = time.monotonic()
+    assert nursery.wait(pids[:1]) == [3]
+    assert time.monotonic() - started < 30
+    os.kill(pids[1], signal.SIGKILL)
+    assert nursery.wait(pids[1:]) == [-9]
+    assert told(job)["error"].startswith(LOST.format(0)) and "imed out" in told(job)["error"]
+
+
+def test_ranks_that_have_not_the_same_are_refused(nursery: Nursery, job: Job, tmp_path: Path) -> None:
+    assert nursery.run(replace(job, stop=3)) == [0]
+    assert nursery.run([job, replace(job, folder=str(tmp_path / "another"))]) == [3, 3]
+    for rank in (0, 1):
+        assert "steps of the newest checkpoint and samples are [[2.0, 16.0], [0.0, 16.0]]" in told(job, rank)["error"]
+
+
+# -- torchrun -----------------------------------------------------------------------------------------------------
+
+
+def torchrun(job: Job, restarts: int) -> subprocess.Popen[str]:
+    Path(job.out).mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = [f"--max-restarts={restarts}", str(Path(__file__).with_name("nursery.py")), json.dumps(asdict(job))]
+    return subprocess.Popen(
+        command + script,
+        env=os.environ | ONE_THREAD,
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_t7_torchrun_starts_a_killed_rank_again(nursery: Nursery, job: Job, tmp_path: Path) -> None:
+    process = torchrun(replace(job, fault="SIGKILL", at=6, rank=1), restarts=1)
+    try:
+        said, _ = process.communicate(timeout=100)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, said
+    assert [told(job, rank)["resumed_from"] for rank in (0, 1)] == [5, 5]
+    whole = replace(job, folder=str(tmp_path / "whole"))
+    assert nursery.run(whole, 2) == [0, 0]
+    assert left(job.folder) == left(whole.folder)
+
+
+@pytest.mark.slow
+def test_t10_torchrun_that_is_told_to_end(nursery: Nursery, job: Job, tmp_path: Path) -> None:
+    long = replace(
+        job, train={"length": {"kind": "steps", "count": 100_000}}, fit={"save_minutes": 60.0, "evaluate": 1e6}
+    )
+    process = torchrun(long, restarts=0)
+    wait_for(Path(job.folder) / "journal.jsonl", b'"step": 9')
+    process.send_signal(signal.SIGTERM)
+    started = time.monotonic()
+    process.communicate(timeout=60)
+    assert time.monotonic() - started < 30
+    assert [told(job, rank)["why"] for rank in (0, 1)] == ["asked", "asked"]
+    assert told(job)["step"] == told(job, 1)["step"] == int(left(job.folder)["step"][5:]) >= 9
