@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from heedful.errors import HeedfulWarning as HeedfulWarning
     from heedful.infer.engine import Engine as Engine
     from heedful.packed import Packed as Packed
+    from heedful.runs.evaluate import evaluate as evaluate
+    from heedful.runs.finetune import finetune as finetune
     from heedful.tokenizer import Tokenizer as Tokenizer
 
 __version__ = "0.1.0"
@@ -22,6 +24,8 @@ _HOMES = {
     "Packed": "heedful.packed",
     "Tokenizer": "heedful.tokenizer",
     "Engine": "heedful.infer.engine",
+    "finetune": "heedful.runs.finetune",
+    "evaluate": "heedful.runs.evaluate",
     "HeedfulError": "heedful.errors",
     "HeedfulWarning": "heedful.errors",
 }

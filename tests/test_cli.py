@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,16 +13,26 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import invented
 import pytest
 from folders import HEADS, LIMIT, long_text, make
+from invented import as_csv, assignments, classified
 
 import heedful
 from heedful.checkpoint.sizes import count_parameters
 from heedful.cli import CHUNK, main
 from heedful.families import FAMILIES
-from heedful.runs.quickstart import corpus
+from heedful.runs import finetune as finetune_module
+from heedful.runs.finetune import Finished
 
 ROOT = Path(__file__).parent.parent
+VERBS = ("quickstart", "models", "tokenizer", "finetune", "evaluate", "check", "convert", "predict", "recipe")
+HELPED = ("predict", "quickstart", "finetune", "evaluate", "recipe")
+TEXT = [
+    "The cat sat on the mat.",
+    "Ada wrote the first program, and nobody ran it.",
+    "Where is the capital of France?",
+] * 9
 COUNTS = {  # of the bare model, tied weights once
     "bert-tiny": 4_385_920,
     "bert-base-uncased": 109_482_240,
@@ -103,7 +114,9 @@ def start(*arguments: str, **more: Any) -> subprocess.Popen[bytes]:
 # -- how it starts and ends ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["predict", "--help"], ["tokenizer", "-h"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], *[[verb, "--help"] for verb in HELPED], ["tokenizer", "-h"]]
+)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
         f"import sys; from heedful.cli import main\n"
@@ -117,7 +130,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 def test_help_lists_the_verbs_in_order(run: Any) -> None:
     done = run("--help")
-    places = [done.out.index(f"\n  {verb} ") for verb in ("quickstart", "models", "tokenizer", "convert", "predict")]
+    places = [done.out.index(f"\n  {verb} ") for verb in VERBS]
     assert done.code == 0 and places == sorted(places) and "..." not in done.out.partition("Commands")[2]
     assert run("--version") == (0, f"heedful {heedful.__version__}\n", "")
 
@@ -179,17 +192,19 @@ def test_models_with_heads_are_counted_exactly(head: str, count: int) -> None:
     assert count_parameters("bert", FAMILIES["bert"].sizes["bert-base-uncased"], head) == count
 
 
-def test_quickstart_makes_a_model_that_predicts(run: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "first"
+@pytest.mark.timeout(600)  # under a minute on two cores that do nothing else
+def test_quickstart_does_the_main_job(run: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "my first run"
     done = run("quickstart", "--out", folder)
-    assert done.code == 0 and done.err == ""
-    for words in ("weights are random", "packed - alone", "more rows", "heedful models", "Yes."):
+    assert done.code == 0 and "an encoder of 1,987,584 parameters is trained on the spot" in done.err
+    for words in ("test, 90 examples", "The worst mistakes on test", "New messages", "YOUR-DATA.csv", "'", "Next:"):
         assert words in done.out
-    (facts,) = run("quickstart", "--out", folder, "--json").json  # again: its own folder is replaced
-    assert all(sentence["difference"] < 1e-5 for sentence in facts["sentences"]) and 0.1 < facts["padding"] < 3
-    assert {sentence["text"] for sentence in facts["sentences"]} < set(corpus())
-    (answer,) = run("predict", folder, "The cat [MASK] on the roof.", "--json").json
-    assert len(answer["masks"][0]["tokens"]) == 5
+    results = json.loads((folder / "results.json").read_text())
+    assert results["splits"]["test"]["numbers"]["accuracy"] > 0.6, "one in eight would be right by chance"
+    assert (folder / "plots" / "confusion.png").is_file() and (folder / "model" / "README.md").is_file()
+    (command,) = (line for line in done.out.splitlines() if line.startswith("  heedful predict "))
+    (answer,) = run(*shlex.split(command)[1:], "--json").json
+    assert answer["label"] in results["labels"] and f"heedful predict '{folder}' " in command
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "work").touch()
     assert run("quickstart", "--out", tmp_path / "mine").err.endswith("give another folder with --out\n")
@@ -197,11 +212,11 @@ def test_quickstart_makes_a_model_that_predicts(run: Any, tmp_path: Path) -> Non
 
 def test_tokenizers_are_trained(run: Any, tmp_path: Path) -> None:
     text, settings = tmp_path / "text.txt", tmp_path / "settings.toml"
-    text.write_text("\n" + "\n".join(corpus()), encoding="utf-8")
+    text.write_text("\n" + "\n".join(TEXT), encoding="utf-8")
     settings.write_text('kind = "bpe"\nvocabulary = 270\n')
-    done = run("tokenizer", text, "--out", tmp_path / "a", "--set", "vocabulary=90")
-    assert done.code == 0 and "vocabulary   90" in done.out and "sha256:" in done.out
-    assert done.out.splitlines()[-2:][0] == corpus()[0] and done.out.splitlines()[-1].startswith("[CLS] ")
+    done = run("tokenizer", text, "--out", tmp_path / "a", "--set", "vocabulary=60")
+    assert done.code == 0 and "vocabulary   60" in done.out and "sha256:" in done.out
+    assert done.out.splitlines()[-2] == TEXT[0] and done.out.splitlines()[-1].startswith("[CLS] ")
     (facts,) = run(
         "tokenizer", text, "--out", tmp_path / "b", "--settings", settings, "--set", "vocabulary=280", "--json"
     ).json
@@ -325,7 +340,7 @@ def test_predict_errors_teach(run: Any, folders: dict[str, Path], tmp_path: Path
         ("next", ["a"], "this model's next head needs --pair beside the texts"),
         ("span", ["a"], "this model's span head needs --question beside the texts"),
         ("choice", ["a"], "this model's choice head needs --choice beside the texts"),
-        ("next", [long_text(60), "--pair", "b"], f"input 0 has 69 tokens, but this model reads {LIMIT}"),
+        ("next", [long_text(60), "--pair", "b"], f"input 0: it has 69 tokens, but this model reads {LIMIT}"),
         ("bare", ["a"], "load it with head= (on the command line --head) one of pretraining, masked"),
         ("single", ["a", "--head", "clases"], 'did you mean "classes"'),
         ("single", ["a\udc80"], "half a character"),
@@ -346,7 +361,7 @@ def test_predict_errors_teach(run: Any, folders: dict[str, Path], tmp_path: Path
     bad = run("predict", folders["single"], "--json", stdin=b"fine\n\xff\xfe\n")
     assert bad.code == 2 and "stdin, line 2 is not UTF-8 (invalid start byte)" in bad.err
     late = run("predict", folders["next"], "--pair", "b", "--json", stdin=b"a\n" * 300 + long_text(60).encode())
-    assert late.code == 2 and len(late.json) == 300 and "stdin, line 301: input 0 has 69 tokens" in late.err
+    assert late.code == 2 and len(late.json) == 300 and "stdin, line 301: input 0: it has 69 tokens" in late.err
 
 
 def test_warnings_are_notes(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -382,3 +397,179 @@ def test_check_names_wrong_tasks_settings_and_files(run: Any, tmp_path: Path) ->
     assert done.code == 2 and 'did you mean "format"' in done.err
     done = run("check", str(tmp_path / "nope.csv"))
     assert done.code == 2 and "there is no such file" in done.err and "Traceback" not in done.err
+
+
+# -- finetune, evaluate, recipe -----------------------------------------------------------------------------------
+
+
+def sets(**settings: Any) -> list[str]:
+    """Of a run that takes a second."""
+    return [part for each in assignments(settings) for part in ("--set", each)]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the folders data and run."""
+    folder = tmp_path_factory.mktemp("tuned")
+    invented.tune("classify", invented.data("single", folder / "data"), folder / "run")
+    return folder
+
+
+def test_finetune_shows_what_came_of_it(run: Any, tmp_path: Path) -> None:
+    invented.data("single", tmp_path / "data")
+    folder = tmp_path / "my run"
+    done = run("finetune", "classify", tmp_path / "data", "--out", folder, *sets(seeds=2))
+    assert done.code == 0
+    for words in ("dev, 8 examples", "test, 8 examples", "95 % interval", "accuracy ", "over 2 seeds: ", "Next:"):
+        assert words in done.out
+    assert f"  heedful predict '{folder}' \"Your text.\"" in done.out
+    assert "labels in order: " in done.err and "step 2, dev: " in done.err and "measuring test" in done.err
+    assert not {"\r", "\x1b"} & set(done.err), "no live line where there is no terminal"
+    (results,) = run("finetune", "classify", tmp_path / "data", "--out", folder, "--json", *sets(seeds=2)).json
+    assert results == {"folder": str(folder)} | json.loads((folder / "results.json").read_text())
+
+
+def test_finetune_writes_one_json_document(run: Any, tmp_path: Path) -> None:
+    given = as_csv(tmp_path / "a.csv", [*classified(40), {"text": "x", "label": ""}])
+    done = run("finetune", "classify", given, "--out", tmp_path / "run", "--bad-rows", "skip", "--json", *sets())
+    assert done.code == 0 and done.err == ""
+    (results,) = done.json
+    assert results["data"]["bad_rows"] == {"a.csv": 1} and results["folder"] == str(tmp_path / "run")
+    (estimate,) = run("finetune", "classify", given, "--bad-rows=skip", "--dry-run", "--json", *sets()).json
+    assert estimate["steps"] == results["seeds"][0]["steps"]
+
+
+def test_a_dry_run_writes_nothing(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    as_csv(tmp_path / "a.csv", [*classified(24), {"text": "x", "label": ""}])
+    done = run("finetune", "classify", "a.csv", "--dry-run", "--bad-rows", "skip", *sets())
+    assert done.code == 0 and os.listdir(tmp_path) == ["a.csv"]
+    for words in ("examples", "parameters", "tokens/s, without evaluations", "bad rows of a.csv that are left out: 1"):
+        assert words in done.out
+    assert done.err == ""
+
+
+def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = tuned / "data"
+    (tmp_path / "recipe.toml").write_text("[train]\nbacth = 3\n")
+    (tmp_path / "bad.csv").write_text("text,label\na,x\nb\n")
+    diverges = sets(**{"train.optimiser.rate": 1e30, "train.schedule": "{kind = 'constant'}"})
+    for arguments, message in (
+        (["clasify", given], '"clasify" is no task (did you mean "classify"?): use one of classify, multiple, regress'),
+        (["classify", given, "--set", "train.bacth=3"], '--set: train.bacth is not a setting (did you mean "batch"?)'),
+        (["classify", given, "--recipe", "recipe.toml"], "recipe.toml: train.bacth is not a setting (did you mean"),
+        (["classify", given, "--recipe", "no.toml"], "no.toml: there is no such file"),
+        (["classify", given, "--bad-rows", "skp"], '--bad-rows is "skp" (did you mean "skip"?): use stop or skip'),
+        (["classify", "no.csv"], "no.csv: there is no such file"),
+        (["classify", "bad.csv"], "bad.csv:3"),
+        (["classify", given, "--model", "nowhere"], "'nowhere' is no folder here, and as a name on the hub it needs"),
+        (["classify", given, "--out", given], "data is no run: it holds "),
+        (["classify", given, "--out", tuned / "run", "--set", "seeds=3"], "seeds was 1 and is 3 now"),
+        (["tag", given], "train.csv: which column is the words?"),
+        (["classify", given, "--out", "diverges", *diverges], "The weights are those from before this step."),
+    ):
+        done = run("finetune", *arguments)
+        assert done.code == 2 and done.out == "" and message in done.err, (arguments, done)
+        assert done.err.splitlines()[-1].startswith("heedful: ")
+    assert run("finetune", "classify").code == 2
+
+
+def test_finetune_without_out_is_called_after_its_data(run: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[Any] = []
+
+    def finetune(task: str, data: Any, folder: Path, **options: Any) -> Finished:
+        seen.append((data, str(folder)))
+        return Finished(folder=folder, why="asked", results={})
+
+    monkeypatch.setattr(finetune_module, "finetune", finetune)
+    for given, name in ((["a.csv"], "tag-a"), (["b/c.d.csv", "x.csv"], "tag-c.d"), (["."], f"tag-{tmp_path.name}")):
+        done = run("finetune", "tag", *given)
+        assert done.code == 130 and done.out == ""
+        assert done.err == f"stopped; everything is in {name}. The same command goes on from there.\n"
+    assert seen[0] == (Path("a.csv"), "tag-a") and seen[1][0] == [Path("b/c.d.csv"), Path("x.csv")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["finetune", "classify", "x.csv", "--set", "train.bogus=1"],
+        ["finetune", "clasify", "x.csv"],
+        ["finetune", "tag", "x.csv", "--recipe", "no.toml"],
+        ["evaluate", "run", "--data", "x.csv", "--set", "bogus=1"],
+        ["evaluate", "run", "--data", "x.csv", "--precision", "double"],
+        ["recipe", "cp", "bogus"],
+    ],
+)
+def test_what_is_wrong_is_told_before_torch_is_there(arguments: list[str]) -> None:
+    code = (
+        f"import sys; from heedful.cli import main\n"
+        f"try: main({arguments})\n"
+        "except SystemExit as stop: assert stop.code == 2\n"
+        "print({'torch', 'tokenizers', 'matplotlib'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n" and done.stderr.startswith("heedful: ")
+
+
+def test_evaluate_shows_and_writes(run: Any, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    results = json.loads((tuned / "run" / "results.json").read_text())["splits"]
+    done = run("evaluate", tuned / "run", "--data", tuned / "data", "--predictions", "said.jsonl")
+    assert done.code == 0 and "test, 8 examples" in done.out and "columns: text=" in done.err
+    assert (tmp_path / "said.jsonl").read_bytes() == (tuned / "run" / "predictions-test.jsonl").read_bytes()
+    found = run("evaluate", tuned / "run", "--data", tuned / "data", "--split", "dev", "--json")
+    assert found.err == "" and found.json == [{"split": "dev"} | results["dev"] | {"bad_rows": {}}]
+    (tmp_path / "a.csv").write_text("text,label\nthe cat,good\nthe dog,\n")
+    done = run("evaluate", tuned / "run", "--data", "a.csv", "--bad-rows", "skip")
+    assert done.code == 0 and "that are left out: 1; they are set aside in a-bad-rows.jsonl" in done.err
+    assert len((tmp_path / "a-bad-rows.jsonl").read_text().splitlines()) == 1
+
+
+def test_evaluate_a_suite(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
+    rows = "".join(f"{n}\tthe cat {n}\tgood\n" for n in range(6))
+    for place in (tmp_path / "glue" / "SST-2", tmp_path / "runs"):
+        place.mkdir(parents=True)
+    (tmp_path / "glue" / "SST-2" / "dev.tsv").write_text("n\tsentence\tlabel\n" + rows)
+    shutil.copytree(folders["single"], tmp_path / "runs" / "SST-2")
+    (found,) = run("evaluate", tmp_path / "runs", "--data", tmp_path / "glue", "--suite", "glue", "--json").json
+    assert found["sst2"]["count"] == 6
+    done = run("evaluate", tmp_path / "runs", "--data", tmp_path / "glue", "--suite", "glue")
+    row = next(line.split() for line in done.out.splitlines() if line.startswith("sst2"))
+    assert row[1] == f"{100 * found['sst2']['score']:.2f}" and "of 1 of 10 entries" in done.out
+
+
+def test_evaluate_errors_teach(run: Any, tuned: Path) -> None:
+    given = ["--data", tuned / "data"]
+    for arguments, message in (
+        ([*given, "--suite", "gleu"], '--suite is "gleu": there is glue'),
+        ([*given, "--suite", "glue", "--split", "dev"], "--split is not for a suite, which says itself"),
+        ([*given, *given, "--suite", "glue"], "--data is given several times"),
+        ([*given, "--precision", "float"], '--precision is "float" (did you mean "float32"?)'),
+        ([*given, "--split", "tests"], 'there is no split "tests", but train, dev, test (did you mean "test"?)'),
+        ([*given, "--set", "fromat=csv"], 'fromat is not a setting (did you mean "format"?)'),
+        ([*given, "--suite", "glue"], "nothing to evaluate"),
+    ):
+        done = run("evaluate", tuned / "run", *arguments)
+        assert done.code == 2 and done.out == "" and message in done.err, (arguments, done)
+    assert "is no folder here" in run("evaluate", "nowhere", *given).err
+
+
+def test_recipes_are_listed_and_copied(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("recipe")
+    assert done.code == 0 and done.out == run("recipe", "ls").out and "paper  " in done.out and "intents  " in done.out
+    assert {each["name"] for each in run("recipe", "ls", "--json").json[0]} >= {"paper", "intents"}
+    done = run("recipe", "cp", "paper")
+    assert done.out == "paper.toml is yours now: heedful finetune TASK DATA --recipe paper.toml\n"
+    done = run("recipe", "cp", "intents", "--out", "my data")
+    assert done.out == "my data is yours now: heedful finetune classify 'my data'\n"
+    assert run("recipe", "cp", "stable", "--json").json == [{"name": "stable", "written": "stable.toml"}]
+    for arguments, message in (
+        (["cp", "paper"], "paper.toml exists: give another place with --out"),
+        (["cp"], "say which recipe: heedful recipe ls lists them"),
+        (["copy", "paper"], '"copy" is not known (did you mean "cp"?): use ls or cp'),
+    ):
+        done = run("recipe", *arguments)
+        assert done.code == 2 and done.err == f"heedful: {message}\n"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli import train
 from heedful.cli.show import clean, facts_of, note, show, show_warning, table, write_json
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 
@@ -22,14 +23,14 @@ CHUNK = 256  # lines of stdin that are answered at once
 DTYPES = ("float32", "bfloat16", "float16")
 
 app = typer.Typer(
-    help="Attention models, whole: tokenise, convert and run them; training comes next.",
+    help="Attention models, whole: tokenise, fine-tune, evaluate, convert and run them.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # rich would double the time of --help
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
+AsJson = train.AsJson
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 
 
@@ -74,36 +75,7 @@ def _options(
 # -- verbs ----------------------------------------------------------------------------------------------------
 
 
-@app.command()
-def quickstart(
-    out: Annotated[Path, typer.Option(help="Where the model goes.")] = Path("heedful-quickstart"),
-    as_json: AsJson = False,
-) -> None:
-    """Make a tiny model and run it."""
-    from heedful.runs.quickstart import quickstart as run
-
-    done = run(out)
-    if as_json:
-        write_json(
-            {"folder": str(out), "vocabulary": done.vocabulary, "parameters": done.parameters, "padding": done.padding}
-            | {"sentences": [{"text": s.text, "tokens": s.tokens, "difference": s.difference} for s in done.sentences]}
-        )
-        return
-    print(
-        f"A tokenizer with {done.vocabulary} tokens and a model with {done.parameters:,} parameters are in {out} now.\n"
-        "The weights are random: the model has learned nothing yet, and training comes with a later version.\n"
-    )
-    rows = [[clean(s.text), str(s.tokens), f"{s.difference:.1e}"] for s in done.sentences]
-    table(rows, head=["sentence", "tokens", "packed - alone"], right={1, 2})
-    largest = max(sentence.difference for sentence in done.sentences)
-    print(
-        f"\nAll {len(rows)} sentences ran in one packed batch, and each one alone: no number differs by more than "
-        f"{largest:.1e}.\nPadding them to the longest would have cost {done.padding:.0%} more rows.\n"
-        "\nNext:\n"
-        f'  heedful predict {out} "The cat [MASK] on the roof."\n'
-        "  heedful models\n"
-        "  heedful tokenizer YOUR-TEXT.txt --out your-tokenizer"
-    )
+app.command()(train.quickstart)
 
 
 @app.command()
@@ -164,9 +136,10 @@ def tokenizer(
     chosen = apply(from_file(TokenizerSettings, settings) if settings else TokenizerSettings(), assignments or [])
     _check_free(out, overwrite)
 
-    from heedful.tokenizer.training import lines, train
+    from heedful.tokenizer.training import lines
+    from heedful.tokenizer.training import train as train_on
 
-    trained = train(corpus, chosen)
+    trained = train_on(corpus, chosen)
     try:
         trained.save(out)
     except OSError as error:
@@ -178,6 +151,10 @@ def tokenizer(
         return write_json(facts | {"example": {"text": text, "tokens": tokens}})
     table([[name, str(value)] for name, value in facts.items()])
     print(f"\n{clean(text)}\n{' '.join(map(clean, tokens))}")
+
+
+app.command()(train.finetune)
+app.command()(train.evaluate)
 
 
 @app.command()
@@ -229,11 +206,12 @@ def convert(
     import torch
 
     from heedful.checkpoint import load, save
+    from heedful.checkpoint.hub import name_and_revision
 
     if dtype not in DTYPES:
         raise HeedfulError(f"--dtype is {dtype!r}{did_you_mean(dtype, DTYPES)}: use one of {', '.join(DTYPES)}")
     _check_free(out, overwrite)
-    name, revision = _name_and_revision(source)
+    name, revision = name_and_revision(source)
     with tempfile.TemporaryDirectory(prefix="heedful-") as temporary:
         if pickle:
             from heedful.checkpoint.pickles import unpickle
@@ -268,9 +246,10 @@ def predict(
     line is an empty text and is answered too, so that answer N belongs to line N.
     """
     chunks = _texts(texts)
+    from heedful.checkpoint.hub import name_and_revision
     from heedful.infer.engine import Engine
 
-    name, revision = _name_and_revision(run)
+    name, revision = name_and_revision(run)
     engine = Engine(name, revision=revision, head=head)
     options = {"pair": pair, "question": question, "choice": choice or None}
     _check_options(engine, {name for name, value in options.items() if value is not None})
@@ -285,6 +264,9 @@ def predict(
             else:
                 show(given, answer, top_k)
         sys.stdout.flush()
+
+
+app.command()(train.recipe)
 
 
 def _answers(engine: Engine, inputs: list[Any], top_k: int, first: int) -> Iterable[dict[str, Any]]:
@@ -317,11 +299,6 @@ def _check_free(out: Path, overwrite: bool) -> None:
 # -- input ----------------------------------------------------------------------------------------------------
 
 
-def _name_and_revision(source: str) -> tuple[str, str | None]:
-    name, at, revision = source.rpartition("@")
-    return (source, None) if not at or os.path.isdir(source) else (name, revision)
-
-
 def _texts(given: list[str] | None) -> Iterator[tuple[int, list[str]]]:
     """Texts in chunks, each with the number of its first line; 0 where they are no lines."""
     if given:
@@ -344,7 +321,14 @@ def _line(number: int, raw: bytes) -> str:
         raise HeedfulError(f"stdin, line {number} is not UTF-8 ({error.reason}): convert it first") from None
 
 
-_TAKES = {"span": "question", "choice": "choice", "next": "pair", "classes": "pair", "pretraining": "pair"}
+_TAKES = {
+    "span": "question",
+    "choice": "choice",
+    "next": "pair",
+    "classes": "pair",
+    "pretraining": "pair",
+    "embedding": "pair",
+}
 _NEEDS = ("span", "choice", "next")
 
 

@@ -61,6 +61,8 @@ def _rows(given: Any, answer: dict[str, Any], top_k: int) -> Iterator[list[str]]
         case {"answer": text, "score": score, "no_answer_score": nothing}:
             yield ["answer", clean(text) or "(none)"]
             yield ["score", "none" if score is None else f"{score:.3f}", f"(no answer: {nothing:.3f})"]
+        case {"similarity": similarity}:
+            yield [f"{similarity:.4f}", "cosine of both vectors"]
         case {"vector": vector, "tokens": tokens}:
             yield [f"{len(vector)} numbers", " ".join(f"{x:.4f}" for x in vector[:6]) + " ...", f"{tokens} tokens"]
 

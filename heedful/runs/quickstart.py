@@ -1,94 +1,71 @@
-"""A first look: a tiny model on a few sentences, packed into one batch and one sentence at a time."""
+"""quickstart: the main job on what ships with Heedful."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib.resources import as_file, files
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from heedful.checkpoint import Config, create, load, save
 from heedful.errors import HeedfulError
-from heedful.model.config import EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig
-from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+from heedful.infer.engine import Engine
+from heedful.runs.finetune import finetune
+from heedful.train.fit import Watch
+from heedful.train.resume import only_run
 
-SHOWN = (0, 2, 4, 15, 27, 39, 40)  # sentences that are run: long ones and a very short one
 MARK = ".gitignore"
 MARKED = "# made by heedful quickstart, which may replace this folder\n*\n"
-LONGEST = 128
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sentence:
-    """One sentence, and how far its states in the packed batch are from its states alone."""
-
-    text: str
-    tokens: int
-    difference: float
+ASKED = [
+    "what time do you close on sundays?",
+    "the zip on the tent I borrowed is broken, sorry!",
+    "could I keep the projector for another week",
+]
+SHOWN = 3  # mistakes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quickstart:
-    """What was made and measured."""
+    """What was made and found."""
 
     folder: Path
-    vocabulary: int
-    parameters: int
-    sentences: tuple[Sentence, ...]
-
-    @property
-    def padding(self) -> float:
-        """How many more rows padding to the longest sentence would have cost, as a share of the rows."""
-        lengths = [sentence.tokens for sentence in self.sentences]
-        return max(lengths) * len(lengths) / sum(lengths) - 1
+    results: dict[str, Any]
+    mistakes: tuple[dict[str, Any], ...]  # the worst ones on test
+    answers: tuple[dict[str, Any], ...]  # to texts that nobody labelled
 
 
-def corpus() -> list[str]:
-    """The sentences that ship with Heedful."""
-    text = (files("heedful") / "assets" / "sentences.txt").read_text(encoding="utf-8")
-    return text.splitlines()
+def quickstart(folder: Path, watch: Watch | None = None) -> Quickstart | None:
+    """Fine-tune on the shipped messages, measure, and answer a few more; None: stopped by a signal.
 
-
-def quickstart(folder: Path) -> Quickstart:
-    """Train a tokenizer, make a model with random weights, save and load it, and run it both ways."""
-    texts = corpus()
-    tokenizer = train(texts, TokenizerSettings(vocabulary=400, max_length=LONGEST))
-    made = create(Config(family="heedful", model=tiny(tokenizer), head=MaskedTokens()), tokenizer)
-    mark = folder / MARK
-    ours = mark.is_file() and mark.read_bytes() == MARKED.encode()
-    if folder.exists() and not ours and (not folder.is_dir() or any(folder.iterdir())):
-        raise HeedfulError(f"{folder} exists, and no quickstart made it: give another folder with --out")
-    save(made, folder, overwrite=ours)
-    mark.write_text(MARKED, encoding="utf-8")
-    loaded = load(folder)
-    assert loaded.tokenizer is not None
-    chosen = [texts[number] for number in SHOWN]
-    with torch.inference_mode():
-        batch = loaded.tokenizer.pack(chosen)
-        together = batch.unpack(loaded.model(batch))
-        alone = [loaded.model(loaded.tokenizer.pack([text])) for text in chosen]
+    The same run each time, in a folder that is replaced if an earlier quickstart made it.
+    """
+    _make(folder)
+    with as_file(files("heedful") / "assets" / "intents") as data:
+        done = finetune("classify", data, folder, watch=watch)
+    if done.why == "asked":
+        return None
+    with (folder / "predictions-test.jsonl").open(encoding="utf-8") as file:
+        worst = [line for line in map(json.loads, islice(file, SHOWN)) if not line["right"]]
     return Quickstart(
         folder=folder,
-        vocabulary=tokenizer.size,
-        parameters=loaded.count(),
-        sentences=tuple(
-            Sentence(text=text, tokens=len(one), difference=float((one - other).abs().max()))
-            for text, one, other in zip(chosen, alone, together, strict=True)
-        ),
+        results=done.results,
+        mistakes=tuple(worst),
+        answers=tuple({"text": text} | answer for text, answer in zip(ASKED, Engine(folder)(ASKED), strict=True)),
     )
 
 
-def tiny(tokenizer: Tokenizer) -> ModelConfig:
-    """Two layers of width 64."""
-    return ModelConfig(
-        embedding=EmbeddingConfig(
-            vocabulary=tokenizer.size,
-            width=64,
-            positions=Learned(count=LONGEST),
-            types=2,
-            padding=tokenizer.special.pad,
-            norm="layer",
-        ),
-        encoder=StackConfig(width=64, layers=2, heads=4, head_width=16, inner_width=256),
-    )
+def _make(folder: Path) -> None:
+    """An empty folder with the mark of a quickstart."""
+    mark = folder / MARK
+    try:
+        if mark.is_file() and mark.read_bytes() == MARKED.encode():
+            with only_run(folder):  # no other one is at work there
+                shutil.rmtree(folder)
+        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise HeedfulError(f"{folder} exists, and no quickstart made it: give another folder with --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.write_text(MARKED, encoding="utf-8")
+    except OSError as error:
+        raise HeedfulError(f"{folder} cannot be written: {error.strerror}: give another folder with --out") from None

@@ -1,0 +1,92 @@
+"""Progress of a run on stderr: a live line on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from heedful.cli.show import clean, note
+from heedful.runs.timing import memory
+from heedful.train.fit import Scored, Watch
+from heedful.train.loop import Step, Trainer
+
+EVERY = 30.0  # seconds between plain lines
+
+
+class Progress(Watch):
+    """Steps, loss, tokens a second, time left, memory."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._live = sys.stderr.isatty() and not quiet
+        self._tokens = 0
+        self._seconds = 0.0
+        self._said = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        if self._live:
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.percentage:>3.0f} %"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[rest]}"),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("reading", total=None, rest="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._bar.stop()
+
+    def step(self, step: Step, trainer: Trainer) -> None:
+        """After each update."""
+        self._tokens += step.tokens
+        self._seconds += step.seconds
+        speed = f"{self._tokens / self._seconds:,.0f} tokens/s" if self._seconds else ""
+        rest = f"loss {step.loss:.4f}  {speed}  {memory() / 2**30:.1f} GiB"
+        if self._live:
+            shown = f"epoch {step.epoch:.1f}, step {step.number:,}"
+            self._bar.update(self._task, description=shown, total=1.0, completed=trainer.done, rest=rest)
+        elif not self._quiet and time.monotonic() - self._said >= EVERY:
+            self._said = time.monotonic()
+            left = trainer.seconds / max(trainer.done, 1e-9) * (1 - trainer.done)
+            note(f"step {step.number:,}, epoch {step.epoch:.2f}: {rest}, about {_duration(left)} left")
+
+    def scored(self, step: int, scored: Scored, best: bool) -> None:
+        """After each evaluation."""
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in list(scored.numbers.items())[:4] if name != "count")
+        self.said(f"step {step:,}, dev: {scored.main:.4f}{' (best so far)' if best else ''}; {shown}")
+
+    def said(self, text: str) -> None:
+        """Anything else."""
+        if self._quiet:
+            return
+        if self._live:
+            self._bar.console.print(clean(text), markup=False, highlight=False)
+        else:
+            note(clean(text))
+
+
+def _duration(seconds: float) -> str:
+    """In words.
+
+    >>> _duration(42.0), _duration(150.0), _duration(9000.0)
+    ('42 s', '2 min 30 s', '2 h 30 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

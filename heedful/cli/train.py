@@ -1,0 +1,267 @@
+"""The verbs that train and measure: quickstart, finetune, evaluate, recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any, Literal
+
+import typer
+
+from heedful.cli.show import clean, note, table, write_json
+from heedful.errors import HeedfulError, did_you_mean
+
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
+BadRows = Annotated[str, typer.Option("--bad-rows", help='"stop", or "skip": set aside in a file and counted.')]
+FINETUNED = ("classify", "regress", "tag", "extract", "choose", "embed")
+PRECISIONS = ("float32", "bfloat16", "auto")
+PLAIN = ("loss", "mse", "best_exact_threshold", "best_f1_threshold", "pearson", "spearman", "matthews")  # no shares
+DETAILS = ("weighted", "macro_p", "macro_r", "micro_p", "micro_r")  # beginnings of numbers that are left to --json
+
+
+def quickstart(
+    out: Annotated[Path, typer.Option(help="Where the run goes.")] = Path("heedful-quickstart"),
+    as_json: AsJson = False,
+) -> None:
+    """Do the main job once, on what ships.
+
+    Fine-tunes a small classifier on 600 messages to a lending library, measures it, and answers a few more.
+    """
+    from heedful.cli.progress import Progress
+    from heedful.runs.quickstart import quickstart as run
+
+    with Progress(quiet=as_json) as progress:
+        done = run(out, progress)
+    place = quote(str(out))
+    if done is None:
+        note(f"stopped: start again with heedful quickstart --out {place}")
+        raise SystemExit(130)
+    if as_json:
+        return write_json({"folder": str(out), "answers": list(done.answers)} | done.results)
+    show_results(done.results)
+    if done.mistakes:
+        print("\nThe worst mistakes on test")
+        rows = [[clean(each["input"]), clean(each["gold"]), clean(each["said"])] for each in done.mistakes]
+        table(rows, head=["message", "is", "was taken for"], indent=2)
+    print("\nNew messages")
+    rows = [[clean(each["text"]), clean(each["label"]), f"{100 * each['probability']:.0f} %"] for each in done.answers]
+    table(rows, right={2}, indent=2)
+    code = f"import heedful; print(heedful.Engine({str(out)!r})(['When do you open?']))"
+    print(
+        f"\nThe run is in {out}: the model, plots, predictions (the worst first), a model card in model/README.md.\n"
+        "\nNext:\n"
+        f'  heedful predict {place} "When do you open tomorrow?"\n'
+        "  heedful check YOUR-DATA.csv\n"
+        "  heedful finetune classify YOUR-DATA.csv --model A-MODEL-FOLDER\n"
+        "\nTo serve it from your own process:\n"
+        f"  python -c {quote(code)}"
+    )
+
+
+def finetune(
+    task: Annotated[str, typer.Argument(metavar="TASK", help=f"What to learn: {', '.join(FINETUNED)}.")],
+    data: Annotated[list[Path], typer.Argument(metavar="DATA", help="A file, a folder with splits, or several files.")],
+    model: Annotated[str, typer.Option(help="What to start from: a model folder, or NAME@REVISION on the hub.")] = "",
+    out: Annotated[Path | None, typer.Option(help="The run folder; one that was interrupted goes on.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="Settings as a .toml or .json file; see heedful recipe ls.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting, as train.length.count=3 or seeds=3.")
+    ] = None,
+    bad_rows: BadRows = "stop",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Tell steps, time, memory and disk; train nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model on labelled data.
+
+    Ends in a run folder: a model that transformers loads too, its scores with intervals, plots, predictions with the
+    worst mistakes first, and a model card. Ctrl-C saves; the same command goes on from there.
+    """
+    from heedful.runs.settings import Wishes
+
+    Wishes.read(task, recipe, assignments or ())  # what is wrong with them is told before torch is imported
+    folder = out or Path(f"{task}-{data[0].absolute().stem}")
+    given: Any = data[0] if len(data) == 1 else data
+    options: dict[str, Any] = {
+        "model": model,
+        "recipe": recipe,
+        "assignments": assignments or (),
+        "skip_bad_rows": _skips(bad_rows),
+    }
+    if dry_run:
+        from heedful.runs.dry import dry_run as estimate
+
+        facts = estimate(task, given, folder, **options)
+        return write_json(facts.plain()) if as_json else table(facts.rows())
+
+    from heedful.cli.progress import Progress
+    from heedful.runs.finetune import finetune as run
+    from heedful.train.ranks import ranks
+
+    with ranks() as group, Progress(quiet=as_json or not group.first) as progress:
+        done = run(task, given, folder, watch=progress, ranks=group, **options)
+    if done.why == "asked":
+        if group.first:
+            note(f"stopped; everything is in {folder}. The same command goes on from there.")
+        raise SystemExit(130)
+    if not group.first:
+        return
+    if as_json:
+        return write_json({"folder": str(folder)} | done.results)
+    show_results(done.results)
+    place = quote(str(folder))
+    print(f"\nThe run is in {folder}: model, plots, predictions (the worst first), model card.\nNext:")
+    print(f"  heedful predict {place} {_example(task)}")
+    print(f"  heedful evaluate {place} --data YOUR-DATA")
+
+
+def evaluate(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a model folder, or NAME@REVISION on the hub.")],
+    data: Annotated[list[Path], typer.Option(help="A file or a folder; for a suite the folder that holds its tasks.")],
+    suite: Annotated[str | None, typer.Option(help="A suite of public tasks: glue.")] = None,
+    split: Annotated[str | None, typer.Option(help="Which split; test where there is one, else dev.")] = None,
+    predictions: Annotated[Path | None, typer.Option(help="Write all answers there, the worst mistakes first.")] = None,
+    precision: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is fast.")] = "float32",
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help='How data is read, as columns.text="review".')
+    ] = None,
+    bad_rows: BadRows = "stop",
+    as_json: AsJson = False,
+) -> None:
+    """Measure a model on data.
+
+    With the official definitions, in memory that does not grow with the data, whatever the batches.
+    """
+    from heedful.data import DataSettings, SetAside, Stop
+    from heedful.settings import apply
+
+    how = _precision(precision)
+    settings = apply(DataSettings(dev=0.0), assignments or [])
+    aside = Path(f"{data[0].absolute().stem}-bad-rows.jsonl") if _skips(bad_rows) else None
+    if suite is not None:
+        for name, given in (("split", split), ("predictions", predictions), ("set", assignments), ("bad-rows", aside)):
+            if given:
+                raise HeedfulError(f"--{name} is not for a suite, which says itself what is measured")
+        return _suite(run, data, suite, how, as_json)
+
+    from heedful.checkpoint.hub import name_and_revision
+    from heedful.runs.evaluate import evaluate as measure
+
+    name, revision = name_and_revision(run)
+    done = measure(
+        name,
+        data[0] if len(data) == 1 else data,
+        split=split,
+        settings=settings,
+        bad_rows=SetAside(file=aside) if aside else Stop(),
+        predictions=predictions,
+        precision=how,
+        revision=revision,
+    )
+    if as_json:
+        left_out = {"bad_rows": done.bad_rows}
+        return write_json({"split": done.split, "numbers": done.numbers, "intervals": done.intervals} | left_out)
+    for sentence in done.stated:
+        note(clean(sentence))
+    for file, count in done.bad_rows.items():
+        note(clean(f"bad rows of {file} that are left out: {count:,}; they are set aside in {aside}"))
+    show_split(done.split, done.numbers, done.intervals)
+
+
+def _suite(run: str, data: list[Path], suite: str, how: Literal["float32", "bfloat16", "auto"], as_json: bool) -> None:
+    from heedful.runs.evaluate import suite as measure
+
+    if suite != "glue":
+        raise HeedfulError(f'--suite is "{suite}": there is glue')
+    if len(data) > 1:
+        raise HeedfulError("--data is given several times: for a suite give the one folder that holds its tasks")
+    found = measure(run, data[0], precision=how)
+    if as_json:
+        return write_json(found)
+    rows = [[name, f"{100 * each['score']:.2f}", _official(each), f"{each['count']:,}"] for name, each in found.items()]
+    mean = sum(each["score"] for each in found.values()) / len(found)
+    rows.append(["mean", f"{100 * mean:.2f}", f"of {len(found)} of 10 entries", ""])
+    table(rows, head=["task", "score", "", "examples"], right={1, 3})
+
+
+def recipe(
+    action: Annotated[str, typer.Argument(help='"ls", or "cp" to copy one here.')] = "ls",
+    name: Annotated[str | None, typer.Argument(help="Which one to copy.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to; else its own name, here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List settings that were tried, or copy one.
+
+    Sample data too.
+    """
+    from heedful.runs import recipes
+
+    if action not in ("ls", "cp"):
+        raise HeedfulError(f'"{action}" is not known{did_you_mean(action, ["ls", "cp"])}: use ls or cp')
+    if action == "ls":
+        found = [{"name": each.name, "about": each.about} for each in recipes.offers()]
+        return write_json(found) if as_json else table([list(each.values()) for each in found])
+    if name is None:
+        raise HeedfulError("say which recipe: heedful recipe ls lists them")
+    written, offer = recipes.copy(name, out)
+    if as_json:
+        return write_json({"name": name, "written": str(written)})
+    print(f"{written} is yours now: {offer.use.format(quote(str(written)))}")
+
+
+def show_results(results: dict[str, Any]) -> None:
+    """What a person wants to know first."""
+    for split, found in results["splits"].items():
+        show_split(split, found["numbers"], found["intervals"])
+    for split, each in results["spread"].items():
+        if each["deviation"] is not None:
+            mean, deviation = (_shown(results["main"], each[name]) for name in ("mean", "deviation"))
+            print(
+                f"{split} {results['main']} over {each['seeds']} seeds: {mean} with a standard deviation of {deviation}"
+            )
+
+
+def show_split(split: str, numbers: dict[str, Any], intervals: dict[str, Any]) -> None:
+    """The numbers of one split that are plain, with their intervals."""
+    rows = []
+    for name, value in numbers.items():
+        if isinstance(value, float) and not name.startswith(DETAILS):
+            within = intervals.get(name)
+            each = " to ".join(_shown(name, within[end]) for end in ("low", "high")) if within else ""
+            rows.append([name, _shown(name, value), each])
+    print(f"{split}, {numbers['count']:,} examples")
+    table(rows, head=["", "", "95 % interval"], right={1}, indent=2)
+    for sentence in numbers.get("notes", []):
+        note(f"  {clean(sentence)}")
+
+
+def _shown(name: str, value: float) -> str:
+    return f"{value:.4f}" if name in PLAIN else f"{100 * value:.2f} %"
+
+
+def _official(each: dict[str, Any]) -> str:
+    names = [name for name, value in each.items() if isinstance(value, float) and name != "score"]
+    return ", ".join(f"{name} {100 * each[name]:.2f}" for name in names)
+
+
+def _skips(given: str) -> bool:
+    if given not in ("stop", "skip"):
+        raise HeedfulError(f'--bad-rows is "{given}"{did_you_mean(given, ["stop", "skip"])}: use stop or skip')
+    return given == "skip"
+
+
+def _precision(given: str) -> Literal["float32", "bfloat16", "auto"]:
+    match given:
+        case "float32" | "bfloat16" | "auto":
+            return given
+    raise HeedfulError(f'--precision is "{given}"{did_you_mean(given, PRECISIONS)}: use float32, bfloat16, or auto')
+
+
+def _example(task: str) -> str:
+    return {
+        "extract": '"A long text." --question "What is asked?"',
+        "choose": '"A prompt." --choice "one" --choice "another"',
+    }.get(task, '"Your text."')

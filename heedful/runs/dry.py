@@ -1,0 +1,106 @@
+"""A dry run: what a fine-tuning would need, from its own data and a few of its own steps; nothing is written."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from heedful.runs.finetune import notes, prepare
+from heedful.runs.folder import refuse_other
+from heedful.runs.making import make_task, start
+from heedful.runs.timing import memory
+from heedful.train.loop import Minutes, Trainer
+
+PROBE = 4  # steps that are timed, after one that warms up
+STATE = 4  # of each parameter in a checkpoint: its value, two moments, and the best value so far
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What a run would need."""
+
+    examples: int
+    samples: int
+    tokens: int  # of one epoch
+    parameters: int
+    seeds: int
+    steps: int | None  # of one seed; None: the clock decides
+    seconds: float  # of training one seed, without evaluations; from steps that were run here
+    tokens_per_second: float
+    memory: int  # bytes that this process had at most while it ran those steps
+    disk: int  # bytes of all checkpoints and models, about, while one more checkpoint is written
+    free: int  # bytes on that disk
+    notes: tuple[str, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+    def rows(self) -> list[list[str]]:
+        """For a table."""
+        times = f"{self.seeds} x " if self.seeds > 1 else ""
+        return [
+            ["examples", f"{self.examples:,}"],
+            ["samples", f"{self.samples:,} of {self.tokens:,} tokens together"],
+            ["parameters", f"{self.parameters:,}"],
+            ["steps", f"{times}as many as fit" if self.steps is None else f"{times}{self.steps:,}"],
+            [
+                "time",
+                f"{times}{self.seconds / 60:.1f} min at {self.tokens_per_second:,.0f} tokens/s, without evaluations",
+            ],
+            ["memory", f"{self.memory / 2**30:.2f} GiB"],
+            ["disk", f"{self.disk / 2**30:.2f} GiB; {self.free / 2**30:.1f} GiB are free"],
+            *[["note", note] for note in self.notes],
+        ]
+
+
+def dry_run(
+    task: str,
+    data: Any,
+    out: str | Path,
+    *,
+    model: str | Path = "",
+    recipe: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    skip_bad_rows: bool = False,
+) -> Estimate:
+    """Read the data, run a few steps in memory, and tell; an encoder that would be trained on the spot is not."""
+    folder = Path(out)
+    plan = prepare(task, data, model=model, recipe=recipe, assignments=assignments, skip_bad_rows=skip_bad_rows)
+    refuse_other(folder)
+    settings = replace(plan.settings, start=replace(plan.settings.start, steps=0))
+    base = start(settings.start, plan.source, settings.train.seed, settings.max_length, lambda text: None)
+    made, loaded = make_task(settings, plan.source, plan.survey, base)
+    learned = made.read(plan.source.examples("train"))
+    trainer = Trainer(loaded, made, learned.samples, settings.train)
+    steps = [trainer.advance() for _ in range(1 + PROBE)][1:]
+    speed = sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
+    length = settings.train.length
+    if isinstance(length, Minutes):
+        seconds = 60 * length.count
+    else:
+        assert trainer.total is not None
+        seconds = learned.tokens * trainer.total / trainer.order.steps / speed
+    weights, several = 4 * loaded.count(), settings.seeds > 1
+    models = settings.seeds + several + (not settings.start.model)
+    return Estimate(
+        examples=learned.examples,
+        samples=len(learned.samples),
+        tokens=learned.tokens,
+        parameters=loaded.count(),
+        seeds=settings.seeds,
+        steps=trainer.total,
+        seconds=seconds,
+        tokens_per_second=speed,
+        memory=memory(),
+        disk=weights * (models + STATE * (settings.seeds * settings.fit.checkpoints + 1)),
+        free=shutil.disk_usage(_existing(folder)).free,
+        notes=(*plan.notes, plan.why, *notes(learned)),
+    )
+
+
+def _existing(folder: Path) -> Path:
+    return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())

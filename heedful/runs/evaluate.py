@@ -1,0 +1,181 @@
+"""evaluate: how good a run, or any model folder, is on data; and suites of public tasks."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from heedful.checkpoint import Loaded, load
+from heedful.data import DataSettings, Source, Stop, read
+from heedful.data.bad import BadRows
+from heedful.errors import HeedfulError
+from heedful.model.config import Choice, Classes, SentenceEmbedding, Span, TokenClasses
+from heedful.runs.folder import DATA, read_json
+from heedful.runs.making import embedding, survey, tokenizer_of
+from heedful.runs.scoring import measure
+from heedful.tasks.choose import Choose
+from heedful.tasks.classify import Classify, ClassifyMany
+from heedful.tasks.embed import Embed
+from heedful.tasks.extract import NO_ANSWER, Extract
+from heedful.tasks.metrics import GLUE
+from heedful.tasks.regress import Regress
+from heedful.tasks.tag import Tag
+from heedful.tasks.task import Task
+from heedful.train.loop import precision as precision_of
+
+GLUE_FOLDERS = {  # of each task: its entries in the suite, and the split that each is scored on
+    "CoLA": {"cola": "dev"},
+    "SST-2": {"sst2": "dev"},
+    "MRPC": {"mrpc": "dev"},
+    "STS-B": {"stsb": "dev"},
+    "QQP": {"qqp": "dev"},
+    "MNLI": {"mnli": "dev", "mnli-mm": "dev-mismatched"},
+    "QNLI": {"qnli": "dev"},
+    "RTE": {"rte": "dev"},
+    "WNLI": {"wnli": "dev"},
+}
+Precision = Literal["auto", "float32", "bfloat16"]  # auto: bfloat16 where the processor has instructions for it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """What was found on one split."""
+
+    split: str
+    main: str
+    numbers: dict[str, Any]
+    intervals: dict[str, Any]
+    stated: tuple[str, ...]  # about the data
+    bad_rows: dict[str, int]  # left out, by file
+
+
+def evaluate(
+    run: str | Path | Loaded,
+    data: Any,
+    *,
+    split: str | None = None,
+    settings: DataSettings | None = None,
+    bad_rows: BadRows | None = None,
+    predictions: Path | None = None,
+    precision: Precision = "float32",
+    revision: str | None = None,
+) -> Evaluated:
+    """Measure a run, or a model folder, on a split of the data: test where there is one, else dev, else all there is.
+
+    Memory does not grow with the data but for Spearman's rho, thresholds and retrieval; results do not depend on
+    batches. `predictions` is a file that gets all answers, the worst mistakes first.
+    """
+    loaded = run if isinstance(run, Loaded) else load(run, revision=revision)
+    source = _source(loaded, data, settings or DataSettings(dev=0.0), bad_rows or Stop())
+    chosen = split or next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
+    task, loaded = task_of(loaded, source, chosen)
+    examples = source.examples(chosen)
+    try:
+        measured = measure(task, loaded, examples, precision=precision_of(precision), predictions=predictions)
+    except OSError as error:
+        raise HeedfulError(f"{predictions or data} cannot be written or read: {error.strerror or error}") from error
+    return Evaluated(
+        split=chosen,
+        main=task.main,
+        numbers=task.result(measured),
+        intervals=measured.intervals(),
+        stated=source.stated,
+        bad_rows=dict(source.sieve.bad),
+    )
+
+
+def _source(loaded: Loaded, data: Any, settings: DataSettings, bad_rows: BadRows) -> Source[Any]:
+    """The data, read for what the model's head does; labels go by name, whatever their order."""
+    source: Source[Any] = read(data, _kind(loaded).example, settings, bad_rows=bad_rows)
+    head = loaded.config.head
+    known = head.labels if isinstance(head, Classes | TokenClasses) else source.labels
+    if unknown := [label for label in source.labels if label not in known]:
+        raise HeedfulError(
+            f"the data has the labels {', '.join(source.labels[:10])}, but {loaded.source} knows "
+            f"{', '.join(known[:10])}: {', '.join(unknown[:5])} could never be right. Rename them in the data"
+        )
+    return source
+
+
+def _kind(loaded: Loaded) -> type[Task]:
+    """The task that a model's head does."""
+    match loaded.config.head:
+        case Classes(problem="single"):
+            return Classify
+        case Classes(problem="multiple"):
+            return ClassifyMany
+        case Classes(labels=(_,)):
+            return Regress
+        case TokenClasses():
+            return Tag
+        case Span():
+            return Extract
+        case Choice():
+            return Choose
+        case SentenceEmbedding():
+            return Embed
+        case Classes(labels=labels):
+            what = f"gives {len(labels)} numbers, and data has one"
+        case head:
+            what = f"has {'no head' if head is None else f'a {head.kind} head'}, which no data can score"
+    raise HeedfulError(f"{loaded.source} {what}: fine-tune it first, or load it with another head")
+
+
+def task_of(loaded: Loaded, source: Source[Any], split: str) -> tuple[Task, Loaded]:
+    """The task of the model's head on a split, and the model as it answers there."""
+    kind = _kind(loaded)
+    more: dict[str, Any] = {}
+    if kind is Extract:
+        more = {"impossible": survey(source, [split]).impossible}
+        if more["impossible"] and NO_ANSWER not in loaded.thresholds:
+            loaded = copy(loaded)  # the one that was given stays as it is
+            loaded.thresholds = {**loaded.thresholds, NO_ANSWER: 0.0}
+    elif kind is Embed:
+        more = embedding(survey(source, [split]))
+    elif isinstance(loaded.config.head, Classes | TokenClasses):
+        more = {"labels": loaded.config.head.labels}
+    long: Any = "cut" if kind is Embed else "windows"
+    return kind(tokenizer=tokenizer_of(loaded), limit=loaded.limit, long=long, **more), loaded
+
+
+def suite(run: str | Path, data: str | Path, *, precision: Precision = "float32") -> dict[str, dict[str, Any]]:
+    """Every GLUE task of which the data and a model are there: name -> its official numbers and "score".
+
+    `run` is one run, for the task that it was trained on, or a folder that holds one for each task, under its name.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for folder, names in GLUE_FOLDERS.items():
+        place, model = Path(data) / folder, _model_for(Path(run), folder)
+        if not place.is_dir() or model is None:
+            continue
+        loaded = load(model)
+        for name, split in names.items():
+            measured = evaluate(loaded, place, split=split, precision=precision)
+            scores = GLUE[name].scores(_official(name, measured.numbers))
+            found[name] = scores | {"split": split, "count": measured.numbers["count"], "model": str(model)}
+    if not found:
+        held = [name for name in GLUE_FOLDERS if (Path(data) / name).is_dir()]
+        raise HeedfulError(
+            f"nothing to evaluate: of {', '.join(GLUE_FOLDERS)}, {data} has {', '.join(held) or 'none'}, and {run} is "
+            "neither a run on one of them nor a folder with runs of those names"
+        )
+    return found
+
+
+def _official(name: str, numbers: dict[str, Any]) -> dict[str, Any]:
+    """Our numbers under the suite's names; F1 is that of its positive class, whatever the model's order."""
+    positive = getattr(GLUE[name].metric, "positive", None)
+    if positive is None:
+        return numbers
+    return numbers | {"f1": numbers["classes"][positive]["f1"]}
+
+
+def _model_for(run: Path, folder: str) -> Path | None:
+    for each in (run / folder, run / folder.casefold(), run / folder.replace("-", "").casefold()):
+        if each.is_dir():
+            return each
+    if not (run / DATA).is_file():
+        return None
+    return run if any(each.startswith(f"GLUE's {folder};") for each in read_json(run / DATA)["stated"]) else None

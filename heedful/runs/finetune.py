@@ -1,0 +1,309 @@
+"""finetune: from labelled data to a run folder with a trained, measured model that transformers loads too."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import statistics
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from heedful.checkpoint import RUN_MODEL, Loaded, load, save
+from heedful.checkpoint.hub import name_and_revision
+from heedful.data import LeaveOut, MultiLabelled, Source, Stop
+from heedful.errors import HeedfulError
+from heedful.runs.card import write_card
+from heedful.runs.folder import (
+    BAD_ROWS,
+    DATA,
+    as_table,
+    begin,
+    environment,
+    explained,
+    read_json,
+    refuse_other,
+    write,
+)
+from heedful.runs.making import Survey, make_task, refuse_dull, source_of, start, survey
+from heedful.runs.plots import draw
+from heedful.runs.results import JOURNAL, RESULTS, read_results
+from heedful.runs.scoring import calibrate, measure
+from heedful.runs.settings import ExtractSettings, FinetuneSettings, MultipleSettings, Wishes, defaults
+from heedful.runs.timing import latency, memory
+from heedful.settings import to_mapping
+from heedful.tasks.embed import Embed
+from heedful.tasks.task import Read, Task
+from heedful.train.durable import whole
+from heedful.train.fit import Scored, Watch, fit
+from heedful.train.loop import Trainer, precision
+from heedful.train.ranks import ALONE, Ranks
+from heedful.train.resume import only_run
+
+SEED, START, CARD = "seed.json", "start", "README.md"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """How a run ended."""
+
+    folder: Path
+    why: Literal["done", "asked"]  # "asked": stopped by a signal; the same command goes on
+    results: dict[str, Any]  # those of RESULTS, on the first rank of a run that is done; else none
+
+
+def finetune(
+    task: str,
+    data: Any,
+    out: str | Path,
+    *,
+    model: str | Path = "",
+    recipe: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    skip_bad_rows: bool = False,
+    watch: Watch | None = None,
+    ranks: Ranks = ALONE,
+) -> Finished:
+    """Fine-tune a model on labelled data; `out` becomes the run folder, or is one that was interrupted and goes on.
+
+    `model` is a folder, or NAME@REVISION on the hub. What is not set follows from the size of the data, and is said.
+    """
+    folder, watch = Path(out), watch or Watch()
+    plan = prepare(task, data, model=model, recipe=recipe, assignments=assignments, skip_bad_rows=skip_bad_rows)
+    refuse_other(folder)
+    with only_run(folder) if ranks.first else nullcontext(), explained(folder):
+        if ranks.first:
+            again = partial(source_of, task, data, plan.settings.data)
+            begin(folder, plan.settings, plan.source, plan.survey.counts, again)
+        ranks.wait()
+        return _Run(plan, folder, watch if ranks.first else Watch(), ranks).run()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What is going to be done."""
+
+    settings: FinetuneSettings
+    source: Source[Any]
+    survey: Survey
+    notes: tuple[str, ...]  # what of the data is left out, in sentences
+    why: str  # the defaults
+
+
+def prepare(
+    task: str,
+    data: Any,
+    *,
+    model: str | Path = "",
+    recipe: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    skip_bad_rows: bool = False,
+) -> Plan:
+    """Settings from the data's size, the recipe and the assignments, each over what stands before it; nothing written.
+
+    What would only be found out after hours is refused here.
+    """
+    wishes = Wishes.read(task, recipe, assignments)
+    told = wishes.foreseen()
+    source = source_of(task, data, told.data, LeaveOut() if skip_bad_rows else Stop())
+    found = survey(source, ("train", *(split for split in source.splits if split != "train")))
+    refuse_dull(source, found)
+    kind = "multiple" if source.kind is MultiLabelled else task
+    settings, why = defaults(kind, found.counts["train"], fresh=not (model or told.start.model))
+    settings = wishes.over(settings)
+    if model:
+        name, revision = name_and_revision(model)
+        settings = replace(settings, start=replace(settings.start, model=name, revision=revision or ""))
+    how: Literal["float32", "bfloat16"] = "float32"
+    if precision(settings.train.precision) == torch.bfloat16:
+        how = "bfloat16"
+    settings = replace(settings, train=replace(settings.train, precision=how))
+    if "dev" not in found.splits and _calibrates(settings, found):
+        raise HeedfulError(
+            "thresholds are calibrated on dev, and there is none: set data.dev to a share of train, or "
+            + ("task.threshold=zero" if isinstance(settings.task, ExtractSettings) else "task.thresholds=half")
+        )
+    empty = [f"{split} has no examples and is left out" for split in found.counts if split not in found.splits]
+    bad = [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
+    return Plan(settings=settings, source=source, survey=found, notes=(*empty, *bad), why=why)
+
+
+def _calibrates(settings: FinetuneSettings, found: Survey) -> bool:
+    match settings.task:
+        case MultipleSettings(thresholds="calibrated"):
+            return True
+        case ExtractSettings(threshold="calibrated"):
+            return found.impossible
+    return False
+
+
+class _Run:
+    def __init__(self, plan: Plan, folder: Path, watch: Watch, ranks: Ranks) -> None:
+        self.plan, self.folder, self.watch, self.ranks = plan, folder, watch, ranks
+        self.settings, self.source, self.survey = plan.settings, plan.source, plan.survey
+        self.measured = tuple(split for split in plan.survey.splits if split != "train")
+
+    def run(self) -> Finished:
+        finished = (self.folder / RESULTS).exists()
+        if finished:
+            self.watch.said(f"{self.folder} is finished already")
+        else:
+            for sentence in (*self.source.stated, *self.plan.notes, self.plan.why):
+                self.watch.said(sentence)
+            if (self.folder / BAD_ROWS).exists():
+                self.watch.said(f"bad rows are set aside in {self.folder / BAD_ROWS}")
+            base, done = self._start(), []
+            seeds = range(self.settings.train.seed, self.settings.train.seed + self.settings.seeds)
+            for seed in seeds:
+                folder = self.folder if len(seeds) == 1 else self.folder / f"seed-{seed}"
+                found = self._one(base, seed, folder)
+                if found is None:
+                    return Finished(folder=self.folder, why="asked", results={})
+                done.append((folder, found))
+            if self.ranks.first:
+                self._together(base.source, done)
+        if self.ranks.first and not (self.folder / RUN_MODEL / CARD).exists():
+            draw(self.folder)
+            write_card(self.folder)
+        self.ranks.wait()
+        return Finished(folder=self.folder, why="done", results=read_results(self.folder) if self.ranks.first else {})
+
+    def _start(self) -> Loaded:
+        """The model to start from; one that was trained on the spot is kept in the run."""
+        settings, seed, longest = self.settings.start, self.settings.train.seed, self.settings.max_length
+        kept = self.folder / START
+        if settings.model:
+            return start(settings, self.source, seed, longest, self.watch.said)
+        if not kept.exists() and self.ranks.first:
+            save(start(settings, self.source, seed, longest, self.watch.said), kept)
+        self.ranks.wait()
+        base = load(kept)
+        base.source = "a small encoder, trained on the spot"
+        return base
+
+    def _one(self, base: Loaded, seed: int, folder: Path) -> dict[str, Any] | None:
+        """Train and measure with one seed; None: a stop was asked for."""
+        if (folder / SEED).exists():
+            return read_json(folder / SEED)
+        folder.mkdir(exist_ok=True)
+        settings = replace(self.settings, train=replace(self.settings.train, seed=seed))
+        task, loaded = make_task(settings, self.source, self.survey, base)
+        learned = task.read(self.source.examples("train"))
+        for note in notes(learned):
+            self.watch.said(note)
+        trainer = Trainer(loaded, task, learned.samples, settings.train, self.ranks)
+        evaluate = (lambda: self._scored(task, loaded, trainer.precision)) if "dev" in self.measured else None
+        fitted = fit(trainer, folder, settings.fit, evaluate=evaluate, watch=self.watch)
+        if fitted.why == "asked":
+            return None
+        if _calibrates(settings, self.survey):
+            loaded.thresholds = calibrate(task, loaded, self.source.examples("dev"))
+        found = {
+            "seed": seed,
+            "main": task.main,
+            "best_step": fitted.best_step or trainer.step,
+            "steps": trainer.step,
+            "seconds": round(trainer.seconds, 1),
+            "splits": {split: self._measured(task, loaded, split, folder) for split in self.measured},
+            "range": [task.low, task.high] if isinstance(task, Embed) else None,  # of scores
+            "notes": notes(learned),
+        }
+        if self.ranks.first:
+            save(loaded, folder / RUN_MODEL, overwrite=True)
+            write(folder / SEED, found)
+        self.ranks.wait()
+        return found
+
+    def _scored(self, task: Task, loaded: Loaded, how: torch.dtype) -> Scored:
+        measured = measure(task, loaded, self.source.examples("dev"), precision=how, ranks=self.ranks)
+        numbers = task.result(measured)
+        return Scored(main=float(numbers[task.main]), numbers={k: v for k, v in numbers.items() if _is_number(v)})
+
+    def _measured(self, task: Task, loaded: Loaded, split: str, folder: Path) -> dict[str, Any]:
+        """The last evaluation of a split; each rank makes the whole of it, so that none waits, and the first writes."""
+        self.watch.said(f"measuring {split}")
+        path = folder / f"predictions-{split}.jsonl" if self.ranks.first else None
+        how = precision(self.settings.score)
+        measured = measure(task, loaded, self.source.examples(split), precision=how, predictions=path)
+        return {"numbers": task.result(measured), "intervals": measured.intervals()}
+
+    def _together(self, base: str, done: list[tuple[Path, dict[str, Any]]]) -> None:
+        """Results over all seeds, with the model of the best of them on dev (of the first, where there is no dev)."""
+        folder, best = done[0]
+        main = best["main"]
+        if "dev" in self.measured:
+            folder, best = max(done, key=lambda each: float(each[1]["splits"]["dev"]["numbers"][main]))
+        if folder != self.folder:
+            for name in (JOURNAL, *(f"predictions-{split}.jsonl" for split in self.measured)):
+                with whole(self.folder / name) as part:
+                    shutil.copyfile(folder / name, part)
+            save(load(folder / RUN_MODEL), self.folder / RUN_MODEL, overwrite=True)
+        loaded, about = load(self.folder / RUN_MODEL), environment()
+        results = {
+            "task": self.settings.task.kind,
+            "main": main,
+            "labels": list(self.source.labels),
+            "base": base,
+            "seed": best["seed"],
+            "seeds": [_of_seed(found) for _, found in done],
+            "spread": {split: _spread([found for _, found in done], split) for split in self.measured},
+            "splits": best["splits"],
+            "data": read_json(self.folder / DATA),
+            "model": {"parameters": loaded.count(), "bytes": _size(self.folder / RUN_MODEL)},
+            **latency(loaded),
+            "memory": memory(),
+            "machine": about["machine"],
+            "versions": about["versions"],
+            "settings": to_mapping(self.settings),
+            "notes": [*self.plan.notes, *best["notes"]],
+        }
+        if best["range"]:
+            results["range"] = best["range"]
+        write(self.folder / "results.csv", as_table(self.folder / JOURNAL))
+        write(self.folder / RESULTS, results)
+
+
+def notes(learned: Read) -> list[str]:
+    """What reading the training examples cost, in sentences."""
+    found = [f"{learned.examples:,} training examples are {_samples(learned)} of {learned.tokens:,} tokens"]
+    if learned.windowed:
+        found.append(f"{learned.windowed:,} training examples are longer than the model reads and are seen in windows")
+    if learned.cut:
+        found.append(
+            f"{learned.cut:,} training examples were cut, as was asked for: {learned.cut_tokens:,} tokens are lost"
+        )
+    if learned.left_out:
+        found.append(
+            f"{learned.left_out:,} training examples were left out: no tokens match what should be learned of them"
+        )
+    return found
+
+
+def _samples(learned: Read) -> str:
+    return f"{len(learned.samples):,} sample" + ("s" if len(learned.samples) != 1 else "")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _of_seed(found: dict[str, Any]) -> dict[str, Any]:
+    scores = {split: each["numbers"][found["main"]] for split, each in found["splits"].items()}
+    shown = {name: found[name] for name in ("seed", "best_step", "steps", "seconds")}
+    return shown | {"splits": scores}
+
+
+def _spread(found: list[dict[str, Any]], split: str) -> dict[str, Any]:
+    """Mean and standard deviation of the main number over seeds."""
+    scores = [each["splits"][split]["numbers"][each["main"]] for each in found]
+    deviation = statistics.stdev(scores) if len(scores) > 1 else None
+    return {"mean": statistics.fmean(scores), "deviation": deviation, "seeds": len(scores)}
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())

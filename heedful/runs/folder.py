@@ -1,0 +1,198 @@
+"""A run's folder: what is written at its beginning, and whether a run that is there is the same one."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import platform
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+import heedful
+from heedful.data import SetAside, Source, escape_cell
+from heedful.errors import HeedfulError
+from heedful.runs.settings import FinetuneSettings
+from heedful.settings import from_file, to_mapping, to_toml
+from heedful.train.durable import put, sweep, whole
+from heedful.train.journal import records
+from heedful.train.resume import LOCK
+
+SETTINGS, DATA, ENVIRONMENT, BAD_ROWS = "settings.toml", "data.json", "environment.json", "bad-rows.jsonl"
+BEGUN = {SETTINGS, DATA, ENVIRONMENT, BAD_ROWS, LOCK}  # all that a run has before it trains
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """What the disk says, in words."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        what, where = getattr(error, "strerror", None) or error, getattr(error, "filename", None)
+        raise HeedfulError(
+            f"{folder}: the run stopped, since a file could not be written or read: {what}"
+            + (f" ({where})" if where else "")
+            + ". Mend that and give the same command: it goes on from its newest checkpoint"
+        ) from error
+
+
+def refuse_other(folder: Path) -> None:
+    """A folder that is neither a run nor free is an error; hidden files do not count."""
+    try:
+        names = _names(folder) if folder.exists() else set()
+    except OSError as error:
+        raise HeedfulError(f"{folder} cannot be used: {error.strerror}: give another folder with --out") from None
+    is_run, is_begun = {LOCK, SETTINGS} <= names, LOCK in names and names <= BEGUN
+    if names and not is_run and not is_begun:
+        held, missing = sorted(names), " and ".join(sorted({LOCK, SETTINGS} - names))
+        raise HeedfulError(
+            f"{folder} is no run: it holds {', '.join(held[:3])}{' and more' if held[3:] else ''}, but no {missing}; "
+            "give another folder with --out"
+        )
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def begin(
+    folder: Path,
+    settings: FinetuneSettings,
+    source: Source[Any],
+    counts: Mapping[str, int],
+    reopened: Callable[[SetAside], Source[Any]],
+) -> None:
+    """Write what the run is, or see that the one which is there is the same; one that has nothing yet is begun anew.
+
+    `counts` are the examples of each split. `reopened` gives the source again, so that its bad rows, if it has any,
+    can be set aside in the folder.
+    """
+    sweep(folder)
+    if _names(folder) <= BEGUN:
+        for name in (SETTINGS, DATA, BAD_ROWS):
+            (folder / name).unlink(missing_ok=True)
+    if (folder / SETTINGS).exists():
+        before = from_file(FinetuneSettings, folder / SETTINGS)
+        if before != settings:
+            raise HeedfulError(
+                f"{folder} holds a run with other settings: {_differences(before, settings)}. Give another folder "
+                "with --out, or the same settings to go on with it"
+            )
+        hashes, known = _hashes(source), read_json(folder / DATA)["files"]
+        if changed := sorted(name for name in {*hashes, *known} if hashes.get(name) != known.get(name)):
+            more = f" and {len(changed) - 5} more" if changed[5:] else ""
+            raise HeedfulError(
+                f"{folder} holds a run on other data: {', '.join(changed[:5])}{more} changed. Give another folder with "
+                "--out, or put the data back to go on with it"
+            )
+        return
+    if source.sieve.bad:
+        again = reopened(SetAside(file=folder / BAD_ROWS))
+        for split in again.splits:
+            deque(again.examples(split), maxlen=0)
+    write(folder / ENVIRONMENT, environment())
+    about = {
+        "stated": list(source.stated),
+        "splits": {split: {"examples": count} for split, count in counts.items()},
+        "files": _hashes(source),
+        "bad_rows": {Path(name).name: count for name, count in source.sieve.bad.items()},
+    }
+    write(folder / DATA, about)
+    write(folder / SETTINGS, to_toml(settings))  # last: a run has all of them
+
+
+def _hashes(source: Source[Any]) -> dict[str, str]:
+    """SHA-256 of every file that is read, and of the examples of every object that is none, by short names."""
+    found = {}
+    places = {place: split for split, several in source.places.items() for place in several}
+    files = [Path(place).absolute() for place in places if os.path.isfile(place)]
+    above = os.path.commonpath([path.parent for path in files]) if files else ""
+    for path in files:
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        found[path.relative_to(above).as_posix()] = digest.hexdigest()
+    for place, split in places.items():
+        if not os.path.isfile(place):
+            digest = hashlib.sha256()
+            for example in source.examples(split):
+                digest.update(repr(example).encode(errors="backslashreplace"))
+            found[place] = digest.hexdigest()
+    return found
+
+
+def _differences(before: FinetuneSettings, now: FinetuneSettings) -> str:
+    """Names of settings that differ, with both values."""
+    old, new = (dict(_flat(to_mapping(each))) for each in (before, now))
+    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    each = [f"{name} was {old.get(name)!r} and is {new.get(name)!r} now" for name in names[:4]]
+    return "; ".join(each) + ("; and more" if names[4:] else "")
+
+
+def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in mapping.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+# -- files ----------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, value: Any) -> None:
+    """Text, or data as JSON; there whole or not at all."""
+    text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    with whole(path) as part:
+        put(part, [text.encode(errors="backslashreplace")])  # half a surrogate pair becomes \udxxx, as in JSON
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that `write` made."""
+    found: dict[str, Any] = json.loads(path.read_bytes())
+    return found
+
+
+def as_table(journal: Path) -> str:
+    """The journal as CSV: a row for each update or evaluation."""
+    rows = [row | {f"dev_{name}": value for name, value in row.pop("dev", {}).items()} for row in records(journal)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(map(escape_cell, names))
+    for row in rows:
+        table.writerow(escape_cell(str(row.get(name, ""))) for name in names)
+    return out.getvalue()
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the versions."""
+    import numpy
+    import safetensors
+    import tokenizers
+
+    can = torch.cpu.get_capabilities()
+    features = [name for name in ("amx_bf16", "avx512_bf16", "avx512_f", "avx2") if can.get(name)]
+    name = can.get("cpu_name") or platform.processor() or platform.machine()
+    return {
+        "machine": f"{name}, {os.cpu_count()} cores, {' '.join(features) or 'no vector extensions known'}",
+        "system": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "heedful": heedful.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "tokenizers": tokenizers.__version__,
+            "safetensors": safetensors.__version__,
+            "numpy": numpy.__version__,
+        },
+    }

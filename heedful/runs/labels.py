@@ -1,0 +1,97 @@
+"""Names of labels as a picture can show them: short, on one line, in fonts that this machine has, and told apart."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+FONT = "DejaVu Sans"  # comes with matplotlib
+ANY = "Last Resort High-Efficiency"  # comes with it too: the same few boxes for all characters
+BOX, DOTS = "□", "…"
+LONGEST = 28  # columns; a Chinese character takes two
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Labels:
+    """What is drawn for each label, and in which fonts: the first that has a character draws it."""
+
+    names: tuple[str, ...]
+    fonts: tuple[str, ...]
+    note: str  # about the names; "": they say all
+
+
+def drawable(labels: Iterable[str]) -> Labels:
+    """Long labels lose their middle; a character that no font has becomes a box.
+
+    A label that has a box in it, or looks like another one, begins with its number, from 0.
+    """
+    short = [shortened(_printable(label)) for label in labels]
+    fonts, missing = _fonts(set().union(*short))
+    boxed = ["".join(BOX if each in missing else each for each in name) for name in short]
+    alike = Counter(boxed)
+    names = [
+        f"{number}: {name}" if BOX in name or alike[name] > 1 or not name else name for number, name in enumerate(boxed)
+    ]
+    note = f"{BOX}: no font here has this character; labels are told by their numbers, from 0" if missing else ""
+    return Labels(names=tuple(names), fonts=fonts, note=note)
+
+
+def shortened(text: str, most: int = LONGEST) -> str:
+    """The text in at most so many columns, the middle left out.
+
+    >>> shortened("a label that nobody wants to read", 16)
+    'a label t…o read'
+    """
+    if sum(map(_columns, text)) <= most:
+        return text
+    head = _fitting(text, most * 3 // 5)
+    tail = _fitting(text[::-1], most - 1 - most * 3 // 5)[::-1]
+    return head.rstrip() + DOTS + tail
+
+
+def _printable(label: str) -> str:
+    """On one line, without characters that steer and do not show."""
+    return " ".join("".join(each if each.isprintable() else " " for each in label).split())
+
+
+def _columns(character: str) -> int:
+    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
+
+
+def _fitting(text: str, most: int) -> str:
+    """The beginning of the text that takes at most so many columns."""
+    end = width = 0
+    while end < len(text) and (width := width + _columns(text[end])) <= most:
+        end += 1
+    return text[:end]
+
+
+def _fonts(needed: set[str]) -> tuple[tuple[str, ...], set[str]]:
+    """Fonts that together have the characters, and the characters that none has."""
+    from matplotlib.font_manager import FontProperties, findfont, fontManager
+
+    missing = needed - _covered(findfont(FONT), needed)
+    fonts = [FONT]
+    files = {entry.name: entry.fname for entry in fontManager.ttflist if entry.style == "normal" and entry.name != ANY}
+    for name in sorted(files):
+        if not missing:
+            break
+        if _covered(files[name], missing):
+            used = findfont(FontProperties(family=[name]))  # another file of that name may be taken
+            if found := _covered(used, missing):
+                fonts.append(name)
+                missing -= found
+    return tuple(fonts), missing
+
+
+def _covered(path: str, characters: Sequence[str] | set[str]) -> set[str]:
+    """Those of the characters that the font has; none where it cannot be read or scaled."""
+    from matplotlib.font_manager import get_font
+
+    try:
+        font = get_font(path)
+        return {each for each in characters if font.scalable and font.get_char_index(ord(each))}
+    except (OSError, RuntimeError):
+        return set()

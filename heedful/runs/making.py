@@ -1,0 +1,241 @@
+"""From settings and data to what is trained: a survey of the data, a model to start from, a task."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from heedful.checkpoint import Config, Loaded, create, load
+from heedful.checkpoint.attach import attach
+from heedful.data import KINDS, DataSettings, Labelled, MultiLabelled, Pair, Question, Scored, Source, read
+from heedful.data.bad import BadRows
+from heedful.errors import HeedfulError
+from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
+from heedful.objectives.masked import Masked
+from heedful.runs.settings import (
+    HEAD_WIDTH,
+    ChooseSettings,
+    ClassifySettings,
+    EmbedSettings,
+    ExtractSettings,
+    FinetuneSettings,
+    MultipleSettings,
+    RegressSettings,
+    StartSettings,
+    TagSettings,
+)
+from heedful.tasks.choose import Choose
+from heedful.tasks.classify import Classify, ClassifyMany
+from heedful.tasks.embed import Embed
+from heedful.tasks.extract import NO_ANSWER, Extract
+from heedful.tasks.regress import Regress
+from heedful.tasks.tag import OUTSIDE, Tag
+from heedful.tasks.task import Task
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+from heedful.train.loop import Trainer
+from heedful.train.settings import AdamW, Steps, TrainSettings
+
+LONGEST = 256  # tokens that an encoder reads that is trained on the spot
+MOST_TEXTS = 50_000  # that it is trained on
+NUMBER = "score"  # what a regression's one output is called
+
+
+def source_of(task: str, data: Any, settings: DataSettings, bad_rows: BadRows) -> Source[Any]:
+    """The data of a task; for classify also rows with any number of labels, where that is what they have."""
+    if task == "classify":
+        try:
+            found = read(data, None, settings, bad_rows=bad_rows)
+        except HeedfulError:
+            pass  # what is missing for this task is said below
+        else:
+            if found.kind is MultiLabelled:
+                return found
+    return read(data, KINDS[task], settings, bad_rows=bad_rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """What one look at all examples tells."""
+
+    counts: dict[str, int]  # examples of each split
+    labels: Counter[str]  # of the first split, as the range of its scores
+    low: float | None  # None: there are no scores
+    high: float | None
+    impossible: bool  # some question of some split has no answer
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Those with examples."""
+        return tuple(split for split, count in self.counts.items() if count)
+
+
+def survey(source: Source[Any], splits: Sequence[str]) -> Survey:
+    """Read splits once."""
+    labels: Counter[str] = Counter()
+    scores: list[float] = []  # the lowest and the highest
+    impossible = False
+    counts = dict.fromkeys(splits, 0)
+    for split in splits:
+        for example in source.examples(split):
+            counts[split] += 1
+            impossible |= isinstance(example, Question) and not example.answers
+            if split != splits[0]:
+                continue
+            match example:
+                case Labelled(label=label):
+                    labels[label] += 1
+                case MultiLabelled(labels=several):
+                    labels.update(several)
+                case Scored(score=float(score)) | Pair(score=float(score)):
+                    scores = [min([score, *scores]), max([score, *scores])]
+    if not counts[splits[0]]:
+        raise HeedfulError(f"{splits[0]} has no examples: nothing can be learned or measured")
+    low, high = scores or (None, None)
+    return Survey(counts=counts, labels=labels, low=low, high=high, impossible=impossible)
+
+
+def refuse_dull(source: Source[Any], found: Survey) -> None:
+    """Data from which nothing can be learned are an error."""
+    if source.kind in (Labelled, MultiLabelled) and len(found.labels) < (2 if source.kind is Labelled else 1):
+        named = " and ".join(f'the label "{label}"' for label in found.labels) or "no label"
+        raise HeedfulError(f"all examples of train have {named}: there is nothing to tell apart")
+    if source.labels == (OUTSIDE,):
+        raise HeedfulError(f'all words of train have the tag "{OUTSIDE}": there is nothing to tell apart')
+    if found.low is not None and found.low == found.high:
+        more = "; leave the column out, and pairs are learned as belonging together" if source.kind is Pair else ""
+        raise HeedfulError(f"all scores of train are {found.low:g}: nothing can be learned from them{more}")
+
+
+def start(
+    settings: StartSettings, source: Source[Any], seed: int, longest: int | None, said: Callable[[str], None]
+) -> Loaded:
+    """The model that training starts from: what was named, or a small encoder trained on the spot."""
+    if settings.model:
+        return load(settings.model, revision=settings.revision or None)
+    longest = longest or LONGEST
+    texts = list(islice(_texts(source), MOST_TEXTS))
+    tokenizer = train(texts, TokenizerSettings(vocabulary=settings.vocabulary, max_length=longest))
+    bare = create(Config(family="heedful", model=_model(settings, tokenizer, longest)), tokenizer, seed=seed)
+    said(
+        f"no model was given: an encoder of {bare.count():,} parameters is trained on the spot, on these texts alone; "
+        "give --model to start from one that has read more"
+    )
+    if not settings.steps:
+        return bare
+    loaded = attach(bare, "masked", seed=seed)
+    objective = Masked(tokenizer=tokenizer)
+    how = TrainSettings(length=Steps(count=settings.steps), batch=64, optimiser=AdamW(rate=1e-3), seed=seed)
+    began = time.monotonic()
+    steps = list(Trainer(loaded, objective, objective.samples(texts, longest), how))
+    said(
+        f"it read {sum(step.tokens for step in steps):,} tokens in {time.monotonic() - began:.0f} s; "
+        f"the loss of hidden tokens went from {steps[0].loss:.2f} to {steps[-1].loss:.2f}"
+    )
+    return loaded
+
+
+def _model(settings: StartSettings, tokenizer: Tokenizer, longest: int) -> ModelConfig:
+    return ModelConfig(
+        embedding=EmbeddingConfig(
+            vocabulary=tokenizer.size,
+            width=settings.width,
+            positions=Learned(count=longest),
+            types=2,
+            padding=tokenizer.special.pad,
+            norm="layer",
+            dropout=0.1,
+        ),
+        encoder=StackConfig(
+            width=settings.width,
+            layers=settings.layers,
+            heads=settings.width // HEAD_WIDTH,
+            head_width=HEAD_WIDTH,
+            inner_width=4 * settings.width,
+            dropout=0.1,
+        ),
+    )
+
+
+def _texts(source: Source[Any]) -> Iterator[str]:
+    for example in source.examples("train"):
+        yield from example.texts
+
+
+def make_task(settings: FinetuneSettings, source: Source[Any], found: Survey, loaded: Loaded) -> tuple[Task, Loaded]:
+    """The task, and the model with its head."""
+    labels = source.labels
+    match settings.task:
+        case ClassifySettings(weights=weights):
+            task, made = _made(Classify, settings, loaded, labels=labels, weights=_weights(weights, labels, found))
+        case MultipleSettings(weights=weights):
+            positive = _positive_weights(weights, labels, found)
+            task, made = _made(ClassifyMany, settings, loaded, labels=labels, weights=positive)
+        case RegressSettings():
+            task, made = _made(Regress, settings, loaded, labels=(NUMBER,))
+        case TagSettings():
+            task, made = _made(Tag, settings, loaded, labels=labels)
+        case ExtractSettings():
+            task, made = _made(Extract, settings, loaded, impossible=found.impossible)
+            if found.impossible:
+                made.thresholds = {NO_ANSWER: 0.0}
+        case ChooseSettings():
+            task, made = _made(Choose, settings, loaded)
+        case EmbedSettings(negatives=negatives, scale=scale):
+            settings = replace(settings, long="cut")  # a text has one vector
+            task, made = _made(Embed, settings, loaded, **embedding(found, negatives), scale=scale)
+    return task, made
+
+
+def embedding(found: Survey, negatives: int = 2) -> dict[str, Any]:
+    """How pairs are compared: with scores between 0, or the lowest, and the highest; else with each other."""
+    if found.low is None or found.high is None:
+        return {"scored": False, "together": negatives}
+    low = min(0.0, found.low)
+    return {"scored": True, "low": low, "high": found.high if found.high > low else 1.0}
+
+
+def _made(kind: type[Task], settings: FinetuneSettings, loaded: Loaded, **more: Any) -> tuple[Task, Loaded]:
+    """A task of that kind, and the model with the head for it, which reads max_length tokens from now on."""
+    tokenizer = tokenizer_of(loaded)
+    made = attach(
+        loaded,
+        kind.head,
+        labels=more.get("labels", ()),
+        problem=kind.problem,
+        seed=settings.train.seed,
+        redraw=settings.start.redraw,
+    )
+    if settings.max_length is not None:
+        if made.limit is not None and settings.max_length > made.limit:
+            raise HeedfulError(f"max_length is {settings.max_length}, but {loaded.source} reads {made.limit} tokens")
+        tokenizer = made.tokenizer = tokenizer.limited(settings.max_length)
+    return kind(tokenizer=tokenizer, limit=made.limit, long=settings.long, **more), made
+
+
+def tokenizer_of(loaded: Loaded) -> Tokenizer:
+    """The tokenizer, without which no text can be read."""
+    if loaded.tokenizer is None:
+        raise HeedfulError(
+            f"{loaded.source} has no tokenizer: put its tokenizer.json, or vocab.txt, beside config.json"
+        )
+    return loaded.tokenizer
+
+
+def _weights(weights: str, labels: Sequence[str], found: Survey) -> tuple[float, ...]:
+    """Of classes: examples / (classes * examples of the class); () where all weigh the same."""
+    if weights == "none":
+        return ()
+    count = found.labels.total()
+    return tuple(count / (len(labels) * max(1, found.labels[label])) for label in labels)
+
+
+def _positive_weights(weights: str, labels: Sequence[str], found: Survey) -> tuple[float, ...]:
+    """Of each label's positives: negatives / positives; () where all weigh the same."""
+    if weights == "none":
+        return ()
+    count = next(iter(found.counts.values()))
+    return tuple(max(1, count - found.labels[label]) / max(1, found.labels[label]) for label in labels)

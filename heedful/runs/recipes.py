@@ -1,0 +1,59 @@
+"""Recipes, and sample data: what ships with Heedful to be copied and changed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from importlib.resources import as_file, files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import NamedTuple
+
+from heedful.errors import HeedfulError, did_you_mean
+
+SAMPLES = {  # the folders of data: what is in each, and the task that it is for
+    "intents": ("data: 600 messages to a lending library, of 8 kinds", "classify"),
+    "tags": ("data: 150 sentences with names of people, places and things", "tag"),
+    "questions": ("data: 120 questions on 40 texts, one in six without an answer", "extract"),
+}
+
+
+class Offer(NamedTuple):
+    """Something to copy."""
+
+    name: str
+    about: str
+    place: Traversable
+    use: str  # the command for a copy, which stands for {}
+
+
+def offers() -> Iterator[Offer]:
+    """Settings by name, then data."""
+    assets = files("heedful") / "assets"
+    for path in sorted((assets / "recipes").iterdir(), key=lambda path: path.name):
+        about = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        yield Offer(path.name.removesuffix(".toml"), about, path, "heedful finetune TASK DATA --recipe {}")
+    for name, (about, task) in SAMPLES.items():
+        yield Offer(name, about, assets / name, f"heedful finetune {task} {{}}")
+
+
+def copy(name: str, to: Path | None = None) -> tuple[Path, Offer]:
+    """Write a recipe to a new file, or data to a new folder; its own name here, unless another place is given."""
+    known = {offer.name: offer for offer in offers()}
+    if name not in known:
+        raise HeedfulError(f'there is no recipe "{name}"{did_you_mean(name, list(known))}: {", ".join(known)}')
+    place, folder = known[name].place, name in SAMPLES
+    path = to or Path(name if folder else f"{name}.toml")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if folder:
+            with as_file(place) as given:
+                shutil.copytree(given, path)
+        else:
+            with path.open("xb") as file:
+                file.write(place.read_bytes())
+    except FileExistsError:
+        raise HeedfulError(f"{path} exists: give another place with --out") from None
+    except OSError as error:
+        raise HeedfulError(f"{path} cannot be written: {error.strerror or error}") from None
+    return path, known[name]

@@ -1,0 +1,54 @@
+"""What a run found, as its folder holds it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from heedful.errors import HeedfulError
+from heedful.train.journal import records
+
+RESULTS, JOURNAL = "results.json", "journal.jsonl"
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """results.json; it has at least "task", "main", and "splits" with "numbers" each."""
+    path = folder / RESULTS
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise HeedfulError(f"{folder} has no {RESULTS}: no run has come to its end there") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise HeedfulError(f"{path} cannot be read: {error}") from None
+    match found:
+        case {"task": str(), "main": str(), "splits": dict(splits)}:
+            if all(isinstance(split, dict) and "numbers" in split for split in splits.values()):
+                return found
+    raise HeedfulError(f'{path} lacks "task", "main" or "splits" that have "numbers": no run of Heedful wrote it')
+
+
+def measured(results: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """The split that plots and tables speak of, test before dev, and its numbers; None: nothing was measured."""
+    splits = results["splits"]
+    names = [name for name in ("test", "dev", *splits) if name in splits]
+    return (names[0], splits[names[0]]["numbers"]) if names else None
+
+
+def predictions(folder: Path, split: str) -> Iterator[dict[str, Any]]:
+    """The lines of predictions-SPLIT.jsonl, the worst mistakes first; none where there is no such file."""
+    path = folder / f"predictions-{split}.jsonl"
+    return records(path) if path.is_file() else iter(())
+
+
+def as_float(value: Any) -> float:
+    """A number as JSON holds it, also "NaN" and "Infinity"; NaN for what is no number.
+
+    >>> as_float("-Infinity"), as_float(None)
+    (-inf, nan)
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return float("nan")

@@ -1,0 +1,130 @@
+"""Score a split: the answers of the engine measured, written down with the worst mistakes first, thresholds found."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import numpy as np
+import torch
+
+from heedful.checkpoint import Loaded
+from heedful.infer.engine import Engine
+from heedful.tasks.base import Answer
+from heedful.tasks.classify import ClassifyMany
+from heedful.tasks.extract import NO_ANSWER, Extract
+from heedful.tasks.metrics import merge_all
+from heedful.tasks.task import Judged, Measure, Task, evaluate
+from heedful.train.durable import whole
+from heedful.train.ranks import ALONE, Ranks
+
+AT_ONCE = 1000  # predictions that are put in order together
+HIDDEN = ("vectors", "vector")  # of an answer: too long to be read
+
+
+def asker(loaded: Loaded, precision: torch.dtype) -> Callable[[list[Any]], list[Answer]]:
+    """The engine over a model, its products in that precision."""
+    engine = Engine(loaded)
+
+    def ask(inputs: list[Any]) -> list[Answer]:
+        device = next(loaded.parameters()).device.type
+        with torch.autocast(device, torch.bfloat16) if precision == torch.bfloat16 else nullcontext():
+            return engine(inputs)
+
+    return ask
+
+
+def measure(
+    task: Task,
+    loaded: Loaded,
+    examples: Iterable[Any],
+    *,
+    precision: torch.dtype = torch.float32,
+    ranks: Ranks = ALONE,
+    predictions: Path | None = None,
+) -> Measure:
+    """Ask for all examples, each rank for its share; `predictions` gets a line for each, the worst mistakes first."""
+    assert predictions is None or ranks.size == 1, "each rank would write its own share"
+    with ExitStack() as stack:
+        book = stack.enter_context(Book(predictions)) if predictions is not None else None
+        mine = evaluate(
+            task,
+            asker(loaded, precision),
+            examples,
+            first=ranks.rank,
+            step=ranks.size,
+            judged=None if book is None else lambda *told: book.write(task, *told),
+        )
+    found: Measure = merge_all(ranks.gather(mine))
+    return found
+
+
+class Book:
+    """Predictions in a file: written as they come, put in order at the end; 16 bytes are kept for each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._badness, self._places = array("d"), array("q")
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Book:
+        self._file = self._stack.enter_context(TemporaryFile(dir=self.path.parent))
+        return self
+
+    def write(self, task: Task, number: int, example: Any, answer: Answer, judged: Judged) -> None:
+        """One line."""
+        shown = {name: value for name, value in answer.items() if name not in HIDDEN}
+        line = {"n": number, "input": task.ask(example), **judged._asdict(), "answer": shown}
+        self._badness.append(judged.badness)
+        self._places.append(self._file.tell())
+        self._file.write(json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
+
+    def __exit__(self, *raised: Any) -> None:
+        with self._stack:
+            if raised[0] is None:
+                order = np.argsort(-np.array(self._badness), kind="stable")
+                with whole(self.path) as part, part.open("xb") as out:
+                    for place in np.array(self._places, dtype=np.int64)[order]:
+                        self._file.seek(int(place))
+                        out.write(self._file.readline())
+
+
+def calibrate(task: Task, loaded: Loaded, examples: Iterable[Any]) -> dict[str, float]:
+    """Thresholds that give the best F1 on these examples, in float32."""
+    ask = asker(loaded, torch.float32)
+    if isinstance(task, Extract):
+        found = task.result(evaluate(task, ask, examples))
+        return {NO_ANSWER: found["best_f1_threshold"]}
+    assert isinstance(task, ClassifyMany)
+    rows: list[list[float]] = []
+    golds: list[list[float]] = []
+
+    def note(number: int, example: Any, answer: Answer, judged: Judged) -> None:
+        rows.append(list(answer["probabilities"].values()))
+        golds.append(task.target(example))
+
+    evaluate(task, ask, examples, judged=note)
+    said, gold = np.array(rows), np.array(golds)
+    return {label: best_threshold(said[:, k], gold[:, k]) for k, label in enumerate(task.labels)}
+
+
+def best_threshold(shares: Any, gold: Any) -> float:
+    """The probability from which on saying yes gives the best F1; between two, their middle; 0.5 where nothing is yes.
+
+    >>> best_threshold(np.array([0.1, 0.4, 0.8]), np.array([0, 1, 1]))
+    0.25
+    """
+    if not gold.any():
+        return 0.5
+    order = np.argsort(-shares, kind="stable")
+    shares, gold = shares[order], gold[order]
+    last = np.append(shares[1:] != shares[:-1], True)  # equal ones go together
+    f1 = np.where(last, 2 * np.cumsum(gold) / (gold.sum() + np.arange(1, len(gold) + 1)), -1)
+    best = int(f1.argmax())
+    below = shares[best + 1] if best + 1 < len(shares) else 0.0
+    return float((shares[best] + below) / 2)

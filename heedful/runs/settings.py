@@ -1,0 +1,202 @@
+"""Settings of a fine-tuning run: defaults that follow from its data, a recipe over them, assignments over both.
+
+Imports nothing heavy, so that a wrong one is told at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from heedful.data import DataSettings
+from heedful.errors import HeedfulError, did_you_mean
+from heedful.settings import apply, load_mapping, overlay
+from heedful.train.settings import AdamW, Epochs, FitSettings, TrainSettings
+
+Weights = Literal["none", "balanced"]  # balanced: examples / (classes * examples of the class)
+EPOCHS = ((500_000, 1.0), (50_000, 2.0), (10_000, 3.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # from so many examples on
+HEAD_WIDTH = 32  # of an encoder that is trained on the spot
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassifySettings:
+    """One label of several."""
+
+    kind: Literal["classify"] = "classify"
+    weights: Weights = "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultipleSettings:
+    """Any number of labels."""
+
+    kind: Literal["multiple"] = "multiple"
+    weights: Weights = "none"  # balanced: a label's positives weigh as much as its negatives
+    thresholds: Literal["half", "calibrated"] = "half"  # calibrated: each label's best F1 on dev
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegressSettings:
+    """A number."""
+
+    kind: Literal["regress"] = "regress"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TagSettings:
+    """A label for every word."""
+
+    kind: Literal["tag"] = "tag"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtractSettings:
+    """A span of the context."""
+
+    kind: Literal["extract"] = "extract"
+    threshold: Literal["zero", "calibrated"] = "calibrated"  # of no answer: the best F1 on dev, or 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChooseSettings:
+    """One candidate."""
+
+    kind: Literal["choose"] = "choose"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbedSettings:
+    """A vector."""
+
+    kind: Literal["embed"] = "embed"
+    negatives: int = 32  # pairs without scores that are told apart from each other
+    scale: float = 20.0  # of their cosines
+
+    def __post_init__(self) -> None:
+        if self.negatives < 2:
+            raise HeedfulError(f"negatives is {self.negatives}; expected 2 pairs or more to be told apart")
+        if not 0 < self.scale < float("inf"):
+            raise HeedfulError(f"scale is {self.scale}; expected a number above 0")
+
+
+TaskSettings = (
+    ClassifySettings
+    | MultipleSettings
+    | RegressSettings
+    | TagSettings
+    | ExtractSettings
+    | ChooseSettings
+    | EmbedSettings
+)
+TASKS: dict[str, type] = {
+    "classify": ClassifySettings,
+    "multiple": MultipleSettings,
+    "regress": RegressSettings,
+    "tag": TagSettings,
+    "extract": ExtractSettings,
+    "choose": ChooseSettings,
+    "embed": EmbedSettings,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartSettings:
+    """What training starts from."""
+
+    model: str = ""  # a folder, or a name on the hub; "": a small encoder is trained on the spot, on the same texts
+    revision: str = ""  # on the hub
+    redraw: int = 0  # blocks at the top that are drawn anew
+    layers: int = 2  # of an encoder that is trained on the spot
+    width: int = 256
+    vocabulary: int = 4000
+    steps: int = 0  # of masked language modelling first, 64 texts each: on few texts it makes things worse
+
+    def __post_init__(self) -> None:
+        for name, right, expected in (
+            ("redraw", self.redraw >= 0, "a whole number from 0"),
+            ("layers", self.layers >= 1, "a whole number from 1"),
+            ("width", self.width >= HEAD_WIDTH and not self.width % HEAD_WIDTH, f"a multiple of {HEAD_WIDTH}"),
+            ("steps", self.steps >= 0, "a whole number from 0"),
+        ):
+            if not right:
+                raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinetuneSettings:
+    """Everything that decides what a run does."""
+
+    task: TaskSettings
+    start: StartSettings = StartSettings()
+    data: DataSettings = DataSettings()
+    train: TrainSettings = TrainSettings()
+    fit: FitSettings = FitSettings()
+    seeds: int = 1  # runs with train.seed, train.seed + 1, ...
+    max_length: int | None = None  # tokens of a sequence, in training and afterwards; None: as many as the model reads
+    long: Literal["windows", "cut"] = "windows"  # longer texts: windows that overlap by half, or the end is cut off
+    score: Literal["float32", "bfloat16"] = "float32"  # precision of the last evaluation
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise HeedfulError(f"seeds is {self.seeds}; expected a whole number from 1")
+        if self.max_length is not None and self.max_length < 8:
+            raise HeedfulError(f"max_length is {self.max_length}; expected a number of tokens from 8")
+
+
+def defaults(kind: str, examples: int, *, fresh: bool) -> tuple[FinetuneSettings, str]:
+    """Settings for so many training examples, and why, in a sentence; `fresh`: the encoder has seen little text.
+
+    Small data needs more passes to converge and a smaller batch (Mosbach et al. 2021); a fresh encoder a higher rate.
+    """
+    epochs = next(count for least, count in EPOCHS if examples >= least)
+    batch = 32 if examples >= 10_000 else 16
+    rate = 5e-4 if fresh else 5e-5
+    settings = FinetuneSettings(
+        task=TASKS[kind](),
+        train=TrainSettings(length=Epochs(count=epochs), batch=batch, optimiser=AdamW(rate=rate)),
+        fit=FitSettings(evaluate=1.0 if epochs > 2 else 0.5),
+    )
+    encoder = "a fresh encoder" if fresh else "a trained encoder"
+    why = f"defaults for {examples:,} examples and {encoder}: {epochs:g} epochs, batches of {batch}, rate {rate:g}"
+    return settings, why
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wishes:
+    """What was set by hand: the task, the table of a recipe, and assignments, which go over it."""
+
+    task: str
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""  # of the recipe
+    assignments: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, task: str, recipe: str | Path | None = None, assignments: Sequence[str] = ()) -> Wishes:
+        """Wishes that can be met, as far as that is known before the data are read; others are refused."""
+        if task not in TASKS:
+            raise HeedfulError(f'"{task}" is no task{did_you_mean(task, list(TASKS))}: use one of {", ".join(TASKS)}')
+        table = {} if recipe is None else load_mapping(recipe)
+        wishes = cls(task=task, recipe=table, source=str(recipe or ""), assignments=tuple(assignments))
+        wishes.foreseen()
+        return wishes
+
+    def foreseen(self) -> FinetuneSettings:
+        """The settings as far as they are known before the data are read."""
+        try:
+            return self.over(defaults(self.task, 1, fresh=False)[0])
+        except HeedfulError:
+            if self.task != "classify":
+                raise
+            return self.over(defaults("multiple", 1, fresh=False)[0])  # its rows may have any number of labels
+
+    def over(self, settings: FinetuneSettings) -> FinetuneSettings:
+        """Laid over settings, which stay what they are in everything else."""
+        kind = settings.task.kind
+        settings = apply(overlay(settings, self.recipe, source=self.source), self.assignments)
+        if settings.task.kind != kind:
+            raise HeedfulError(
+                f'task.kind is "{settings.task.kind}", but the task, {self.task}, and its data decide it: leave it out'
+            )
+        return settings

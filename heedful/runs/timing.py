@@ -1,0 +1,66 @@
+"""How fast a model answers on this machine: latency of one input, and throughput of a packed batch."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+
+from heedful.checkpoint import Loaded
+from heedful.packed import Packed
+
+LENGTHS = (16, 64, 256)  # tokens
+ROUNDS = 100
+BATCH = 4096  # tokens of the batch for throughput, in sequences of 64
+
+
+def latency(loaded: Loaded, rounds: int = ROUNDS) -> dict[str, Any]:
+    """{"latency": {tokens: {"p50", "p99"}} in milliseconds, "throughput" in tokens a second}: forward passes alone.
+
+    float32, as the folder is loaded; without tokenizing.
+    """
+    limit = loaded.limit or max(LENGTHS)
+    vocabulary = loaded.config.model.embedding.vocabulary
+    generator = torch.Generator().manual_seed(0)
+
+    def batch(length: int, count: int = 1) -> Packed:
+        ids = torch.randint(vocabulary, (count, length), generator=generator)
+        return Packed.of(ids.tolist())
+
+    def seconds(given: Packed, times: int) -> list[float]:
+        found = []
+        for _ in range(times + 2):  # the first two warm up
+            start = time.perf_counter()
+            loaded(given)
+            found.append(time.perf_counter() - start)
+        return sorted(found[2:])
+
+    training = loaded.training
+    loaded.eval()
+    try:
+        with torch.inference_mode():
+            times = {length: seconds(batch(length), rounds) for length in LENGTHS if length <= limit}
+            length = min(64, limit)
+            many = statistics.median(seconds(batch(length, BATCH // length), 3))
+    finally:
+        loaded.train(training)
+    return {
+        "latency": {
+            str(length): {
+                "p50": round(1000 * statistics.median(found), 2),
+                "p99": round(1000 * found[min(len(found) - 1, int(0.99 * len(found)))], 2),
+            }
+            for length, found in times.items()
+        },
+        "throughput": round(BATCH // length * length / many),
+    }
+
+
+def memory() -> int:
+    """The most bytes this process has had."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most

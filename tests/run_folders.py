@@ -1,0 +1,149 @@
+"""Run folders as finetune leaves them, with invented numbers that went through the real metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heedful.tasks.metrics import (
+    Calibration,
+    ConfusionMatrix,
+    Entities,
+    MultiLabel,
+    RankedRegression,
+    Result,
+    TokenLoss,
+)
+from heedful.train.journal import Journal
+
+Line = dict[str, Any]
+
+
+def classified(labels: list[str], count: int = 400, seed: int = 0, right: float = 0.8) -> tuple[Result, list[Line]]:
+    """The numbers and the predictions of a classifier that is right so often."""
+    draw = np.random.default_rng(seed)
+    gold = draw.integers(len(labels), size=count)
+    confidence = draw.beta(6, 1.5, size=count)
+    near = (gold + draw.choice([1, 1, 2, 5], size=count)) % len(labels)
+    said = np.where(draw.random(count) < right * (0.6 + 0.5 * confidence), gold, near)
+    loss = -np.log(np.where(said == gold, confidence, 1 - confidence))
+    calibration = Calibration().updated(confidence, said == gold).result()
+    found = ConfusionMatrix(labels=tuple(labels)).updated(said, gold).result()
+    found |= {"loss": TokenLoss().updated(loss, np.ones(count, dtype=int)).result()["loss"]}
+    found |= {"ece": calibration["ece"], "calibration": calibration["table"]}
+    lines = [
+        {
+            "n": int(n),
+            "input": f"text number {n}",
+            "gold": labels[gold[n]],
+            "said": labels[said[n]],
+            "right": bool(gold[n] == said[n]),
+            "badness": float(loss[n]),
+            "answer": {"label": labels[said[n]], "probability": float(confidence[n])},
+        }
+        for n in np.argsort(-loss, kind="stable")
+    ]
+    return found, lines
+
+
+def labelled(labels: list[str], count: int = 300, seed: int = 0) -> Result:
+    """The numbers of a classifier that gives any number of labels."""
+    draw = np.random.default_rng(seed)
+    gold = draw.random((count, len(labels))) < np.linspace(0.05, 0.6, len(labels))
+    said = gold ^ (draw.random(gold.shape) < np.linspace(0.02, 0.3, len(labels)))
+    return MultiLabel(labels=tuple(labels)).updated(said.astype(int), gold.astype(int)).result() | {"loss": 0.31}
+
+
+def tagged(count: int = 200, seed: int = 0) -> Result:
+    """The numbers of a tagger of four types of entities."""
+    draw, tags = np.random.default_rng(seed), ["O", "O", "O", "B-PER", "B-LOC", "B-ORG", "B-MISC"]
+    gold = [draw.choice(tags, size=12).tolist() for _ in range(count)]
+    said = [[tag if draw.random() < 0.9 else draw.choice(tags) for tag in sentence] for sentence in gold]
+    return Entities(scheme="conlleval").updated(said, gold).result() | {"strict_f1": 0.7}
+
+
+def scored(count: int = 300, seed: int = 0) -> tuple[Result, list[Line]]:
+    """The numbers and the predictions of a regression over scores from 0 to 5."""
+    draw = np.random.default_rng(seed)
+    gold = np.round(draw.random(count) * 25) / 5
+    said = 0.8 * gold + 0.6 + draw.normal(0, 0.5, count)
+    lines = [
+        {"n": n, "input": ["one", "other"], "gold": float(gold[n]), "said": float(said[n]), "right": None}
+        | {"badness": float(abs(gold[n] - said[n])), "answer": {"numbers": {"score": float(said[n])}}}
+        for n in np.argsort(-abs(gold - said), kind="stable").tolist()
+    ]
+    return RankedRegression().updated(said, gold).result(), lines
+
+
+def course(steps: int = 300, looks: int = 6, seed: int = 0, epochs: float = 3.0) -> list[Line]:
+    """The lines of a journal."""
+    draw = np.random.default_rng(seed)
+    lines: list[Line] = []
+    best = -1.0
+    for step in range(1, steps + 1):
+        loss = 0.25 + 0.9 * np.exp(-4 * step / steps) + draw.normal(0, 0.08)
+        rate = 5e-5 * min(10 * step / steps, (steps - step) / (0.9 * steps))
+        lines.append({"step": step, "epoch": epochs * step / steps, "loss": float(loss), "rate": rate, "norm": 1.0})
+        if looks and step % max(1, steps // looks) == 0:
+            main = float(0.92 - 0.4 * np.exp(-5 * step / steps) - 0.02 * (step > 0.8 * steps))
+            dev = {"accuracy": main, "loss": float(0.35 + 0.6 * np.exp(-5 * step / steps) + 0.1 * step / steps)}
+            lines.append({"step": step, "dev": dev, "main": main, "best": main > best})
+            best = max(best, main)
+    return lines
+
+
+def journal(folder: Path, lines: list[Line]) -> None:
+    """Written anew, as training writes it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "journal.jsonl").unlink(missing_ok=True)
+    book = Journal(folder / "journal.jsonl")
+    for line in lines:
+        book.write(line)
+    book.close()
+
+
+def interval(value: float) -> Line:
+    """Of a number."""
+    return {"low": value - 0.02, "high": value + 0.02, "level": 0.95, "replicates": 1000, "count": 400}
+
+
+def results(task: str, main: str, splits: dict[str, Result], **more: Any) -> dict[str, Any]:
+    """What finetune writes into results.json."""
+    found = {name: numbers[main] for name, numbers in splits.items()}
+    return {
+        "task": task,
+        "main": main,
+        "labels": [],
+        "base": "a small encoder, trained on the spot",
+        "seed": 1,
+        "seeds": [{"seed": 1, "best_step": 250, "steps": 300, "seconds": 61.2, "splits": found}],
+        "spread": {name: {"mean": value, "deviation": None, "seeds": 1} for name, value in found.items()},
+        "splits": {
+            name: {"numbers": numbers, "intervals": {main: interval(numbers[main])}} for name, numbers in splits.items()
+        },
+        "data": {
+            "stated": ["train.csv: commas, a header"],
+            "splits": {"train": {"examples": 3200}, **{name: {"examples": 400} for name in splits}},
+            "files": {"train.csv": "ab" * 32},
+        },
+        "model": {"parameters": 1_234_567, "bytes": 4_938_268},
+        "latency": {"16": {"p50": 1.21, "p99": 1.9}, "64": {"p50": 2.5, "p99": 3.75}},
+        "throughput": 41_250,
+        "machine": "EPYC, 2 cores, avx2",
+        "versions": {"heedful": "0.1.0", "torch": "2.13.0"},
+        "settings": {"task": {"kind": task}, "train": {"seed": 1, "batch": 32}},
+        "notes": ["3,200 training examples are 3,200 samples of 64,000 tokens"],
+    } | more
+
+
+def write(folder: Path, found: dict[str, Any], lines: list[Line] | None = None, **told: list[Line]) -> Path:
+    """A run folder: results, a journal, and predictions by split."""
+    journal(folder, course() if lines is None else lines)
+    (folder / "results.json").write_bytes(json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    for split, each in told.items():
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in each)
+        (folder / f"predictions-{split}.jsonl").write_bytes(text.encode("utf-8", "surrogatepass"))
+    return folder

@@ -1,0 +1,377 @@
+"""The model card: what it says, and that nothing in the data can make it say more."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import run_folders as made
+from folders import make
+from huggingface_hub import metadata_load
+from markdown_it import MarkdownIt
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from typer.testing import CliRunner
+
+from heedful.cli import app
+from heedful.errors import HeedfulError
+from heedful.runs.card import number, plain, write_card
+from heedful.runs.card_use import TASKS, usage
+
+EVIL = [
+    "<script>alert(1)</script>",
+    "![x](http://evil.example/x.png) [click](javascript:alert(1))",
+    "a | b | c \\| d",
+    "# heading\n\n- item\n\n```\ncode",
+    "</details></table><!-- ",
+    "`code` ``more`` *em* **strong** _em_ __strong__ ~~gone~~ $x$",
+    "http://evil.example www.evil.example <http://evil.example>",
+    "&lt;b&gt; &amp; &#60;i&#62;",
+    "---\nlibrary_name: other\n---",
+    "\x1b[31mred \u202egnirts\u202c \ud800",
+    "1. one",
+    "12) twelve",
+    "- dash",
+    "+ plus",
+    "===",
+]
+
+
+class Page(HTMLParser):
+    """The tags and the text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page(text: str) -> Page:
+    """Markdown as the hub shows it."""
+    return Page(MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(text))
+
+
+def run(folder: Path, found: dict[str, Any], kind: str = "bert", **told: list[made.Line]) -> Path:
+    """A run folder with a model."""
+    made.write(folder, found, [], **told)
+    (folder / "model").mkdir(exist_ok=True)
+    (folder / "model" / "config.json").write_text(json.dumps({"model_type": kind}))
+    return folder
+
+
+def card(folder: Path, found: dict[str, Any], kind: str = "bert", **told: list[made.Line]) -> str:
+    """The text of its card."""
+    path = write_card(run(folder, found, kind, **told))
+    assert path == folder / "model" / "README.md"
+    assert sorted(each.name for each in path.parent.iterdir()) == ["README.md", "config.json"]
+    return path.read_text(encoding="utf-8")
+
+
+def classified(**more: Any) -> tuple[dict[str, Any], list[made.Line]]:
+    """The results of a classifier with dev and test, and what it said on dev."""
+    (dev, lines), (test, _) = made.classified(["bad", "good"]), made.classified(["bad", "good"], 50, seed=1)
+    return made.results(
+        "classify", "accuracy", {"dev": dev, "test": test}, **({"labels": ["bad", "good"]} | more)
+    ), lines
+
+
+def rows(text: str, heading: str) -> list[list[str]]:
+    """The cells of the first table under a heading."""
+    part = text[text.index(f"\n{heading}\n") :]
+    lines = re.search(r"(?:^\|.*\n)+", part, re.MULTILINE)
+    assert lines
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[0].strip().split("\n")]
+
+
+def test_front_matter(tmp_path: Path) -> None:
+    found, lines = classified(base="someone/their-model@" + "0" * 40)
+    card(tmp_path, found, dev=lines)
+    assert metadata_load(tmp_path / "model" / "README.md") == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-classification",
+        "tags": ["heedful"],
+        "base_model": "someone/their-model",
+        "metrics": ["accuracy", "f1", "matthews_correlation"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("base", "shown"), [("/disk/models/secret", "secret"), ("../up/mine", "mine"), ("runs/a b", "runs/a b"), ("", None)]
+)
+def test_a_local_base_is_no_base_model(tmp_path: Path, base: str, shown: str | None) -> None:
+    settings = {"start": {"model": base}, "list": [base]}
+    text = card(tmp_path, classified(base=base, settings=settings)[0])
+    assert "base_model" not in metadata_load(tmp_path / "model" / "README.md")
+    assert ("Trained with Heedful from" in text) == bool(base) and "/disk/models" not in text and "../up" not in text
+    if shown:
+        assert f"Trained with Heedful from {shown}." in text and f'"model": "{shown}"' in text
+
+
+def test_every_task_has_a_card(tmp_path: Path) -> None:
+    scored = made.scored()[0]
+    numbers: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
+        "classify": ("accuracy", made.classified(["a", "b"])[0], "text-classification", ["accuracy"]),
+        "multiple": ("micro_f1", made.labelled(["a", "b"]), "text-classification", ["f1"]),
+        "regress": ("spearman", scored, "text-classification", ["pearsonr", "spearmanr", "mse"]),
+        "tag": ("f1", made.tagged(), "token-classification", ["f1"]),
+        "extract": ("f1", {"exact": 0.5, "f1": 0.6, "count": 10}, "question-answering", ["exact_match", "f1"]),
+        "choose": ("accuracy", {"accuracy": 0.5, "count": 10, "loss": 0.7}, "multiple-choice", ["accuracy"]),
+        "embed": ("spearman", scored, "sentence-similarity", ["pearsonr", "spearmanr", "mse"]),
+    }
+    assert numbers.keys() == TASKS.keys()
+    for task, (main, found, pipeline, metrics) in numbers.items():
+        text = card(tmp_path / task, made.results(task, main, {"dev": found}))
+        front = metadata_load(tmp_path / task / "model" / "README.md")
+        assert front["pipeline_tag"] == pipeline and set(metrics) <= set(front["metrics"])
+        assert front["library_name"] == ("sentence-transformers" if task == "embed" else "transformers")
+        assert f"# {TASKS[task].name}\n" in text and f"**{main}**" in text
+        for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            compile(code, task, "exec")
+            assert "{" not in code.replace('{"', "").replace("{name: each", "")
+
+
+def test_quality_table(tmp_path: Path) -> None:
+    found, lines = classified()
+    found["splits"]["dev"]["numbers"] |= {"loss": "NaN", "accuracy": 0.8125}
+    found["splits"]["dev"]["intervals"]["accuracy"] |= {"low": 0.7712, "high": 0.8534}
+    table = rows(card(tmp_path, found, dev=lines), "## Quality")
+    assert table[0] == ["", "dev", "test"]
+    assert table[2][:2] == ["**accuracy**", "0.812 (0.771 to 0.853)"]
+    named = {line[0]: line[1:] for line in table[2:]}
+    assert named["examples"] == ["400", "50"] and named["loss"][0] == "NaN"
+    assert named["macro_f1"] == [f"{each['numbers']['macro_f1']:.3f}" for each in found["splits"].values()]
+    assert "confusion" not in named and "count" not in named
+    found["main"] = "macro_f1"
+    assert rows(card(tmp_path, found, dev=lines), "## Quality")[2][0] == "**macro_f1**"
+
+
+def test_what_the_numbers_are_of(tmp_path: Path) -> None:
+    found, lines = classified()
+    text = card(tmp_path, found, dev=lines)
+    assert "95 % intervals from 1,000 bootstrap replicates" in text
+    assert "those of step 250 of 300, the best on dev; so the numbers of dev are a little too good, and those" in text
+    assert "There is no test split" not in text
+    del found["splits"]["test"]
+    assert "There is no test split: what is known comes from dev" in card(tmp_path, found, dev=lines)
+    found["settings"]["fit"] = {"keep": "last"}
+    assert "The weights are those after 300 steps." in card(tmp_path, found, dev=lines)
+    found["splits"] = {}
+    text = card(tmp_path, found)
+    assert "Nothing was measured" in text and "- Not measured at all." in text and "mistakes" not in text
+
+
+def test_several_seeds(tmp_path: Path) -> None:
+    scores = [0.8, 0.9, 0.85]
+    both = [{"splits": {"dev": each, "test": each / 2}} for each in scores]
+    seeds = [{"seed": n, "best_step": 9, "steps": 10, "seconds": 2.0} | each for n, each in enumerate(both, start=1)]
+    text = card(tmp_path, classified(seeds=seeds, seed=2)[0])
+    table = rows(text, "### Over seeds")
+    assert table[0] == ["seed", "accuracy on dev", "accuracy on test"]
+    assert table[3] == ["2", "0.900", "0.450"]
+    deviation = np.std(scores, ddof=1)
+    assert table[5] == ["mean ± deviation", f"0.850 ± {deviation:.3f}", f"0.425 ± {deviation / 2:.3f}"]
+    assert "that of seed 2, the best of 3 on dev" in text and "Trained with one seed" not in text
+    assert "30 steps in 6 s, over 3 seeds." in text
+    one = card(tmp_path, classified()[0])
+    assert "Over seeds" not in one and "Trained with one seed" in one
+
+
+def test_each_class(tmp_path: Path) -> None:
+    found, _ = classified()
+    text = card(tmp_path, found)
+    table = rows(text, "### Each class, on test")
+    scores = found["splits"]["test"]["numbers"]["classes"]["good"]
+    assert table[0] == ["class", "precision", "recall", "F1", "examples"]
+    assert table[3] == ["good", *(number(scores[name]) for name in ("precision", "recall", "f1")), str(scores["count"])]
+    assert "on test 2 of 2 have fewer than 30 examples (bad, good)" in text and "<details>\n<summary>2" not in text
+    many, _ = made.classified([f"c{n}" for n in range(77)])
+    assert "<summary>77 rows</summary>" in card(tmp_path, made.results("classify", "accuracy", {"dev": many}))
+    labels = card(tmp_path, made.results("multiple", "micro_f1", {"dev": made.labelled(["x", "y"])}))
+    assert rows(labels, "### Each label, on dev")[0] == ["label", "precision", "recall", "F1"]
+    types = card(tmp_path, made.results("tag", "f1", {"dev": made.tagged()}))
+    assert len(rows(types, "### Each type of entity, on dev")) == 6
+
+
+def test_calibration(tmp_path: Path) -> None:
+    found, _ = classified()
+    text = card(tmp_path, found)
+    numbers = found["splits"]["test"]["numbers"]
+    assert f"error on test: {numbers['ece']:.3f}" in text
+    table = rows(text, "## Calibration")
+    assert [line[1] for line in table[2:]] == [str(each["count"]) for each in numbers["calibration"]]
+
+
+def test_the_five_worst_mistakes(tmp_path: Path) -> None:
+    found, lines = classified()
+    table = rows(card(tmp_path, found, dev=lines), "## The worst mistakes on dev")
+    wrong = [line for line in lines if not line["right"]][:5]
+    assert [line[0] for line in table[2:]] == [line["input"] for line in wrong]
+    sure = [f"{line['said']} ({line['answer']['probability']:.3f})" for line in wrong]
+    assert [line[1:] for line in table[2:]] == [[each["gold"], said] for each, said in zip(wrong, sure, strict=True)]
+    right = [line for line in lines if line["right"]]
+    for told in ({}, {"dev": right}, {"dev": []}, {"test": lines}):
+        (tmp_path / "predictions-dev.jsonl").unlink(missing_ok=True)
+        assert "mistakes" not in card(tmp_path, found, **told)
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "classify": ({"input": ["one", "other"], "gold": "a", "said": "b"}, ["one / other", "a", "b"]),
+    "multiple": ({"input": "text", "gold": ["a", "b"], "said": []}, ["text", "a, b", "(none)"]),
+    "tag": (
+        {"input": ["Ada", "lives"], "gold": ["B-PER", "O"], "said": ["O", "O"]},
+        ["Ada lives", "Ada: B-PER", "Ada: O"],
+    ),
+    "extract": (
+        {"input": {"question": "Who?", "context": "Ada."}, "gold": ["Ada", "A."], "said": ""},
+        ["Who? / Ada.", "Ada", "(no answer)"],
+    ),
+    "choose": (
+        {"input": {"prompt": "It rains.", "choices": ["hat", "sleep"]}, "gold": 0, "said": 1},
+        ["It rains.", "hat", "sleep"],
+    ),
+    "regress": ({"input": "text", "gold": 3.5, "said": 1.25, "right": None}, ["text", "3.500", "1.250"]),
+    "embed": (
+        {"input": ["one", "other"], "gold": None, "said": 0.25, "right": None},
+        ["one / other", "(they belong together)", "0.250"],
+    ),
+}
+
+
+@pytest.mark.parametrize("task", MISTAKES)
+def test_a_mistake_of_each_task(tmp_path: Path, task: str) -> None:
+    line, expected = MISTAKES[task]
+    line = {"n": 0, "right": False, "badness": 1.0, "answer": {}} | line
+    found = made.results(task, "score", {"dev": {"score": 0.5, "count": 1}})
+    assert rows(card(tmp_path, found, dev=[line]), "## The worst mistakes on dev")[2] == expected
+
+
+@pytest.mark.parametrize("evil", EVIL)
+def test_texts_are_shown_and_do_nothing(tmp_path: Path, evil: str) -> None:
+    found, _ = classified(labels=[evil, "b"], base=evil, machine=evil, notes=[evil], versions={"x": evil})
+    calm, _ = classified(labels=["a", "b"], base="a", machine="a", notes=["a"], versions={"x": "a"})
+    for each, name in ((found, evil), (calm, "a")):
+        each["data"] = {"stated": [name], "splits": {name: {"examples": 3}}, "files": {name: "0f" * 32}}
+        for split in each["splits"].values():
+            split["numbers"] |= {"notes": [name]}
+            split["numbers"]["classes"] = {name: split["numbers"]["classes"]["good"]}
+    wrong = {"right": False, "answer": {}}
+    text = card(tmp_path / "evil", found, dev=[{"input": evil, "gold": evil, "said": evil} | wrong])
+    usual = card(tmp_path / "calm", calm, dev=[{"input": "a", "gold": "a", "said": "a"} | wrong])
+    assert metadata_load(tmp_path / "evil" / "model" / "README.md") == metadata_load(
+        tmp_path / "calm" / "model" / "README.md"
+    )
+    front = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
+    seen, expected = page(front.sub("", text)), page(front.sub("", usual))
+    assert seen.tags == expected.tags
+    shown = " ".join("".join(each if each.isprintable() else " " for each in evil).split())
+    assert seen.text.count(shown) >= 9
+    assert text.count("\n") == usual.count("\n")
+    assert "://" not in text.replace("\\://", "") and not re.search(r"www\.", text)
+
+
+def test_long_texts_are_shortened(tmp_path: Path) -> None:
+    found, lines = classified()
+    wrong = next(line for line in lines if not line["right"]) | {"input": "word " * 1000}
+    table = rows(card(tmp_path, found, dev=[wrong]), "## The worst mistakes on dev")
+    assert len(table[2][0]) <= 240 and table[2][0].endswith("…")
+    assert plain("x" * 300, 10) == "x" * 9 + "…" and plain("x" * 10, 10) == "x" * 10
+
+
+def test_speed_data_and_settings(tmp_path: Path) -> None:
+    found, _ = classified(settings={"train": {"batch": 32, "text": "```\n</details>"}})
+    text = card(tmp_path, found)
+    assert "Milliseconds for one text on EPYC, 2 cores, avx2" in text and "41,250 tokens a second" in text
+    assert rows(text, "## Speed")[2:] == [["16", "1.21", "1.90"], ["64", "2.50", "3.75"]]
+    assert rows(text, "## Data")[2:] == [["train", "3,200"], ["dev", "400"], ["test", "400"]]
+    assert f"| train.csv | `{'ab' * 32}` |" in text and "- train.csv: commas, a header" in text
+    assert "1,234,567 parameters and takes 4.9 MB" in text and "heedful 0.1.0, torch 2.13.0." in text
+    (settings,) = re.findall(r"```json\n(.*?)\n```\n", text, re.DOTALL)
+    assert json.loads(settings) == found["settings"]
+    assert page(text).tags.count("details") == 1 and '"```\\n</details>"' in page(text).text
+    for name in ("latency", "throughput", "machine", "data", "versions", "settings", "seeds", "notes", "model", "base"):
+        found.pop(name)
+    bare = card(tmp_path, found)
+    assert not {"## Speed", "## Data", "All settings"} & set(bare.split("\n"))
+
+
+def test_how_to_use_it(tmp_path: Path) -> None:
+    found, lines = classified()
+    text = card(tmp_path, found, dev=lines)
+    assert 'heedful predict path/to/model "a text"\n' in text and 'engine(["a text"])' in text
+    assert 'pipeline("text-classification", model="path/to/model")' in text and 'answer("a text")' in text
+    pairs = card(tmp_path, found, dev=[line | {"input": ["one", "other"]} for line in lines])
+    assert 'heedful predict path/to/model "a text" --pair "another"' in pairs
+    assert 'engine([("a text", "another")])' in pairs and 'answer({"text": "a text", "text_pair": "another"})' in pairs
+    own = card(tmp_path, found, kind="heedful", dev=lines)
+    assert "other libraries do not know" in own and "from transformers" not in own
+    assert metadata_load(tmp_path / "model" / "README.md")["library_name"] == "heedful"
+
+
+HEADS = {"classify": "single", "multiple": "multiple", "regress": "regression", "tag": "tag", "extract": "span"}
+HEADS |= {"choose": "choice", "embed": "bare"}
+
+
+@pytest.mark.parametrize("task", HEADS)
+@pytest.mark.parametrize("pairs", [False, True])
+def test_what_it_says_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, pairs: bool) -> None:
+    folder = make(tmp_path / "model", HEADS[task])
+    if task == "embed":
+        parts = [modules.Transformer(str(folder)), modules.Pooling(32, pooling_mode="mean")]
+        SentenceTransformer(modules=parts, device="cpu").save(str(folder))
+    said = "\n".join("\n".join(part) for part in usage(task, ours=False, pairs=pairs and task != "tag"))
+    said = said.replace("path/to/model", str(folder))
+    codes = re.findall(r"```python\n(.*?)\n```", said, re.DOTALL)
+    assert len(codes) == 2
+    for code in codes:
+        capsys.readouterr()
+        exec(compile(code, task, "exec"), {})
+        assert capsys.readouterr().out.strip()
+    (command,) = re.findall(r"```sh\nheedful (.*?)\n```", said)
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert result.exit_code == 0, result.output
+
+
+def test_the_same_run_gives_the_same_card(tmp_path: Path) -> None:
+    found, lines = classified()
+    assert card(tmp_path / "one", found, dev=lines) == card(tmp_path / "two", found, dev=lines)
+    assert card(tmp_path / "one", found, dev=lines) == card(tmp_path / "two", found, dev=lines)
+
+
+def test_without_a_model_there_is_no_card(tmp_path: Path) -> None:
+    found, _ = classified()
+    made.write(tmp_path, found)
+    with pytest.raises(HeedfulError, match=r"has no model/config\.json: save the model before its card"):
+        write_card(tmp_path)
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (0.5, "0.500"),
+        (0, "0.000"),
+        (-0.00012345, "-0.000123"),
+        (999.5, "999.500"),
+        (1e6, "1,000,000"),
+        (1e-300, "1e-300"),
+        ("NaN", "NaN"),
+        ("Infinity", "∞"),
+        ("-Infinity", "-∞"),
+        (None, "NaN"),
+    ],
+)
+def test_numbers(given: Any, expected: str) -> None:
+    assert number(given) == expected

@@ -1,0 +1,140 @@
+"""Curves of journals: what a point stands for, and every odd journal is drawn."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import run_folders as made
+
+from heedful.runs.curves import Course, curves, ranges, smoothed
+from heedful.runs.plots import draw
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+def losses(values: list[Any]) -> list[made.Line]:
+    """A journal of updates with these losses."""
+    return [
+        {"step": n, "epoch": n / 10, "loss": value, "rate": 1e-4, "norm": 1.0}
+        for n, value in enumerate(values, start=1)
+    ]
+
+
+JOURNALS = {
+    "one step": losses([0.5]),
+    "one step and one look": [*losses([0.5]), {"step": 1, "dev": {"loss": 0.4}, "main": 0.5, "best": True}],
+    "constant": losses([0.5] * 50),
+    "zero": [line | {"rate": 0.0, "loss": 0.0} for line in losses([0.0] * 50)],
+    "all of it not finite": losses([NAN] * 5),
+    "some of it not finite": losses([0.5, NAN, 0.4, INFINITY, 0.3, -INFINITY, *[0.2] * 100]),
+    "a spike": losses([0.5] * 99 + [1e6]),
+    "huge": losses([1e300, 1e301, 1e302]),
+    "tiny": losses([1e-300, 1e-301, 1e-302]),
+    "negative": losses([-0.5, -0.6, -1000.0]),
+    "long": losses([math.sin(n) + 2 for n in range(7001)]),
+    "long and not finite": losses([NAN] * 7001),
+    "looks of no number": [*losses([0.5] * 20), {"step": 10, "dev": {}, "main": "NaN", "best": False}],
+    "looks without a best one": [*losses([0.5] * 20), {"step": 10, "dev": {}, "main": 0.5, "best": False}],
+    "left out": [line | {"left_out": True} for line in losses([NAN, 0.5])],
+    "no epochs": [line | {"epoch": 0.0} for line in losses([0.5, 0.4])],
+    "a formula in the name": [*losses([0.5] * 20), {"step": 10, "dev": {}, "main": 0.5, "best": True}],
+}
+
+
+@pytest.mark.parametrize("name", JOURNALS)
+def test_every_journal_is_drawn(tmp_path: Path, name: str) -> None:
+    folder = made.write(tmp_path, made.results("choose", "$\\frac{$" if "formula" in name else "accuracy", {}), [])
+    made.journal(folder, JOURNALS[name])
+    (path,) = draw(folder)
+    assert path.name == "curves.png" and path.stat().st_size > 5000
+
+
+def test_an_empty_journal_is_not_drawn(tmp_path: Path) -> None:
+    made.journal(tmp_path, [])
+    assert draw(tmp_path) == []
+    assert curves([{"step": 3, "dev": {}, "main": 0.5, "best": True}], "accuracy") is None
+
+
+def test_the_columns() -> None:
+    lines = [*losses([0.5, "NaN"]), {"step": 2, "dev": {"loss": 0.3, "accuracy": 1}, "main": 1.0, "best": True}]
+    lines += [*losses([0.1])[:1], {"step": 3, "dev": {}, "main": 0.9, "best": False}]
+    course = Course.of(iter(lines))
+    assert course.step.tolist() == [1, 2, 1] and course.looked.tolist() == [2, 3]
+    np.testing.assert_array_equal(course.loss, [0.5, NAN, 0.1])
+    np.testing.assert_array_equal(course.dev_loss, [0.3, NAN])
+    assert course.score.tolist() == [1.0, 0.9] and course.best == 2
+
+
+def test_panels_and_axes() -> None:
+    lines = made.course(300, looks=6, epochs=3.0)
+    figure = curves(lines, "accuracy")
+    assert figure is not None
+    loss, score, rate = figure.axes
+    assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "accuracy on dev", "learning rate"]
+    updates = [line for line in lines if "loss" in line]
+    assert loss.lines[0].get_ydata().tolist() == [line["loss"] for line in updates]
+    looks = [line for line in lines if "dev" in line]
+    assert loss.lines[2].get_ydata().tolist() == [line["dev"]["loss"] for line in looks]
+    assert score.lines[0].get_ydata().tolist() == [line["main"] for line in looks]
+    best = max(looks, key=lambda line: line["main"])
+    assert score.lines[1].get_xydata().tolist() == [[best["step"], best["main"]]]
+    assert score.texts[0].get_text() == f"best: {best['main']:.4g}, step {best['step']}"
+    assert rate.lines[0].get_ydata().tolist() == [line["rate"] for line in updates]
+    assert all(axes.get_xlim()[0] == 0 for axes in figure.axes)
+    (top,) = loss.child_axes
+    figure.draw_without_rendering()
+    assert top.get_xlabel() == "epoch" and top.get_xlim()[1] == pytest.approx(3.0 * 1.02)
+
+
+def test_without_dev_there_are_two_panels() -> None:
+    figure = curves(made.course(100, looks=0), "accuracy")
+    assert figure is not None
+    assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "learning rate"]
+
+
+def test_what_is_not_finite_is_marked() -> None:
+    figure = curves(JOURNALS["some of it not finite"], "accuracy")
+    assert figure is not None
+    (marks,) = [line for line in figure.axes[0].lines if line.get_label() == "not finite: left out"]
+    assert marks.get_xdata().tolist() == [2, 4, 6]
+
+
+def test_a_spike_is_drawn_on_a_logarithmic_axis() -> None:
+    spike, calm = (curves(JOURNALS[name], "accuracy") for name in ("a spike", "constant"))
+    assert spike is not None and calm is not None
+    assert spike.axes[0].get_yscale() == "log" and "log" in spike.axes[0].get_ylabel()
+    assert calm.axes[0].get_yscale() == "linear"
+
+
+def test_few_points_are_marked_and_many_are_drawn_as_ranges() -> None:
+    found = {count: curves(losses([0.5] * count), "accuracy") for count in (1, 31, 2000, 2001)}
+    (one, some, lines, bands) = (figure.axes[0] for figure in found.values() if figure is not None)
+    assert one.lines[0].get_marker() == "." and some.lines[0].get_marker() == "None"
+    assert lines.lines[0].get_label() == "training, each step" and not lines.collections
+    assert [band.get_label() for band in bands.collections] == ["training, range of 3 steps"]
+
+
+def test_smoothed_is_the_mean_of_its_neighbours() -> None:
+    draw = np.random.default_rng(0)
+    values = draw.normal(size=200)
+    values[draw.integers(200, size=30)] = NAN
+    values[50:60] = INFINITY
+    for width in (1, 4, 500):
+        for place, found in enumerate(smoothed(values, width)):
+            near = values[max(0, place - width) : place + width + 1]
+            near = near[np.isfinite(near)]
+            assert found == pytest.approx(near.mean()) if len(near) else np.isnan(found)
+
+
+def test_ranges_hold_every_value() -> None:
+    values = np.array([3.0, 1, NAN, 2, NAN, NAN, NAN, 5])
+    low, high, at = ranges(values, np.arange(1.0, 9), 3)
+    np.testing.assert_array_equal(low, [1, 2, 5])
+    np.testing.assert_array_equal(high, [3, 2, 5])
+    np.testing.assert_array_equal(at, [2, 5, 7.5])
+    low, high, _ = ranges(np.full(4, NAN), np.arange(4.0), 2)
+    assert np.isnan(low).all() and np.isnan(high).all()

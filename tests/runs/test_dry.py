@@ -1,0 +1,77 @@
+"""A dry run tells what the run then needs, and writes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invented import SIZES, as_csv, assignments, classified, data, tune
+
+from heedful.errors import HeedfulError
+from heedful.runs import dry
+from heedful.runs import finetune as module
+from heedful.runs.dry import Estimate, dry_run
+
+
+def estimated(given: Path, settings: dict[str, Any] | None = None, **more: Any) -> Estimate:
+    return dry_run("classify", given, given.parent / "run", assignments=assignments(settings), **more)
+
+
+def everything(folder: Path) -> list[tuple[str, int]]:
+    return sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
+
+
+def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "draw", lambda folder: [])
+    monkeypatch.setattr(module, "latency", lambda loaded: {})
+    given, before = data("single", tmp_path / "data"), everything(tmp_path)
+    found = estimated(given, {"seeds": 2, "start.steps": 500})
+    assert everything(tmp_path) == before, "nothing is written"
+    assert found.notes[0].startswith("defaults for 24 examples and a fresh encoder: 15 epochs")
+    done = tune("classify", given, tmp_path / "run", {"seeds": 2})
+    results = done.results
+    assert (found.examples, found.seeds) == (SIZES["train"], 2) and found.notes[1] == results["notes"][0]
+    assert found.steps == results["seeds"][0]["steps"] == 4
+    assert f"{found.samples} samples of {found.tokens} tokens" in results["notes"][0]
+    assert found.parameters == results["model"]["parameters"]
+    assert found.seconds * found.tokens_per_second == pytest.approx(found.tokens * 2), "two epochs"
+    assert found.memory > 10**8 and found.free > 0
+    used = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file())
+    one = 16 * found.parameters  # a checkpoint
+    assert used < found.disk < used + 1.5 * one, "all that is there, and one checkpoint in the making"
+    assert json.loads(json.dumps(found.plain()))["notes"] == list(found.notes)
+    rows = {name: value for name, value in found.rows() if name != "note"}
+    assert rows["steps"] == "2 x 4" and rows["time"].startswith("2 x 0.") and "GiB are free" in rows["disk"]
+
+
+def test_minutes_decide_by_themselves(tmp_path: Path) -> None:
+    given = data("single", tmp_path / "data", {"train": 24})
+    settings = {"train.length": "{kind = 'minutes', count = 1.5}"}
+    kept = [each for each in assignments(settings) if not each.startswith("train.length.")]
+    found = dry_run("classify", given, tmp_path / "run", assignments=kept)
+    assert (found.steps, found.seconds) == (None, 90.0)
+    assert dict(found.rows()[3:5]) == {"steps": "as many as fit", "time": found.rows()[4][1]}
+    assert found.rows()[4][1].startswith("1.5 min at ")
+
+
+def test_bad_rows_are_counted_and_not_written(tmp_path: Path) -> None:
+    given = as_csv(tmp_path / "a.csv", [*classified(24), {"text": "x", "label": ""}])
+    found = estimated(given, skip_bad_rows=True)
+    assert "bad rows of a.csv that are left out: 1" in found.notes and os.listdir(tmp_path) == ["a.csv"]
+    with pytest.raises(HeedfulError, match=r"a\.csv:26:label: is empty"):
+        estimated(given)
+
+
+def test_it_refuses_what_the_run_would(tmp_path: Path) -> None:
+    given = data("single", tmp_path / "data")
+    with pytest.raises(HeedfulError, match=r"data is no run: it holds dev\.csv, test\.csv, train\.csv, but no"):
+        dry_run("classify", given, given, assignments=assignments())
+    with pytest.raises(HeedfulError, match=r"train\.bogus is not a setting"):
+        estimated(given, {"train.bogus": 1})
+
+
+def test_the_disk_is_the_one_of_the_folder_to_come(tmp_path: Path) -> None:
+    assert dry._existing(tmp_path / "a" / "b" / "c") == tmp_path

@@ -1,0 +1,344 @@
+"""evaluate: the run's own numbers again, whatever the order of labels, the batches or the precision; and a suite."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import invented
+import pytest
+import torch
+from folders import make, their_logits, theirs
+from invented import as_csv, as_lines, classified, data, tune
+from safetensors.torch import load_file, save_file
+
+import heedful
+from heedful.checkpoint import load
+from heedful.data import DataSettings, SetAside, Stop
+from heedful.errors import HeedfulError
+from heedful.infer.engine import Engine
+from heedful.runs import finetune as module
+from heedful.runs import scoring
+from heedful.runs.evaluate import GLUE_FOLDERS, _source, evaluate, suite, task_of
+from heedful.runs.making import Survey, embedding
+from heedful.runs.scoring import asker, measure
+from heedful.tasks.metrics import GLUE
+from heedful.train.ranks import Ranks
+
+TASKS = {
+    "single": "classify",
+    "multiple": "classify",
+    "regress": "regress",
+    "tag": "tag",
+    "plain": "tag",
+    "impossible": "extract",
+    "extract": "extract",
+    "choose 2": "choose",
+    "embed": "embed",
+    "together": "embed",
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No timing, no plots, one thread."""
+    monkeypatch.setattr(module, "latency", lambda loaded: {})
+    monkeypatch.setattr(module, "draw", lambda folder: [])
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the folders data and run."""
+    folder = tmp_path_factory.mktemp("single")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "latency", lambda loaded: {})
+        tune("classify", data("single", folder / "data"), folder / "run", {"train.optimiser.rate": 3e-3})
+    return folder
+
+
+# -- the run's own numbers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_the_numbers_of_the_run_itself(kind: str, tmp_path: Path) -> None:
+    given = data(kind, tmp_path / "data")
+    done = tune(TASKS[kind], given, tmp_path / "run", {"task.thresholds": "calibrated"} if kind == "multiple" else None)
+    for split, expected in done.results["splits"].items():
+        again = evaluate(tmp_path / "run", given, split=split, predictions=tmp_path / f"{split}.jsonl")
+        assert (again.split, again.main) == (split, done.results["main"])
+        assert json.loads(json.dumps([again.numbers, again.intervals])) == [expected["numbers"], expected["intervals"]]
+        assert (tmp_path / f"{split}.jsonl").read_bytes() == (tmp_path / f"run/predictions-{split}.jsonl").read_bytes()
+    assert evaluate(tmp_path / "run", given).split == "test", "unless another is asked for"
+
+
+def test_a_dev_split_that_was_made_is_made_again(tmp_path: Path) -> None:
+    given = as_csv(tmp_path / "a.csv", classified(60))
+    done = tune("classify", given, tmp_path / "run")
+    dev = done.results["splits"]["dev"]["numbers"]
+    assert 0 < dev["count"] < 20
+    assert evaluate(tmp_path / "run", given, split="dev", settings=DataSettings(dev=0.1)).numbers == dev
+    everything = evaluate(tmp_path / "run", given)
+    assert (everything.split, everything.numbers["count"]) == ("train", 60), "one file is measured whole"
+
+
+def test_which_split(single: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("train", "dev"):
+        (tmp_path / "data" / f"{name}.csv").write_bytes((single / "data" / f"{name}.csv").read_bytes())
+    assert evaluate(single / "run", tmp_path / "data").split == "dev"
+    assert evaluate(single / "run", tmp_path / "data", split="train").numbers["count"] == 24
+    with pytest.raises(HeedfulError, match=r'there is no split "test", but train, dev'):
+        evaluate(single / "run", tmp_path / "data", split="test")
+    assert (
+        evaluate(single / "run" / "model", tmp_path / "data").numbers
+        == evaluate(heedful.load(single / "run"), tmp_path / "data").numbers
+    )
+
+
+# -- labels ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_order_of_labels_in_another_file_is_nothing(single: Path, tmp_path: Path) -> None:
+    rows = classified(30, 7)
+    some = [row for row in rows if row["label"] == "good"]
+    orders = {"a.csv": rows, "b.csv": rows[::-1], "c.csv": some}
+    found = [evaluate(single / "run", as_csv(tmp_path / name, each)).numbers for name, each in orders.items()]
+    assert found[0] == found[1]
+    good = found[0]["classes"]["good"]
+    assert found[2]["classes"]["good"]["recall"] == good["recall"] and found[2]["count"] == good["count"]
+
+
+def test_a_folder_that_transformers_saved_has_its_own_order(tmp_path: Path) -> None:
+    folder = make(tmp_path / "model", "single")  # bad, fair, good
+    rows = [row | {"label": ("good", "bad")[number % 2]} for number, row in enumerate(classified(12))]
+    numbers = evaluate(folder, as_csv(tmp_path / "a.csv", rows)).numbers
+    assert set(numbers["classes"]) == {"bad", "fair", "good"}
+    model = theirs(folder)[0]
+    with torch.no_grad():
+        said = [model.config.id2label[int(their_logits(folder, row["text"]).logits.argmax())] for row in rows]
+    assert numbers["accuracy"] == sum(a == row["label"] for a, row in zip(said, rows, strict=True)) / 12
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "message"),
+    [
+        ("single", [{"text": "a", "label": "ugly"}, {"text": "b", "label": "good"}],
+         "the data has the labels good, ugly, but .*run knows bad, good: ugly could never be right. Rename them"),
+        ("tag", [{"words": ["a", "b"], "tags": ["O", "B-ORG"]}], "B-ORG, I-ORG could never be right"),
+        ("multiple", [{"text": "a", "labels": ["ada", "x"]}], "x could never be right"),
+    ],
+)  # fmt: skip
+def test_unknown_labels_are_refused(tmp_path: Path, single: Path, kind: str, rows: Any, message: str) -> None:
+    run = single / "run"
+    if kind != "single":
+        run = tmp_path / "run"
+        tune(TASKS[kind], data(kind, tmp_path / "data"), run, {"train.length.count": 1})
+    with pytest.raises(HeedfulError, match=message):
+        evaluate(run, as_lines(tmp_path / "a.jsonl", rows))
+
+
+def test_bad_rows(single: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\nthe cat,good\nthe dog,\n")
+    with pytest.raises(HeedfulError, match=r"a\.csv:3:label: is empty, expected a label"):
+        evaluate(single / "run", tmp_path / "a.csv")
+    aside = SetAside(file=tmp_path / "aside.jsonl")
+    found = evaluate(single / "run", tmp_path / "a.csv", bad_rows=aside)
+    assert found.numbers["count"] == 1 and found.bad_rows == {str(tmp_path / "a.csv"): 1}
+    assert json.loads(aside.file.read_text())["line"] == 3
+
+
+# -- what does not matter -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("budget", "largest"), [(1, 1), (40, 4), (10**6, 8)])
+def test_the_token_budget_does_not_matter(
+    single: Path, monkeypatch: pytest.MonkeyPatch, budget: int, largest: int
+) -> None:
+    expected = evaluate(single / "run", single / "data")
+    sizes: list[int] = []
+
+    class Small(Engine):
+        def __init__(self, loaded: Any) -> None:
+            super().__init__(loaded, token_budget=budget)
+
+        def _run(self, pieces: Any) -> Any:
+            sizes.append(len(pieces))
+            return super()._run(pieces)
+
+    monkeypatch.setattr(scoring, "Engine", Small)
+    found = evaluate(single / "run", single / "data")
+    assert max(sizes) == largest and sum(sizes) == 8
+    assert found.intervals == expected.intervals
+    for name, value in expected.numbers.items():
+        if name != "calibration":
+            assert found.numbers[name] == (pytest.approx(value, abs=1e-6) if isinstance(value, float) else value)
+
+
+def test_bfloat16_is_near(single: Path) -> None:
+    exact, near = (
+        evaluate(single / "run", single / "data", precision=precision) for precision in ("float32", "bfloat16")
+    )
+    assert near.numbers["loss"] == pytest.approx(exact.numbers["loss"], rel=0.02) and near.numbers != exact.numbers
+    (ask, same) = (asker(load(single / "run"), dtype) for dtype in (torch.bfloat16, torch.float32))
+    one, other = (each(["the cat sat"])[0]["probability"] for each in (ask, same))
+    assert one == pytest.approx(other, abs=0.02) and one != other
+
+
+@pytest.mark.parametrize("kind", ["single", "together", "impossible"])
+def test_shares_of_ranks_make_the_whole(kind: str, tmp_path: Path) -> None:
+    given = data(kind, tmp_path / "data")
+    tune(TASKS[kind], given, tmp_path / "run", {"train.length.count": 1})
+    loaded = load(tmp_path / "run")
+    source = _source(loaded, given, DataSettings(dev=0.0), Stop())
+    task, loaded = task_of(loaded, source, "test")
+    whole = measure(task, loaded, source.examples("test"))
+
+    class Third(Ranks):
+        def gather(self, value: Any) -> list[Any]:
+            parts.append(value)
+            return [value]
+
+    parts: list[Any] = []
+    for rank in range(3):
+        measure(task, loaded, source.examples("test"), ranks=Third(rank=rank, size=3))
+    merged = parts[2].merged(parts[0]).merged(parts[1])
+    assert task.result(merged) == task.result(whole) and merged.intervals() == whole.intervals()
+    with pytest.raises(AssertionError, match="each rank would write its own share"):
+        measure(task, loaded, [], ranks=Third(rank=0, size=3), predictions=tmp_path / "x")
+
+
+# -- what heads can do ----------------------------------------------------------------------------------------------
+
+
+def test_the_model_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
+    tune("extract", data("extract", tmp_path / "data"), tmp_path / "run", {"train.length.count": 1})
+    loaded = load(tmp_path / "run")
+    (tmp_path / "new.json").write_text(json.dumps(invented.questions(9, 3, impossible=True)))
+    found = evaluate(loaded, tmp_path / "new.json")
+    assert found.numbers["version"] == "2.0" and "best_f1" in found.numbers
+    assert loaded.thresholds == {}
+    with_dev = tmp_path / "splits"
+    with_dev.mkdir()
+    (with_dev / "train.json").write_text(json.dumps(invented.questions(9, 3)))
+    (with_dev / "dev.json").write_text(json.dumps(invented.questions(9, 4, impossible=True)))
+    assert evaluate(loaded, with_dev).numbers["version"] == "2.0", "what counts is the split that is measured"
+    assert evaluate(loaded, with_dev, split="train").numbers["version"] == "1.1"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("masked", r"has a masked head, which no data can score: fine-tune it first, or load it with another head"),
+        ("bare", r"has a pooled head, which no data can score"),
+    ],
+)
+def test_heads_that_no_data_can_score(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(HeedfulError, match=message):
+        evaluate(make(tmp_path / "model", name), as_csv(tmp_path / "a.csv", classified(3)))
+
+
+def test_several_numbers_cannot_be_scored(tmp_path: Path) -> None:
+    folder = make(tmp_path / "model", "regression")
+    config = json.loads((folder / "config.json").read_text())
+    loaded = load(folder)
+    assert evaluate(loaded, as_lines(tmp_path / "a.jsonl", [{"text": "a", "score": 1}, {"text": "b", "score": 2}]))
+    config["id2label"], config["label2id"] = {"0": "a", "1": "b"}, {"a": 0, "b": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    for key in ("classifier.weight", "classifier.bias"):
+        tensors[key] = torch.cat([tensors[key]] * 2).contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config["problem_type"] = "regression"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(HeedfulError, match="gives 2 numbers, and data has one"):
+        evaluate(folder, tmp_path / "a.jsonl")
+
+
+def test_pairs_are_compared_on_their_own_scale() -> None:
+    def scale(low: float | None, high: float | None) -> Any:
+        return embedding(Survey(counts={"test": 3}, labels=Counter(), low=low, high=high, impossible=False))
+
+    assert scale(None, None) == {"scored": False, "together": 2}
+    assert scale(0.0, 5.0) == scale(1.0, 5.0) == {"scored": True, "low": 0.0, "high": 5.0}
+    assert scale(-1.0, 0.0) == {"scored": True, "low": -1.0, "high": 0.0}
+    assert scale(0.0, 0.0) == {"scored": True, "low": 0.0, "high": 1.0}
+
+
+def test_predictions_that_cannot_be_written(single: Path, tmp_path: Path) -> None:
+    with pytest.raises(HeedfulError, match=re.escape(f"{tmp_path / 'no' / 'x.jsonl'} cannot be written")):
+        evaluate(single / "run", single / "data", predictions=tmp_path / "no" / "x.jsonl")
+
+
+# -- a suite ----------------------------------------------------------------------------------------------------------
+
+LAYOUTS: dict[str, Any] = {  # the columns of GLUE's own files
+    "CoLA": (None, lambda n, d: ["gj04", str(d), "", f"the cat {n} sat"]),
+    "MRPC": (
+        ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"],
+        lambda n, d: [str(d), str(n), str(n + 900), f"the cat {n}", f"the dog {n} {d}"],
+    ),
+    "STS-B": (
+        ["index", "sentence1", "sentence2", "score"],
+        lambda n, d: [str(n), f"the cat {n}", f"the dog {n}", f"{d + n % 4}.5"],
+    ),
+    "MNLI": (
+        ["index", "sentence1", "sentence2", "gold_label"],
+        lambda n, d: [str(n), f"the cat {n}", f"a dog {n}", ("contradiction", "entailment", "neutral")[n % 3]],
+    ),
+}
+
+
+def glue(folder: Path) -> Path:
+    """An invented copy of some of its folders."""
+    for name, (head, row) in LAYOUTS.items():
+        (folder / name).mkdir(parents=True)
+        devs = ("dev_matched.tsv", "dev_mismatched.tsv") if name == "MNLI" else ("dev.tsv",)
+        for file, count in (("train.tsv", 24), *((dev, 9 + place) for place, dev in enumerate(devs))):
+            rows = [head] if head else []
+            rows += [row(number, number % 2) for number in range(count)]
+            (folder / name / file).write_text("".join("\t".join(each) + "\n" for each in rows))
+    (folder / "QNLI").mkdir()  # without a run
+    return folder
+
+
+def test_a_suite_of_several_runs(tmp_path: Path) -> None:
+    given = glue(tmp_path / "glue")
+    for name in LAYOUTS:
+        task, folder = "regress" if name == "STS-B" else "classify", "cola" if name == "CoLA" else name
+        tune(task, given / name, tmp_path / "runs" / folder, {"train.length.count": 1})
+    found = suite(tmp_path / "runs", given)
+    assert set(found) == {"cola", "mrpc", "stsb", "mnli", "mnli-mm"}
+    for name, folder in (("cola", "cola"), ("mrpc", "MRPC"), ("stsb", "STS-B"), ("mnli", "MNLI")):
+        results = json.loads((tmp_path / "runs" / folder / "results.json").read_text())
+        numbers = results["splits"]["dev"]["numbers"]
+        assert found[name]["model"] == str(tmp_path / "runs" / folder) and found[name]["count"] == 9
+        official = {each: numbers[each] for each in GLUE[name].official}
+        assert {each: found[name][each] for each in official} == official
+        assert found[name]["score"] == pytest.approx(sum(official.values()) / len(official))
+    mismatched = json.loads((tmp_path / "runs" / "MNLI" / "results.json").read_text())["splits"]["dev-mismatched"]
+    assert found["mnli-mm"]["accuracy"] == mismatched["numbers"]["accuracy"] and found["mnli-mm"]["count"] == 10
+    alone = suite(tmp_path / "runs" / "MRPC", given)
+    assert alone.keys() == {"mrpc"}, "a run knows what it was trained on"
+    assert alone["mrpc"] | {"model": ""} == found["mrpc"] | {"model": ""}
+    with pytest.raises(HeedfulError, match=r"nothing to evaluate: of CoLA, .* has CoLA, MRPC, STS-B, MNLI, QNLI, and"):
+        suite(tmp_path, given)
+    assert {name for each in GLUE_FOLDERS.values() for name in each} == set(GLUE)
+
+
+def test_f1_of_the_suite_is_that_of_its_class_whatever_the_order(tmp_path: Path) -> None:
+    given = glue(tmp_path / "glue")
+    folder = make(tmp_path / "runs" / "MRPC", "single")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"id2label": {"0": "1", "1": "0", "2": "2"}, "label2id": {"1": 0, "0": 1, "2": 2}}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = suite(tmp_path / "runs", given)["mrpc"]
+    numbers = evaluate(folder, given / "MRPC", split="dev").numbers
+    assert found["f1"] == numbers["classes"]["1"]["f1"] != numbers["classes"]["0"]["f1"]

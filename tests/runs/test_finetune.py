@@ -1,0 +1,610 @@
+"""finetune on every task: what a run leaves, what its model answers elsewhere, and what is refused before it starts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import invented
+import numpy as np
+import pytest
+import torch
+from folders import make, their_logits, theirs
+from invented import as_csv, as_lines, classified, data, tune
+
+from heedful.checkpoint import load
+from heedful.data import DataSettings, read
+from heedful.data.cells import escape_cell
+from heedful.errors import HeedfulError
+from heedful.infer.engine import Engine
+from heedful.runs import finetune as module
+from heedful.runs.making import make_task, survey
+from heedful.runs.scoring import best_threshold
+from heedful.runs.settings import ClassifySettings, FinetuneSettings, MultipleSettings, StartSettings
+from heedful.settings import from_file
+from heedful.tasks.extract import NO_ANSWER
+from heedful.tokenizer import Words
+from heedful.train.fit import Watch
+from heedful.train.settings import AdamW
+
+TASKS = {  # the kind of invented data -> the task, its setting, and its main number
+    "single": ("classify", "classify", "accuracy"),
+    "pair": ("classify", "classify", "accuracy"),
+    "classes": ("classify", "classify", "accuracy"),
+    "multiple": ("classify", "multiple", "micro_f1"),
+    "regress": ("regress", "regress", "spearman"),
+    "tag": ("tag", "tag", "f1"),
+    "plain": ("tag", "tag", "accuracy"),
+    "extract": ("extract", "extract", "f1"),
+    "impossible": ("extract", "extract", "f1"),
+    "choose 2": ("choose", "choose", "accuracy"),
+    "choose 4": ("choose", "choose", "accuracy"),
+    "embed": ("embed", "embed", "spearman"),
+    "together": ("embed", "embed", "accuracy"),
+}
+MORE: dict[str, dict[str, Any]] = {
+    "classes": {"task.weights": "balanced"},
+    "multiple": {"task.thresholds": "calibrated", "task.weights": "balanced"},
+    "together": {"task.negatives": 4},
+}
+ALWAYS = {
+    *("settings.toml", "environment.json", "data.json", "journal.jsonl", "results.csv", "results.json", "seed.json"),
+    *("run.lock", "predictions-dev.jsonl", "predictions-test.jsonl", "plots", "model", "state"),
+}
+TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
+
+
+class Told(Watch):
+    """What was said."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+
+    def said(self, text: str) -> None:
+        self.sentences.append(text)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No plots and no timing, but where a test undoes it; one thread, so that equal runs are equal."""
+    monkeypatch.setattr(module, "draw", lambda folder: [])
+    monkeypatch.setattr(module, "latency", lambda loaded: TIMES)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder that transformers saved."""
+    return make(tmp_path_factory.mktemp("bare"), "bare")
+
+
+def strict(path: Path) -> Any:
+    """JSON without NaN and the like."""
+
+    def refuse(name: str) -> Any:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(path.read_text("utf-8"), parse_constant=refuse)
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+# -- every task -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_a_run_is_complete(kind: str, tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    task, setting, main = TASKS[kind]
+    folder = tmp_path / "run"
+    done = tune(task, data(kind, tmp_path / "data"), folder, MORE.get(kind), model=bare)
+    assert done.why == "done" and done.results == strict(folder / "results.json")
+    assert {path.name for path in folder.iterdir()} == ALWAYS
+    assert (folder / "plots" / "curves.png").stat().st_size > 1000
+    card = (folder / "model" / "README.md").read_text("utf-8")
+    assert "heedful" in card and main in card
+
+    results = done.results
+    assert (results["task"], results["main"], results["base"]) == (setting, main, str(bare))
+    assert results["seed"] == 1 and [each["seed"] for each in results["seeds"]] == [1]
+    assert set(results["splits"]) == {"dev", "test"} == set(results["spread"])
+    for split, found in results["splits"].items():
+        numbers = found["numbers"]
+        assert numbers["count"] == (64 if kind == "plain" else 8), "examples; of plain tags, words"
+        assert all(each["low"] <= each["high"] for each in found["intervals"].values())
+        assert results["spread"][split] == {"mean": numbers[main], "deviation": None, "seeds": 1}
+        assert results["seeds"][0]["splits"][split] == numbers[main]
+        check_predictions(folder / f"predictions-{split}.jsonl", numbers)
+    assert results["latency"].keys() == {"16"} and results["throughput"] > 0, "the model reads 48 tokens"
+    assert results["memory"] > 10**8
+    assert results["data"]["splits"] == {split: {"examples": count} for split, count in invented.SIZES.items()}
+    assert results["data"]["bad_rows"] == {} and len(results["data"]["files"]) == 3
+    assert results["notes"][0].startswith("24 training examples are ")
+    assert from_file(FinetuneSettings, folder / "settings.toml").task.kind == setting
+    assert tomllib.loads((folder / "settings.toml").read_text())["train"]["batch"] == 16
+    check_table(folder, main)
+    check_model(folder, kind)
+
+
+def check_predictions(path: Path, numbers: dict[str, Any]) -> None:
+    found = lines(path)
+    assert sorted(line["n"] for line in found) == list(range(8))
+    badness = [line["badness"] for line in found]
+    assert badness == sorted(badness, reverse=True)
+    for line in found:
+        assert line.keys() == {"n", "input", "gold", "said", "right", "badness", "answer"}
+        assert not {"vector", "vectors"} & line["answer"].keys()
+    share = next((numbers[name] for name in ("subset_accuracy", "exact", "accuracy") if name in numbers), None)
+    if found[0]["right"] is not None and numbers["count"] == 8 and share is not None:
+        assert sum(line["right"] for line in found) / 8 == share
+
+
+def check_table(folder: Path, main: str) -> None:
+    """The table has what the journal has."""
+    with (folder / "results.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    records = lines(folder / "journal.jsonl")
+    assert len(rows) == len(records)
+    for row, record in zip(rows, records, strict=True):
+        flat = record | {f"dev_{name}": value for name, value in record.pop("dev", {}).items()}
+        assert {name: value for name, value in row.items() if value} == {
+            name: escape_cell(str(value)) for name, value in flat.items() if name != "dev"
+        }
+    losses = [record for record in records if "loss" in record]
+    looks = [record for record in records if "main" in record]
+    assert [record["step"] for record in losses] == list(range(1, len(losses) + 1))
+    assert len(looks) == 2, "after each of the two epochs"
+    results = strict(folder / "results.json")
+    best = max(looks, key=lambda record: record["main"])
+    assert results["seeds"][0]["best_step"] == best["step"] and results["seeds"][0]["steps"] == losses[-1]["step"]
+    if results["task"] not in ("multiple", "extract"):  # whose thresholds were calibrated after the last look
+        assert results["splits"]["dev"]["numbers"][main] == pytest.approx(best["main"], abs=1e-6)
+
+
+@torch.no_grad()
+def check_model(folder: Path, kind: str) -> None:
+    """transformers computes from the model folder what Heedful does, and Heedful answers as it did in the run."""
+    model, engine = folder / "model", Engine(folder)
+    for line in lines(folder / "predictions-test.jsonl")[:3]:
+        given, answer = line["input"], line["answer"]
+        (again,) = engine([given if not isinstance(given, list) or TASKS[kind][0] == "tag" else tuple(given)])
+        assert rounded(again) == rounded(answer)
+        match TASKS[kind][0]:
+            case "classify":
+                (logits,) = their_logits(model, *([given] if isinstance(given, str) else given)).logits
+                shares = logits.sigmoid() if kind == "multiple" else logits.softmax(-1)
+                assert answer["probabilities"] == pytest.approx(named(model, shares), abs=1e-6)
+            case "regress":
+                assert answer["numbers"] == pytest.approx(named(model, their_logits(model, *given).logits[0]), abs=1e-5)
+            case "tag":
+                check_tags(model, given, answer)
+            case "extract":
+                out = their_logits(model, given["question"], given["context"])
+                first = float(out.start_logits[0, 0] + out.end_logits[0, 0])
+                assert answer["no_answer_score"] == pytest.approx(first, abs=1e-5)
+            case "choose":
+                their_model, tokenizer = theirs(model)
+                count = len(given["choices"])
+                batch = tokenizer([given["prompt"]] * count, given["choices"], return_tensors="pt", padding=True)
+                logits = their_model(**{name: tensor[None] for name, tensor in batch.items()}).logits[0]
+                assert answer["probabilities"] == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
+            case "embed":
+                vectors = [their_logits(model, text).last_hidden_state[0].mean(0) for text in given]
+                cosine = torch.nn.functional.cosine_similarity(vectors[0], vectors[1], dim=0)
+                assert answer["similarity"] == pytest.approx(float(cosine), abs=1e-5)
+
+
+def rounded(value: Any) -> Any:
+    """An answer without the last digits of its numbers, and without vectors."""
+    match value:
+        case float():
+            return round(value, 4)
+        case dict():
+            return {name: rounded(each) for name, each in value.items() if name not in ("vector", "vectors")}
+        case list():
+            return [rounded(each) for each in value]
+    return value
+
+
+def named(model: Path, values: torch.Tensor) -> dict[str, float]:
+    """By the labels of their config."""
+    labels = theirs(model)[0].config.id2label
+    return {labels[number]: value for number, value in enumerate(values.tolist())}
+
+
+def check_tags(model: Path, words: list[str], answer: Any) -> None:
+    their_model, tokenizer = theirs(model)
+    batch = tokenizer(words, is_split_into_words=True, return_tensors="pt")
+    logits = their_model(**batch).logits[0]
+    ids = load(model).tokenizer.encode(Words(words)).words  # type: ignore[union-attr]
+    for number, word in enumerate(answer["words"]):
+        best = logits[ids.index(number)].softmax(-1)
+        assert word["probability"] == pytest.approx(float(best.max()), abs=1e-6)
+        assert word["label"] == their_model.config.id2label[int(best.argmax())]
+
+
+# -- what is particular to a task -------------------------------------------------------------------------------
+
+
+def test_classes_weigh_by_how_rare_they_are(tmp_path: Path) -> None:
+    rows = [{"text": f"the cat {number}", "label": "x" if number < 9 else "y"} for number in range(12)]
+    source = read(as_csv(tmp_path / "a.csv", rows), None, DataSettings(dev=0.0))
+    loaded = module.start(StartSettings(steps=0, layers=1, width=32), source, 1, None, lambda text: None)
+
+    def weights(kind: Any) -> Any:
+        task, _ = make_task(FinetuneSettings(task=kind), source, survey(source, ["train"]), loaded)
+        return task.weights  # type: ignore[attr-defined]
+
+    assert weights(ClassifySettings()) == ()
+    assert weights(ClassifySettings(weights="balanced")) == (12 / (2 * 9), 12 / (2 * 3))
+    assert weights(MultipleSettings(weights="balanced")) == (3 / 9, 9 / 3)
+
+
+def test_a_label_that_only_dev_has_weighs_something(tmp_path: Path) -> None:
+    rows = [*classified(40), {"text": "sat here", "label": "rare"}]
+    rare = next(
+        seed
+        for seed in range(200)
+        if "rare" not in survey(read(as_csv(tmp_path / "a.csv", rows), None, DataSettings(seed=seed)), ["train"]).labels
+    )
+    settings = {"data.seed": rare, "task.weights": "balanced", "train.length.count": 1}
+    done = tune("classify", tmp_path / "a.csv", tmp_path / "run", settings)
+    assert done.results["labels"] == ["bad", "good", "rare"]
+
+
+def test_thresholds_are_calibrated_on_dev(tmp_path: Path) -> None:
+    given = data("multiple", tmp_path / "data")
+    scores = {}
+    for how in ("half", "calibrated"):
+        done = tune("classify", given, tmp_path / how, {"task.thresholds": how})
+        scores[how] = done.results["splits"]["dev"]["numbers"]["labels"]
+        thresholds = load(tmp_path / how).thresholds
+        assert set(thresholds) == (set(invented.NAMES) if how == "calibrated" else set())
+        assert thresholds == strict(tmp_path / how / "model" / "heedful.json").get("thresholds", {})
+    assert all(each["f1"] >= scores["half"][label]["f1"] for label, each in scores["calibrated"].items())
+    assert any(each["f1"] > scores["half"][label]["f1"] for label, each in scores["calibrated"].items())
+    for line in lines(tmp_path / "calibrated" / "predictions-dev.jsonl"):
+        shares = line["answer"]["probabilities"]
+        assert line["said"] == [label for label in shares if shares[label] >= thresholds[label]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_other_threshold_gives_a_better_f1(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    shares, gold = draw.integers(0, 12, 40) / 12, draw.integers(0, 2, 40)
+
+    def f1(threshold: float) -> float:
+        said = shares >= threshold
+        return float(2 * (said & (gold == 1)).sum() / (said.sum() + gold.sum()))
+
+    assert f1(best_threshold(shares, gold)) == max(f1(threshold) for threshold in [*shares, 1.5])
+
+
+def test_the_threshold_of_no_answer(tmp_path: Path) -> None:
+    given = data("impossible", tmp_path / "data")
+    done = tune("extract", given, tmp_path / "run")
+    numbers = done.results["splits"]["dev"]["numbers"]
+    assert numbers["f1"] == pytest.approx(numbers["best_f1"], abs=1e-9), "it is the best one on dev"
+    assert load(tmp_path / "run").thresholds == {NO_ANSWER: numbers["best_f1_threshold"]}
+    zero = tune("extract", given, tmp_path / "zero", {"task.threshold": "zero"})
+    assert load(tmp_path / "zero").thresholds == {NO_ANSWER: 0.0}
+    assert zero.results["splits"]["dev"]["numbers"]["f1"] <= numbers["f1"]
+    plain = tune("extract", data("extract", tmp_path / "plain"), tmp_path / "always")
+    assert load(tmp_path / "always").thresholds == {} and plain.results["splits"]["dev"]["numbers"]["version"] == "1.1"
+
+
+def test_questions_without_answers_in_dev_alone(tmp_path: Path) -> None:
+    data("extract", tmp_path / "data")
+    (tmp_path / "data" / "dev.json").write_text(json.dumps(invented.questions(6, 9, impossible=True)))
+    done = tune("extract", tmp_path / "data", tmp_path / "run", {"train.length.count": 1})
+    assert done.results["splits"]["dev"]["numbers"]["version"] == "2.0"
+
+
+def test_tags_come_as_they_are_meant(tmp_path: Path) -> None:
+    done = tune("tag", data("tag", tmp_path / "data"), tmp_path / "run")
+    assert done.results["labels"] == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"], "IOB1 was read"
+    assert any("IOB1" in sentence for sentence in done.results["data"]["stated"])
+    golds = [line["gold"] for line in lines(tmp_path / "run" / "predictions-test.jsonl")]
+    assert not [tags for tags in golds for one, two in zip(["O", *tags], tags, strict=False) if two[0] == "I" == one]
+    plain = tune("tag", data("plain", tmp_path / "words"), tmp_path / "plain")
+    assert plain.results["labels"] == ["LOC", "PER", "WORD"]
+
+
+def test_scores_of_pairs_have_a_range(tmp_path: Path) -> None:
+    done = tune("embed", data("embed", tmp_path / "data"), tmp_path / "run")
+    assert done.results["range"] == [0.0, 5.0]
+    for line in lines(tmp_path / "run" / "predictions-dev.jsonl"):
+        assert line["badness"] == pytest.approx(abs(line["said"] - line["gold"] / 5))
+    other = tune("embed", data("together", tmp_path / "pairs"), tmp_path / "other", {"task.negatives": 3})
+    assert other.results["main"] == "accuracy" and "mrr" in other.results["splits"]["dev"]["numbers"]
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    settings = {"train.length.count": 15, "train.optimiser.rate": 3e-3, "start.vocabulary": 500}
+    given = data("single", tmp_path / "data", {"train": 96, "dev": 24, "test": 40})
+    done = tune("classify", given, tmp_path / "run", settings)
+    assert done.results["splits"]["test"]["numbers"]["accuracy"] > 0.9
+
+
+# -- where it starts --------------------------------------------------------------------------------------------
+
+
+def test_an_encoder_is_trained_on_the_spot_and_kept(tmp_path: Path) -> None:
+    told, given = Told(), data("single", tmp_path / "data")
+    tune("classify", given, tmp_path / "run", {"start.steps": 3, "max_length": 64}, watch=told)
+    kept = load(tmp_path / "run" / "start")
+    assert kept.config.head is not None and kept.config.head.kind == "masked" and kept.limit == 64
+    assert kept.config.model.encoder is not None and kept.config.model.encoder.layers == 1
+    assert any(text.startswith("no model was given: an encoder of ") and "trained on the spot" in text
+               for text in told.sentences)  # fmt: skip
+    assert any(text.startswith("it read ") for text in told.sentences)
+    model = load(tmp_path / "run")
+    assert model.limit == 64 == Engine(model).limit
+    assert strict(tmp_path / "run" / "results.json")["base"] == "a small encoder, trained on the spot"
+
+
+def test_sequences_have_the_length_that_was_asked_for(tmp_path: Path, bare: Path) -> None:
+    rows = [row | {"text": row["text"] + " the cat sat on the mat" * (number < 4)} for number, row in
+            enumerate(classified(24))]  # fmt: skip
+    given, told = as_csv(tmp_path / "a.csv", rows), Told()
+    done = tune("classify", given, tmp_path / "run", {"max_length": 12}, model=bare, watch=told)
+    assert "4 training examples are longer than the model reads and are seen in windows" in told.sentences
+    assert done.results["notes"][1].startswith("4 training examples are longer")
+    assert load(tmp_path / "run").limit == 12, "and the model is served as it was trained"
+    assert {line["answer"]["windows"] for line in lines(tmp_path / "run" / "predictions-dev.jsonl")} <= {1, 2}
+    told = Told()
+    cut = tune("classify", given, tmp_path / "cut", {"max_length": 12, "long": "cut"}, model=bare, watch=told)
+    (note,) = (text for text in told.sentences if "cut" in text)
+    assert note.startswith("4 training examples were cut, as was asked for: ") and note in cut.results["notes"]
+    with pytest.raises(HeedfulError, match=r"max_length is 64, but .* reads 48 tokens"):
+        tune("classify", given, tmp_path / "long", {"max_length": 64}, model=bare)
+
+
+def test_a_name_on_the_hub_has_a_revision(tmp_path: Path) -> None:
+    given = data("single", tmp_path / "data")
+    with pytest.raises(HeedfulError, match="'nobody/nothing' at revision 'v1' is not in the local cache"):
+        tune("classify", given, tmp_path / "run", model="nobody/nothing@v1")
+    found = from_file(FinetuneSettings, tmp_path / "run" / "settings.toml")
+    assert (found.start.model, found.start.revision) == ("nobody/nothing", "v1")
+
+
+def test_blocks_are_drawn_anew_when_asked(tmp_path: Path, bare: Path) -> None:
+    given = data("single", tmp_path / "data")
+    source = read(given)
+    settings = FinetuneSettings(task=ClassifySettings(), start=StartSettings(redraw=1))
+    _, made = make_task(settings, source, survey(source, ["train"]), load(bare))
+    before, after = load(bare).named(), made.named()
+    changed = {name for name in before if not name.startswith("head.") and not torch.equal(before[name], after[name])}
+    assert {name.split(".")[2] for name in changed} == {"1"}
+    with pytest.raises(HeedfulError, match="redraw is 3, but this model has 2 blocks"):
+        tune("classify", given, tmp_path / "run", {"start.redraw": 3}, model=bare)
+
+
+def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path, bare: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((bare / name).read_bytes())
+    with pytest.raises(HeedfulError, match=r"has no tokenizer: put its tokenizer\.json"):
+        tune("classify", data("single", tmp_path / "data"), tmp_path / "run", model=folder)
+
+
+# -- seeds ------------------------------------------------------------------------------------------------------
+
+
+def test_several_seeds(tmp_path: Path) -> None:
+    given, run = data("single", tmp_path / "data"), tmp_path / "run"
+    done = tune("classify", given, run, {"seeds": 2, "train.optimiser.rate": 5e-3})
+    results, scores = done.results, []
+    for each in results["seeds"]:
+        alone = tune("classify", given, tmp_path / str(each["seed"]),
+                     {"train.seed": each["seed"], "train.optimiser.rate": 5e-3})  # fmt: skip
+        if each["seed"] == 1:  # the encoder on the spot has the first seed
+            assert alone.results["splits"] == strict(run / "seed-1" / "seed.json")["splits"]
+        scores.append(each["splits"]["dev"])
+    assert [each["seed"] for each in results["seeds"]] == [1, 2]
+    deviation = abs(scores[0] - scores[1]) / math.sqrt(2)
+    assert results["spread"]["dev"] == {
+        "mean": pytest.approx(sum(scores) / 2), "deviation": pytest.approx(deviation), "seeds": 2
+    }  # fmt: skip
+    best = run / f"seed-{results['seed']}"
+    assert results["splits"]["dev"]["numbers"]["accuracy"] == max(scores)
+    for name in ("journal.jsonl", "predictions-dev.jsonl", "predictions-test.jsonl", "model/model.safetensors"):
+        assert (run / name).read_bytes() == (best / name).read_bytes()
+    assert (run / "seed-1" / "journal.jsonl").read_bytes() != (run / "seed-2" / "journal.jsonl").read_bytes()
+    assert not (run / "state").exists() and (run / "seed-2" / "state").is_dir()
+
+
+@pytest.mark.parametrize(("split", "chosen"), [("dev", 2), ("test", 1)])
+def test_seeds_are_chosen_by_dev_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str, chosen: int
+) -> None:
+    given = data("single", tmp_path / "data", {"train": 24, split: 8})
+    scores, measured = iter([0.2, 0.9, 0.5]), module._Run._measured
+
+    def pretended(run: Any, *rest: Any) -> dict[str, Any]:
+        made = measured(run, *rest)
+        return made | {"numbers": made["numbers"] | {"accuracy": next(scores)}}
+
+    monkeypatch.setattr(module._Run, "_measured", pretended)
+    done = tune("classify", given, tmp_path / "run", {"data.dev": 0, "seeds": 3})
+    assert done.results["seed"] == chosen and set(done.results["splits"]) == {split}
+    assert [each["splits"] for each in done.results["seeds"]] == [{split: 0.2}, {split: 0.9}, {split: 0.5}]
+    said = "that of seed 2, the best of 3 on dev;" if split == "dev" else "that of seed 1, the first of 3;"
+    assert said in (tmp_path / "run" / "model" / "README.md").read_text()
+
+
+# -- data that are short of something ---------------------------------------------------------------------------
+
+
+def test_without_dev(tmp_path: Path) -> None:
+    given = as_csv(tmp_path / "a.csv", classified(20))
+    done = tune("classify", given, tmp_path / "run", {"data.dev": 0})
+    assert done.results["splits"] == {} == done.results["spread"]
+    assert done.results["seeds"][0]["best_step"] == done.results["seeds"][0]["steps"] == 4
+    assert (
+        not list((tmp_path / "run").glob("predictions-*")) and "main" not in lines(tmp_path / "run/journal.jsonl")[-1]
+    )
+    assert "Nothing was measured" in (tmp_path / "run" / "model" / "README.md").read_text()
+    with pytest.raises(
+        HeedfulError, match=r"calibrated on dev, and there is none: set data\.dev .*task\.thresholds=half"
+    ):
+        tune("classify", as_lines(tmp_path / "m.jsonl", invented.labelled(20)), tmp_path / "m",
+             {"data.dev": 0, "task.thresholds": "calibrated"})  # fmt: skip
+    (tmp_path / "q.json").write_text(json.dumps(invented.questions(9, impossible=True)))
+    with pytest.raises(HeedfulError, match=r"set data\.dev .*task\.threshold=zero"):
+        tune("extract", tmp_path / "q.json", tmp_path / "q", {"data.dev": 0})
+    assert not (tmp_path / "m").exists() and not (tmp_path / "q").exists(), "refused before anything was begun"
+
+
+def test_a_dev_split_that_would_be_empty_is_left_out(tmp_path: Path) -> None:
+    told, given = Told(), as_csv(tmp_path / "a.csv", classified(6))
+    empty = next(
+        seed for seed in range(100) if not list(read(given, None, DataSettings(dev=0.02, seed=seed)).examples("dev"))
+    )
+    done = tune("classify", given, tmp_path / "run", {"data.dev": 0.02, "data.seed": empty}, watch=told)
+    assert "dev has no examples and is left out" in told.sentences
+    assert done.results["splits"] == {} and "dev has no examples and is left out" in done.results["notes"]
+
+
+DULL = {
+    "one class": ("classify", [{"text": f"the cat {n}", "label": "x"} for n in range(9)],
+                  'all examples of train have the label "x": there is nothing to tell apart'),
+    "no label": ("classify", [{"text": f"the cat {n}", "labels": []} for n in range(9)],
+                 "all examples of train have no label: there is nothing to tell apart"),
+    "one score": ("regress", [{"text": f"the cat {n}", "score": 2} for n in range(9)],
+                  "all scores of train are 2: nothing can be learned from them$"),
+    "one score of pairs": ("embed", [{"a": f"the cat {n}", "b": "x", "score": 2} for n in range(9)],
+                           "all scores of train are 2: .*leave the column out"),
+    "no tag": ("tag", [{"words": ["the", "cat"], "tags": ["O", "O"]} for n in range(9)],
+               'all words of train have the tag "O": there is nothing to tell apart'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DULL)
+def test_data_from_which_nothing_can_be_learned(tmp_path: Path, name: str) -> None:
+    task, rows, message = DULL[name]
+    with pytest.raises(HeedfulError, match=message):
+        tune(task, as_lines(tmp_path / "a.jsonl", rows), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("text", ["", "text,label\n", "\n\n"])
+def test_empty_files(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(HeedfulError, match=r"a\.csv"):
+        tune("classify", tmp_path / "a.csv", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_tasks_and_wrong_columns_are_said(tmp_path: Path) -> None:
+    given = as_csv(tmp_path / "a.csv", [{"text": "a", "stars": 3}])
+    with pytest.raises(HeedfulError, match=r'"classfy" is no task \(did you mean "classify"\?\)'):
+        tune("classfy", given, tmp_path / "run")
+    with pytest.raises(HeedfulError, match=r'a\.csv: which column is the label\? .* say columns label=one of "text"'):
+        tune("classify", given, tmp_path / "run")
+    with pytest.raises(HeedfulError, match=r"which column is the score\?"):
+        tune("regress", given, tmp_path / "run")
+
+
+# -- bad rows ---------------------------------------------------------------------------------------------------
+
+
+def with_bad_rows(folder: Path) -> Path:
+    data("single", folder)
+    with (folder / "test.csv").open("a") as file:
+        file.write("the cat sat,ugly\n")
+    with (folder / "train.csv").open("a") as file:
+        file.write("the dog ran,\nthe dog sat,\n")
+    return folder
+
+
+def test_a_bad_row_is_named(tmp_path: Path) -> None:
+    given = data("single", tmp_path / "data")
+    with (given / "test.csv").open("a") as file:
+        file.write("the cat sat,ugly\n")
+    with pytest.raises(HeedfulError, match=r'test\.csv:10: the label "ugly" is not in train, which has "bad", "good"'):
+        tune("classify", given, tmp_path / "run")
+    (given / "test.csv").write_text("text\nthe cat\n")
+    done = tune("classify", given, tmp_path / "run", {"train.length.count": 1})
+    assert set(done.results["splits"]) == {"dev"}, "a test split without labels is left out, and that is said"
+    assert "test: has no label, so it is left out" in done.results["data"]["stated"]
+
+
+def test_bad_rows_are_set_aside_and_counted(tmp_path: Path) -> None:
+    given, run, told = with_bad_rows(tmp_path / "data"), tmp_path / "run", Told()
+    done = tune("classify", given, run, skip_bad_rows=True, watch=told)
+    aside = lines(run / "bad-rows.jsonl")
+    assert Counter((Path(row["file"]).name, row["line"]) for row in aside) == {
+        ("train.csv", 26): 1, ("train.csv", 27): 1, ("test.csv", 10): 1
+    }  # fmt: skip
+    assert done.results["data"]["bad_rows"] == {"train.csv": 2, "test.csv": 1}
+    assert done.results["data"]["splits"]["test"] == {"examples": 8}
+    for name, count in (("train", 2), ("test", 1)):
+        assert f"bad rows of {name}.csv that are left out: {count}" in done.results["notes"]
+    assert f"bad rows are set aside in {run / 'bad-rows.jsonl'}" in told.sentences
+    assert tune("classify", given, run, skip_bad_rows=True).results == done.results, "the same command again"
+
+
+# -- labels -----------------------------------------------------------------------------------------------------
+
+ODD = ["a, b", 'say "yes"', "=cmd()", "@x", "🦊 ü", "two\nlines", "[red]", "</script>"]
+
+
+def test_labels_may_be_called_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: Path) -> None:
+    monkeypatch.undo()
+    rows = [{"text": f"the cat {number % 8} sat", "label": ODD[number % 8]} for number in range(32)]
+    for split in ("train", "test"):
+        as_csv(tmp_path / f"{split}.csv", rows)
+    run = tmp_path / "run"
+    done = tune("classify", {"train": tmp_path / "train.csv", "test": tmp_path / "test.csv"}, run, model=bare)
+    assert done.results["labels"] == sorted(ODD) == list(load(run).config.head.labels)  # type: ignore[union-attr]
+    assert set(done.results["splits"]["test"]["numbers"]["classes"]) == set(ODD)
+    assert {line["gold"] for line in lines(run / "predictions-test.jsonl")} == set(ODD)
+    assert theirs(run / "model")[0].config.label2id == {label: number for number, label in enumerate(sorted(ODD))}
+    for line in (run / "results.csv").read_text().splitlines():
+        assert not [cell for cell in line.split(",") if cell.startswith(("=", "@"))]
+
+
+def test_names_of_files_and_folders_may_be_anything(tmp_path: Path) -> None:
+    folder = tmp_path / "a b ü🦊" / "with 'quotes'"
+    folder.mkdir(parents=True)
+    given = as_csv(folder / "mein tägliches = 🦊.csv", classified(30))
+    done = tune("classify", given, folder / "run [1]")
+    assert list(done.results["data"]["files"]) == [given.name]
+    assert Engine(folder / "run [1]")(["the cat"])[0]["label"] in ("bad", "good")
+    assert tune("classify", given, folder / "run [1]").results == done.results
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    given = {}
+    for split, count in (("train", 24), ("dev", 8)):
+        (tmp_path / split).mkdir()
+        given[split] = as_csv(tmp_path / split / "data.csv", classified(count))
+    done = tune("classify", given, tmp_path / "run")
+    assert set(done.results["data"]["files"]) == {"train/data.csv", "dev/data.csv"}
+
+
+def test_settings_that_were_found_out_are_written_down(tmp_path: Path) -> None:
+    settings = {"train.precision": "auto", "train.optimiser": "{kind = 'adamw', rate = 1e-3}"}
+    tune("classify", data("single", tmp_path / "data"), tmp_path / "run", settings)
+    found = from_file(FinetuneSettings, tmp_path / "run" / "settings.toml")
+    assert found.train.precision in ("float32", "bfloat16") and found.train.optimiser == AdamW(rate=1e-3)
+
+
+def test_a_run_starts_from_another_run_of_another_task(tmp_path: Path, bare: Path) -> None:
+    tune("classify", data("single", tmp_path / "data"), tmp_path / "one", model=bare)
+    done = tune("tag", data("tag", tmp_path / "tags"), tmp_path / "two", model=tmp_path / "one")
+    assert done.results["base"] == str(tmp_path / "one")
+    assert theirs(tmp_path / "two" / "model")[0].config.id2label[1] == "B-LOC"

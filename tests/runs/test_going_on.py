@@ -1,0 +1,443 @@
+"""T4, T10, T13, T17: a run that stops, for whatever reason, goes on with the same command to the same end."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from invented import as_csv, assignments, classified, data, labelled, tune
+
+import heedful
+from heedful.data import MultiLabelled
+from heedful.errors import HeedfulError
+from heedful.runs import finetune as module
+from heedful.runs import folder as folder_module
+from heedful.train.fit import Watch
+from heedful.train.loop import DivergedError, Step, Trainer
+from heedful.train.resume import only_run
+
+ROOT = Path(__file__).parents[2]
+TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
+MANY = {"task.thresholds": "calibrated"}  # what all tests here run on
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No timing, no plots; one thread, as in the processes that are started here, so that equal runs are equal."""
+    monkeypatch.setattr(module, "latency", lambda loaded: TIMES)
+    monkeypatch.setattr(module, "draw", lambda folder: [])
+    threads = torch.get_num_threads()
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background would ignore it
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Data, and what a run that nothing happens to leaves."""
+    folder = tmp_path_factory.mktemp("steady")
+    given = data("multiple", folder / "data")
+    torch.set_num_threads(1)
+    tune("classify", given, folder / "run", MANY)
+    return given, left(folder / "run")
+
+
+def left(run: Path) -> dict[str, Any]:
+    """Every file that lasts, by its name: its bytes, or where times are written in it, what it says beside."""
+    found: dict[str, Any] = {}
+    for path in sorted(each for each in run.rglob("*") if each.is_file()):
+        name = path.relative_to(run).as_posix()
+        if path.name in ("results.json", "seed.json"):
+            found[name] = timeless(json.loads(path.read_text()))
+        elif path.name in ("run.lock", "environment.json", "README.md"):
+            found[name] = None
+        elif not {"state", "plots"} & set(path.parts):
+            found[name] = path.read_bytes()
+    return found
+
+
+def timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        times = ("seconds", "latency", "throughput", "memory")
+        return {name: timeless(each) for name, each in value.items() if name not in times}
+    return [timeless(each) for each in value] if isinstance(value, list) else value
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+    """A process of its own, on one thread."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def command(given: Path, run: Path, settings: dict[str, Any] = MANY) -> list[str]:
+    """The same run on the command line."""
+    sets = [part for each in assignments(settings) for part in ("--set", each)]
+    return ["finetune", "classify", str(given), "--out", str(run), *sets]
+
+
+# -- a run that is finished, and one that is another --------------------------------------------------------------
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+    told: list[str] = []
+
+    class Told(Watch):
+        def step(self, step: Step, trainer: Trainer) -> None:
+            raise AssertionError("it trains")
+
+        def said(self, text: str) -> None:
+            told.append(text)
+
+    given, _ = steady
+    run = given.parent / "run"
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "run.lock"}
+    done = tune("classify", given, run, MANY, watch=Told())
+    assert done.why == "done" and done.results == json.loads((run / "results.json").read_text())
+    assert told == [f"{run} is finished already"]
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "run.lock"} == before
+
+
+def test_other_settings_are_refused_by_name(steady: tuple[Path, Any]) -> None:
+    given, _ = steady
+    run = given.parent / "run"
+    for settings, message in (
+        (
+            {"train.batch": 4},
+            r"holds a run with other settings: train\.batch was 16 and is 4 now\. Give another folder",
+        ),
+        ({"task.thresholds": "half"}, r"task\.thresholds was 'calibrated' and is 'half' now\."),
+        (
+            {"train.length": "{kind = 'steps', count = 9}"},
+            r"train\.length\.count was 2\.0 and is 9 now; train\.length\.kind was 'epochs' and is 'steps' now",
+        ),
+        ({"train.batch": 1, "train.seed": 9, "seeds": 3, "long": "cut", "start.width": 64}, "; and more"),
+    ):
+        dropped = "train.length.count" if "train.length" in settings else ""
+        given_now = [each for each in assignments(MANY | settings) if each.partition("=")[0] != dropped]
+        with pytest.raises(HeedfulError, match=message):
+            heedful.finetune("classify", given, run, assignments=given_now)
+    assert left(run) == steady[1]
+
+
+def test_changed_data_are_refused_by_name(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+    given, run = data("multiple", tmp_path / "data"), tmp_path / "run"
+    tune("classify", given, run, MANY)
+    (tmp_path / "data" / "notes.md").write_text("not read by anybody")
+    tune("classify", given, run, MANY)
+    text = (given / "test.jsonl").read_text()
+    (given / "test.jsonl").write_text(text.replace("cat", "dog"))
+    with pytest.raises(HeedfulError, match=r"holds a run on other data: test\.jsonl changed\. Give another folder"):
+        tune("classify", given, run, MANY)
+    (given / "test.jsonl").write_text(text)
+    (given / "dev.jsonl").rename(given / "valid.jsonl")
+    with pytest.raises(HeedfulError, match=r"holds a run on other data: dev\.jsonl, valid\.jsonl changed"):
+        tune("classify", given, run, MANY)
+
+
+class Rows:
+    """A data set as the `datasets` library has it."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows, self.column_names, self.features = rows, list(rows[0]), {}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+
+def test_objects_are_data_too_and_a_change_of_them_is_seen(tmp_path: Path) -> None:
+    given = {"train": Rows(classified(24)), "dev": Rows(classified(8, 1))}
+    done = tune("classify", given, tmp_path / "run")
+    assert set(done.results["data"]["files"]) == {"train (data set)", "dev (data set)"}
+    assert tune("classify", given, tmp_path / "run").results == done.results
+    with pytest.raises(HeedfulError, match=r"other data: dev \(data set\) changed"):
+        tune("classify", given | {"dev": Rows(classified(8, 2))}, tmp_path / "run")
+    many = tune("classify", {"train": Rows(labelled(24))}, tmp_path / "many")
+    assert many.results["task"] == "multiple" and MultiLabelled.__name__ in many.results["data"]["stated"][0]
+
+
+# -- a run that stops -----------------------------------------------------------------------------------------------
+
+
+class Fails:
+    """The function, but at one call it raises."""
+
+    def __init__(self, function: Callable[..., Any], at: int, error: BaseException) -> None:
+        self.function, self.at, self.error, self.calls = function, at, error, 0
+
+    def __call__(self, *given: Any, **more: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.at:
+            raise self.error
+        return self.function(*given, **more)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "at"),
+    [
+        (folder_module, "write", 1),  # the environment
+        (folder_module, "write", 3),  # the settings
+        (module, "start", 1),
+        (module, "save", 1),  # the encoder on the spot
+        (module, "fit", 1),
+        (module, "measure", 2),  # in the second look
+        (module, "calibrate", 1),
+        (module, "measure", 4),  # of test
+        (module, "save", 2),  # the model
+        (module, "write", 1),  # what one seed found
+        (module, "write", 3),  # the results
+        (module, "draw", 1),
+        (module, "write_card", 1),
+    ],
+)
+def test_wherever_it_stops_it_goes_on(
+    tmp_path: Path, steady: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, where: Any, name: str, at: int
+) -> None:
+    given, expected = steady
+    run = tmp_path / "run"
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, Fails(getattr(where, name), at, full))
+        message = (
+            rf"^{re.escape(str(run))}: the run stopped, since a file could not be written or read: No space left on"
+        )
+        with pytest.raises(HeedfulError, match=message) as raised:
+            tune("classify", given, run, MANY)
+        assert "give the same command" in str(raised.value) and "\n" not in str(raised.value)
+    if at == 1:
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, Fails(getattr(where, name), 1, KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                tune("classify", given, run, MANY)
+    done = tune("classify", given, run, MANY)
+    assert left(run) == expected
+    assert timeless(done.results) == expected["results.json"]
+    assert not list(run.rglob(".*")), "nothing is left of what was not finished"
+
+
+class Leaves(Watch):
+    """A signal at a step."""
+
+    def __init__(self, at: int, number: int = signal.SIGTERM) -> None:
+        self.at, self.number = at, number
+
+    def step(self, step: Step, trainer: Trainer) -> None:
+        if step.number == self.at:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_t10_a_signal_is_heeded(tmp_path: Path, steady: tuple[Path, Any], number: int) -> None:
+    given, expected = steady
+    began = time.monotonic()
+    done = tune("classify", given, tmp_path / "run", MANY, watch=Leaves(1, number))
+    assert (done.why, done.results) == ("asked", {}) and time.monotonic() - began < 30
+    assert (tmp_path / "run" / "state" / "latest").read_text() == "step-00000001\n"
+    assert tune("classify", given, tmp_path / "run", MANY, watch=Leaves(3, number)).why == "asked"
+    assert tune("classify", given, tmp_path / "run", MANY).why == "done"
+    assert left(tmp_path / "run") == expected
+
+
+def test_t10_in_the_second_seed(tmp_path: Path) -> None:
+    given = data("single", tmp_path / "data")
+    whole = tune("classify", given, tmp_path / "whole", {"seeds": 2})
+    seeds: list[int] = []
+    said: list[str] = []
+
+    class Second(Leaves):
+        def step(self, step: Step, trainer: Trainer) -> None:
+            seeds.append(trainer.settings.seed)
+            if trainer.settings.seed == 2:
+                super().step(step, trainer)
+
+        def said(self, text: str) -> None:
+            said.append(text)
+
+    assert tune("classify", given, tmp_path / "run", {"seeds": 2}, watch=Second(2)).why == "asked"
+    assert seeds == [1, 1, 1, 1, 2, 2]
+    seeds.clear()
+    said.clear()
+    done = tune("classify", given, tmp_path / "run", {"seeds": 2}, watch=Second(0))
+    assert seeds == [2, 2] and said.count("measuring dev") == 1, "the first seed is not done again"
+    assert timeless(done.results) == timeless(whole.results)
+    assert left(tmp_path / "run") == left(tmp_path / "whole")
+
+
+INTERRUPTED = """
+import os, signal
+from heedful.cli import main, progress
+def step(self, step, trainer):
+    if step.number == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+progress.Progress.step = step
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as on a terminal, wherever the tests run
+main()
+"""
+
+
+def test_t10_the_command_goes_on(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+    given, expected = steady
+    process = start(INTERRUPTED, *command(given, tmp_path / "run"))
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 130 and not out and "Traceback" not in err
+    assert err.splitlines()[-1] == (
+        f"stopped; everything is in {tmp_path / 'run'}. The same command goes on from there."
+    )
+    tune("classify", given, tmp_path / "run", MANY)
+    assert left(tmp_path / "run") == expected
+
+
+# -- T4: the disk is full -------------------------------------------------------------------------------------------
+
+LIMITED = """
+import json, os, resource, sys
+from heedful.cli import main
+import heedful.runs.finetune
+for limit in json.loads(sys.argv.pop(1)):
+    if not (child := os.fork()):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        main()
+    status = os.waitpid(child, 0)[1]
+    print(os.waitstatus_to_exitcode(status), file=sys.stderr)
+"""
+
+
+def test_t4_files_may_only_be_so_large(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+    given, expected = steady
+    run = tmp_path / "run"
+    limits = [300, 2_000, 50_000, 200_000]  # too little for the settings, a tokenizer, the encoder, a checkpoint
+    process = start(LIMITED, json.dumps(limits), *command(given, run))
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 0 and "Traceback" not in err
+    said = [line for line in err.splitlines() if line.startswith("heedful: ") or line.isdecimal()]
+    assert [line for line in said if line.isdecimal()] == ["2"] * 4, err
+    messages = [line for line in said if not line.isdecimal()]
+    assert len(messages) == 4 and all(str(run) in line and "File too large" in line for line in messages)
+    assert "start could not be written, and nothing of it was kept" in messages[2]
+    assert "step 2 could not be saved" in messages[3]
+    tune("classify", given, run, MANY)
+    assert left(run) == expected and not list(run.rglob(".*"))
+
+
+# -- T13 and T17: the folder ------------------------------------------------------------------------------------------
+
+
+def test_t13_a_second_run_in_the_folder_is_refused(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+    given, _ = steady
+    run = given.parent / "run"
+    for folder in (run, tmp_path / "new"):
+        with only_run(folder), pytest.raises(HeedfulError, match=rf"^another run, pid {os.getpid()}, .* holds "):
+            tune("classify", given, folder, MANY)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["run.lock"]
+    assert tune("classify", given, tmp_path / "new", MANY).why == "done"
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+    given, _ = steady
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.tex").write_text("years of work")
+    with pytest.raises(HeedfulError, match=r"home is no run: it holds thesis\.tex, but no run\.lock and settings"):
+        tune("classify", given, home, MANY)
+    (home / "settings.toml").write_text("mine")
+    with pytest.raises(HeedfulError, match=r"it holds settings\.toml, thesis\.tex, but no run\.lock; give another"):
+        tune("classify", given, home, MANY)
+    assert {path.name for path in home.iterdir()} == {"thesis.tex", "settings.toml"}
+    assert (home / "settings.toml").read_text() == "mine"
+    with pytest.raises(HeedfulError, match=r"thesis\.tex cannot be used: Not a directory"):
+        tune("classify", given, home / "thesis.tex", MANY)
+    with pytest.raises(HeedfulError, match=r"cannot (be used|hold a run): Not a directory"):
+        tune("classify", given, home / "thesis.tex" / "run", MANY)
+    with pytest.raises(HeedfulError, match=r"cannot hold a run: No such file or directory"):
+        tune("classify", given, Path("/proc/nothing/here"), MANY)
+    hidden = tmp_path / "hidden"
+    (hidden / ".git").mkdir(parents=True)
+    assert tune("classify", given, hidden, MANY).why == "done", "hidden files are in nobody's way"
+
+
+def test_a_run_that_has_nothing_yet_may_become_another(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+    given, expected = steady
+    run = tmp_path / "run"
+    with pytest.raises(HeedfulError, match="'nowhere' is no folder here"):
+        tune("classify", given, run, MANY, model="nowhere")
+    assert {path.name for path in run.iterdir()} == {"settings.toml", "data.json", "environment.json", "run.lock"}
+    assert tune("classify", given, run, MANY).why == "done", "the slip is mended, in the same folder"
+    assert left(run) == expected
+
+
+def test_t17_a_folder_that_cannot_be_written(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("nothing is read-only for root")
+    tmp_path.chmod(0o555)
+    try:
+        with pytest.raises(HeedfulError, match=r"run cannot hold a run: Permission denied"):
+            tune("classify", steady[0], tmp_path / "run", MANY)
+    finally:
+        tmp_path.chmod(0o755)
+
+
+def test_t17_links_and_relative_names(
+    tmp_path: Path, steady: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, expected = steady
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").symlink_to("elsewhere")
+    (tmp_path / "data").symlink_to(given)
+    assert tune("classify", "data", Path("run"), MANY).why == "done"
+    assert left(tmp_path / "elsewhere") == expected
+
+
+# -- T6 -----------------------------------------------------------------------------------------------------------
+
+
+def test_t6_a_run_that_diverges_stops(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+    settings = MANY | {"train.optimiser.rate": 1e30, "train.schedule": "{kind = 'constant'}"}
+    for _ in range(2):  # the same command does not hide it
+        with pytest.raises(DivergedError, match=r"^step [23]: the loss is (nan|inf).* Lower train\.optimiser\.rate"):
+            tune("classify", steady[0], tmp_path / "run", settings)
+        last = json.loads((tmp_path / "run" / "journal.jsonl").read_text().splitlines()[-1])
+        assert last["loss"] in ("NaN", "Infinity") and last["left_out"] is True
+        assert not (tmp_path / "run" / "model").exists() and not (tmp_path / "run" / "results.json").exists()
+
+
+# -- several processes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_ranks_make_one_run(tmp_path: Path) -> None:
+    given = as_csv(tmp_path / "a.csv", [*classified(40), {"text": "x", "label": ""}])
+    run = tmp_path / "run"
+    words = ["--nproc-per-node", "2", "--module", "heedful", *command(given, run, {}), "--bad-rows", "skip"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("The run is in") == 1
+    results = json.loads((run / "results.json").read_text())
+    assert results["data"]["bad_rows"] == {"a.csv": 1}
+    alone = tune("classify", given, tmp_path / "alone", skip_bad_rows=True)
+    assert results["splits"].keys() == alone.results["splits"].keys()
+    assert len((run / "predictions-dev.jsonl").read_text().splitlines()) == results["splits"]["dev"]["numbers"]["count"]

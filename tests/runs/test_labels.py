@@ -1,0 +1,82 @@
+"""Labels as pictures show them: told apart, in fonts that have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+import matplotlib.font_manager as fonts
+import pytest
+
+from heedful.runs.labels import BOX, FONT, LONGEST, drawable, shortened
+
+GOTHIC = "\U00010331\U00010332"
+
+
+def font(path: Path, name: str, character: str) -> None:
+    """A font that has one character, a square."""
+    from fontTools.fontBuilder import FontBuilder
+    from fontTools.pens.ttGlyphPen import TTGlyphPen
+
+    pen = TTGlyphPen(None)
+    for command, place in (("moveTo", (0, 0)), ("lineTo", (0, 500)), ("lineTo", (500, 500)), ("lineTo", (500, 0))):
+        getattr(pen, command)(place)
+    pen.closePath()
+    glyph = pen.glyph()
+    builder = FontBuilder(1000, isTTF=True)
+    builder.setupGlyphOrder([".notdef", "square"])
+    builder.setupCharacterMap({ord(character): "square"})
+    builder.setupGlyf({".notdef": glyph, "square": glyph})
+    builder.setupHorizontalMetrics({".notdef": (600, 0), "square": (600, 0)})
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": name, "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(path)
+
+
+def test_plain_labels_stay_as_they_are() -> None:
+    found = drawable(["negative", "très bon", "отлично", "a_b", "$x$"])
+    assert found.names == ("negative", "très bon", "отлично", "a_b", "$x$")
+    assert found.fonts == (FONT,) and found.note == ""
+
+
+def test_labels_are_on_one_line() -> None:
+    assert drawable(["\x1b[31mred\r\n\u2028line", "\u202eback", "\ud800low"]).names == ("[31mred line", "back", "low")
+
+
+def test_long_labels_lose_their_middle() -> None:
+    found = drawable(["a label that begins like others, first", "a label that begins like others, second"])
+    assert found.names == ("a label that beg…hers, first", "a label that beg…ers, second")
+    assert all(len(name) <= LONGEST for name in found.names)
+    assert shortened("中" * 30, 9) == "中中…中"
+
+
+def test_labels_that_look_alike_are_numbered() -> None:
+    assert drawable(["a", "b", "a\n", "", " a"]).names == ("0: a", "b", "2: a", "3: ", "4: a")
+
+
+@pytest.fixture
+def only_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this machine has beside the fonts of matplotlib does not matter."""
+    ours = [entry for entry in fonts.fontManager.ttflist if entry.fname.startswith(matplotlib.get_data_path())]
+    assert FONT in {entry.name for entry in ours}
+    monkeypatch.setattr(fonts.fontManager, "ttflist", ours)
+
+
+@pytest.mark.usefixtures("only_ours")
+def test_characters_that_no_font_has_are_boxes() -> None:
+    found = drawable(["plain", GOTHIC])
+    assert found.names[0] == "plain" and found.names[1] == f"1: {BOX * len(GOTHIC)}"
+    assert "no font here" in found.note
+
+
+@pytest.mark.usefixtures("only_ours")
+def test_a_font_that_has_the_character_is_taken(tmp_path: Path) -> None:
+    font(tmp_path / "gothic.ttf", "A Gothic", "\U00010331")
+    fonts.fontManager.addfont(tmp_path / "gothic.ttf")
+    (tmp_path / "broken.ttf").write_bytes(b"no font")
+    fonts.fontManager.ttflist.append(fonts.FontEntry(fname=str(tmp_path / "broken.ttf"), name="A Broken"))
+    found = drawable(["\U00010331", "\U00010331\U00010332"])
+    assert found.fonts == (FONT, "A Gothic")
+    assert found.names == ("\U00010331", f"1: \U00010331{BOX}")

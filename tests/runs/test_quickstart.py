@@ -1,0 +1,91 @@
+"""quickstart replaces what an earlier one made and nothing else; the whole of it runs in test_cli.py."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heedful.errors import HeedfulError
+from heedful.runs import quickstart as module
+from heedful.runs.finetune import Finished
+from heedful.runs.quickstart import MARK, MARKED, quickstart
+from heedful.train.resume import only_run
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Runs are noted and not made."""
+    made: list[Path] = []
+
+    def finetune(task: str, data: Path, folder: Path, watch: Any) -> Finished:
+        assert task == "classify" and (data / "train.csv").is_file()
+        assert [path.name for path in folder.iterdir()] == [MARK], "it starts in an empty folder"
+        made.append(folder)
+        lines = [{"right": False, "input": "a"}, {"right": True, "input": "b"}, {"right": False, "input": "c"}]
+        lines.append({"right": False, "input": "beyond those that are shown"})
+        (folder / "predictions-test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return Finished(folder=folder, why="done", results={"main": "accuracy"})
+
+    monkeypatch.setattr(module, "finetune", finetune)
+    monkeypatch.setattr(module, "Engine", lambda folder: lambda texts: [{"label": "x"} for _ in texts])
+    return made
+
+
+def test_an_earlier_one_is_replaced(tmp_path: Path, runs: list[Path]) -> None:
+    folder = tmp_path / "a b"
+    done = quickstart(folder)
+    assert done is not None and done.results == {"main": "accuracy"}
+    assert [line["input"] for line in done.mistakes] == ["a", "c"]
+    assert [answer["label"] for answer in done.answers] == ["x"] * 3 and all(a["text"] for a in done.answers)
+    assert (folder / MARK).read_text() == MARKED
+    assert quickstart(folder) == done and runs == [folder, folder]
+    (tmp_path / "empty").mkdir()
+    assert quickstart(tmp_path / "empty") is not None
+
+
+def test_one_that_was_stopped_is_replaced(tmp_path: Path, runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(how: Callable[[], Finished]) -> Any:
+        def finetune(task: str, data: Path, folder: Path, watch: Any) -> Finished:
+            (folder / "settings.toml").write_text("half of a run")
+            return how()
+
+        return finetune
+
+    def interrupt() -> Finished:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "finetune", stopped(lambda: Finished(folder=tmp_path, why="asked", results={})))
+        assert quickstart(tmp_path / "run") is None
+        patch.setattr(module, "finetune", stopped(interrupt))
+        with pytest.raises(KeyboardInterrupt):
+            quickstart(tmp_path / "run")
+    assert quickstart(tmp_path / "run") is not None and len(runs) == 1
+
+
+def test_what_no_quickstart_made_stays(tmp_path: Path, runs: list[Path]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "work").write_text("of years")
+    for mark in (None, "*\n", b"\xff\xfe"):
+        if mark is not None:
+            (tmp_path / "mine" / MARK).write_bytes(mark.encode() if isinstance(mark, str) else mark)
+        with pytest.raises(HeedfulError, match="mine exists, and no quickstart made it: give another folder"):
+            quickstart(tmp_path / "mine")
+    with pytest.raises(HeedfulError, match="work exists, and no quickstart made it"):
+        quickstart(tmp_path / "mine" / "work")
+    with pytest.raises(HeedfulError, match=r"work/run cannot be written: Not a directory: give another folder"):
+        quickstart(tmp_path / "mine" / "work" / "run")
+    assert (tmp_path / "mine" / "work").read_text() == "of years" and not runs
+
+
+def test_t13_one_that_is_running_stays(tmp_path: Path, runs: list[Path]) -> None:
+    folder = tmp_path / "run"
+    quickstart(folder)
+    with only_run(folder), pytest.raises(HeedfulError, match=re.escape("another run, pid ")):
+        quickstart(folder)
+    assert (folder / "predictions-test.jsonl").is_file() and len(runs) == 1

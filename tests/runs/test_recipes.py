@@ -1,0 +1,65 @@
+"""Recipes and sample data are listed and copied, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from heedful.data import KINDS, read
+from heedful.errors import HeedfulError
+from heedful.runs.recipes import SAMPLES, copy, offers
+from heedful.runs.settings import TASKS, Wishes
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_everything_on_offer() -> None:
+    found = list(offers())
+    names = [offer.name for offer in found]
+    assert names == [*sorted(set(names) - set(SAMPLES)), *SAMPLES] and len(set(names)) == len(names)
+    assert {"paper", "stable", "patient", "clock", "lean", "layered", "squad"} <= set(names)
+    assert all(offer.about and len(offer.about) < 120 and "\n" not in offer.about for offer in found)
+    assets = ROOT / "heedful" / "assets"
+    assert {path.name for path in assets.iterdir()} == {"recipes", *SAMPLES}, "nothing ships that is not on offer"
+
+
+@pytest.mark.parametrize("name", [offer.name for offer in offers()])
+def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, offer = copy(name)
+    if name not in SAMPLES:
+        assert path == Path(f"{name}.toml") and path.read_bytes() == offer.place.read_bytes()
+        assert offer.use == "heedful finetune TASK DATA --recipe {}"
+        assert all(Wishes.read(task, path) for task in TASKS)
+        return
+    task = offer.use.split()[2]
+    source = read(path, KINDS[task])
+    counts = {split: len(list(source.examples(split))) for split in source.splits}
+    assert path == Path(name) and offer.use == f"heedful finetune {task} {{}}" and task == SAMPLES[name][1]
+    assert str(sum(counts.values())) in offer.about, "as many as it says"
+    (tmp_path / name / "train.txt").write_text("mine")
+    with pytest.raises(HeedfulError, match=f"^{name} exists: give another place with --out$"):
+        copy(name)
+    assert (tmp_path / name / "train.txt").read_text() == "mine"
+
+
+def test_another_place(tmp_path: Path) -> None:
+    path, _ = copy("paper", tmp_path / "a b" / "mine.toml")
+    path.write_text("mine")
+    with pytest.raises(HeedfulError, match=re.escape(f"{path} exists: give another place with --out")):
+        copy("stable", path)
+    assert path.read_text() == "mine"
+    with pytest.raises(HeedfulError, match=r'there is no recipe "papr" \(did you mean "paper"\?\): clock, '):
+        copy("papr")
+    with pytest.raises(HeedfulError, match=r"mine\.toml/x cannot be written: Not a directory|exists"):
+        copy("paper", path / "x")
+
+
+def test_they_import_no_torch() -> None:
+    code = "import sys; from heedful.runs.recipes import offers; list(offers()); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

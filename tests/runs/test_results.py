@@ -1,0 +1,56 @@
+"""What stands in a run folder is read, or what is wrong with it is said."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_folders as made
+
+from heedful.errors import HeedfulError
+from heedful.runs.results import as_float, measured, predictions, read_results
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    numbers, lines = made.classified(["a", "b"], 20)
+    written = made.results("classify", "accuracy", {"dev": numbers, "test": numbers | {"accuracy": 0.25}})
+    folder = made.write(tmp_path, written, dev=lines)
+    assert read_results(folder) == json.loads(json.dumps(written))
+    assert list(predictions(folder, "dev")) == lines and not list(predictions(folder, "test"))
+
+
+def test_test_comes_before_dev() -> None:
+    splits = {name: {"numbers": {"name": name}} for name in ("other", "dev", "test")}
+    assert measured({"splits": splits}) == ("test", {"name": "test"})
+    del splits["test"]
+    assert measured({"splits": splits}) == ("dev", {"name": "dev"})
+    del splits["dev"]
+    assert measured({"splits": splits}) == ("other", {"name": "other"})
+    assert measured({"splits": {}}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (None, "has no results.json: no run has come to its end there"),
+        ("{", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        ("[]", 'lacks "task", "main" or "splits"'),
+        ('{"task": "tag", "main": "f1"}', 'lacks "task", "main" or "splits"'),
+        ('{"task": "tag", "main": "f1", "splits": {"dev": {}}}', 'lacks "task", "main" or "splits"'),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, text: str | None, match: str) -> None:
+    if text is not None:
+        (tmp_path / "results.json").write_text(text)
+    with pytest.raises(HeedfulError, match=match):
+        read_results(tmp_path)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(1, 1.0), ("NaN", None), ("-Infinity", -math.inf), ([], None)])
+def test_numbers_of_json(given: Any, expected: float | None) -> None:
+    found = as_float(given)
+    assert math.isnan(found) if expected is None else found == expected

@@ -1,0 +1,186 @@
+"""Settings of a run: defaults by the data, a recipe over them, assignments over both; what is wrong is refused (F8)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heedful.cli.train import FINETUNED
+from heedful.errors import HeedfulError
+from heedful.runs.settings import TASKS, EmbedSettings, FinetuneSettings, MultipleSettings, Wishes, defaults
+from heedful.settings import from_file, load_mapping, overlay, read, to_mapping, to_toml
+from heedful.train import fit, loop, optim, settings
+from heedful.train.settings import AdamW, Epochs, Google, Minutes
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted(Path(str(files("heedful") / "assets" / "recipes")).iterdir())
+
+
+def wished(task: str = "classify", recipe: Path | None = None, *assignments: str, examples: int = 600) -> Any:
+    """What a run of so many examples has."""
+    return Wishes.read(task, recipe, assignments).over(defaults(task, examples, fresh=False)[0])
+
+
+@pytest.mark.parametrize(
+    ("examples", "epochs", "batch", "evaluate"),
+    [
+        (1, 15, 16, 1.0),
+        (499, 15, 16, 1.0),
+        (500, 8, 16, 1.0),
+        (2_000, 4, 16, 1.0),
+        (10_000, 3, 32, 1.0),
+        (50_000, 2, 32, 0.5),
+        (500_000, 1, 32, 0.5),
+    ],
+)
+def test_defaults_follow_from_the_size(examples: int, epochs: int, batch: int, evaluate: float) -> None:
+    found, why = defaults("classify", examples, fresh=False)
+    assert (found.train.length, found.train.batch, found.fit.evaluate) == (Epochs(count=float(epochs)), batch, evaluate)
+    assert found.train.optimiser.rate == 5e-5
+    assert f"{examples:,} examples and a trained encoder: {epochs} epochs, batches of {batch}, rate 5e-05" in why
+    fresh, why = defaults("classify", examples, fresh=True)
+    assert fresh.train.length == found.train.length and fresh.train.optimiser.rate == 5e-4
+    assert "a fresh encoder" in why
+
+
+def test_a_recipe_goes_over_defaults_and_assignments_over_both(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text("seeds = 3\n[train]\nbatch = 7\n[train.optimiser]\nrate = 1e-3\ndecay = 0.5\n")
+    found = wished("tag", recipe, "train.optimiser.rate=2e-3", "fit.patience=4")
+    assert found == overlay(
+        defaults("tag", 600, fresh=False)[0],
+        {
+            "seeds": 3,
+            "train": {"batch": 7, "optimiser": {"rate": 2e-3, "decay": 0.5}},
+            "fit": {"patience": 4},
+        },
+        source="",
+    )
+    assert found.train.length == Epochs(count=8.0), "what nobody set follows from the size"
+    as_json = tmp_path / "mine.json"
+    as_json.write_text('{"seeds": 3, "train": {"batch": 7, "optimiser": {"rate": 1e-3, "decay": 0.5}}}')
+    assert wished("tag", as_json, "train.optimiser.rate=2e-3", "fit.patience=4") == found
+    other = wished("tag", recipe, "train.length.kind=minutes", "train.length.count=2")
+    assert other.train.length == Minutes(count=2.0)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_that_ships_resolves(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# ") and text.partition("\n")[0].endswith((".", ")"))
+    assert re.search(r"^\[|^\w+ = ", text, re.MULTILINE)
+    for task in TASKS:
+        plain = defaults(task, 600, fresh=False)[0]
+        found = wished(task, path)
+        assert found != plain and read(FinetuneSettings, tomllib.loads(to_toml(found)), source="") == found
+        flat = to_mapping(found)
+        for table, value in load_mapping(path).items():  # all of it has arrived
+            for name, each in value.items() if isinstance(value, dict) else ():
+                kept = flat[table][name]
+                assert kept == each or (isinstance(each, dict) and each.items() <= kept.items())
+
+
+def test_the_published_recipe_is_the_published_one() -> None:
+    (path,) = (path for path in RECIPES if path.stem == "paper")
+    found = wished("classify", path).train
+    assert found.length == Epochs(count=3.0) and found.batch == 32 and found.schedule == Google(warmup=0.1)
+    assert found.optimiser == AdamW.google(3e-5)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (["train.optimizer.rate=1"], '--set: train.optimizer is not a setting (did you mean "optimiser"?)'),
+        (["sede=3"], '--set: sede is not a setting (did you mean "seeds"?)'),
+        (["seeds=0"], "--set: seeds is 0; expected a whole number from 1"),
+        (["seeds=two"], '--set: seeds is "two", expected a whole number'),
+        (["train.batch=1.5"], "--set: train.batch is 1.5, expected a whole number"),
+        (["train.length.kind=epoch"], 'train.length.kind is "epoch", expected one of "epochs", "steps", "minutes"'),
+        (["max_length=7"], "--set: max_length is 7; expected a number of tokens from 8"),
+        (["start.width=100"], "--set: start: width is 100; expected a multiple of 32"),
+        (["start.layers=0"], "--set: start: layers is 0; expected a whole number from 1"),
+        (["start.redraw=-1"], "--set: start: redraw is -1; expected a whole number from 0"),
+        (["task.kind=regress"], 'task.kind is "regress", but the task, classify, and its data decide it'),
+        (["task.weigths=balanced"], 'task.weigths is not a setting (did you mean "weights"?)'),
+        (["task.thresholds=best"], '--set: task.thresholds is "best", expected one of "half", "calibrated"'),
+        (["data.dev=1"], "--set: data: dev is 1.0, expected a share from 0 up to 1"),
+        (["long"], '--set: "long" is not of the form name=value'),
+        (["seeds=2", "seeds=3"], "--set: seeds is given twice"),
+    ],
+)
+def test_wrong_assignments_are_refused(assignments: list[str], message: str) -> None:
+    with pytest.raises(HeedfulError, match=re.escape(message)):
+        Wishes.read("classify", None, assignments)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[train]\nbatchsize = 3", "mine.toml: train.batchsize is not a setting"),
+        ("[trian]\nbatch = 3", 'mine.toml: trian is not a setting (did you mean "train"?)'),
+        ("seeds = '3'", 'mine.toml: seeds is "3", expected a whole number'),
+        ("seeds = 3\nseeds = 4", "mine.toml: is not TOML"),
+        ("a = " + "[" * 10_000, "mine.toml: is nested more than 100 deep"),
+        ("# " + "x" * 1_000_000, "mine.toml: is larger than 1 MB"),
+        ("[train]\nrate = nan", "mine.toml: train.rate is nan, expected a finite number"),
+    ],
+)
+def test_wrong_recipes_are_refused_by_file_and_key(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(HeedfulError, match=re.escape(message)) as raised:
+        Wishes.read("classify", path)
+    assert str(raised.value).startswith(str(path))
+
+
+def test_a_recipe_that_is_not_there_and_a_task_that_is_not_known(tmp_path: Path) -> None:
+    with pytest.raises(HeedfulError, match=r"no\.toml: there is no such file"):
+        Wishes.read("classify", tmp_path / "no.toml")
+    with pytest.raises(
+        HeedfulError, match=r'"clasify" is no task \(did you mean "classify"\?\): use one of classify, '
+    ):
+        Wishes.read("clasify")
+    assert set(FINETUNED) == set(TASKS) - {"multiple"}, "which classify finds out by itself"
+
+
+def test_classify_takes_settings_of_many_labels_before_it_has_seen_the_data() -> None:
+    found = Wishes.read("classify", None, ["task.thresholds=calibrated"])
+    assert found.foreseen().task == MultipleSettings(thresholds="calibrated")
+    with pytest.raises(HeedfulError, match=r"task\.thresholds is not a setting"):
+        found.over(defaults("classify", 1, fresh=False)[0])  # one label, as it turned out
+    with pytest.raises(HeedfulError, match=r"task\.thresholds is not a setting"):
+        Wishes.read("tag", None, ["task.thresholds=calibrated"])
+
+
+@pytest.mark.parametrize("given", [{"negatives": 1}, {"scale": 0.0}])
+def test_settings_of_a_task_are_checked(given: dict[str, Any]) -> None:
+    with pytest.raises(HeedfulError, match=r"expected"):
+        EmbedSettings(**given)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_resolved_settings_come_back_from_toml(task: str, tmp_path: Path) -> None:
+    for found in (
+        defaults(task, 700, fresh=True)[0],
+        wished(task, None, "max_length=64", 'data.columns={text = ["a", 2]}', "train.optimiser.clip=none", "seeds=2"),
+        wished(task, None, 'start.model=a/"b"/ü 🦊', "data.delimiter=;", "train.schedule={kind = 'cosine'}"),
+    ):
+        path = tmp_path / "settings.toml"
+        path.write_text(to_toml(found), encoding="utf-8")
+        assert from_file(FinetuneSettings, path) == found
+
+
+def test_settings_import_no_torch_and_keep_their_old_names() -> None:
+    code = "import sys, heedful.runs.settings; print({'torch', 'pyarrow', 'tokenizers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+    for module in (fit, loop, optim):
+        names = [name for name in module.__all__ if hasattr(settings, name)]
+        assert names and all(getattr(module, name) is getattr(settings, name) for name in names)

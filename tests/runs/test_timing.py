@@ -1,0 +1,59 @@
+"""What is measured of a model's speed has the right shape, and leaves the model as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from folders import make
+
+from heedful.checkpoint import Loaded, load
+from heedful.packed import Packed
+from heedful.runs.timing import BATCH, latency, memory
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return load(make(tmp_path_factory.mktemp("model"), "single"))
+
+
+def test_latency_and_throughput(single: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int, bool]] = []
+    forward = Loaded.forward
+
+    def noted(self: Loaded, batch: Packed) -> object:
+        seen.append((len(batch.bounds) - 1, len(batch.tokens), self.training))
+        assert torch.is_inference_mode_enabled()
+        return forward(self, batch)
+
+    monkeypatch.setattr(Loaded, "forward", noted)
+    single.train()
+    found = latency(single, rounds=5)
+    assert single.training and not any(training for _, _, training in seen)
+    single.eval()
+    assert found.keys() == {"latency", "throughput"} and isinstance(found["throughput"], int)
+    assert found["latency"].keys() == {"16"}, "this model reads 48 tokens"
+    assert 0 < found["latency"]["16"]["p50"] <= found["latency"]["16"]["p99"] and found["throughput"] > 0
+    assert seen[:7] == [(1, 16, False)] * 7 and set(seen[7:]) == {(BATCH // 48, BATCH // 48 * 48, False)}
+
+
+def test_every_length_that_the_model_reads(single: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loaded, "limit", 64)
+    monkeypatch.setattr(Loaded, "forward", lambda self, batch: None)
+    assert latency(single, rounds=2)["latency"].keys() == {"16", "64"}
+    monkeypatch.setattr(Loaded, "limit", None)
+    assert latency(single, rounds=2)["latency"].keys() == {"16", "64", "256"}
+    monkeypatch.setattr(Loaded, "limit", 8)
+    assert latency(single, rounds=2)["latency"] == {}
+
+
+def test_memory_is_of_this_process() -> None:
+    before = memory()
+    held = bytearray(300_000_000)
+    held[::4096] = b"x" * len(held[::4096])
+    assert memory() >= max(before, 300_000_000)
+    lines = Path("/proc/self/status").read_text().splitlines() if Path("/proc/self/status").exists() else []
+    for line in lines:
+        if line.startswith("VmHWM"):
+            assert memory() == pytest.approx(1024 * int(line.split()[1]), rel=0.05)

@@ -1,0 +1,80 @@
+"""Progress on stderr: live on a terminal, a plain line now and then elsewhere, nothing where it is to be quiet."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from heedful.cli import progress as module
+from heedful.cli.progress import Progress
+from heedful.train.fit import Scored
+from heedful.train.loop import Step, Trainer
+
+SCORED = Scored(main=0.9, numbers={"accuracy": 0.9, "count": 8, "macro_f1": 0.8, "loss": 0.3, "ece": 0.1, "mse": 1.0})
+
+
+class Terminal(io.StringIO):
+    """A stderr that shows what is written at once."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def step(number: int, tokens: int = 100, seconds: float = 0.5) -> Step:
+    return Step(number, number / 4, 1.25, 1e-3, 0.5, tokens, seconds, True)
+
+
+class At(Trainer):
+    """A trainer so far on its way, after so many seconds."""
+
+    done = 0.0
+
+    def __init__(self, done: float, seconds: float) -> None:
+        self.done, self.seconds = done, seconds
+
+
+def test_plain_lines_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with Progress() as progress:
+        progress.step(step(1), At(0.1, 10.0))
+        now[0] += 29
+        progress.step(step(2), At(0.2, 20.0))
+        assert capsys.readouterr() == ("", "")
+        now[0] += 2
+        progress.step(step(3), At(0.25, 30.0))  # of a run that was resumed: it took 30 s in all
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith("step 3, epoch 0.75: loss 1.2500  200 tokens/s  ")
+        assert err.endswith(" GiB, about 1 min 30 s left\n")
+        progress.step(step(4), At(0.3, 31.0))
+        progress.scored(4, SCORED, True)
+        progress.said("a\x1b[31m text")
+        _, err = capsys.readouterr()
+        assert err.splitlines() == [
+            "step 4, dev: 0.9000 (best so far); accuracy 0.9000, macro_f1 0.8000, loss 0.3000",
+            "a\\x1b[31m text",
+        ]
+
+
+def test_nothing_where_it_is_to_be_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EVERY", 0.0)
+    with Progress(quiet=True) as progress:
+        progress.step(step(1), At(0.5, 1.0))
+        progress.scored(1, SCORED, False)
+        progress.said("text")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_live_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Progress() as progress:
+        progress.step(step(3), At(0.75, 3.0))
+        progress.said("[bold]not markup[/bold]")
+        progress._bar.refresh()
+    shown = terminal.getvalue()
+    assert "epoch 0.8, step 3" in shown and "75 %" in shown and "200 tokens/s" in shown
+    assert "[bold]not markup[/bold]" in shown
+    assert shown.endswith("\x1b[2K"), "the line is gone in the end"
