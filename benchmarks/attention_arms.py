@@ -65,7 +65,7 @@ def _run(core: Core, widths: tuple[int, ...], budget: int, q: Tensor, k: Tensor,
 
 def make_batches(case: Case, tokens: int) -> list[Batch]:
     """About so many random rows, q, k and v side by side as a model has them."""
-    drawn = lengths.draw(case.distribution, max(2, tokens // lengths.DISTRIBUTIONS[case.distribution].mean))
+    drawn = lengths.draw(case.distribution, max(2, int(tokens // lengths.DISTRIBUTIONS[case.distribution].mean)))
     batches, generator, train = [], torch.Generator().manual_seed(0), case.mode != "forward"
     for numbers in lengths.fill(drawn, BUDGET, longest_first=not train):
         bounds = (0, *accumulate(drawn[number] for number in numbers))

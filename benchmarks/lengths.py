@@ -1,4 +1,4 @@
-"""The three length distributions of every benchmark, and sequences of random token ids of those lengths."""
+"""The length distributions, three of forward and two of training benchmarks, and random token ids of those lengths."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ CLS, SEP, FIRST_WORD, VOCABULARY = 101, 102, 1000, 30522  # of BERT's English vo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distribution:
-    """Lognormal lengths with a given spread of the logarithm, cut at `most`; `mean` is that of the cut lengths."""
+    """Lognormal lengths with a given spread of the logarithm, cut at both ends; `mean` is that of the cut lengths."""
 
-    mean: int
+    mean: float
     most: int
     sigma: float
+    fewest: int = FEWEST
 
 
 DISTRIBUTIONS = {
@@ -28,11 +29,15 @@ DISTRIBUTIONS = {
     "MIXED": Distribution(mean=120, most=512, sigma=0.8),
     "LONG": Distribution(mean=350, most=512, sigma=0.5),
 }
+TRAINING = {
+    "sst2": Distribution(mean=13.5, most=66, sigma=0.68, fewest=4),  # sigma and most are those of SST-2
+    "mean150": Distribution(mean=150, most=512, sigma=0.8, fewest=4),
+}
 
 
 def draw(name: str, count: int, seed: int = 0) -> list[int]:
     """That many lengths in random order: one from each of `count` equally likely ranges, so that few are enough."""
-    kind, generator = DISTRIBUTIONS[name], random.Random(f"{name} {seed}")
+    kind, generator = (DISTRIBUTIONS | TRAINING)[name], random.Random(f"{name} {seed}")
     middle = _middle(kind)
     shares = [max((number + generator.random()) / count, 1e-9) for number in range(count)]
     found = [_length(kind, middle, share) for share in shares]
@@ -69,12 +74,12 @@ def fill(lengths: Sequence[int], budget: int, *, longest_first: bool = True) -> 
 
 
 def _length(kind: Distribution, middle: float, share: float) -> float:
-    return min(max(exp(middle + kind.sigma * NormalDist().inv_cdf(share)), FEWEST), kind.most)
+    return min(max(exp(middle + kind.sigma * NormalDist().inv_cdf(share)), kind.fewest), kind.most)
 
 
 def _middle(kind: Distribution, steps: int = 1000) -> float:
     """The mean of the logarithm with which the cut lengths have the mean that is asked for."""
-    low, high = log(FEWEST), log(kind.most) + 2
+    low, high = log(kind.fewest), log(kind.most) + 2
     for _ in range(40):
         middle = (low + high) / 2
         mean = fmean(_length(kind, middle, (step + 0.5) / steps) for step in range(steps))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,22 @@ def test_lengths_are_those_of_the_record(benchmarks: Any) -> None:
     }
 
 
+@pytest.mark.parametrize(("name", "mean", "fewest", "most"), [("sst2", 13.5, 4, 66), ("mean150", 150, 12, 512)])
+def test_lengths_of_a_training_round(benchmarks: Any, name: str, mean: float, fewest: int, most: int) -> None:
+    size = benchmarks("training").CASES[name]
+    drawn = benchmarks("lengths").draw(name, size.batch * size.steps)
+    assert fmean(drawn) == pytest.approx(mean, rel=0.01)
+    assert (min(drawn), max(drawn)) == (fewest, most)
+
+
+def test_grouped_batches_are_the_same_round(benchmarks: Any) -> None:
+    regrouped, ids = benchmarks("training").regrouped, [[0] * length for length in (9, 1, 8, 2, 7, 3, 6)]
+    assert sorted(regrouped([[0, 1, 2], [3, 4, 5], [6]], ids)) == [[0, 2, 4], [1], [6, 5, 3]]
+    many = [[0] * length for length in range(1, 41)]
+    firsts = [batch[0] for batch in regrouped([[number, 39 - number] for number in range(20)], many)]
+    assert sorted(firsts) == list(range(1, 40, 2)) != firsts[::-1] != sorted(firsts), "not in random order"
+
+
 def test_batches_stay_within_their_budget(benchmarks: Any) -> None:
     fill = benchmarks("lengths").fill
     assert fill([3, 9, 4, 5, 1], 9) == [[1], [3, 2], [0, 4]]
@@ -151,25 +168,44 @@ def test_a_wrong_arm_is_not_timed(benchmarks: Any, fake: Any, wrong: dict[str, o
         benchmarks("harness").measure("T", [fake("right"), fake("wrong", ours=True, **wrong)], 1, pause=0.0)
 
 
-def test_too_few_rounds_are_refused() -> None:
+@pytest.mark.parametrize("script", ["forward.py", "training.py"])
+def test_too_few_rounds_are_refused(script: str) -> None:
     done = subprocess.run(
-        [sys.executable, BENCHMARKS / "forward.py", "--rounds", "4"], capture_output=True, text=True, check=False
+        [sys.executable, BENCHMARKS / script, "--rounds", "4"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert "--rounds 4 are too few to say anything: give at least 5" in done.stderr
 
 
+BLOCKED = """
+import runpy, sys
+sys.modules["accelerate"] = None
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def test_a_claim_about_their_trainer_needs_accelerate() -> None:
+    command = [sys.executable, "-c", BLOCKED, BENCHMARKS / "claims" / "accumulation.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "needs accelerate: pip install accelerate" in done.stderr
+    assert not done.stdout
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("script", "options", "expected"),
     [
         ("forward.py", ["--distributions", "SHORT"], "**heedful bfloat16**"),
+        ("training.py", ["--attention-dropout", "0.1"], "**heedful bfloat16**"),
         ("attention.py", ["--modes", "forward", "--precisions", "float32"], "| fused |"),
     ],
 )
 def test_rehearsal(script: str, options: list[str], expected: str, tmp_path: Path) -> None:
     command = [sys.executable, BENCHMARKS / script, "--quick", "--rounds", "1", "--output", tmp_path, *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # threads that wait for each other cost most of the time
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("*.md")
     assert expected in path.read_text()

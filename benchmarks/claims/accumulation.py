@@ -1,0 +1,251 @@
+"""What one update is when its eight samples are cut into micro-batches: transformers' Trainer beside Heedful's.
+
+Both train the same small random BERT without dropout on the same eight samples of one length. The reference is plain
+PyTorch: all eight in one batch, the loss averaged over all targets. A difference is |update - reference| over
+|reference|, of all parameters as one vector; a length is |update| over |reference|, where 1 is right. Gradient
+descent at rate 1 shows the gradient itself, whose direction is compared after scaling it to the right length; AdamW
+with a clip at norm 1 is what people run, and its first step hides most of a factor. It needs accelerate, which is no
+dependency: pip install accelerate
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.utils import logging
+
+import heedful
+from heedful.objectives import Batch, Loss, Sample
+from heedful.objectives.base import pack, weighted
+from heedful.train.loop import Steps, Trainer, TrainSettings
+from heedful.train.optim import AdamW, Constant
+
+HEADS = {
+    "masked language model": transformers.BertForMaskedLM,
+    "classification": transformers.BertForSequenceClassification,
+}
+CUTS = ((1, 8), (4, 2), (8, 1))  # micro-batches, samples of each
+SAMPLES, LENGTH, VOCABULARY, MASK, NO_LABEL = 8, 12, 1000, 4, -100
+CLIPPED = AdamW(rate=1e-3)  # eps 1e-8, decay 0.01, clip 1
+# sums of gradients far below eps: p <- p - rate g / (0 + eps) = p - g
+DESCENT = AdamW(rate=1e6, eps=1e6, betas=(0.0, 0.0), decay=0.0, bias_correction=False, clip=None)
+OPTIMISERS = {"gradient descent": DESCENT, "AdamW": CLIPPED}
+
+
+class Done(NamedTuple):
+    """What a trainer did in one step."""
+
+    update: Tensor  # of all parameters, end to end
+    loss: float  # as it was told
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """Tokens, and labels: of some places, or of the whole (no places)."""
+
+    tokens: list[int]
+    places: tuple[int, ...]
+    labels: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """An objective without chance: the labels of the examples."""
+
+    together: int = 1
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """Samples as one batch; each target is (places, labels)."""
+        packed = pack(samples)
+        rows = [start + place for start, each in zip(packed.bounds, samples, strict=False) for place in each.target[0]]
+        targets = torch.tensor([label for each in samples for label in each.target[1]])
+        weights = torch.ones(len(targets))
+        return Batch(packed=packed, targets=targets, weights=weights, rows=torch.tensor(rows) if rows else None)
+
+    def loss(self, loaded: heedful.Loaded, batch: Batch) -> Loss:
+        """The sum of the cross-entropies."""
+        assert loaded.head is not None
+        rows = loaded.model(batch.packed)
+        scores = loaded.head(rows if batch.rows is None else rows[batch.rows], batch.packed)
+        return weighted(F.cross_entropy(scores, batch.targets, reduction="none"), batch.weights)
+
+
+def examples(head: str) -> list[Example]:
+    """Eight; to find are one token of the first and eight of the last, or one label of each."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for number in range(SAMPLES):
+        tokens = torch.randint(MASK + 1, VOCABULARY, (LENGTH,), generator=generator).tolist()
+        places = tuple(range(1, number + 2)) if head == "masked language model" else ()
+        labels = tuple(tokens[place] for place in places) or (number % 2,)
+        hidden = [MASK if place in places else token for place, token in enumerate(tokens)]
+        found.append(Example(tokens=hidden, places=places, labels=labels))
+    return found
+
+
+def columns(example: Example) -> dict[str, Any]:
+    """As transformers' models want it."""
+    known = dict(zip(example.places, example.labels, strict=False))
+    labels = [known.get(place, NO_LABEL) for place in range(LENGTH)] if known else example.labels[0]
+    return {"input_ids": example.tokens, "attention_mask": [1] * LENGTH, "labels": labels}
+
+
+def create(head: str, folder: Path) -> None:
+    """Write the model that all of them start from."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        max_position_embeddings=LENGTH,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    HEADS[head](config).save_pretrained(folder)
+
+
+def moved(before: Path, after: Path) -> Tensor:
+    """The difference of two folders' tensors, end to end."""
+    old, new = (load_file(folder / "model.safetensors") for folder in (before, after))
+    assert old.keys() == new.keys(), old.keys() ^ new.keys()
+    return torch.cat([(new[name].double() - old[name].double()).flatten() for name in sorted(old)])
+
+
+def optimizer(model: Any, settings: AdamW) -> torch.optim.Optimizer:
+    """Torch's, with our settings."""
+    if settings is DESCENT:
+        return torch.optim.SGD(model.parameters(), lr=1.0)
+    groups = [
+        {"params": [each for each in model.parameters() if each.ndim >= 2], "weight_decay": settings.decay},
+        {"params": [each for each in model.parameters() if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.rate, betas=settings.betas, eps=settings.eps)
+
+
+def reference(head: str, folder: Path, settings: AdamW) -> Done:
+    """Plain PyTorch, one batch."""
+    model = HEADS[head].from_pretrained(folder).train()
+    given = [columns(each) for each in examples(head)]
+    loss = model(**{name: torch.tensor([each[name] for each in given]) for name in given[0]}).loss
+    chosen = optimizer(model, settings)
+    loss.backward()
+    if settings.clip is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+    chosen.step()
+    with tempfile.TemporaryDirectory() as out:
+        model.save_pretrained(out)
+        return Done(moved(folder, Path(out)), loss.item())
+
+
+def theirs(head: str, folder: Path, settings: AdamW, parts: int, size: int) -> Done:
+    """transformers' Trainer."""
+    model = HEADS[head].from_pretrained(folder)
+    chosen = optimizer(model, settings)
+    constant = torch.optim.lr_scheduler.LambdaLR(chosen, lambda step: 1.0)
+    with tempfile.TemporaryDirectory() as out:
+        arguments = transformers.TrainingArguments(
+            output_dir=out,
+            use_cpu=True,
+            max_steps=1,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=parts,
+            max_grad_norm=settings.clip or 0.0,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        given: Any = [columns(each) for each in examples(head)]
+        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=given, optimizers=(chosen, constant))
+        trainer.remove_callback(transformers.PrinterCallback)
+        loss = trainer.train().training_loss
+        model.save_pretrained(out)
+        return Done(moved(folder, Path(out)), loss)
+
+
+def ours(head: str, folder: Path, settings: AdamW, parts: int, size: int) -> Done:
+    """Heedful's Trainer; a micro-batch is as many samples as fit into the budget of tokens."""
+    samples = [Sample.of([each.tokens], [[0] * LENGTH], target=(each.places, each.labels)) for each in examples(head)]
+    chosen = TrainSettings(
+        length=Steps(count=1),
+        batch=SAMPLES,
+        tokens=size * LENGTH,
+        optimiser=settings,
+        schedule=Constant(),
+        precision="float32",
+    )
+    loaded = heedful.load(folder)
+    loss = Trainer(loaded, Given(), samples, chosen).advance().loss
+    with tempfile.TemporaryDirectory() as out:
+        heedful.save(loaded, Path(out) / "model")
+        return Done(moved(folder, Path(out) / "model"), loss)
+
+
+def lines(head: str, folder: Path) -> Iterator[str]:
+    """The rows of one head's table."""
+    right = {name: reference(head, folder, settings) for name, settings in OPTIMISERS.items()}
+    yield row("plain PyTorch", f"1 × {SAMPLES}", right, right)
+    for name, train in (("transformers", theirs), ("heedful", ours)):
+        for parts, size in CUTS:
+            done = {kind: train(head, folder, settings, parts, size) for kind, settings in OPTIMISERS.items()}
+            yield row(name, f"{parts} × {size}", done, right)
+
+
+def row(name: str, cut: str, done: Mapping[str, Done], right: Mapping[str, Done]) -> str:
+    """One row: loss, length, the difference before and after scaling to the right length, AdamW's difference."""
+    gradient, expected = done["gradient descent"].update, right["gradient descent"].update
+    length = float(gradient.norm() / expected.norm())
+    cells = [
+        f"{done['gradient descent'].loss:.6f}",
+        f"{length:.6f}",
+        f"{difference(gradient, expected):.1e}",
+        f"{difference(gradient / length, expected):.1e}",
+        f"{difference(done['AdamW'].update, right['AdamW'].update):.1e}",
+    ]
+    return f"| {name} | {cut} | {' | '.join(cells)} |"
+
+
+def difference(update: Tensor, expected: Tensor) -> float:
+    """Over the expected one's length."""
+    return float((update - expected).norm() / expected.norm())
+
+
+def main() -> int:
+    """Print the tables; an exit code."""
+    try:
+        import accelerate  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+    except ImportError:
+        print("transformers' Trainer needs accelerate: pip install accelerate", file=sys.stderr)
+        return 2
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    names = ("heedful", "transformers", "accelerate", "torch")
+    print(", ".join(f"{name} {version(name)}" for name in names))
+    for head in HEADS:
+        counts = ", ".join(str(len(each.labels)) for each in examples(head))
+        print(f"\n## {head}: {SAMPLES} samples with {counts} targets\n")
+        print("| trainer | micro-batches × samples | loss | gradient: length | difference | of its direction | AdamW |")
+        print("| --- | --- | --- | --- | --- | --- | --- |")
+        with tempfile.TemporaryDirectory() as folder:
+            create(head, Path(folder))
+            for line in lines(head, Path(folder)):
+                print(line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Quality of fine-tuning, Heedful's side: the plans and examples of finetune_data.py, measured by Heedful's metrics.
+
+HEEDFUL_DATA=folder python benchmarks/finetune.py MRPC --seed 1 --out results/finetune/ours/MRPC-1.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from engines import minilm
+from finetune_data import PLANS, Task, load, sample
+from report import facts
+
+import heedful
+from heedful.checkpoint.attach import attach
+from heedful.runs.scoring import measure
+from heedful.tasks.classify import Classify
+from heedful.tasks.regress import Regress
+from heedful.tasks.tag import Tag
+from heedful.tasks.task import Task as Learning
+from heedful.train.loop import Epochs, Trainer, TrainSettings
+from heedful.train.optim import AdamW
+
+EVERY = 50  # steps between two lines
+SHOWN = ("accuracy", "f1", "matthews", "pearson", "spearman", "precision", "recall", "strict_f1", "token_accuracy")
+
+
+def build(task: Task, longest: int, seed: int) -> tuple[Learning, heedful.Loaded]:
+    """The task and the encoder with its head."""
+    loaded = heedful.load(minilm())
+    common: dict[str, Any] = {"tokenizer": loaded.tokenizer, "limit": longest}
+    if task.kind == "regress":
+        made: Learning = Regress(labels=("score",), **common)
+        return made, attach(loaded, "classes", labels=("score",), problem="regression", seed=seed)
+    if task.kind == "tag":
+        return Tag(labels=task.labels, **common), attach(loaded, "tokens", labels=task.labels, seed=seed)
+    return Classify(labels=task.labels, **common), attach(loaded, "classes", labels=task.labels, seed=seed)
+
+
+def main() -> None:
+    """Train one task with one seed and write what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=list(PLANS))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--epochs", type=int, help="default: the plan of the task in finetune_data.py; so with these:")
+    parser.add_argument("--rate", type=float)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--layer-decay", type=float, default=1.0)
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--limit", type=int, help="train on a sample of that many examples")
+    parser.add_argument("--limit-held", type=int, help="a rehearsal: measure on a sample")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    said = {name: getattr(given, name) for name in ("epochs", "rate", "batch") if getattr(given, name) is not None}
+    plan, task = replace(PLANS[given.task], **said), load(given.task)
+    task = replace(task, train=sample(task.train, given.limit), held=sample(task.held, given.limit_held))
+    made, loaded = build(task, plan.longest, given.seed)
+    learned = made.read(task.train)
+    settings = TrainSettings(
+        length=Epochs(count=plan.epochs),
+        batch=plan.batch,
+        optimiser=AdamW(rate=plan.rate, layer_decay=given.layer_decay),
+        precision=given.precision,
+        seed=given.seed,
+    )
+    trainer = Trainer(loaded, made, learned.samples, settings)
+    print(f"{given.task}: {task.about}; {len(learned.samples)} samples, {trainer.total} steps", flush=True)
+    start, tokens, recent = time.perf_counter(), 0, 0.0
+    for step in trainer:
+        tokens, recent = tokens + step.tokens, recent + step.loss
+        if step.number % EVERY == 0:
+            taken = time.perf_counter() - start
+            print(
+                f"step {step.number} loss {recent / EVERY:.4f} {tokens / taken:.0f} tokens/s {taken:.0f} s", flush=True
+            )
+            recent = 0.0
+    seconds = time.perf_counter() - start
+    measured = measure(made, loaded, task.held)
+    numbers = made.result(measured)
+    result = {
+        "task": given.task,
+        "seed": given.seed,
+        "plan": asdict(plan) | {"layer_decay": given.layer_decay},
+        "precision": given.precision,
+        "metrics": {name: 100 * numbers[name] for name in SHOWN if name in numbers},
+        "intervals": measured.intervals(),
+        "training": {
+            "steps": trainer.step,
+            "seconds": seconds,
+            "tokens": tokens,
+            "tokens per second": tokens / seconds,
+        },
+        "seconds of measuring": time.perf_counter() - start - seconds,
+        "data": {
+            "about": task.about,
+            "train": len(task.train),
+            "samples": len(learned.samples),
+            "in windows": learned.windowed,
+            "held": len(task.held),
+            "rehearsal": given.limit_held is not None,
+        },
+        "threads": torch.get_num_threads(),
+        "machine": facts(),
+    }
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    part = given.out.with_suffix(".part")
+    part.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    part.replace(given.out)
+    print(json.dumps(result["metrics"]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""How fast a classifier is trained on the CPU: packed batches against padded ones, all-MiniLM-L6-v2 with a new head."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lengths
+from engines import minilm
+from harness import Arm, Bound, Prepared, measure, serve
+from report import RESULTS, Table, write
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ABOUT = """{title}: all-MiniLM-L6-v2 with a two-label head, all weights trained, on random token ids and labels.
+A step takes {batch} sequences; hidden dropout is {hidden}, attention dropout {attention}. AdamW (torch's fused kernel),
+rate {rate}, constant; decay 0.01 but for biases and norms; the norm clipped to 1. A round is {steps} steps and takes
+every sequence once, in an order that all arms share; grouped arms cut the same round, sorted by length, into batches
+and shuffle those. Padding or packing and reading the loss of each step are counted, tokenising is not. bfloat16 is that
+of autocast; weights and moments are float32. Each arm is a process of its own, one runs at a time, and ratios are of
+real tokens a second, taken in each round, to the fastest peer of that round. Before timing, every arm makes {checks}
+updates on the same batch without dropout: `difference` is the largest one between their losses and the first arm's,
+over the largest loss, and an arm beyond {float32.difference} in float32 or {bfloat16.difference} in bfloat16 stops the
+run. Peers take the faster of transformers' attentions ({attentions}), but for the first, which is what people run."""
+BOUNDS = {"float32": Bound(difference=1e-5, cosine=0.99999), "bfloat16": Bound(difference=0.002, cosine=0.9999)}
+ATTENTIONS = ("sdpa", "eager")
+LABELS = ("no", "yes")
+HIDDEN, RATE, SEED, CHECKS = 0.1, 2e-5, 1, 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """Lengths as in lengths.py."""
+
+    batch: int  # sequences of a step
+    steps: int  # of a round: some seconds for the fastest arm, and enough that grouping pays
+
+
+CASES = {"sst2": Case(batch=32, steps=48), "mean150": Case(batch=16, steps=16)}
+QUICK = Case(batch=4, steps=2)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What an arm's process is told."""
+
+    engine: str
+    precision: str
+    case: str
+    batch: int
+    steps: int
+    timed: str  # the folder of the model
+    checked: str  # of the same one without dropout
+    grouped: bool = False
+    attention: str | None = None  # of transformers; None: try which is faster
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examples:
+    """What is learned from."""
+
+    ids: Sequence[Sequence[int]]
+    labels: Sequence[int]
+
+    def first(self, number: int) -> Examples:
+        """The first ones alone."""
+        return Examples(ids=self.ids[:number], labels=self.labels[:number])
+
+
+Epoch = Callable[[], list[float]]  # once over the examples; the loss of each step
+
+
+def packed(job: Job, folder: str, given: Examples) -> Epoch:
+    """Heedful's trainer."""
+    import heedful
+    from heedful.objectives import Sample
+    from heedful.tasks.classify import Classify
+    from heedful.train.loop import Steps, Trainer, TrainSettings
+    from heedful.train.optim import AdamW, Constant
+
+    loaded = heedful.load(folder)
+    assert loaded.tokenizer is not None
+    samples = [
+        Sample.of([ids], [[0] * len(ids)], target=label) for ids, label in zip(given.ids, given.labels, strict=True)
+    ]
+    settings = TrainSettings(
+        length=Steps(count=10**9),
+        batch=job.batch,
+        optimiser=AdamW(rate=RATE),
+        schedule=Constant(),
+        precision="bfloat16" if job.precision == "bfloat16" else "float32",
+        seed=SEED,
+    )
+    trainer = Trainer(loaded, Classify(tokenizer=loaded.tokenizer, limit=None, labels=LABELS), samples, settings)
+    return lambda: [trainer.advance().loss for _ in range(trainer.order.steps)]
+
+
+def padded(job: Job, folder: str, given: Examples) -> Epoch:
+    """transformers' model in a plain PyTorch loop."""
+    import torch
+    from torch.nn.functional import cross_entropy
+    from torch.nn.utils.rnn import pad_sequence
+    from transformers import AutoModelForSequenceClassification
+    from transformers.utils import logging
+
+    from heedful.data.order import Order
+    from heedful.train.optim import AdamW
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation=job.attention
+    ).train()
+    same = AdamW(rate=RATE)  # our settings, so that they are the same
+    groups = [
+        {"params": [each for each in model.parameters() if each.ndim >= 2], "weight_decay": same.decay},
+        {"params": [each for each in model.parameters() if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=same.rate, betas=same.betas, eps=same.eps, fused=True)
+    order = Order(count=len(given.ids), batch=job.batch, seed=SEED)
+    tokens, labels = [torch.tensor(ids) for ids in given.ids], torch.tensor(given.labels)
+    turns = (order.turn(step).numbers.tolist() for step in count())
+
+    def step(batch: list[int]) -> float:
+        mask = pad_sequence([torch.ones_like(tokens[number]) for number in batch], batch_first=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=job.precision == "bfloat16"):
+            rows = pad_sequence([tokens[number] for number in batch], batch_first=True)
+            scores: Tensor = model(input_ids=rows, attention_mask=mask).logits
+        loss = cross_entropy(scores.float(), labels[batch])
+        loss.backward()
+        assert same.clip is not None
+        torch.nn.utils.clip_grad_norm_(model.parameters(), same.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    def epoch() -> list[float]:
+        batches = [next(turns) for _ in range(order.steps)]
+        return [step(batch) for batch in (regrouped(batches, given.ids) if job.grouped else batches)]
+
+    return epoch
+
+
+def regrouped(batches: Sequence[Sequence[int]], ids: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The same numbers in batches of one size and of like lengths, in random order."""
+    size = len(batches[0])
+    numbers = sorted(chain.from_iterable(batches), key=lambda number: -len(ids[number]))
+    made = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+    random.Random(str(batches)).shuffle(made)
+    return made
+
+
+ENGINES: dict[str, Callable[[Job, str, Examples], Epoch]] = {"packed": packed, "padded": padded}
+
+
+def prepare(job: Job) -> Prepared:
+    """An arm, ready, after it has shown what it learns without dropout."""
+    import torch
+
+    ids = lengths.sequences(job.case, job.batch * job.steps)
+    generator = random.Random(f"labels {job.case}")
+    given = Examples(ids=ids, labels=[generator.randrange(len(LABELS)) for _ in ids])
+    tried = job.engine == "padded" and job.attention is None
+    if tried:
+        job = replace(job, attention=_faster(job, given.first(len(ids) // 4)))
+    check = ENGINES[job.engine](job, job.checked, given.first(job.batch))
+    learned = [loss for _ in range(CHECKS) for loss in check()]
+    torch.manual_seed(SEED)
+    order = "like lengths together" if job.grouped else "arrival order"
+    how = f"{job.attention}{' (the faster)' if tried else ''}, {order}, " if job.attention else ""
+    return Prepared(
+        run=ENGINES[job.engine](job, job.timed, given),
+        sample=lambda losses: [learned],
+        tokens=sum(map(len, ids)),
+        sequences=len(ids),
+        inputs=lengths.digest([*ids, given.labels]),
+        settings=f"{how}{job.batch} sequences a step, {torch.get_num_threads()} threads",
+    )
+
+
+def _faster(job: Job, given: Examples) -> str:
+    """The attention that takes the least time for these examples, after they were seen once."""
+    times = {}
+    for attention in ATTENTIONS:
+        epoch = padded(replace(job, attention=attention), job.timed, given)
+        epoch()
+        start = time.perf_counter()
+        epoch()
+        times[attention] = time.perf_counter() - start
+    return min(times, key=times.__getitem__)
+
+
+def arms(case: str, size: Case, timed: str, checked: str, *, quick: bool) -> list[Arm]:
+    """Every arm; the first is the reference, and what people run."""
+    packed = Job(
+        engine="packed",
+        precision="float32",
+        case=case,
+        batch=size.batch,
+        steps=size.steps,
+        timed=timed,
+        checked=checked,
+    )
+    usual = replace(packed, engine="padded", attention=ATTENTIONS[0])
+    best = usual if quick else replace(usual, attention=None)
+    jobs = {
+        "transformers float32, arrival": usual,
+        "transformers float32, grouped": replace(best, grouped=True),
+        "transformers bfloat16, arrival": replace(best, precision="bfloat16"),
+        "transformers bfloat16, grouped": replace(best, precision="bfloat16", grouped=True),
+        "heedful float32": packed,
+        "heedful bfloat16": replace(packed, precision="bfloat16"),
+    }
+    return [
+        Arm(
+            name=name,
+            command=(sys.executable, __file__, "--arm", json.dumps(asdict(job))),
+            ours=job.engine == "packed",
+            bound=BOUNDS[job.precision],
+        )
+        for name, job in jobs.items()
+    ]
+
+
+def models(folder: Path, attention: float) -> tuple[str, str]:
+    """Two folders with the same weights, a seeded head among them: one with dropout, one without."""
+    import heedful
+    from heedful.checkpoint.attach import attach
+
+    made = attach(heedful.load(minilm()), "classes", labels=LABELS, seed=SEED)
+    for name, hidden, inner in (("timed", HIDDEN, attention), ("checked", 0.0, 0.0)):
+        heedful.save(made, folder / name)
+        path = folder / name / "config.json"
+        said = {"hidden_dropout_prob": hidden, "attention_probs_dropout_prob": inner, "classifier_dropout": hidden}
+        path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | said), "utf-8")
+    return str(folder / "timed"), str(folder / "checked")
+
+
+def record(table: Table, size: Case, attention: float, folder: Path) -> Path:
+    """Write the results."""
+    about = ABOUT.format(
+        title=table.title,
+        batch=size.batch,
+        steps=size.steps,
+        hidden=HIDDEN,
+        attention=attention,
+        rate=RATE,
+        checks=CHECKS,
+        attentions=" and ".join(ATTENTIONS),
+        **BOUNDS,
+    )
+    return write(f"training-{table.title}-{attention}", about, [table.text()], [asdict(table)], folder)
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", choices=list(CASES), default="sst2")
+    parser.add_argument("--attention-dropout", type=float, default=0.0, help="0.0 is the main table, 0.1 the usual one")
+    parser.add_argument("--rounds", type=int, default=5, help="at least 5, but for --quick")
+    parser.add_argument("--quick", action="store_true", help=f"rehearse {QUICK.steps} small steps, without a record")
+    parser.add_argument("--output", type=Path, help="another folder for the record")
+    parser.add_argument("--arm", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.arm:
+        return serve(lambda: prepare(Job(**json.loads(given.arm))))
+    if given.rounds < 1 or (given.rounds < 5 and not given.quick):
+        parser.error(f"--rounds {given.rounds} are too few to say anything: give at least 5")
+    if not 0 <= given.attention_dropout < 1:
+        parser.error(f"--attention-dropout is {given.attention_dropout}: give a share from 0 to below 1")
+    size = QUICK if given.quick else CASES[given.case]
+    with tempfile.TemporaryDirectory() as temporary:
+        folders = models(Path(temporary), given.attention_dropout)
+        table = measure(given.case, arms(given.case, size, *folders, quick=given.quick), given.rounds)
+    print(table.text(), flush=True)
+    if given.output or not given.quick:
+        print(record(table, size, given.attention_dropout, given.output or RESULTS))
+
+
+if __name__ == "__main__":
+    main()
