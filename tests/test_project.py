@@ -37,7 +37,8 @@ def test_settings_import_no_torch_and_are_quick() -> None:
 
 
 def test_public_names() -> None:
-    expected = ["Engine", "HeedfulError", "HeedfulWarning", "Loaded", "Packed", "Tokenizer", "load", "save"]
+    expected = ["Engine", "HeedfulError", "HeedfulWarning", "Loaded", "Packed", "Tokenizer"]
+    expected += ["evaluate", "finetune", "load", "save"]
     assert [name for name in dir(heedful) if not name.startswith("_")] == expected
     for name in expected:
         assert getattr(heedful, name).__name__ == name
@@ -73,9 +74,9 @@ def test_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path))
     (wheel,) = tmp_path.glob("heedful-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"heedful/__init__.py", "heedful/py.typed"} <= set(names)
+    assert {"heedful/__init__.py", "heedful/py.typed", "heedful/assets/intents/test.csv"} <= set(names)
     assert {name.split("/")[0] for name in names} == {"heedful", f"heedful-{heedful.__version__}.dist-info"}
-    assert not [name for name in names if name.endswith(".pyc") or "/test" in name]
+    assert not [name for name in names if name.endswith(".pyc") or "/tests/" in name or "/test_" in name]
 
 
 @pytest.mark.parametrize("target", ["quickstart", "test", "test-slow", "check", "clean"])
