@@ -81,13 +81,15 @@ Epoch = Callable[[], list[float]]  # once over the examples; the loss of each st
 
 
 def packed(job: Job, folder: str, given: Examples) -> Epoch:
-    """Heedful's trainer."""
+    """Heedful's trainer, in a process that keeps freed memory, as its command line does."""
     import heedful
     from heedful.objectives import Sample
     from heedful.tasks.classify import Classify
     from heedful.train.loop import Steps, Trainer, TrainSettings
+    from heedful.train.memory import keep_freed
     from heedful.train.optim import AdamW, Constant
 
+    keep_freed()
     loaded = heedful.load(folder)
     assert loaded.tokenizer is not None
     samples = [

@@ -192,6 +192,21 @@ def test_models_with_heads_are_counted_exactly(head: str, count: int) -> None:
     assert count_parameters("bert", FAMILIES["bert"].sizes["bert-base-uncased"], head) == count
 
 
+@pytest.mark.parametrize(
+    ("given", "spins"), [({}, "10000"), ({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7")]
+)
+def test_threads_do_not_spin_for_long(
+    run: Any, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], spins: str | None
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    run("--version")
+    assert os.environ.get("GOMP_SPINCOUNT") == spins
+    os.environ.pop("GOMP_SPINCOUNT", None)
+
+
 @pytest.mark.timeout(600)  # under a minute on two cores that do nothing else
 def test_quickstart_does_the_main_job(run: Any, tmp_path: Path) -> None:
     folder = tmp_path / "my first run"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CHUNK = 256  # lines of stdin that are answered at once
 DTYPES = ("float32", "bfloat16", "float16")
+SPINS = "10000"  # how often a thread of GNU's OpenMP looks for work before it sleeps; its own default is 300,000
 
 app = typer.Typer(
     help="Attention models, whole: tokenise, fine-tune, evaluate, convert and run them.",
@@ -36,6 +37,8 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is th
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command: 0 is success, 2 what the user can mend, 130 an interruption, 1 a reader that went away."""
+    if "OMP_WAIT_POLICY" not in os.environ:  # read when torch is imported: beside one busy process of two cores its
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # threads would wait for each other most of the time
     try:
         try:
             with warnings.catch_warnings():

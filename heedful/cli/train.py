@@ -29,7 +29,9 @@ def quickstart(
     """
     from heedful.cli.progress import Progress
     from heedful.runs.quickstart import quickstart as run
+    from heedful.train.memory import keep_freed
 
+    keep_freed()
     with Progress(quiet=as_json) as progress:
         done = run(out, progress)
     place = quote(str(out))
@@ -91,6 +93,9 @@ def finetune(
         "assignments": assignments or (),
         "skip_bad_rows": _skips(bad_rows),
     }
+    from heedful.train.memory import keep_freed
+
+    keep_freed()
     if dry_run:
         from heedful.runs.dry import dry_run as estimate
 

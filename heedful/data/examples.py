@@ -6,13 +6,14 @@ import re
 import unicodedata
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
     """What all kinds share: where it stands, its texts, and what is to be learned of them."""
 
+    about: ClassVar[str]  # what one is, in words
     file: str = field(default="", compare=False)
     line: int = field(default=0, compare=False)  # from 1; in Parquet and data-set objects the number of the row
 
@@ -36,6 +37,7 @@ class Example:
 class Plain(Example):
     """A text and nothing else."""
 
+    about: ClassVar[str] = "a text"
     text: str
 
     @property
@@ -48,6 +50,7 @@ class Plain(Example):
 class Labelled(Example):
     """A text or two with one label."""
 
+    about: ClassVar[str] = "a text, or two, with one label"
     text: str
     pair: str | None = None
     label: str
@@ -67,6 +70,7 @@ class Labelled(Example):
 class MultiLabelled(Example):
     """A text or two with any number of labels."""
 
+    about: ClassVar[str] = "a text, or two, with any number of labels"
     text: str
     pair: str | None = None
     labels: tuple[str, ...]
@@ -86,6 +90,7 @@ class MultiLabelled(Example):
 class Scored(Example):
     """A text or two with a number."""
 
+    about: ClassVar[str] = "a text, or two, with a number"
     text: str
     pair: str | None = None
     score: float
@@ -105,6 +110,7 @@ class Scored(Example):
 class Tagged(Example):
     """A sentence in words, a tag for each of them."""
 
+    about: ClassVar[str] = "a sentence in words with a tag for each"
     words: tuple[str, ...]
     tags: tuple[str, ...]
 
@@ -130,6 +136,7 @@ class Span(NamedTuple):
 class Question(Example):
     """A question, its context and all answers that count as right; none where it is impossible."""
 
+    about: ClassVar[str] = "a question, its context and its right answers"
     id: str
     question: str
     context: str
@@ -156,6 +163,7 @@ class Question(Example):
 class Choices(Example):
     """A prompt and candidates of which one is right."""
 
+    about: ClassVar[str] = "a prompt with candidates of which one is right"
     prompt: str
     candidates: tuple[str, ...]
     answer: int  # from 0
@@ -180,6 +188,7 @@ class Choices(Example):
 class Pair(Example):
     """Two texts that belong together, or as much as the score says."""
 
+    about: ClassVar[str] = "two texts that belong together, or as much as their score says"
     a: str
     b: str
     score: float | None = None

@@ -84,7 +84,7 @@ def parts(
     layout = LAYOUTS[task]
     if kind not in (None, layout.kind):
         assert kind is not None
-        raise HeedfulError(f"{folder}: {task} has {layout.kind.__name__} examples, not {kind.__name__} ones")
+        raise HeedfulError(f"{folder}: an example of {task} is {layout.kind.about}, but this task needs {kind.about}")
     found: dict[str, tuple[Part, ...]] = {}
     said = [f"GLUE's {task}; quotes are characters like others", *([layout.said] if layout.said else [])]
     for split, name in layout.files.items():

@@ -203,4 +203,4 @@ def _squad(file: File, kind: type[Example] | None, said: list[str]) -> Part:
 def _refuse_kind(file: File, kind: type[Example] | None, made: type[Example], holds: str) -> None:
     if kind not in (None, made):
         assert kind is not None
-        raise HeedfulError(f"{file.shown}: holds {holds}, which is no data for this task ({kind.__name__})")
+        raise HeedfulError(f"{file.shown}: holds {holds}, but this task needs {kind.about} in each example")

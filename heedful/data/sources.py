@@ -230,7 +230,7 @@ def _source(
     parts: Mapping[str, tuple[Part, ...]], said: Sequence[str], settings: DataSettings, sieve: Sieve
 ) -> Source[Any]:
     kind = next(iter(parts.values()))[0].kind
-    return Source(kind, parts, [f"examples are {kind.__name__}", *said], settings, sieve)
+    return Source(kind, parts, [f"each example is {kind.about}", *said], settings, sieve)
 
 
 def _splits(data: Any) -> dict[str, tuple[Any, ...]]:

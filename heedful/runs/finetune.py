@@ -38,7 +38,8 @@ from heedful.runs.settings import ExtractSettings, FinetuneSettings, MultipleSet
 from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
 from heedful.tasks.embed import Embed
-from heedful.tasks.task import Read, Task
+from heedful.tasks.metrics import merge_all
+from heedful.tasks.task import Measure, Read, Task
 from heedful.train.durable import whole
 from heedful.train.fit import Scored, Watch, fit
 from heedful.train.loop import Trainer, precision
@@ -197,8 +198,14 @@ class _Run:
         for note in notes(learned):
             self.watch.said(note)
         trainer = Trainer(loaded, task, learned.samples, settings.train, self.ranks)
-        evaluate = (lambda: self._scored(task, loaded, trainer.precision)) if "dev" in self.measured else None
-        fitted = fit(trainer, folder, settings.fit, evaluate=evaluate, watch=self.watch)
+        fitted = fit(
+            trainer,
+            folder,
+            settings.fit,
+            evaluate=partial(self._share, task, loaded, trainer.precision) if "dev" in self.measured else None,
+            score=partial(_scored, task),
+            watch=self.watch,
+        )
         if fitted.why == "asked":
             return None
         if _calibrates(settings, self.survey):
@@ -219,10 +226,9 @@ class _Run:
         self.ranks.wait()
         return found
 
-    def _scored(self, task: Task, loaded: Loaded, how: torch.dtype) -> Scored:
-        measured = measure(task, loaded, self.source.examples("dev"), precision=how, ranks=self.ranks)
-        numbers = task.result(measured)
-        return Scored(main=float(numbers[task.main]), numbers={k: v for k, v in numbers.items() if _is_number(v)})
+    def _share(self, task: Task, loaded: Loaded, how: torch.dtype) -> Measure:
+        """What this rank finds on its share of dev."""
+        return measure(task, loaded, self.source.examples("dev"), precision=how, ranks=self.ranks)
 
     def _measured(self, task: Task, loaded: Loaded, split: str, folder: Path) -> dict[str, Any]:
         """The last evaluation of a split; each rank makes the whole of it, so that none waits, and the first writes."""
@@ -266,6 +272,11 @@ class _Run:
             results["range"] = best["range"]
         write(self.folder / "results.csv", as_table(self.folder / JOURNAL))
         write(self.folder / RESULTS, results)
+
+
+def _scored(task: Task, shares: list[Measure]) -> Scored:
+    numbers = task.result(merge_all(shares))
+    return Scored(main=float(numbers[task.main]), numbers={k: v for k, v in numbers.items() if _is_number(v)})
 
 
 def notes(learned: Read) -> list[str]:

@@ -18,7 +18,6 @@ from heedful.infer.engine import Engine
 from heedful.tasks.base import Answer
 from heedful.tasks.classify import ClassifyMany
 from heedful.tasks.extract import NO_ANSWER, Extract
-from heedful.tasks.metrics import merge_all
 from heedful.tasks.task import Judged, Measure, Task, evaluate
 from heedful.train.durable import whole
 from heedful.train.ranks import ALONE, Ranks
@@ -48,11 +47,11 @@ def measure(
     ranks: Ranks = ALONE,
     predictions: Path | None = None,
 ) -> Measure:
-    """Ask for all examples, each rank for its share; `predictions` gets a line for each, the worst mistakes first."""
+    """Ask for this rank's share of the examples; `predictions` gets a line for each, the worst mistakes first."""
     assert predictions is None or ranks.size == 1, "each rank would write its own share"
     with ExitStack() as stack:
         book = stack.enter_context(Book(predictions)) if predictions is not None else None
-        mine = evaluate(
+        return evaluate(
             task,
             asker(loaded, precision),
             examples,
@@ -60,8 +59,6 @@ def measure(
             step=ranks.size,
             judged=None if book is None else lambda *told: book.write(task, *told),
         )
-    found: Measure = merge_all(ranks.gather(mine))
-    return found
 
 
 class Book:

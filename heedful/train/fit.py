@@ -7,8 +7,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -66,16 +67,18 @@ def fit(
     folder: Path,
     settings: FitSettings,
     *,
-    evaluate: Callable[[], Scored] | None = None,
+    evaluate: Callable[[], Any] | None = None,
+    score: Callable[[list[Any]], Scored] = itemgetter(0),
     watch: Watch | None = None,
 ) -> Fitted:
     """Train to the end, from the newest checkpoint in folder/state where there is one.
 
-    `evaluate` is called on every rank and gives the same there. A signal (SIGTERM, SIGINT, SIGUSR1), or
-    trainer.stopping = True, leaves the step or the evaluation that is running, makes a checkpoint of the last whole
-    step and ends in "asked"; evaluations on several ranks are finished first. A second SIGINT is an ordinary one.
+    `evaluate` finds each rank's share, without waiting for other ranks, and `score` joins the shares of all, in the
+    order of the ranks; where every share is the whole, the first one will do. A signal (SIGTERM, SIGINT, SIGUSR1), or
+    trainer.stopping = True, leaves the step or the share that is running, makes a checkpoint of the last whole step and
+    ends in "asked"; ranks that heard no signal finish their shares first. A second SIGINT is an ordinary one.
     """
-    return _Run(trainer, folder, settings, evaluate, watch or Watch()).run()
+    return _Run(trainer, folder, settings, evaluate, score, watch or Watch()).run()
 
 
 class _LeftError(BaseException):
@@ -88,10 +91,12 @@ class _Run:
         trainer: Trainer,
         folder: Path,
         settings: FitSettings,
-        evaluate: Callable[[], Scored] | None,
+        evaluate: Callable[[], Any] | None,
+        score: Callable[[list[Any]], Scored],
         watch: Watch,
     ) -> None:
-        self.trainer, self.settings, self.evaluate, self.watch = trainer, settings, evaluate, watch
+        self.trainer, self.settings, self.watch = trainer, settings, watch
+        self.evaluate, self.score = evaluate, score
         self.store = Store(folder / "state", keep=settings.checkpoints)
         self.journal = Journal(folder / "journal.jsonl") if trainer.ranks.first else None
         self.best: float | None = None
@@ -170,13 +175,18 @@ class _Run:
 
     def _scored(self) -> Scored:
         assert self.evaluate is not None
-        self.looking = self.trainer.ranks.size == 1  # others would wait for what this rank does not say any more
-        try:
-            if self.looking and self.trainer.stopping:
-                raise _LeftError
-            return self.evaluate()
-        finally:
-            self.looking = False
+        share, left = None, True
+        with suppress(_LeftError):
+            self.looking = True
+            try:
+                if not self.trainer.stopping:
+                    share, left = self.evaluate(), False
+            finally:
+                self.looking = False
+        found = self.trainer.ranks.gather((share, left))
+        if any(left for _, left in found):
+            raise _LeftError
+        return self.score([share for share, _ in found])
 
     def _patient(self) -> bool:
         return not self.settings.patience or self.since < self.settings.patience

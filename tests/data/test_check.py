@@ -57,7 +57,7 @@ def test_findings(tmp_path: Path) -> None:
 
 def test_lines(tmp_path: Path) -> None:
     assert report(tmp_path, train=TRAIN, dev=DEV).lines() == [
-        "examples are Labelled",
+        "each example is a text, or two, with one label",
         "train: train.jsonl",
         "dev: dev.jsonl",
         'columns: text="text", label="label"',

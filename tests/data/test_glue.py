@@ -106,7 +106,10 @@ def test_wrong_folders(tmp_path: Path) -> None:
         HeedfulError, match=r"mine: is no folder of a GLUE task: those hold train\.tsv and are called CoLA"
     ):
         read(path, settings=DataSettings(format="glue"))
-    with pytest.raises(HeedfulError, match="SST-2 has Labelled examples, not Scored ones"):
+    with pytest.raises(
+        HeedfulError,
+        match=r"an example of SST-2 is a text, or two, with one label, but this task needs a text, .* a number",
+    ):
         read(folder(tmp_path / "SST-2", FILES["SST-2"]), Scored)
     (tmp_path / "SST-2" / "train.tsv").write_text("sentence\tlabel\nfine\n")
     with pytest.raises(HeedfulError, match=r"train\.tsv:2: has 1 cells, expected 2 as in line 1; quotes count as text"):

@@ -41,7 +41,7 @@ def test_csv(tmp_path: Path, end: str) -> None:
     assert rows(source) == [(line, text.replace("\n", end), label) for line, text, label in TABLE]
     assert source.kind is Labelled
     assert source.stated == (
-        "examples are Labelled",
+        "each example is a text, or two, with one label",
         'columns: text="text", label="label"',
         'labels in order: "x", "y"',
     )

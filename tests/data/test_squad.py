@@ -30,7 +30,10 @@ def test_questions(tmp_path: Path) -> None:
     expected = (Span("Bob", 13), Span("the notes", 23))
     assert list(source.examples("train")) == [Question(id="1", question="Who 1?", context=CONTEXT, answers=expected)]
     assert next(source.examples("train")).line == 6
-    assert source.stated == ("examples are Question", "SQuAD's JSON, v1.1: every question has an answer")
+    assert source.stated == (
+        "each example is a question, its context and its right answers",
+        "SQuAD's JSON, v1.1: every question has an answer",
+    )
     source = opened(tmp_path / "b.json", asked("2", is_impossible=True), asked("3", ("Bob", 13), is_impossible=False))
     assert [each.impossible for each in source.examples("train")] == [True, False]
     assert "v2.0" in source.stated[1]

@@ -200,19 +200,11 @@ def test_shares_of_ranks_make_the_whole(kind: str, tmp_path: Path) -> None:
     source = _source(loaded, given, DataSettings(dev=0.0), Stop())
     task, loaded = task_of(loaded, source, "test")
     whole = measure(task, loaded, source.examples("test"))
-
-    class Third(Ranks):
-        def gather(self, value: Any) -> list[Any]:
-            parts.append(value)
-            return [value]
-
-    parts: list[Any] = []
-    for rank in range(3):
-        measure(task, loaded, source.examples("test"), ranks=Third(rank=rank, size=3))
+    parts = [measure(task, loaded, source.examples("test"), ranks=Ranks(rank=rank, size=3)) for rank in range(3)]
     merged = parts[2].merged(parts[0]).merged(parts[1])
     assert task.result(merged) == task.result(whole) and merged.intervals() == whole.intervals()
     with pytest.raises(AssertionError, match="each rank would write its own share"):
-        measure(task, loaded, [], ranks=Third(rank=0, size=3), predictions=tmp_path / "x")
+        measure(task, loaded, [], ranks=Ranks(rank=0, size=3), predictions=tmp_path / "x")
 
 
 # -- what heads can do ----------------------------------------------------------------------------------------------

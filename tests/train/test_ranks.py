@@ -171,6 +171,22 @@ def test_t10_a_second_sigint_leaves_at_once(nursery: Nursery, job: Job) -> None:
     assert left(job.folder)["step"] == "step-00000003"
 
 
+def test_t10_a_signal_leaves_an_evaluation_on_all_ranks(nursery: Nursery, job: Job, tmp_path: Path) -> None:
+    whole = replace(job, folder=str(tmp_path / "whole"), fit={"evaluate": 1.0})
+    assert nursery.run(whole, 2) == [0, 0]
+    pids = nursery.begin(replace(job, evaluate="slow", fit={"evaluate": 1.0}), 2)
+    wait_for(Path(job.folder) / "journal.jsonl", b'"step": 4')
+    time.sleep(0.3)  # an evaluation takes a minute
+    started = time.monotonic()
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    assert nursery.wait(pids) == [0, 0] and time.monotonic() - started < 30
+    assert [told(job, each)["why"] for each in (0, 1)] == ["asked"] * 2
+    assert left(job.folder)["step"] == "step-00000004"
+    assert nursery.run(replace(job, fit={"evaluate": 1.0}), 2) == [0, 0]
+    assert left(job.folder) == left(whole.folder)
+
+
 def wait_for(path: Path, text: bytes) -> None:
     for _ in range(3000):
         if path.exists() and text in path.read_bytes():

@@ -276,7 +276,11 @@ class MultiLabel:
             found[f"macro_{name}"] = sum(scores[name] for scores in each.values()) / len(each)
         never = [label for label, (_, gold, said) in zip(self.labels, self.counts, strict=True) if not gold + said]
         notes = [f"these labels never occur and count 0 in the macro averages: {', '.join(never)}"] if never else []
-        return found | {"labels": each, "count": self.count, "notes": notes}
+        labels = {
+            label: scores | {"count": gold}
+            for (label, scores), (_, gold, _) in zip(each.items(), self.counts, strict=True)
+        }
+        return found | {"labels": labels, "count": self.count, "notes": notes}
 
     def _rows(self, values: Values, what: str, ids: Ids) -> Int64[np.ndarray, "examples labels"]:
         array = as_finite(values, what, ids, "0 or 1 for each label")

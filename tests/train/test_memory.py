@@ -1,0 +1,42 @@
+"""What a process does with freed memory."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from heedful.train import memory
+
+FAULTS = """
+import resource, torch
+from heedful.train.memory import keep_freed
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.empty(2**23).fill_(1.0)  # 32 MiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+given_back, kept = faults(), keep_freed()
+faults()
+print(kept, given_back, faults())
+"""
+
+
+def test_freed_memory_is_used_again() -> None:
+    if not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
+        pytest.skip("only glibc has the settings")
+    said = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout.split()
+    assert said[0] == "True" and int(said[1]) > 20 * 2**25 // 2**16 > 20 * int(said[2])
+
+
+@pytest.mark.parametrize(("platform", "library"), [("darwin", None), ("linux", object())])
+def test_elsewhere_nothing_is_set(monkeypatch: pytest.MonkeyPatch, platform: str, library: Any) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    assert not memory.keep_freed()
