@@ -43,6 +43,9 @@ clean:
 	$(PIP) -e .
 	@touch $@
 
+# seqeval comes as a source alone, whose set-up fetches a setuptools-scm that cannot be loaded: it is built with this one.
 .venv/.installed-dev: pyproject.toml .venv/.torch
+	$(PIP) setuptools wheel "setuptools-scm<10"
+	$(PIP) --no-build-isolation "seqeval>=1.2.2"
 	$(PIP) -e '.[dev]'
 	@touch $@ .venv/.installed
