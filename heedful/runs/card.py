@@ -189,13 +189,11 @@ def _deviation(values: list[float]) -> float:
 def _classes(results: dict[str, Any]) -> Iterator[list[str]]:
     for split, what, found in _each_class(results):
         yield [f"### Each {what}, on {plain(split)}"]
-        counted = any("count" in row or "gold" in row for row in found.values())
         rows = [
-            [plain(label, 60), *(number(row[name]) for name in ("precision", "recall", "f1"))]
-            + ([f"{_count(row):,}"] if counted else [])
+            [plain(label, 60), *(number(row[name]) for name in ("precision", "recall", "f1")), f"{_count(row):,}"]
             for label, row in found.items()
         ]
-        heads = [what, "precision", "recall", "F1", *(["examples"] if counted else [])]
+        heads = [what, "precision", "recall", "F1", "examples"]
         yield folded(table(heads, rows), f"{len(rows)} rows", len(rows) > MANY)
 
 
@@ -207,7 +205,7 @@ def _each_class(results: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
 
 
 def _count(row: dict[str, Any]) -> int:
-    return int(row.get("count", row.get("gold", 0)))
+    return int(row["count"] if "count" in row else row["gold"])  # of examples, or of entities
 
 
 def _calibration(results: dict[str, Any]) -> Iterator[list[str]]:
@@ -296,7 +294,7 @@ def _limits(results: dict[str, Any]) -> Iterator[str]:
     if len(results.get("seeds", [])) < 2:
         yield "Trained with one seed: how much its numbers depend on the seed is not known."
     for split, what, rows in _each_class(results):
-        rare = [label for label, row in rows.items() if ("count" in row or "gold" in row) and _count(row) < FEW]
+        rare = [label for label, row in rows.items() if _count(row) < FEW]
         if rare:
             shown = ", ".join(plain(label, 60) for label in rare[:10]) + (" and more" if rare[10:] else "")
             each = f"on {plain(split)} {len(rare)} of {len(rows)} have fewer than {FEW} examples"

@@ -200,7 +200,7 @@ def test_each_class(tmp_path: Path) -> None:
     many, _ = made.classified([f"c{n}" for n in range(77)])
     assert "<summary>77 rows</summary>" in card(tmp_path, made.results("classify", "accuracy", {"dev": many}))
     labels = card(tmp_path, made.results("multiple", "micro_f1", {"dev": made.labelled(["x", "y"])}))
-    assert rows(labels, "### Each label, on dev")[0] == ["label", "precision", "recall", "F1"]
+    assert rows(labels, "### Each label, on dev")[0] == ["label", "precision", "recall", "F1", "examples"]
     types = card(tmp_path, made.results("tag", "f1", {"dev": made.tagged()}))
     assert len(rows(types, "### Each type of entity, on dev")) == 6
 
