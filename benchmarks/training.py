@@ -31,7 +31,8 @@ of autocast; weights and moments are float32. Each arm is a process of its own, 
 real tokens a second, taken in each round, to the fastest peer of that round. Before timing, every arm makes {checks}
 updates on the same batch without dropout: `difference` is the largest one between their losses and the first arm's,
 over the largest loss, and an arm beyond {float32.difference} in float32 or {bfloat16.difference} in bfloat16 stops the
-run. Peers take the faster of transformers' attentions ({attentions}), but for the first, which is what people run."""
+run. Peers take the faster of transformers' attentions ({attentions}), but for the first, which is what people run.
+Heedful's processes keep freed memory, as its command line does; peers have the C library's own settings."""
 BOUNDS = {"float32": Bound(difference=1e-5, cosine=0.99999), "bfloat16": Bound(difference=0.002, cosine=0.9999)}
 ATTENTIONS = ("sdpa", "eager")
 LABELS = ("no", "yes")
