@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,13 +18,17 @@ from heedful.errors import HeedfulError
 class Packed:
     """Rows of several sequences laid end to end.
 
-    Sequence number b is rows bounds[b] to bounds[b + 1] (bounds stay on the host); a sequence may be empty.
+    Sequence number b is rows bounds[b] to bounds[b + 1] (bounds stay on the host); a sequence may be empty. `keys` and
+    `sees` are for two streams (Yang et al. 2019, section 2.3): rows that look on a sequence and are not part of it.
     """
 
     tokens: Int[Tensor, " rows"]
     positions: Int[Tensor, " rows"]  # from 0 in each sequence
     types: Int[Tensor, " rows"]  # which segment of its sequence a row belongs to
     bounds: tuple[int, ...]  # sequences + 1 row numbers, from 0 to the number of rows
+    before: tuple[int, ...] | None = None  # rows of each sequence that came earlier, while decoding
+    keys: tuple[int, ...] | None = None  # so many first rows of each sequence are seen, the others only look on
+    sees: tuple[Bool[Tensor, "_rows _keys"], ...] | None = None  # which rows see which keys; None: all see all
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Packed:
@@ -57,6 +61,11 @@ class Packed:
         """How many rows each sequence has."""
         return [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
 
+    @property
+    def longest(self) -> int:
+        """How many places the longest sequence has, with the rows that came earlier."""
+        return max((n + m for n, m in zip(self.lengths, self.before or [0] * len(self), strict=True)), default=0)
+
     def spans(self) -> list[slice]:
         """The rows of each sequence."""
         return [slice(start, stop) for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
@@ -73,6 +82,16 @@ class Packed:
             raise HeedfulError(f"sequences {empty} are empty: they have no first token to summarise them")
         return torch.tensor(self.bounds[:-1], dtype=torch.long, device=self.tokens.device)
 
+    def shifted(self, start: int) -> Packed:
+        """Each sequence one place to the right, its last token dropped: what a decoder reads to predict this one.
+
+        >>> Packed.of([[5, 6, 7], [8]]).shifted(0).tokens.tolist()
+        [0, 5, 6, 0]
+        """
+        tokens = torch.cat([self.tokens.new_full((1,), start), self.tokens[:-1]])[: len(self.tokens)]
+        tokens[[first for first, last in pairwise(self.bounds) if first < last]] = start
+        return replace(self, tokens=tokens)
+
     def filled(self) -> Packed:
         """The same with one more sequence, up to 3 % as long as all rows, so that few numbers of rows occur.
 
@@ -87,15 +106,19 @@ class Packed:
             positions=F.pad(self.positions, (0, more)),
             types=F.pad(self.types, (0, more)),
             bounds=(*self.bounds, rows + more),
+            before=None if self.before is None else (*self.before, 0),
+            keys=None if self.keys is None else (*self.keys, more),
+            sees=None if self.sees is None else (*self.sees, self.sees[0].new_ones(more, more)),
         )
 
     def to(self, device: torch.device | str) -> Packed:
         """The same batch with its tensors on the given device."""
-        return Packed(
+        return replace(
+            self,
             tokens=self.tokens.to(device, non_blocking=True),
             positions=self.positions.to(device, non_blocking=True),
             types=self.types.to(device, non_blocking=True),
-            bounds=self.bounds,
+            sees=None if self.sees is None else tuple(each.to(device, non_blocking=True) for each in self.sees),
         )
 
 

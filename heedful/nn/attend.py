@@ -18,7 +18,7 @@ from heedful.nn.layout import Bias, Call, Dense, Distance, Layout, allowed, gaps
 def attend(
     q: Float[Tensor, "queries heads width"],
     k: Float[Tensor, "keys heads width"],
-    v: Float[Tensor, "keys heads width"],
+    v: Float[Tensor, "keys heads value_width"],
     layout: Layout,
     *,
     scale: float,
@@ -27,7 +27,7 @@ def attend(
     bias: Bias | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
-) -> Float[Tensor, "queries heads width"]:
+) -> Float[Tensor, "queries heads value_width"]:
     """softmax(scale q k + bias) v in each sequence of the layout; a query that may see no key gets zeros.
 
     Causal masks and windows align the last query with the last key; windows include both ends. Dropout draws from
@@ -35,7 +35,7 @@ def attend(
     """
     call = Call(layout=layout, scale=scale, causal=causal, window=window, bias=bias, dropout=dropout)
     if len(q) == 0 or len(k) == 0:
-        return torch.zeros_like(q)
+        return q.new_zeros(len(q), *v.shape[1:])
     return choose(q, k, call, backend).run(q, k, v, call)
 
 
@@ -71,8 +71,12 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         kept = weights(q, k, call, number)
         if call.dropout:
             kept = dropout(kept, call.dropout)
-        rows.append(torch.einsum("hij,jhd->ihd", kept, v[first:last]))
-    return torch.cat(rows) if rows else torch.zeros_like(q)
+        mixed = torch.einsum("hij,jhd->ihd", kept, v[first:last])
+        if isinstance(call.bias, Distance) and call.bias.values is not None:
+            gap = gaps(kept.shape[1], kept.shape[2], q.device).clamp(-call.bias.reach, call.bias.reach)
+            mixed = mixed + torch.einsum("hij,ijd->ihd", kept, call.bias.values[gap + call.bias.reach])
+        rows.append(mixed)
+    return torch.cat(rows) if rows else q.new_zeros(len(q), *v.shape[1:])
 
 
 def weights(

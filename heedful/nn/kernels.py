@@ -179,7 +179,7 @@ def _moves(places: Int[np.ndarray, " places"], rows: int, device: torch.device) 
     back[places[real]] = np.flatnonzero(real)
     return Moves(
         there=torch.from_numpy(places.clip(min=0)).to(device),
-        back=torch.from_numpy(back).to(device) if (back >= 0).all() else None,
+        back=torch.from_numpy(back).to(device) if real.sum() == rows and (back >= 0).all() else None,
     )
 
 
@@ -223,14 +223,14 @@ def run_plan(q: Tensor, k: Tensor, v: Tensor, call: Call, plan: Plan, core: Core
         if block.shape[1] == 0:
             continue
         if block.shape[2] == 0:
-            results.append(torch.zeros_like(q_part))
+            results.append(q.new_zeros(len(q_part), *v.shape[1:]))
             continue
         heads = [part.unflatten(0, (lines, -1)).transpose(1, 2) for part in (q_part, k_part, v_part)]
-        bias = _bias(call, block, table, q.dtype)
-        results.append(core(heads[0], heads[1], heads[2], bias, call).transpose(1, 2).flatten(0, 1))
+        bias = _kept(call, block, table, q.dtype)
+        results.append(core(heads[0], heads[1], heads[2], bias, call, block).transpose(1, 2).flatten(0, 1))
     if plan.result is None:
-        return torch.cat(results) if results else torch.zeros_like(q)
-    return torch.cat([*results, q.new_zeros(1, *q.shape[1:])]).index_select(0, plan.result)
+        return torch.cat(results) if results else q.new_zeros(len(q), *v.shape[1:])
+    return torch.cat([*results, q.new_zeros(1, *v.shape[1:])]).index_select(0, plan.result)
 
 
 def _tables(call: Call, plan: Plan, sizes: list[int]) -> Iterable[Tensor | None]:
@@ -241,6 +241,17 @@ def _tables(call: Call, plan: Plan, sizes: list[int]) -> Iterable[Tensor | None]
         return [call.bias.table] * len(sizes)
     tables: Iterable[Tensor] = _move(call.bias.table, plan.queries).split(sizes)
     return tables
+
+
+def _kept(call: Call, block: Block, table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The same as `_bias`, once for all layers that add the same."""
+    if not isinstance(call.bias, Distance) or call.bias.blocks is None:
+        return _bias(call, block, table, dtype)
+    if block not in call.bias.blocks:
+        made = _bias(call, block, table, dtype)
+        assert made is not None
+        call.bias.blocks[block] = made
+    return call.bias.blocks[block]
 
 
 def _bias(call: Call, block: Block, table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -279,10 +290,10 @@ def _dense(bias: Dense, layout: Layout, block: Block) -> Tensor:
 
 # -- cores: one block ---------------------------------------------------------------------------------------
 
-Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, Call], Tensor]
+Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, Call, Block], Tensor]
 
 
-def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, call: Call, block: Block) -> Tensor:
     """Two batched products around a softmax, where weights can be dropped; in bfloat16 the faster core on a CPU."""
     scores = torch.matmul(q * call.scale, k.transpose(-1, -2))
     if bias is not None:
@@ -290,10 +301,21 @@ def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, call: Call) -
     weights = scores.softmax(-1)
     if call.dropout:
         weights = dropout(weights, call.dropout)
-    return torch.matmul(weights, v)
+    mixed = torch.matmul(weights, v)
+    return mixed if not isinstance(call.bias, Distance) else mixed + _values(weights, call.bias, block)
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+def _values(weights: Tensor, bias: Distance, block: Block) -> Tensor | float:
+    """What comes from the distances alone: the weights of each distance summed, times its value, [R, H, Sq, D]."""
+    if bias.values is None:
+        return 0.0
+    assert block.gap is not None
+    place = (block.gap.clamp(-bias.reach, bias.reach) + bias.reach)[:, None].expand_as(weights)
+    summed = weights.new_zeros(*weights.shape[:-1], len(bias.values)).scatter_add(-1, place, weights)
+    return torch.matmul(summed, bias.values)
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, call: Call, block: Block) -> Tensor:
     """PyTorch's fused attention; on a CPU it has no dropout."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=call.scale)
 
@@ -312,6 +334,57 @@ def _planned(core: Core) -> Run:
         return run_plan(q, k, v, call, call.layout.plan(key, make), core)
 
     return run
+
+
+def _lined(core: Core) -> Run:
+    """Keys that already lie in lines, one for each sequence, are looked at where they are."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        layout = call.layout
+        stride, longest = layout.stride or 1, max(m for _, m in layout.sizes())
+        lines = len(layout.keys)
+        key = ("lines", call.causal, call.window, q.dtype, q.device)
+        block = layout.plan(key, lambda: _line_block(call, q))
+        heads = [
+            each.unflatten(0, (lines, -1)).transpose(1, 2) for each in (q, k[: lines * stride], v[: lines * stride])
+        ]
+        table = call.bias.table if isinstance(call.bias, Distance) else None
+        bias = _kept(call, block, table, q.dtype)
+        mixed = core(heads[0], heads[1][:, :, :longest], heads[2][:, :, :longest], bias, call, block)
+        return mixed.transpose(1, 2).flatten(0, 1)
+
+    return run
+
+
+def _line_block(call: Call, q: Tensor) -> Block:
+    sizes = call.layout.sizes()
+    n, longest = sizes[0][0], max(m for _, m in sizes)
+    lengths = torch.tensor([m for _, m in sizes])[:, None, None]
+    gap = torch.arange(longest) - (lengths - n + torch.arange(n)[:, None])
+    hidden = ~(allowed(gap, call) & (torch.arange(longest) < lengths))[:, None]
+    mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf) if hidden.any() else None
+    return Block(
+        lines=[[number] for number in range(len(sizes))],
+        shape=(len(sizes), n, longest),
+        mask=None if mask is None else mask.to(q.device),
+        gap=gap.to(q.device),
+    )
+
+
+def _not_lined(q: Tensor, k: Tensor, call: Call) -> str:
+    layout = call.layout
+    if layout.stride is None or [start for start, _ in layout.keys] != [
+        line * layout.stride for line in range(len(layout.keys))
+    ]:
+        return "the keys do not lie in lines of one length"
+    if len({n for n, _ in layout.sizes()}) > 1:
+        return "sequences have different numbers of queries"
+    aligned = call.causal or call.window is not None
+    if min(m - n if aligned else m - 1 for n, m in layout.sizes()) < 0:
+        return "some queries see no key"
+    if isinstance(call.bias, Dense) or (isinstance(call.bias, Distance) and call.bias.table.ndim > 2):
+        return "it has no bias for each query row"
+    return _not_fused(q, k, call)
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
@@ -345,7 +418,9 @@ def _not_varlen(q: Tensor, k: Tensor, call: Call) -> str:
     return ""
 
 
-def _no_dropout(q: Tensor, k: Tensor, call: Call) -> str:
+def _not_fused(q: Tensor, k: Tensor, call: Call) -> str:
+    if isinstance(call.bias, Distance) and call.bias.values is not None:
+        return "it cannot add a value for each distance"
     return "it has no dropout" if call.dropout else ""
 
 
@@ -353,7 +428,7 @@ LONG = 1024  # keys of a sequence above which its scores, heads x n x m, are not
 
 
 def _products_are_slow(q: Tensor, k: Tensor, call: Call) -> str:
-    if call.dropout:
+    if _not_fused(q, k, call):
         return ""
     if q.dtype in (torch.float32, torch.float64):
         return "in float32 and float64 the fused kernel is faster"
@@ -363,7 +438,8 @@ def _products_are_slow(q: Tensor, k: Tensor, call: Call) -> str:
 
 # the order on a CPU is that of benchmarks/results/attention-2026-11-21.md
 KERNELS: tuple[Kernel, ...] = (
+    Kernel(name="lined", run=_lined(fused), cannot=_not_lined),
     Kernel(name="varlen", run=_varlen, cannot=_not_varlen),
     Kernel(name="products", run=_planned(products), slow=_products_are_slow),
-    Kernel(name="fused", run=_planned(fused), cannot=_no_dropout),
+    Kernel(name="fused", run=_planned(fused), cannot=_not_fused),
 )

@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from heedful.packed import Packed
+
 Span = tuple[int, int]
 
 
@@ -27,6 +29,7 @@ class Layout:
 
     queries: tuple[Span, ...]
     keys: tuple[Span, ...]
+    stride: int | None = None  # key rows are lines of so many places, one line for each sequence in order
     _plans: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -37,6 +40,14 @@ class Layout:
             return cls(spans, spans)
         assert len(keys) == len(queries), f"{len(queries) - 1} sequences of queries but {len(keys) - 1} of keys"
         return cls(spans, tuple(pairwise(keys)))
+
+    @classmethod
+    def within(cls, batch: Packed) -> Layout:
+        """Each sequence of a batch to itself, without the rows that only look on."""
+        layout = cls.of(batch.bounds)
+        if batch.keys is None:
+            return layout
+        return cls(layout.queries, tuple((a, a + m) for (a, _), m in zip(layout.queries, batch.keys, strict=True)))
 
     @property
     def rows(self) -> int:
@@ -60,11 +71,14 @@ class Distance:
     """A bias that depends on how far the key stands from the query: T5's buckets, ALiBi; with one table for each
     query row also Shaw's and Transformer-XL's terms.
 
-    table[..., h, reach + gap] is added to the score, gap = key place - query place, clipped to -reach..reach.
-    Places are counted so that the last query and the last key of a sequence stand at the same place.
+    table[..., h, reach + gap] is added to the score, gap = key place - query place, clipped to -reach..reach; and
+    values[reach + gap], times the weight, to the result (Shaw et al. 2018, equation 3). Places are counted so that the
+    last query and the last key of a sequence stand at the same place.
     """
 
     table: Float[Tensor, "heads distances"] | Float[Tensor, "rows heads distances"]
+    values: Float[Tensor, "distances width"] | None = None  # what a row takes from that far, besides the value there
+    blocks: dict[Any, Tensor] | None = None  # filled by kernels, where several layers add the same
 
     @property
     def reach(self) -> int:

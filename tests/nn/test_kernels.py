@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from heedful.errors import HeedfulError
-from heedful.nn.attend import REFERENCE, attend
+from heedful.nn.attend import REFERENCE, attend, choose
 from heedful.nn.dropout import STEPS
 from heedful.nn.kernels import KERNELS, best_fit, shared
 from heedful.nn.layout import Bias, Call, Dense, Distance, Layout
 
-CPU_KERNELS = [kernel for kernel in KERNELS if kernel.name != "varlen"]
+CPU_KERNELS = [kernel for kernel in KERNELS if kernel.name not in ("varlen", "lined")]
 HEADS, WIDTH, REACH = 2, 8, 5
 
 LENGTHS: dict[str, tuple[list[int], list[int]]] = {
@@ -275,3 +275,39 @@ def test_varlen_wants_cuda() -> None:
     layout = layout_of([3], [3])
     with pytest.raises(HeedfulError, match='"varlen" cannot take this call: it runs on CUDA only'):
         attend(*draw(layout, torch.bfloat16), layout, scale=0.3, backend="varlen")
+
+
+@pytest.mark.parametrize("bias", ["none", "table"])
+def test_lined_equals_the_reference(bias: str) -> None:
+    """Keys in lines with room behind them, which nobody sees."""
+    for queries, causal, window in product([1, 3], [False, True], [None, 2]):
+        keys = tuple((line * 16, line * 16 + length) for line, length in enumerate([9, 4, 16]))
+        layout = Layout(Layout.of([0, queries, 2 * queries, 3 * queries]).queries, keys, stride=16)
+        generator = torch.Generator().manual_seed(0)
+        shapes = [(3 * queries, HEADS, WIDTH), (50, HEADS, WIDTH), (50, HEADS, WIDTH)]
+        tensors = [torch.randn(shape, generator=generator).double().requires_grad_() for shape in shapes]
+        given, trained = draw_bias(bias, layout)
+        call = Call(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
+        assert choose(tensors[0], tensors[1], call).name == "lined"
+        (lined,) = (kernel for kernel in KERNELS if kernel.name == "lined")
+        assert worst(outcome(lined, tensors, trained, call), outcome(REFERENCE, tensors, trained, call)) <= 1e-12
+
+
+def test_when_keys_are_not_in_lines() -> None:
+    rows = torch.zeros(4, HEADS, WIDTH)
+    for layout, reason in (
+        (Layout(((0, 4),), ((0, 4),)), "the keys do not lie in lines of one length"),
+        (Layout(((0, 1), (1, 4)), ((0, 2), (2, 4)), stride=2), "sequences have different numbers of queries"),
+        (Layout(((0, 2), (2, 4)), ((0, 2), (2, 3)), stride=2), "some queries see no key"),
+    ):
+        with pytest.raises(HeedfulError, match=reason):
+            attend(rows, rows, rows, layout, scale=1.0, causal=True, backend="lined")
+
+
+def test_keys_that_several_sequences_share_have_their_gradients_summed() -> None:
+    layout = Layout(((0, 2), (2, 4)), ((0, 3), (0, 3)))
+    tensors = [torch.randn(rows, HEADS, WIDTH, dtype=torch.float64).requires_grad_() for rows in (4, 3, 3)]
+    call = Call(layout=layout, scale=0.3)
+    truth = outcome(REFERENCE, tensors, [], call)
+    for kernel in CPU_KERNELS:
+        assert worst(outcome(kernel, tensors, [], call), truth) <= 1e-12

@@ -1,0 +1,140 @@
+"""Relations: buckets, rotary, Shaw's and Transformer-XL's terms, each against its formula written as a loop."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from heedful.nn.attend import attend
+from heedful.nn.layout import Dense, Distance, Layout
+from heedful.nn.positions import (
+    BucketRelation,
+    RotaryRelation,
+    ShawRelation,
+    TransformerXlRelation,
+    buckets,
+    sinusoid,
+)
+from heedful.packed import Packed
+
+HEADS, WIDTH = 2, 6
+LENGTHS = (5, 1, 9)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def made(types: bool = False) -> tuple[Packed, Tensor, Tensor, Tensor]:
+    ids = [[7] * length for length in LENGTHS]
+    batch = Packed.of(ids, [[place % 3 for place in range(length)] for length in LENGTHS] if types else None)
+    return batch, *(torch.randn(len(batch.tokens), HEADS, WIDTH, dtype=torch.float64) for _ in range(3))
+
+
+def test_7_buckets_are_the_published_ones() -> None:
+    gaps = torch.tensor([-200, -128, -127, -64, -20, -16, -9, -8, -7, -1, 0, 1, 7, 8, 9, 16, 20, 64, 127, 128, 200])
+    both = [15, 15, 15, 14, 10, 10, 8, 8, 7, 1, 0, 17, 23, 24, 24, 26, 26, 30, 31, 31, 31]
+    causal = [31, 31, 31, 26, 17, 16, 9, 8, 7, 1, 0, *[0] * 10]
+    assert buckets(gaps, 32, 128, False).tolist() == both
+    assert buckets(gaps, 32, 128, True).tolist() == causal
+
+
+@pytest.mark.parametrize(("count", "reach"), [(32, 128), (8, 14), (6, 20), (64, 300)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_buckets_at_every_distance(count: int, reach: int, causal: bool) -> None:
+    gaps = torch.arange(-400, 401)
+    expected = T5Attention._relative_position_bucket(gaps, not causal, count, reach)
+    assert torch.equal(buckets(gaps, count, reach, causal), expected)
+
+
+def test_bucket_scores_are_those_of_the_distance() -> None:
+    batch, q, _, _ = made()
+    relation = BucketRelation(count=8, reach=6, heads=HEADS, causal=False).double()
+    bias = relation.bias(q, relation.prepare(batch, q, keep=True), 1.0)
+    for gap in range(-8, 9):
+        place = max(-bias.reach, min(bias.reach, gap)) + bias.reach
+        expected = relation.table.weight[buckets(torch.tensor(gap), 8, 6, False)]
+        assert torch.equal(bias.table[:, place], expected)
+
+
+def test_rotary_scores_depend_on_the_distance_alone() -> None:
+    batch, q, k, _ = made()
+    relation = RotaryRelation(base=100.0)
+    turned = relation.turn(q, k, relation.prepare(batch, q, keep=True))
+    moved = Packed(tokens=batch.tokens, positions=batch.positions + 11, types=batch.types, bounds=batch.bounds)
+    again = relation.turn(q, k, relation.prepare(moved, q, keep=True))
+    for span in batch.spans():
+        one, other = (torch.einsum("ihd,jhd->hij", x[span], y[span]) for x, y in (turned, again))
+        assert (one - other).abs().max() < 1e-12
+    place = int(batch.positions[3])
+    for i in range(WIDTH // 2):
+        angle = place * 100.0 ** (-2 * i / WIDTH)
+        x, y = q[3, 0, i], q[3, 0, i + WIDTH // 2]
+        assert abs(turned[0][3, 0, i] - (x * math.cos(angle) - y * math.sin(angle))) < 1e-12
+        assert abs(turned[0][3, 0, i + WIDTH // 2] - (y * math.cos(angle) + x * math.sin(angle))) < 1e-12
+
+
+@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize("backend", ["reference", "products"])
+@pytest.mark.parametrize("reach", [2, 30])
+def test_17_shaw(values: bool, backend: str, reach: int) -> None:
+    """Clipped distances: 2 k + 1 vectors, one table for keys and one for values, in each layer."""
+    batch, q, k, v = made()
+    relation = ShawRelation(reach=reach, width=WIDTH, values=values).double()
+    assert sum(weight.numel() for weight in relation.parameters()) == (1 + values) * (2 * reach + 1) * WIDTH
+    bias = relation.bias(q, relation.prepare(batch, q, keep=True), 0.4)
+    found = attend(q, k, v, Layout.within(batch), scale=0.4, bias=bias, backend=backend)
+    for start, stop in Layout.within(batch).queries:
+        for i in range(start, stop):
+            for h in range(HEADS):
+                places = [max(-reach, min(reach, j - i)) + reach for j in range(start, stop)]
+                keys = torch.stack([k[start + n, h] + relation.keys.weight[p] for n, p in enumerate(places)])
+                weights = (0.4 * keys @ q[i, h]).softmax(0)
+                seen = v[start:stop, h] + (relation.values.weight[places] if values else 0.0)
+                assert (found[i, h] - weights @ seen).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("reach", [None, 3])
+@pytest.mark.parametrize("two_streams", [False, True])
+def test_transformer_xl(reach: int | None, two_streams: bool) -> None:
+    """(q + u) k + (q + w) R p + (q + s) e, the same for rows in order and for rows with a mask of their own."""
+    batch, q, k, v = made(types=True)
+    relation = TransformerXlRelation(width=8, heads=HEADS, head_width=WIDTH, reach=reach, dropout=0.0).double()
+    for weight in relation.parameters():
+        torch.nn.init.normal_(weight)
+    sees = [torch.rand(length, length) < 0.6 for length in LENGTHS]
+    if two_streams:
+        batch = Packed(
+            tokens=batch.tokens,
+            positions=batch.positions,
+            types=batch.types,
+            bounds=batch.bounds,
+            keys=LENGTHS,
+            sees=tuple(each | torch.eye(len(each), dtype=torch.bool) for each in sees),
+        )
+    prepared = relation.prepare(batch, q, keep=True)
+    bias = relation.bias(q, prepared, 0.3)
+    assert isinstance(bias, Dense if two_streams else Distance)
+    turned = relation.turn(q, k, prepared)
+    found = attend(*turned, v, Layout.within(batch), scale=0.3, bias=bias)
+    for number, (start, stop) in enumerate(Layout.within(batch).queries):
+        for i in range(start, stop):
+            for h in range(HEADS):
+                scores = []
+                for j in range(start, stop):
+                    gap = i - j if reach is None else max(-reach, min(reach, i - j))
+                    wave = sinusoid(torch.tensor([gap]), 8, "halves")[0]
+                    place = relation.place(wave).unflatten(0, (HEADS, WIDTH))[h]
+                    segment = relation.same_type[int(batch.types[i] != batch.types[j]), h]
+                    score = (q[i, h] + relation.content_bias[h]) @ k[j, h]
+                    score = score + (q[i, h] + relation.place_bias[h]) @ place
+                    scores.append(0.3 * (score + (q[i, h] + relation.type_bias[h]) @ segment))
+                stacked = torch.stack(scores)
+                if batch.sees is not None:
+                    stacked = stacked.masked_fill(~batch.sees[number][i - start], -torch.inf)
+                assert (found[i, h] - stacked.softmax(0) @ v[start:stop, h]).abs().max() < 1e-12
