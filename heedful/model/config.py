@@ -52,6 +52,44 @@ class Sinusoidal:
     width: int | None = None  # of a concatenated position
 
 
+# -- positions that enter attention -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rotary:
+    """Queries and keys turned by their place (Su et al. 2021)."""
+
+    kind: Literal["rotary"] = "rotary"
+    base: float = 10_000.0
+    local_base: float | None = None  # of layers with a window; default: the same
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Buckets:
+    """A number for each head and bucket of distances, shared by all layers of a stack (Raffel et al. 2020)."""
+
+    kind: Literal["buckets"] = "buckets"
+    count: int = 32
+    reach: int = 128  # the distance from which all fall into the last bucket
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shaw:
+    """A vector for each distance up to `reach`, added to keys and values (Shaw et al. 2018)."""
+
+    kind: Literal["shaw"] = "shaw"
+    reach: int = 16
+    values: bool = True  # false: to keys alone
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransformerXl:
+    """Sinusoids of the distance and whether segments are the same, each with its own query bias (Dai et al. 2019)."""
+
+    kind: Literal["transformer_xl"] = "transformer_xl"
+    reach: int | None = None  # larger distances count as this one
+
+
 # -- the model ------------------------------------------------------------------------------------------------
 
 Norm = Literal["layer", "rms"]
@@ -72,6 +110,7 @@ class EmbeddingConfig:
     norm_eps: float = 1e-12
     norm_bias: bool = True
     dropout: float = 0.0
+    query: bool = False  # a trained vector for rows that only look on (Yang et al. 2019, section 2.3)
 
     def __post_init__(self) -> None:
         _check(self, {"vocabulary": 1, "width": 1, "types": 0, "padding": 0}, "dropout", "norm_eps")
@@ -95,6 +134,9 @@ class StackConfig:
     norm_eps: float = 1e-12
     norm_bias: bool = True
     final_norm: bool = False  # after the last block; models with pre-norm have it
+    first_norm: bool = True  # with pre-norm: before the first attention too
+    blocks: int | None = None  # fewer than layers: neighbouring layers share their weights (Lan et al. 2020)
+    relation: Rotary | Buckets | Shaw | TransformerXl | None = None
     score_scale: float | None = None  # default 1 / sqrt(head_width)
     causal: bool = False
     cross: bool = False  # a second attention, to the encoder's rows
@@ -104,10 +146,24 @@ class StackConfig:
     attention_out_dropout: float | None = None
     attention_dropout: float = 0.0  # of the weights, after the softmax
     inner_dropout: float = 0.0  # inside the MLP, after the activation
+    final_dropout: float = 0.0  # of the rows that come out
 
     def __post_init__(self) -> None:
+        if self.blocks is not None and not 1 <= self.blocks <= self.layers:
+            raise HeedfulError(f"blocks is {self.blocks}; expected 1 to {self.layers}, the number of layers")
+        if isinstance(self.relation, Rotary) and self.head_width % 2:
+            raise HeedfulError(f"head_width is {self.head_width}; rotary positions turn numbers in pairs: make it even")
         sizes = {"width": 1, "layers": 1, "heads": 1, "head_width": 1, "inner_width": 1, "window": 0, "global_every": 1}
-        _check(self, sizes, "dropout", "attention_out_dropout", "attention_dropout", "inner_dropout", "norm_eps")
+        _check(
+            self,
+            sizes,
+            "dropout",
+            "attention_out_dropout",
+            "attention_dropout",
+            "inner_dropout",
+            "final_dropout",
+            "norm_eps",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,6 +197,7 @@ class ModelConfig:
     encoder: StackConfig | None = None
     decoder: StackConfig | None = None
     decoder_embedding: EmbeddingConfig | None = None
+    start: int | None = None  # the token with which the decoder begins
     initialisation: TruncatedNormal | Normal | Xavier = TruncatedNormal()
 
     @property
@@ -152,6 +209,35 @@ class ModelConfig:
 
 
 # -- heads ----------------------------------------------------------------------------------------------------
+
+
+Pooling = Literal["mean", "first", "max", "mean_sqrt_length", "last"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """One vector for each sequence: pooled, dropped out, dense, activation, norm; dropped out again."""
+
+    pooling: Pooling = "first"
+    dense: bool = True  # false: the pooled row as it is
+    dense_bias: bool = True
+    activation: Activation | None = "tanh"
+    norm_eps: float | None = None  # None: no norm
+    norm_bias: bool = False
+    dropout_first: float = 0.0  # before the dense layer
+    dropout: float = 0.0  # before the last layer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rowwise:
+    """A vector for each row: dense, activation and norm where there are any; dropped out."""
+
+    dense: bool = False
+    dense_bias: bool = True
+    activation: Activation | None = "gelu"
+    norm_eps: float | None = None
+    norm_bias: bool = False
+    dropout: float = 0.0  # before the last layer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +255,9 @@ class MaskedTokens:
     activation: Activation = "gelu"
     norm_eps: float = 1e-12
     tied: bool = True
+    dense_bias: bool = True
+    norm_bias: bool = True
+    bias: bool = True  # of the decoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,53 +269,59 @@ class NextSentence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pretraining:
-    """Masked tokens and next sentence together."""
+    """Masked tokens together with next sentence, or with the order of two (0: as written, 1: swapped)."""
 
     kind: Literal["pretraining"] = "pretraining"
     activation: Activation = "gelu"
     norm_eps: float = 1e-12
     tied: bool = True
+    dense_bias: bool = True
+    norm_bias: bool = True
+    bias: bool = True
+    dropout: float = 0.0  # before the two scores
 
 
 Problem = Literal["single", "multiple", "regression"]  # one label, any number of labels, numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Classes:
-    """Scores over labels for each sequence: its first row, dense, activation, linear; with dropout in between."""
+class Classes(Summary):
+    """Scores over labels for each sequence."""
 
     kind: Literal["classes"] = "classes"
     labels: tuple[str, ...]
     problem: Problem = "single"
-    activation: Literal["tanh", "relu"] = "tanh"
-    dropout_first: float = 0.0  # before the dense layer
-    dropout: float = 0.0  # before the last layer
+    bias: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenClasses:
+class TokenClasses(Rowwise):
     """Scores over labels for each row."""
 
     kind: Literal["tokens"] = "tokens"
     labels: tuple[str, ...]
-    dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class Choice(Summary):
     """One score for each sequence; the sequences of one question stand next to each other."""
 
     kind: Literal["choice"] = "choice"
-    activation: Literal["tanh", "relu"] = "tanh"
-    dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
+class Span(Rowwise):
     """Two scores for each row: it starts, and it ends, the answer (Devlin et al. 2019, section 4.2)."""
 
     kind: Literal["span"] = "span"
-    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplacedTokens(Rowwise):
+    """One score for each row: above 0, its token was replaced (Clark et al. 2020)."""
+
+    kind: Literal["replaced"] = "replaced"
+    dense: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,9 +331,26 @@ class NextToken:
     kind: Literal["next_token"] = "next_token"
     tied: bool = True
     bias: bool = False
+    scale: float = 1.0  # multiplies the rows first
 
 
-Pooling = Literal["mean", "first", "max", "mean_sqrt_length", "last"]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PermutedTokens:
+    """The same for tokens predicted in any order, for rows that only look on (Yang et al. 2019)."""
+
+    kind: Literal["permuted"] = "permuted"
+    tied: bool = True
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextTokenAndChoice(Summary):
+    """Next tokens, and one score for each sequence (Radford et al. 2018, section 3.2)."""
+
+    kind: Literal["next_token_choice"] = "next_token_choice"
+    tied: bool = True
+    bias: bool = False
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,6 +373,9 @@ Head = (
     | TokenClasses
     | Choice
     | Span
+    | ReplacedTokens
     | NextToken
+    | NextTokenAndChoice
+    | PermutedTokens
     | SentenceEmbedding
 )

@@ -19,19 +19,32 @@ from heedful.packed import Packed
 Rows = Float[Tensor, "rows width"]
 
 
-class FirstRow(nn.Module):
-    """activation(W h + b) of each sequence's first row: the pooler of Devlin et al. 2019."""
+class Transform(nn.Module):
+    """norm(activation(W h + b)) of every vector that is given; each of the three only where it is asked for."""
 
-    def __init__(self, width: int, activation: str = "tanh", dropout_first: float = 0.0) -> None:
+    def __init__(self, config: c.Summary | c.Rowwise, width: int) -> None:
         super().__init__()
-        self.activation, self.dropout_first = ACTIVATIONS[activation], dropout_first
-        self.dense = nn.Linear(width, width)
+        self.activation = ACTIVATIONS[config.activation] if config.dense and config.activation else nn.Identity()
+        self.dense = nn.Linear(width, width, bias=config.dense_bias) if config.dense else nn.Identity()
+        self.norm: nn.Module = nn.Identity()
+        if config.dense and config.norm_eps is not None:
+            self.norm = make_norm("layer", width, config.norm_eps, config.norm_bias)
 
-    def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:
-        first = rows[batch.firsts()]
-        if self.dropout_first:
-            first = dropout(first, self.dropout_first, self.training)
-        return self.activation(self.dense(first))
+    def forward(self, x: Float[Tensor, "any width"]) -> Float[Tensor, "any width"]:
+        transformed: Tensor = self.norm(self.activation(self.dense(x)))
+        return transformed
+
+
+class SummaryVector(Transform):
+    """The same of one vector for each sequence; by default tanh(W h + b) of the first row (Devlin et al. 2019)."""
+
+    def __init__(self, config: c.Summary, width: int) -> None:
+        super().__init__(config, width)
+        self.pooling, self.dropout_first = config.pooling, config.dropout_first
+
+    def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:  # type: ignore[override]
+        pooled = pool(rows, batch, self.pooling)
+        return super().forward(dropout(pooled, self.dropout_first, self.training))
 
 
 class MaskedTokensHead(nn.Module):
@@ -41,9 +54,9 @@ class MaskedTokensHead(nn.Module):
         super().__init__()
         tokens = model.output_embedding.tokens
         self.activation = ACTIVATIONS[config.activation]
-        self.dense = nn.Linear(model.config.width, tokens.embedding_dim)
-        self.norm = make_norm("layer", tokens.embedding_dim, config.norm_eps, bias=True)
-        self.decoder = _decoder(tokens, config.tied, bias=True)
+        self.dense = nn.Linear(model.config.width, tokens.embedding_dim, bias=config.dense_bias)
+        self.norm = make_norm("layer", tokens.embedding_dim, config.norm_eps, config.norm_bias)
+        self.decoder = _decoder(tokens, config.tied, config.bias)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "rows vocabulary"]:
         scores: Tensor = self.decoder(self.norm(self.activation(self.dense(rows))))
@@ -53,18 +66,19 @@ class MaskedTokensHead(nn.Module):
 class NextTokenHead(nn.Module):
     """Scores over the vocabulary, [rows, vocabulary]."""
 
-    def __init__(self, config: c.NextToken, model: Transformer) -> None:
+    def __init__(self, config: c.NextToken | c.NextTokenAndChoice | c.PermutedTokens, model: Transformer) -> None:
         super().__init__()
         tokens = model.output_embedding.tokens
         if tokens.embedding_dim != model.config.width:
             raise HeedfulError(
-                f"a next_token head scores rows {model.config.width} wide against tokens {tokens.embedding_dim} wide; "
-                "give the embedding the width of the stack"
+                f"a {config.kind} head scores rows {model.config.width} wide against tokens {tokens.embedding_dim} "
+                "wide; give the embedding the width of the stack"
             )
+        self.scale = 1.0 if isinstance(config, c.PermutedTokens) else config.scale
         self.decoder = _decoder(tokens, config.tied, config.bias)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "rows vocabulary"]:
-        scores: Tensor = self.decoder(rows)
+        scores: Tensor = self.decoder(rows if self.scale == 1.0 else rows * self.scale)
         return scores
 
 
@@ -82,11 +96,12 @@ class NextSentenceHead(nn.Module):
 
     def __init__(self, config: c.NextSentence | c.Pretraining, model: Transformer) -> None:
         super().__init__()
-        self.first = FirstRow(model.config.width)
+        self.dropout = config.dropout if isinstance(config, c.Pretraining) else 0.0
+        self.first = SummaryVector(c.Summary(), model.config.width)
         self.out = nn.Linear(model.config.width, 2)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences 2"]:
-        scores: Tensor = self.out(self.first(rows, batch))
+        scores: Tensor = self.out(dropout(self.first(rows, batch), self.dropout, self.training))
         return scores
 
 
@@ -114,7 +129,7 @@ class PooledHead(nn.Module):
 
     def __init__(self, config: c.Pooled, model: Transformer) -> None:
         super().__init__()
-        self.first = FirstRow(model.config.width)
+        self.first = SummaryVector(c.Summary(), model.config.width)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:
         pooled: Tensor = self.first(rows, batch)
@@ -127,8 +142,8 @@ class ClassesHead(nn.Module):
     def __init__(self, config: c.Classes, model: Transformer) -> None:
         super().__init__()
         self.dropout = config.dropout
-        self.first = FirstRow(model.config.width, config.activation, config.dropout_first)
-        self.out = nn.Linear(model.config.width, len(config.labels))
+        self.first = SummaryVector(config, model.config.width)
+        self.out = nn.Linear(model.config.width, len(config.labels), bias=config.bias)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences labels"]:
         scores: Tensor = self.out(dropout(self.first(rows, batch), self.dropout, self.training))
@@ -138,10 +153,10 @@ class ClassesHead(nn.Module):
 class ChoiceHead(nn.Module):
     """[sequences]: one score for each candidate; the largest among those of a question is chosen."""
 
-    def __init__(self, config: c.Choice, model: Transformer) -> None:
+    def __init__(self, config: c.Choice | c.NextTokenAndChoice, model: Transformer) -> None:
         super().__init__()
         self.dropout = config.dropout
-        self.first = FirstRow(model.config.width, config.activation)
+        self.first = SummaryVector(config, model.config.width)
         self.out = nn.Linear(model.config.width, 1)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, " sequences"]:
@@ -149,17 +164,38 @@ class ChoiceHead(nn.Module):
         return scores[:, 0]
 
 
-class RowsHead(nn.Module):
-    """[rows, labels] for token classes; [rows, 2] (start, end) for spans."""
+class NextTokenAndChoiceScores(NamedTuple):
+    """Of next tokens, [rows, vocabulary], and of each sequence, [sequences]."""
 
-    def __init__(self, config: c.TokenClasses | c.Span, model: Transformer) -> None:
+    tokens: Tensor
+    choice: Tensor
+
+
+class NextTokenAndChoiceHead(nn.Module):
+    """Next tokens, and which sequence is the right one."""
+
+    def __init__(self, config: c.NextTokenAndChoice, model: Transformer) -> None:
         super().__init__()
-        self.dropout = config.dropout
-        self.out = nn.Linear(model.config.width, len(config.labels) if isinstance(config, c.TokenClasses) else 2)
+        self.tokens = NextTokenHead(config, model)
+        self.choice = ChoiceHead(config, model)
 
-    def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "rows scores"]:
-        scores: Tensor = self.out(dropout(rows, self.dropout, self.training))
-        return scores
+    def forward(self, rows: Rows, batch: Packed) -> NextTokenAndChoiceScores:
+        return NextTokenAndChoiceScores(self.tokens(rows, batch), self.choice(rows, batch))
+
+
+class RowsHead(nn.Module):
+    """[rows, labels] for token classes; [rows, 2] (start, end) for spans; [rows] for replaced tokens."""
+
+    def __init__(self, config: c.TokenClasses | c.Span | c.ReplacedTokens, model: Transformer) -> None:
+        super().__init__()
+        self.dropout, self.single = config.dropout, isinstance(config, c.ReplacedTokens)
+        self.first = Transform(config, model.config.width)
+        count = len(config.labels) if isinstance(config, c.TokenClasses) else 1 if self.single else 2
+        self.out = nn.Linear(model.config.width, count)
+
+    def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "rows ..."]:
+        scores: Tensor = self.out(dropout(self.first(rows), self.dropout, self.training))
+        return scores[:, 0] if self.single else scores
 
 
 class SentenceEmbeddingHead(nn.Module):
@@ -169,7 +205,7 @@ class SentenceEmbeddingHead(nn.Module):
         super().__init__()
         self.config = config
         if config.keeps_pooler:
-            self.first = FirstRow(model.config.width)
+            self.first = SummaryVector(c.Summary(), model.config.width)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences all_widths"]:
         batch.firsts()  # refuses empty sequences
@@ -184,6 +220,7 @@ def pool(rows: Rows, batch: Packed, how: c.Pooling) -> Float[Tensor, "sequences 
     if how == "first":
         return rows[batch.firsts()]
     if how == "last":
+        batch.firsts()  # refuses empty sequences
         return rows[torch.tensor(batch.bounds[1:], device=rows.device) - 1]
     lengths = torch.tensor(batch.lengths, device=rows.device)
     if how == "max":
@@ -203,7 +240,10 @@ _HEADS: dict[type, type[nn.Module]] = {
     c.TokenClasses: RowsHead,
     c.Choice: ChoiceHead,
     c.Span: RowsHead,
+    c.ReplacedTokens: RowsHead,
     c.NextToken: NextTokenHead,
+    c.NextTokenAndChoice: NextTokenAndChoiceHead,
+    c.PermutedTokens: NextTokenHead,
     c.SentenceEmbedding: SentenceEmbeddingHead,
 }
 

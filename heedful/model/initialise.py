@@ -27,6 +27,9 @@ def initialise(
             part.bias.zero_()
         if isinstance(part, nn.LayerNorm | nn.RMSNorm):
             part.weight.fill_(1.0)
+        if not isinstance(part, nn.Linear | nn.Embedding | nn.LayerNorm | nn.RMSNorm):
+            for loose in part.parameters(recurse=False):
+                _draw(loose.view(-1, loose.shape[-1]), scheme, True, generator)
         if isinstance(part, nn.Embedding) and part.padding_idx is not None:
             part.weight[part.padding_idx].zero_()
 

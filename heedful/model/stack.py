@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from math import sqrt
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from heedful.errors import HeedfulError
-from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, Sinusoidal, StackConfig
+from heedful.model.cache import Cache
+from heedful.model.config import (
+    Buckets,
+    EmbeddingConfig,
+    Learned,
+    ModelConfig,
+    Rotary,
+    Shaw,
+    Sinusoidal,
+    StackConfig,
+    TransformerXl,
+)
 from heedful.nn.attend import attend
 from heedful.nn.dropout import dropout
 from heedful.nn.layers import Mlp, make_norm
 from heedful.nn.layout import Layout
-from heedful.nn.positions import sinusoid
+from heedful.nn.positions import (
+    BucketRelation,
+    Relation,
+    RotaryRelation,
+    ShawRelation,
+    TransformerXlRelation,
+    sinusoid,
+)
 from heedful.packed import Packed
 
 
@@ -37,6 +58,8 @@ class Embedding(nn.Module):
             self.types = nn.Embedding(config.types, joined)
         self.norm = make_norm(config.norm, joined, config.norm_eps, config.norm_bias) if config.norm else nn.Identity()
         self.project = nn.Linear(joined, width) if joined != width else nn.Identity()
+        if config.query:
+            self.query = nn.Parameter(torch.zeros(config.width))
 
     def forward(self, batch: Packed) -> Float[Tensor, "rows width"]:
         self._check(batch)
@@ -44,13 +67,14 @@ class Embedding(nn.Module):
         x: Tensor = self.tokens(batch.tokens)
         if config.scale != 1.0:
             x = x * config.scale
+        if batch.keys is not None:
+            x = torch.where(self._looks_on(batch), self.query, x)
         place: Tensor | None = None
         match config.positions:
             case Learned(offset=offset):
                 place = self.positions(batch.positions + offset)
             case Sinusoidal(layout=layout, base=base, offset=offset, width=width):
-                longest = max(batch.lengths, default=0)
-                steps = torch.arange(offset, offset + longest, device=x.device)
+                steps = torch.arange(offset, offset + batch.longest, device=x.device)
                 place = sinusoid(steps, width or config.width, layout, base).to(x)[batch.positions]
         if place is not None and config.positions is not None:
             x = torch.cat([x, place], -1) if config.positions.join == "concatenate" else x + place
@@ -60,12 +84,20 @@ class Embedding(nn.Module):
         projected: Tensor = self.project(x)
         return projected
 
+    def _looks_on(self, batch: Packed) -> Bool[Tensor, "rows 1"]:
+        """Which rows are not part of their sequence."""
+        if not self.config.query:
+            raise HeedfulError("this model has one stream: all rows of a batch must be keys")
+        assert batch.keys is not None
+        at = [torch.arange(length) >= keys for length, keys in zip(batch.lengths, batch.keys, strict=True)]
+        return torch.cat(at)[:, None].to(batch.tokens.device)
+
     def _check(self, batch: Packed) -> None:
         place = self.config.positions
-        if isinstance(place, Learned) and max(batch.lengths, default=0) > place.count - place.offset:
-            longest = max(range(len(batch)), key=batch.lengths.__getitem__)
+        if isinstance(place, Learned) and batch.longest > place.count - place.offset:
+            lengths = [n + m for n, m in zip(batch.lengths, batch.before or [0] * len(batch), strict=True)]
             raise HeedfulError(
-                f"sequence {longest} has {batch.lengths[longest]} tokens, but the model has positions for "
+                f"sequence {lengths.index(batch.longest)} has {batch.longest} tokens, but the model has positions for "
                 f"{place.count - place.offset}: cut it into windows or truncate it"
             )
         if batch.tokens.device.type == "cpu" and len(batch.tokens):  # elsewhere looking would stall the queue
@@ -82,6 +114,26 @@ class Embedding(nn.Module):
                     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sight:
+    """What the rows that go through a stack may see: each other, and the encoder's rows where there are any."""
+
+    layout: Layout
+    memory: Float[Tensor, "keys width"] | None = None
+    to_memory: Layout | None = None
+    cache: Cache | None = None  # rows that came earlier
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Placed:
+    """How places enter one layer: the window, the relation, and what it prepared for the batch."""
+
+    layer: int
+    window: int | None
+    relation: Relation
+    prepared: Any
+
+
 class Attention(nn.Module):
     """Multi-head attention of the rows of each sequence to each other (Vaswani et al. 2017, section 3.2.2)."""
 
@@ -93,10 +145,23 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * inner, bias=config.attention_bias)
         self.out = nn.Linear(inner, config.width, bias=config.attention_bias)
 
-    def forward(self, x: Float[Tensor, "rows width"], layout: Layout, window: int | None) -> Tensor:
+    def forward(self, x: Float[Tensor, "rows width"], sight: Sight, placed: Placed) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(1)
-        dropout = self.dropout if self.training else 0.0
-        mixed = attend(q, k, v, layout, scale=self.scale, causal=self.causal, window=window, dropout=dropout)
+        bias = placed.relation.bias(q, placed.prepared, self.scale)
+        q, k = placed.relation.turn(q, k, placed.prepared)
+        if sight.cache is not None:
+            k, v = sight.cache.join(placed.layer, k, v, sight.layout)
+        mixed = attend(
+            q,
+            k,
+            v,
+            sight.layout,
+            scale=self.scale,
+            causal=self.causal,
+            window=placed.window,
+            bias=bias,
+            dropout=self.dropout if self.training else 0.0,
+        )
         out: Tensor = self.out(mixed.flatten(1))
         return out
 
@@ -113,12 +178,17 @@ class CrossAttention(nn.Module):
         self.kv = nn.Linear(config.width, 2 * inner, bias=config.attention_bias)
         self.out = nn.Linear(inner, config.width, bias=config.attention_bias)
 
-    def forward(self, x: Float[Tensor, "rows width"], memory: Float[Tensor, "keys width"], layout: Layout) -> Tensor:
+    def forward(self, x: Float[Tensor, "rows width"], sight: Sight, layer: int) -> Tensor:
+        assert sight.to_memory is not None and sight.memory is not None
         q = self.q(x).unflatten(-1, (self.heads, -1))
-        k, v = self.kv(memory).unflatten(-1, (2, self.heads, -1)).unbind(1)
+        k, v = self._project(sight.memory) if sight.cache is None else sight.cache.cross(layer, self._project)
         dropout = self.dropout if self.training else 0.0
-        out: Tensor = self.out(attend(q, k, v, layout, scale=self.scale, dropout=dropout).flatten(1))
+        out: Tensor = self.out(attend(q, k, v, sight.to_memory, scale=self.scale, dropout=dropout).flatten(1))
         return out
+
+    def _project(self, memory: Float[Tensor, "keys width"]) -> tuple[Tensor, Tensor]:
+        k, v = self.kv(memory).unflatten(-1, (2, self.heads, -1)).unbind(1)
+        return k, v
 
 
 def _scale(config: StackConfig) -> float:
@@ -128,13 +198,14 @@ def _scale(config: StackConfig) -> float:
 class Block(nn.Module):
     """Attention, attention to the encoder where there is one, and the MLP, each with a residual and a norm."""
 
-    def __init__(self, config: StackConfig) -> None:
+    def __init__(self, config: StackConfig, *, first: bool = False) -> None:
         super().__init__()
         self.norm_first = config.norm_at == "pre"
         self.dropout = config.dropout
         out = config.attention_out_dropout
         self.attention_out_dropout = config.dropout if out is None else out
-        self.attention, self.attention_norm = Attention(config), _norm(config)
+        self.attention = Attention(config)
+        self.attention_norm = nn.Identity() if first and not config.first_norm else _norm(config)
         if config.cross:
             self.cross, self.cross_norm = CrossAttention(config), _norm(config)
         self.mlp_norm = _norm(config)
@@ -150,15 +221,13 @@ class Block(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "rows width"],
-        layout: Layout,
-        window: int | None,
-        memory: Float[Tensor, "keys width"] | None,
-        to_memory: Layout | None,
+        sight: Sight,
+        placed: Placed,
     ) -> Float[Tensor, "rows width"]:
         out = self.attention_out_dropout
-        x = self._residual(x, self.attention_norm, lambda y: self.attention(y, layout, window), out)
-        if memory is not None:
-            x = self._residual(x, self.cross_norm, lambda y: self.cross(y, memory, to_memory), out)
+        x = self._residual(x, self.attention_norm, lambda y: self.attention(y, sight, placed), out)
+        if sight.memory is not None:
+            x = self._residual(x, self.cross_norm, lambda y: self.cross(y, sight, placed.layer), out)
         return self._residual(x, self.mlp_norm, self.mlp, self.dropout)
 
     def _residual(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor], rate: float) -> Tensor:
@@ -171,6 +240,23 @@ def _norm(config: StackConfig) -> nn.Module:
     return make_norm(config.norm, config.width, config.norm_eps, config.norm_bias)
 
 
+def _relations(config: StackConfig) -> list[Relation]:
+    """One for all layers, two (of layers without and with a window), or one for each block."""
+    match config.relation:
+        case Rotary(base=base, local_base=local):
+            return [RotaryRelation(base), RotaryRelation(base if local is None else local)]
+        case Buckets(count=count, reach=reach):
+            return [BucketRelation(count=count, reach=reach, heads=config.heads, causal=config.causal)]
+        case Shaw(reach=reach, values=values):
+            made: Callable[[], Relation] = partial(ShawRelation, reach=reach, width=config.head_width, values=values)
+        case TransformerXl(reach=reach):
+            sizes = {"width": config.width, "heads": config.heads, "head_width": config.head_width}
+            made = partial(TransformerXlRelation, **sizes, reach=reach, dropout=config.dropout)
+        case None:
+            return [Relation()]
+    return [made() for _ in range(config.blocks or config.layers)]
+
+
 class Stack(nn.Module):
     """The blocks, and the final norm where there is one."""
 
@@ -178,25 +264,42 @@ class Stack(nn.Module):
         super().__init__()
         self.config = config
         self.recompute = False  # run blocks again for their gradient instead of keeping what they computed
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(
+            Block(config, first=number == 0) for number in range(config.blocks or config.layers)
+        )
+        self.relations = nn.ModuleList(_relations(config))
         self.norm = _norm(config) if config.final_norm else nn.Identity()
 
     def forward(
         self,
         x: Float[Tensor, "rows width"],
-        layout: Layout,
+        batch: Packed,
         memory: Float[Tensor, "keys width"] | None = None,
         to_memory: Layout | None = None,
+        cache: Cache | None = None,
     ) -> Float[Tensor, "rows width"]:
-        every = self.config.global_every
-        for number, block in enumerate(self.blocks):
-            window = None if every and number % every == 0 else self.config.window
-            if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(block, x, layout, window, memory, to_memory, use_reentrant=False)
+        again = self.recompute and torch.is_grad_enabled()
+        layout = Layout.within(batch) if cache is None else cache.layout(batch)
+        sight = Sight(layout=layout, memory=memory, to_memory=to_memory, cache=cache)
+        relations = [each for each in self.relations if isinstance(each, Relation)]
+        prepared = [relation.prepare(batch, x, keep=not again) for relation in relations]
+        for layer in range(self.config.layers):
+            number = layer * len(self.blocks) // self.config.layers
+            every = self.config.global_every
+            window = None if every and layer % every == 0 else self.config.window
+            match self.config.relation:
+                case Rotary():
+                    which = 0 if window is None else 1
+                case Shaw() | TransformerXl():
+                    which = number
+                case _:
+                    which = 0
+            placed = Placed(layer=layer, window=window, relation=relations[which], prepared=prepared[which])
+            if again:
+                x = checkpoint(self.blocks[number], x, sight, placed, use_reentrant=False)
             else:
-                x = block(x, layout, window, memory, to_memory)
-        normed: Tensor = self.norm(x)
-        return normed
+                x = self.blocks[number](x, sight, placed)
+        return dropout(self.norm(x), self.config.final_dropout, self.training)
 
 
 class Transformer(nn.Module):
@@ -232,6 +335,25 @@ class Transformer(nn.Module):
             source, target = source.filled(), None if target is None else target.filled()
         return self._run(source, target)[:rows]
 
+    def remember(self, source: Packed | int) -> Cache:
+        """Where decoding begins: the encoder's rows of these sequences, or room for so many without an encoder."""
+        if self.decoder is None:
+            raise HeedfulError("this model has no decoder: it cannot write")
+        if self.encoder is None:
+            return Cache(source if isinstance(source, int) else len(source))
+        if isinstance(source, int):
+            raise HeedfulError("this model has an encoder: give the batch that it is to read")
+        return Cache(len(source), self.encoder(self.embedding(source), source), source.bounds)
+
+    def go_on(self, batch: Packed, cache: Cache) -> Float[Tensor, "rows width"]:
+        """The decoder's rows of tokens that follow what the cache holds; they are remembered too."""
+        assert self.decoder is not None
+        placed = cache.placed(batch)
+        x: Tensor = self.output_embedding(placed)
+        x = self.decoder(x, placed, cache.memory, cache.to_memory(batch), cache)
+        cache.advance(batch.lengths)
+        return x
+
     def _prepares_shapes(self) -> bool:
         """Whether each new number of rows costs time and memory that is kept: oneDNN's bfloat16 products on a CPU.
 
@@ -241,17 +363,16 @@ class Transformer(nn.Module):
         return weight.device.type == "cpu" and (weight.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"))
 
     def _run(self, source: Packed, target: Packed | None) -> Float[Tensor, "rows width"]:
-        layout = Layout.of(source.bounds)
         x: Tensor = self.embedding(source)
         if self.encoder is not None:
-            x = self.encoder(x, layout)
+            x = self.encoder(x, source)
         if target is None:
             if self.decoder is not None:
-                x = self.decoder(x, layout)
+                x = self.decoder(x, source)
             return x
         assert self.decoder is not None
         y: Tensor = self.output_embedding(target)
-        y = self.decoder(y, Layout.of(target.bounds), x, Layout.of(target.bounds, source.bounds))
+        y = self.decoder(y, target, x, Layout.of(target.bounds, source.bounds))
         return y
 
 

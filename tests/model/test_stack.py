@@ -249,9 +249,9 @@ def test_windows_and_global_layers_alternate(
     seen = []
     forward = Block.forward
 
-    def watch(self: Block, x: Tensor, layout: Any, window: int | None, *rest: Any) -> Tensor:
-        seen.append(window)
-        return forward(self, x, layout, window, *rest)
+    def watch(self: Block, x: Tensor, sight: Any, placed: Any) -> Tensor:
+        seen.append(placed.window)
+        return forward(self, x, sight, placed)
 
     monkeypatch.setattr(Block, "forward", watch)
     build(ModelConfig(embedding=EMBEDDING, encoder=replace(STACK, layers=5, **more)))(SOURCE)

@@ -1,0 +1,285 @@
+"""Writing, token by token: greedy, sampled, or by beams; packed, with what came earlier remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from heedful.errors import HeedfulError
+from heedful.model.cache import Cache
+from heedful.model.stack import Transformer
+from heedful.packed import Packed
+
+Score = Callable[[Tensor, Packed], Tensor]  # rows and their batch -> [rows, vocabulary], a vocabulary head
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Greedy:
+    """The most probable token each time."""
+
+    kind: Literal["greedy"] = "greedy"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """A token drawn from softmax(scores / temperature), cut to the top_k best and to the best that reach top_p.
+
+    top_p is nucleus sampling (Holtzman et al. 2020). A sequence's draws depend on the seed and its own number alone.
+    """
+
+    kind: Literal["sample"] = "sample"
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise HeedfulError(f'temperature is {self.temperature}; expected more than 0 (for 0 there is "greedy")')
+        if self.top_k is not None and self.top_k < 1:
+            raise HeedfulError(f"top_k is {self.top_k}; expected a whole number from 1")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise HeedfulError(f"top_p is {self.top_p}; expected more than 0, up to 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beam:
+    """The `width` most probable beginnings are followed; the `best` complete ones come out, best first.
+
+    Complete ones are compared by log p / penalty, n tokens with the last: "none" 1; "power" n^strength; "gnmt"
+    ((5 + n) / 6)^strength (Wu et al. 2016, section 7). A search ends when no beginning is expected to improve on
+    them: "likely" takes the present length for its penalty, "sure" the largest one, "full" ends with `width` of them.
+    """
+
+    kind: Literal["beam"] = "beam"
+    width: int = 4
+    best: int = 1
+    penalty: Literal["none", "power", "gnmt"] = "power"
+    strength: float = 1.0
+    ends: Literal["likely", "sure", "full"] = "likely"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.best <= self.width:
+            raise HeedfulError(f"best is {self.best} of {self.width} beams; expected 1 to the width")
+
+    def divisor(self, tokens: int) -> float:
+        """By which the log-probability of so many tokens is divided."""
+        match self.penalty:
+            case "none":
+                return 1.0
+            case "power":
+                return float(max(tokens, 1) ** self.strength)
+            case "gnmt":
+                return float(((5 + tokens) / 6) ** self.strength)
+
+
+How = Greedy | Sample | Beam
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Step:
+    """One token more for each sequence that is not complete; `sequences` are their numbers in the batch."""
+
+    sequences: tuple[int, ...]
+    tokens: tuple[int, ...]
+    log_probabilities: tuple[float, ...]  # of these tokens, as the model gives them, whatever was cut for drawing
+    distribution: Float[Tensor, "sequences vocabulary"] | None  # log-probabilities of all tokens, where asked for
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Written:
+    """What was written after a prompt; the token that stopped it is not part of it."""
+
+    tokens: list[int] = field(default_factory=list)
+    log_probability: float = 0.0  # of all tokens, the stopping one included
+    score: float = 0.0  # the same, or divided by the penalty of beams
+    complete: bool = False  # a stopping token came before there was no room left
+
+
+def stream(
+    model: Transformer,
+    score: Score,
+    prompts: Packed,
+    how: Greedy | Sample,
+    *,
+    most: int,
+    stop: Sequence[int],
+    source: Packed | None = None,
+    seed: int = 0,
+    distribution: bool = False,
+) -> Iterator[Step]:
+    """Steps of at most so many tokens for each prompt, until a token of `stop`; `source` is what an encoder reads."""
+    draws = [torch.Generator().manual_seed(seed * 1_000_003 + number) for number in range(len(prompts))]
+    alive = list(range(len(prompts)))
+    cache = _begin(model, prompts, source)
+    batch = prompts
+    for _ in range(most):
+        log_p = _next(model, score, batch, cache)
+        if isinstance(how, Greedy):
+            chosen = log_p.argmax(-1)
+        else:
+            uniform = torch.cat([torch.rand(1, generator=draws[number], dtype=torch.float64) for number in alive])
+            chosen = draw(log_p, how, uniform.to(log_p.device))
+        found = log_p.gather(-1, chosen[:, None])[:, 0]
+        tokens = chosen.tolist()
+        yield Step(
+            sequences=tuple(alive),
+            tokens=tuple(tokens),
+            log_probabilities=tuple(found.tolist()),
+            distribution=log_p if distribution else None,
+        )
+        kept = [place for place, token in enumerate(tokens) if token not in stop]
+        if not kept:
+            return
+        cache.choose(kept)
+        alive = [alive[place] for place in kept]
+        batch = Packed.of([[tokens[place]] for place in kept]).to(log_p.device)
+
+
+def draw(log_p: Float[Tensor, "rows vocabulary"], how: Sample, uniform: Float[Tensor, " rows"]) -> Tensor:
+    """One token for each row, by a number from 0 to 1: where the summed probabilities, best first, exceed it."""
+    scaled, order = (log_p.double() / how.temperature).sort(stable=True, dim=-1, descending=True)
+    if how.top_k is not None:
+        scaled = scaled[:, : how.top_k]
+    summed = scaled.softmax(-1).cumsum(-1)
+    total = summed[:, -1:]
+    if how.top_p is not None:  # the first one that reaches it is the last one that counts
+        last = (summed < how.top_p).sum(-1, keepdim=True).clamp(max=summed.shape[1] - 1)
+        total = summed.gather(-1, last)
+    place = (summed <= uniform[:, None] * total).sum(-1, keepdim=True).clamp(max=summed.shape[1] - 1)
+    drawn: Tensor = order.gather(-1, place)[:, 0]
+    return drawn
+
+
+def write(
+    model: Transformer,
+    score: Score,
+    prompts: Packed,
+    how: How,
+    *,
+    most: int,
+    stop: Sequence[int],
+    source: Packed | None = None,
+    seed: int = 0,
+) -> list[list[Written]]:
+    """What is written after each prompt: one, or the best of its beams."""
+    if isinstance(how, Beam):
+        return search(model, score, prompts, how, most=most, stop=stop, source=source)
+    found = [Written() for _ in range(len(prompts))]
+    for step in stream(model, score, prompts, how, most=most, stop=stop, source=source, seed=seed):
+        for number, token, log_p in zip(step.sequences, step.tokens, step.log_probabilities, strict=True):
+            written = found[number]
+            written.log_probability += log_p
+            written.score = written.log_probability
+            written.complete = token in stop
+            if not written.complete:
+                written.tokens.append(token)
+    return [[each] for each in found]
+
+
+# -- beams ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Search:
+    """The beginnings of one prompt that are followed, best first, and what is complete, best first."""
+
+    number: int
+    open: list[Written]
+    complete: list[Written] = field(default_factory=list)
+
+
+def search(
+    model: Transformer,
+    score: Score,
+    prompts: Packed,
+    how: Beam,
+    *,
+    most: int,
+    stop: Sequence[int],
+    source: Packed | None = None,
+) -> list[list[Written]]:
+    """The best complete continuations of each prompt by beam search."""
+    searches = [_Search(number=number, open=[Written()]) for number in range(len(prompts))]
+    running, batch, cache = searches, prompts, _begin(model, prompts, source)
+    candidates = max(2, 1 + len(stop)) * how.width
+    for length in range(1, most + 1):
+        log_p = _next(model, score, batch, cache)
+        begun = [each.log_probability for one in running for each in one.open]
+        summed = (log_p + log_p.new_tensor(begun)[:, None]).unflatten(0, (len(running), -1)).flatten(1)
+        best, places = summed.topk(min(candidates, summed.shape[1]), -1)
+        going, parents, row = [], [], 0
+        for one, values, indices in zip(running, best.tolist(), places.tolist(), strict=True):
+            beams = len(one.open)
+            found = [(value, *divmod(index, log_p.shape[-1])) for value, index in zip(values, indices, strict=True)]
+            taken = _advance(one, found, how, stop, last=length == most)
+            if length < most and _can_improve(one, how, length, most):
+                going.append(one)
+                parents += [row + parent for parent in taken]
+            row += beams
+        if not going:
+            break
+        running = going
+        cache.choose(parents)
+        batch = Packed.of([[each.tokens[-1]] for one in running for each in one.open]).to(log_p.device)
+    return [one.complete[: how.best] for one in searches]
+
+
+def _advance(
+    one: _Search, found: list[tuple[float, int, int]], how: Beam, stop: Sequence[int], *, last: bool
+) -> list[int]:
+    """Follow the best candidates (log-probability, beginning, token); returns which beginning each one follows."""
+    opened: list[Written] = []
+    parents, begun = [], one.open
+    for rank, (value, parent, token) in enumerate(found):
+        ends = token in stop
+        tokens = begun[parent].tokens if ends else [*begun[parent].tokens, token]
+        count = len(begun[parent].tokens) + 1
+        written = Written(tokens=list(tokens), log_probability=value, score=value / how.divisor(count), complete=ends)
+        if (ends or last) and rank < how.width:
+            one.complete.append(written)
+        elif not ends and len(opened) < how.width:
+            opened.append(written)
+            parents.append(parent)
+    one.complete.sort(key=lambda each: -each.score)
+    del one.complete[how.width :]
+    one.open = opened
+    return parents
+
+
+def _can_improve(one: _Search, how: Beam, length: int, most: int) -> bool:
+    """Whether a beginning may still end better than the worst of what is complete."""
+    if len(one.complete) < how.width:
+        return bool(one.open)
+    if how.ends == "full" or not one.open:
+        return False
+    longest = most if how.ends == "sure" and how.strength > 0 else length
+    return one.open[0].log_probability / how.divisor(longest) > one.complete[-1].score
+
+
+# -- one step ---------------------------------------------------------------------------------------------------
+
+
+def _begin(model: Transformer, prompts: Packed, source: Packed | None) -> Cache:
+    """An empty cache, or one with the encoder's rows."""
+    if model.training:
+        raise HeedfulError("the model is in training mode: call eval() before it writes")
+    prompts.firsts()  # refuses empty prompts
+    if (source is None) == (model.encoder is not None):
+        need = "needs a source" if source is None else "takes no source"
+        raise HeedfulError(f"this model {need}: only a model with an encoder reads one")
+    with torch.inference_mode():
+        return model.remember(len(prompts) if source is None else source)
+
+
+def _next(model: Transformer, score: Score, batch: Packed, cache: Cache) -> Float[Tensor, "sequences vocabulary"]:
+    """Log-probabilities of the token that follows each sequence; in float32 at least."""
+    with torch.inference_mode():
+        rows = model.go_on(batch, cache)
+        lasts = rows[torch.tensor(batch.bounds[1:], device=rows.device) - 1]
+        scores = score(lasts, batch)
+        return scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)

@@ -1,0 +1,236 @@
+"""Writing: greedy, beams and samples against transformers' generate, and against decoding without a cache."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import heedful
+from heedful.checkpoint import Config, create
+from heedful.families import native
+from heedful.families.table import Keys
+from heedful.model.config import EmbeddingConfig, ModelConfig, NextToken, Rotary, Shaw, StackConfig
+from heedful.model.decode import Beam, Greedy, How, Sample, draw, search, stream, write
+from heedful.packed import Packed
+from tests.tiny import Exact, save_tiny
+
+MOST = 12
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [17, 18]]
+FAMILIES = {"gpt2": "GPT2LMHeadModel", "t5": "T5ForConditionalGeneration"}
+
+
+def both(folder: Path, family: str) -> tuple[Any, heedful.Loaded, int]:
+    """Their model, ours, and a token that stops some of the prompts: one that not all of them would write."""
+    theirs = save_tiny(folder, family, FAMILIES[family], torch.float64)
+    ours = heedful.load(folder, dtype=torch.float64)
+    assert ours.head is not None
+    free = [
+        set(one[0].tokens[1:])
+        for one in write(ours.model, ours.head, how=Greedy(), most=MOST, stop=[], **given(family))
+    ]
+    often = Counter(token for tokens in free for token in tokens)
+    return theirs, ours, min(token for token, count in often.items() if count < len(PROMPTS))
+
+
+def given(family: str, prompts: list[list[int]] = PROMPTS) -> dict[str, Packed]:
+    if family == "gpt2":
+        return {"prompts": Packed.of(prompts)}
+    return {"prompts": Packed.of([[0]] * len(prompts)), "source": Packed.of(prompts)}
+
+
+def theirs_writes(theirs: Any, family: str, prompt: list[int], stop: int, **how: Any) -> Any:
+    with torch.no_grad(), Exact(torch.float64):
+        return theirs.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=MOST,
+            eos_token_id=stop,
+            pad_token_id=97,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **how,
+        )
+
+
+def stripped(tokens: list[int], family: str, prompt: list[int], stop: int) -> list[int]:
+    written = tokens[1 if family == "t5" else len(prompt) :]
+    written = [token for token in written if token != 97]
+    return written[: written.index(stop)] if stop in written else written
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_is_theirs_token_by_token(tmp_path: Path, family: str) -> None:
+    theirs, ours, stop = both(tmp_path, family)
+    assert ours.head is not None
+    found = write(ours.model, ours.head, how=Greedy(), most=MOST, stop=[stop], **given(family))
+    expected = [
+        stripped(
+            theirs_writes(theirs, family, prompt, stop, do_sample=False).sequences[0].tolist(), family, prompt, stop
+        )
+        for prompt in PROMPTS
+    ]
+    assert [each[0].tokens for each in found] == expected
+    assert any(each[0].complete for each in found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("how", "their_own"),
+    [
+        (Beam(width=3, best=3), {}),
+        (Beam(width=4, best=2, strength=0.4), {"length_penalty": 0.4}),
+        (Beam(width=2, best=2, ends="full"), {"early_stopping": True}),
+        (Beam(width=3, best=3, ends="sure", strength=2.0), {"early_stopping": "never", "length_penalty": 2.0}),
+        (Beam(width=3, best=3, penalty="none", ends="sure"), {"early_stopping": "never", "length_penalty": 0.0}),
+    ],
+)
+def test_beams_are_theirs(tmp_path: Path, family: str, how: Beam, their_own: dict[str, Any]) -> None:
+    theirs, ours, stop = both(tmp_path, family)
+    assert ours.head is not None
+    found = search(ours.model, ours.head, how=how, most=MOST, stop=[stop], **given(family))
+    for prompt, written in zip(PROMPTS, found, strict=True):
+        out = theirs_writes(
+            theirs,
+            family,
+            prompt,
+            stop,
+            num_beams=how.width,
+            num_return_sequences=how.best,
+            do_sample=False,
+            **their_own,
+        )
+        assert [each.tokens for each in written] == [
+            stripped(tokens, family, prompt, stop) for tokens in out.sequences.tolist()
+        ]
+        for each, score in zip(written, out.sequences_scores.tolist(), strict=True):
+            assert abs(each.score - score) < 1e-5  # theirs sums in float32
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_beam_is_greedy(tmp_path: Path, family: str) -> None:
+    _, ours, stop = both(tmp_path, family)
+    assert ours.head is not None
+    greedy = write(ours.model, ours.head, how=Greedy(), most=MOST, stop=[stop], **given(family))
+    beam = write(ours.model, ours.head, how=Beam(width=1), most=MOST, stop=[stop], **given(family))
+    assert [each[0].tokens for each in greedy] == [each[0].tokens for each in beam]
+    for one, other in zip(greedy, beam, strict=True):
+        assert abs(one[0].log_probability - other[0].log_probability) < 1e-9
+
+
+SIDE: dict[str, Any] = {"width": 16, "layers": 2, "heads": 2, "head_width": 8, "inner_width": 24, "causal": True}
+OTHERS: dict[str, ModelConfig] = {
+    "rotary, window": ModelConfig(
+        embedding=EmbeddingConfig(vocabulary=40, width=16),
+        decoder=StackConfig(**SIDE, relation=Rotary(local_base=50.0), window=4, global_every=2, norm_at="pre"),
+    ),
+    "shaw": ModelConfig(
+        embedding=EmbeddingConfig(vocabulary=40, width=16), decoder=StackConfig(**SIDE, relation=Shaw(reach=3))
+    ),
+}
+
+
+def made(name: str, folder: Path) -> tuple[heedful.Loaded, int]:
+    if name in FAMILIES:
+        _, ours, stop = both(folder, name)
+        return ours, stop
+    if name == "transformer":
+        values = native.original(16, 2, 24, 0.1)
+        model = native.read(Keys(values, name))
+    else:
+        model = OTHERS[name]
+    return create(Config(family="heedful", model=model, head=NextToken()), seed=3).double().eval(), 1
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "transformer", *OTHERS])
+def test_with_a_cache_is_without(tmp_path: Path, name: str) -> None:
+    """Each step's distribution is that of the whole sequence computed anew, alone."""
+    ours, stop = made(name, tmp_path)
+    assert ours.head is not None
+    reads = given("t5" if ours.model.encoder is not None else "gpt2")
+    texts = [list(each) for each in ([[0]] * len(PROMPTS) if "source" in reads else PROMPTS)]
+    seen = 0
+    for step in stream(
+        ours.model, ours.head, how=Sample(temperature=2.0), most=9, stop=[stop], distribution=True, seed=5, **reads
+    ):
+        assert step.distribution is not None
+        for row, number in enumerate(step.sequences):
+            alone = Packed.of([texts[number]])
+            with torch.no_grad():
+                outputs = ours(Packed.of([PROMPTS[number]]), alone) if "source" in reads else ours(alone)
+            expected = outputs[-1].log_softmax(-1)
+            assert (step.distribution[row] - expected).abs().max() < 1e-10
+            texts[number].append(step.tokens[row])
+            assert abs(step.log_probabilities[row] - expected[step.tokens[row]]) < 1e-10
+            seen += 1
+    assert seen > 20
+
+
+@pytest.mark.parametrize("how", [Greedy(), Sample(temperature=1.5, top_k=20), Beam(width=3, best=2)])
+def test_what_is_written_does_not_depend_on_the_company(tmp_path: Path, how: How) -> None:
+    """But for the number of a sequence in its batch, by which samples are drawn."""
+    ours, stop = made("gpt2", tmp_path)
+    assert ours.head is not None
+    together = write(ours.model, ours.head, Packed.of(PROMPTS), how, most=MOST, stop=[stop], seed=1)
+    fewer = write(ours.model, ours.head, Packed.of(PROMPTS[:2]), how, most=MOST, stop=[stop], seed=1)
+    assert [[each.tokens for each in one] for one in together[:2]] == [[each.tokens for each in one] for one in fewer]
+    again = write(ours.model, ours.head, Packed.of(PROMPTS), how, most=MOST, stop=[stop], seed=1)
+    assert [[each.tokens for each in one] for one in together] == [[each.tokens for each in one] for one in again]
+    other = write(ours.model, ours.head, Packed.of(PROMPTS), how, most=MOST, stop=[stop], seed=2)
+    same = [[each.tokens for each in one] for one in together] == [[each.tokens for each in one] for one in other]
+    assert same == (not isinstance(how, Sample))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        Sample(temperature=0.7),
+        Sample(top_k=5),
+        Sample(top_p=0.6),
+        Sample(temperature=1.4, top_k=7, top_p=0.9),
+        Sample(top_k=500),
+    ],
+)
+def test_draws_follow_the_distribution_that_transformers_leaves(how: Sample) -> None:
+    """Their warpers give what may be drawn and how often; a fine grid of numbers must draw each token that often."""
+    from transformers.generation import logits_process
+
+    torch.manual_seed(0)
+    log_p = (torch.randn(1, 30, dtype=torch.float64) * 2).log_softmax(-1)
+    left = log_p / how.temperature
+    if how.top_k is not None:
+        left = logits_process.TopKLogitsWarper(how.top_k)(None, left)  # type: ignore[arg-type]
+    if how.top_p is not None:
+        left = logits_process.TopPLogitsWarper(how.top_p)(None, left)  # type: ignore[arg-type]
+    count = 20_000
+    uniform = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    drawn = draw(log_p.expand(count, -1), how, uniform)
+    shares = torch.bincount(drawn, minlength=30) / count
+    assert (shares - left.softmax(-1)[0]).abs().max() < 2e-4
+
+
+def test_what_cannot_be_written() -> None:
+    ours, _ = made("shaw", Path())
+    assert ours.head is not None
+    with pytest.raises(heedful.HeedfulError, match="takes no source: only a model with an encoder reads one"):
+        write(ours.model, ours.head, Packed.of([[1]]), Greedy(), most=2, stop=[0], source=Packed.of([[1]]))
+    with pytest.raises(heedful.HeedfulError, match=r"sequences \[1\] are empty"):
+        write(ours.model, ours.head, Packed.of([[1], []]), Greedy(), most=2, stop=[0])
+    with pytest.raises(heedful.HeedfulError, match=r"call eval\(\) before it writes"):
+        write(ours.train().model, ours.head, Packed.of([[1]]), Greedy(), most=2, stop=[0])
+    for wrong in ({"temperature": 0.0}, {"top_k": 0}, {"top_p": 1.5}):
+        with pytest.raises(heedful.HeedfulError, match=f"{next(iter(wrong))} is"):
+            Sample(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(heedful.HeedfulError, match="best is 3 of 2 beams; expected 1 to the width"):
+        Beam(width=2, best=3)
+
+
+def test_a_learned_table_ends(tmp_path: Path) -> None:
+    """40 positions are there: the 41st is refused with what to do."""
+    ours, _ = made("gpt2", tmp_path)
+    assert ours.head is not None
+    with pytest.raises(heedful.HeedfulError, match="has 41 tokens, but the model has positions for 40"):
+        write(ours.model, ours.head, Packed.of([[5, 6, 7]]), Greedy(), most=60, stop=[])
