@@ -69,7 +69,7 @@ def same_gradients(theirs: Any, loss: Tensor, ours: Loaded, count: float, tolera
     """The gradient of their mean loss is ours of the sum, divided by the count."""
     theirs.zero_grad()
     loss.backward()
-    table = FAMILIES[ours.config.family].table(ours.config.head)
+    table = FAMILIES[ours.config.family].table(ours.config.model, ours.config.head)
     given = {
         name: torch.zeros_like(each) if each.grad is None else each.grad
         for name, each in theirs.state_dict(keep_vars=True).items()

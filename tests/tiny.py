@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch.overrides import TorchFunctionMode
 
 from heedful.families import FAMILIES
 from heedful.packed import Packed
@@ -44,8 +45,98 @@ TINY: dict[str, tuple[type, dict[str, Any]]] = {
         },
     ),
 }
+TINY |= {
+    "albert": (
+        transformers.AlbertConfig,
+        _BERT | {"embedding_size": 16, "hidden_act": "gelu_new", "num_hidden_groups": 2},
+    ),
+    "electra": (transformers.ElectraConfig, _BERT | {"embedding_size": 16, "summary_last_dropout": 0.25}),
+    "xlnet": (
+        transformers.XLNetConfig,
+        {
+            "vocab_size": 99,
+            "d_model": 32,
+            "n_layer": 4,
+            "n_head": 4,
+            "d_inner": 48,
+            "dropout": 0.1,
+            "summary_last_dropout": 0.25,
+            "use_mems_eval": False,
+        },
+    ),
+    "gpt2": (
+        transformers.GPT2Config,
+        {
+            "vocab_size": 99,
+            "n_positions": 40,
+            "n_embd": 32,
+            "n_layer": 4,
+            "n_head": 4,
+            "n_inner": 48,
+            "embd_pdrop": 0.15,
+            "attn_pdrop": 0.2,
+            "classifier_dropout": 0.3,
+            "bos_token_id": 98,
+            "eos_token_id": 98,
+        },
+    ),
+    "modernbert": (
+        transformers.ModernBertConfig,
+        {
+            "vocab_size": 99,
+            "hidden_size": 32,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "intermediate_size": 48,
+            "local_attention": 8,
+            "max_position_embeddings": 40,
+            "embedding_dropout": 0.1,
+            "attention_dropout": 0.2,
+            "mlp_dropout": 0.15,
+            "classifier_dropout": 0.3,
+            "norm_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "classifier_bias": True,
+            **{f"{each}_token_id": 0 for each in ("pad", "bos", "eos", "cls", "sep")},
+        },
+    ),
+    "t5": (
+        transformers.T5Config,
+        {
+            "vocab_size": 99,
+            "d_model": 32,
+            "d_kv": 12,
+            "d_ff": 48,
+            "num_layers": 4,
+            "num_decoder_layers": 3,
+            "num_heads": 4,
+            "relative_attention_num_buckets": 8,
+            "relative_attention_max_distance": 14,
+            "classifier_dropout": 0.3,
+            "decoder_start_token_id": 0,
+        },
+    ),
+}
+WITHOUT_TYPES = {"distilbert", "gpt2", "modernbert", "t5"}
 MODELS = [(family, architecture) for family in TINY for architecture in FAMILIES[family].heads]
 LABELS = {0: "ache", 1: "bliss", 2: "calm"}
+
+
+class Exact(TorchFunctionMode):
+    """In float64 nothing of theirs is computed in float32: waves of places, norms, softmax."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.dtype is torch.float64:
+            func = torch.Tensor.double if func is torch.Tensor.float else func
+            args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+            kwargs = {name: torch.float64 if arg is torch.float32 else arg for name, arg in kwargs.items()}
+        return func(*args, **kwargs)
 
 
 def tiny(family: str, architecture: str, dtype: torch.dtype = torch.float32, **changed: Any) -> Any:
@@ -54,10 +145,22 @@ def tiny(family: str, architecture: str, dtype: torch.dtype = torch.float32, **c
     if "SequenceClassification" in architecture or "TokenClassification" in architecture:
         settings = settings | {"id2label": LABELS, "label2id": {name: number for number, name in LABELS.items()}}
     torch.manual_seed(len(architecture))
-    model = getattr(transformers, architecture)(kind(**settings | changed))
+    with Exact(dtype):
+        model = getattr(transformers, architecture)(kind(**settings | changed)).to(dtype)
     randomise(model)
-    model.config._attn_implementation = "eager"
-    return model.to(dtype).eval()
+    for part in model.modules() if family == "t5" else ():
+        if hasattr(part, "EncDecAttention") or hasattr(part, "SelfAttention"):
+            attention = getattr(part, "EncDecAttention", None) or part.SelfAttention
+            attention.q.weight.data *= attention.key_value_proj_dim**-0.5  # their scores are not scaled
+    return eager(model).eval()
+
+
+def eager(model: Any) -> Any:
+    """Attention written out, in every part of the model that has a config of its own."""
+    for part in model.modules():
+        if hasattr(part, "config"):
+            part.config._attn_implementation = "eager"
+    return model
 
 
 @torch.no_grad()
@@ -83,8 +186,10 @@ LENGTHS = (7, 23, 1, 12)
 def sequences(family: str, lengths: tuple[int, ...] = LENGTHS) -> tuple[list[list[int]], list[list[int]]]:
     """Random ids past the special ones, and types: two segments where the family has them."""
     generator = torch.Generator().manual_seed(3)
-    ids = [torch.randint(5, 99, (length,), generator=generator).tolist() for length in lengths]
-    two = TINY[family][1].get("type_vocab_size", 2) == 2 and family != "distilbert"
+    ids = [torch.randint(5, 98, (length,), generator=generator).tolist() for length in lengths]
+    if family == "t5":
+        ids = [[*each[:-1], 1] for each in ids]  # each ends with </s>
+    two = TINY[family][1].get("type_vocab_size", 2) == 2 and family not in WITHOUT_TYPES
     return ids, [[int(two and place >= length // 2) for place in range(length)] for length in lengths]
 
 
@@ -96,20 +201,60 @@ def packed(family: str, lengths: tuple[int, ...] = LENGTHS) -> Packed:
 def their_inputs(family: str, ids: list[int], types: list[int]) -> dict[str, torch.Tensor]:
     """One sequence as transformers takes it."""
     given = {"input_ids": torch.tensor([ids])}
-    return given if family == "distilbert" else given | {"token_type_ids": torch.tensor([types])}
+    return given if family in WITHOUT_TYPES else given | {"token_type_ids": torch.tensor([types])}
+
+
+def their_rows(model: Any, family: str, ids: list[int], types: list[int]) -> torch.Tensor:
+    """transformers' last hidden states of one sequence; a decoder reads the sequence itself, shifted."""
+    body = getattr(model, "transformer", model) if family == "t5" else model.base_model
+    with Exact(model.dtype):
+        if family != "t5":
+            rows: torch.Tensor = body(**their_inputs(family, ids, types)).last_hidden_state
+            return rows[0]
+        rows = body.encoder(input_ids=torch.tensor([ids])).last_hidden_state
+        if hasattr(body, "decoder"):
+            rows = body.decoder(input_ids=torch.tensor([[0, *ids[:-1]]]), encoder_hidden_states=rows).last_hidden_state
+        return rows[0]
+
+
+def target(loaded: Any, batch: Packed) -> Packed | None:
+    """What a decoder beside an encoder reads in these tests: the sequence itself, shifted."""
+    model = loaded.model
+    return batch.shifted(0) if model.encoder is not None and model.decoder is not None else None
+
+
+def our_rows(loaded: Any, batch: Packed) -> torch.Tensor:
+    """Our last hidden states for the same."""
+    rows: torch.Tensor = loaded.model(batch, target(loaded, batch))
+    return rows
+
+
+def our_outputs(loaded: Any, batch: Packed) -> list[torch.Tensor]:
+    """Our head's outputs for the same; heads of a decoder shift what they read by themselves, if they are to."""
+    alone = loaded.head is not None and not loaded._writes()
+    outputs = loaded(batch) if alone else loaded(batch, target(loaded, batch))
+    return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
 
 
 def their_outputs(model: Any, family: str, ids: list[list[int]], types: list[list[int]]) -> list[torch.Tensor]:
     """What transformers' head gives for sequences one at a time, laid out as ours: one tensor for each output."""
     choice = "MultipleChoice" in type(model).__name__
+    writes = type(model).__name__ in ("T5ForConditionalGeneration", "T5Model")
     found: list[list[torch.Tensor]] = []
     for each_ids, each_types in zip(ids, types, strict=True):
         given = their_inputs(family, each_ids, each_types)
+        if writes:
+            given["decoder_input_ids"] = torch.tensor([[0, *each_ids[:-1]]])
         if choice:
             given = {name: tensor[None] for name, tensor in given.items()}
-        out = model(**given)
+        with Exact(model.dtype):
+            out = model(**given)
         if "start_logits" in out:
             found.append([torch.stack([out.start_logits[0], out.end_logits[0]], -1)])
+        elif "mc_logits" in out:
+            found.append([out.logits[0], out.mc_logits.flatten()])
+        elif "sop_logits" in out:
+            found.append([out.prediction_logits[0], out.sop_logits])
         elif "prediction_logits" in out:
             found.append([out.prediction_logits[0], out.seq_relationship_logits])
         elif "last_hidden_state" in out:
@@ -118,10 +263,6 @@ def their_outputs(model: Any, family: str, ids: list[list[int]], types: list[lis
         elif choice:
             found.append([out.logits[0]])
         else:
-            found.append([out.logits if out.logits.ndim == 2 else out.logits[0]])
+            rows = "ForPreTraining" in type(model).__name__ or out.logits.ndim == 3
+            found.append([out.logits[0] if rows else out.logits])
     return [torch.cat(parts) for parts in zip(*found, strict=True)]
-
-
-def as_list(outputs: Any) -> list[torch.Tensor]:
-    """Our head's outputs as a list of tensors."""
-    return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)

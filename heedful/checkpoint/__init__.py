@@ -6,7 +6,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -21,7 +21,7 @@ from heedful.checkpoint.files import WEIGHTS, Slot, find_tensors, read_json, rea
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 from heedful.families import FAMILIES
 from heedful.families.table import Family, Keys, Table, claims, load_names, modern_name, save_names
-from heedful.model.config import Head, Learned, ModelConfig, Pooled, SentenceEmbedding
+from heedful.model.config import Head, Learned, ModelConfig, NextToken, NextTokenAndChoice, Pooled, SentenceEmbedding
 from heedful.model.heads import make_head
 from heedful.model.initialise import initialise
 from heedful.model.stack import Transformer
@@ -55,8 +55,15 @@ class Loaded(nn.Module):
 
     def forward(self, batch: Packed, target: Packed | None = None) -> Any:
         """The head's outputs, or the last hidden states where there is no head."""
+        start = self.config.model.start
+        if target is None and start is not None and self.head is not None and not self._writes():
+            target = batch.shifted(start)
         rows = self.model(batch, target)
         return rows if self.head is None else self.head(rows, batch if target is None else target)
+
+    def _writes(self) -> bool:
+        """Whether the head reads what a decoder writes of its own."""
+        return isinstance(self.config.head, NextToken | NextTokenAndChoice)
 
     def count(self) -> int:
         """How many parameters there are; what is shared counts once."""
@@ -118,7 +125,7 @@ def load(
     config, slots, unused = _fit(config, slots, folder, chosen=head is not None)
     loaded = _empty(config, folder)
     family = FAMILIES[config.family]
-    table = family.table(config.head)
+    table = family.table(config.model, config.head)
     _check_names(table, save_names(table, loaded.named()), slots, values, folder)
     assign(loaded, _load_tensors(table, slots, dtype, folder), device)
     loaded.tokenizer = _load_tokenizer(folder, config.model)
@@ -145,8 +152,9 @@ def read_config(
         raise HeedfulError(f"{source}: model_type is {kind!r}{close}; Heedful reads {', '.join(FAMILIES)}")
     family = FAMILIES[kind]
     keys = Keys(values, source)
-    model = family.read(keys)
+    whole = family.read(keys)
     entry = family.heads[_architecture(family, values, source, head)]
+    model = entry.part(whole)
     config = Config(family=kind, model=model, head=entry.read(keys, model), origin=dict(values))
     keys.done(family.irrelevant, ignore)
     return config
@@ -172,27 +180,29 @@ def _fit(
 ) -> tuple[Config, dict[str, Slot], tuple[str, ...]]:
     """Names with the family's prefix; the head that the tensors and modules.json allow; tensors of other heads."""
     family = FAMILIES[config.family]
-    if not any(name.startswith(family.prefix) for name in slots):
-        slots = {family.prefix + name: slot for name, slot in slots.items()}
+    bare = not any(name.startswith(family.prefix) for name in slots)
+    slots = {family.inner_name(name, bare): slot for name, slot in slots.items()}
     if not chosen and (folder / sentences.MODULES).exists():
         config = replace(config, head=sentences.read(folder, keeps_pooler=_has_pooler(config, slots)))
-    elif isinstance(config.head, Pooled) and family.architecture(config.head) == family.bare and not chosen:
+    elif (
+        isinstance(config.head, Pooled) and family.architecture(config.model, config.head) == family.bare and not chosen
+    ):
         config = config if _has_pooler(config, slots) else replace(config, head=None)  # saved without its pooler
-    mine = family.table(config.head)
-    others = {
-        name
-        for entry in family.heads.values()
-        if (other := _any_head(entry, config, folder)) is not None
-        for name in _claimed(family.table(other), slots)
-    }
-    unused = tuple(sorted(others - _claimed(mine, slots)))
+    mine = family.table(config.model, config.head)
+    left = slots.keys() - _claimed(mine, slots)
+    unused = tuple(
+        sorted({name for table in _others(config, folder) for name in left if claims(table, name)} if left else ())
+    )
     return config, {name: slot for name, slot in slots.items() if name not in unused}, unused
 
 
-def _any_head(entry: Any, config: Config, folder: Path) -> Head | None:
-    keys = Keys(config.origin, str(folder / "config.json"))
-    found: Head | None = entry.read(keys, config.model) if config.family != "heedful" else None
-    return found
+def _others(config: Config, folder: Path) -> Iterator[Table]:
+    """The names of the same model with each head that its family publishes."""
+    family = FAMILIES[config.family]
+    for entry in family.heads.values():
+        keys = Keys(config.origin, str(folder / "config.json"))
+        model = entry.part(family.read(keys))
+        yield family.table(model, entry.read(keys, model))
 
 
 def _has_pooler(config: Config, slots: Mapping[str, Slot]) -> bool:
@@ -208,7 +218,7 @@ def _claimed(table: Table, slots: Mapping[str, Slot]) -> set[str]:
 
 def _check_depth(model: ModelConfig, slots: Mapping[str, Slot], values: Mapping[str, Any], folder: Path) -> None:
     """Before anything is built: no more layers than tensors, and no more tensors than layers can have."""
-    layers = sum(stack.layers for stack in (model.encoder, model.decoder) if stack is not None)
+    layers = sum(stack.blocks or stack.layers for stack in (model.encoder, model.decoder) if stack is not None)
     few = layers > len(slots)
     if few or len(slots) > 64 * (layers + 4):
         raise HeedfulError(
@@ -265,11 +275,11 @@ def _see(values: Mapping[str, Any], sizes: set[int | None]) -> str:
 
 def _beyond(name: str, expected: Mapping[str, Tensor], table: Table) -> bool:
     """Not part of this model: unknown, a layer too many, a bias where there is none."""
-    return not (name in expected or name in table.tied or name in table.copied or name in table.ignored)
+    return not (name in expected or name in table.tied or table.skips(name))
 
 
 def _load_tensors(table: Table, slots: Mapping[str, Slot], dtype: torch.dtype, folder: Path) -> dict[str, Tensor]:
-    wanted = {name: slot for name, slot in slots.items() if name not in table.ignored and name not in table.copied}
+    wanted = {name: slot for name, slot in slots.items() if not table.skips(name)}
     tensors = read_tensors(wanted, dtype)
     for second, first in table.tied.items():
         if second in tensors and first in tensors and not torch.equal(tensors[second], tensors[first]):
@@ -324,9 +334,9 @@ def save(loaded: Loaded, folder: str | Path, *, overwrite: bool = False) -> None
     It appears whole or not at all. A model_type of "heedful" is read by Heedful alone.
     """
     config, family = loaded.config, FAMILIES[loaded.config.family]
-    theirs = save_names(family.table(config.head), {name: tensor.detach() for name, tensor in loaded.named().items()})
-    if family.architecture(config.head) == family.bare:
-        theirs = {name.removeprefix(family.prefix): tensor for name, tensor in theirs.items()}
+    table = family.table(config.model, config.head)
+    theirs = save_names(table, {name: tensor.detach() for name, tensor in loaded.named().items()})
+    theirs = family.outer_names(config.model, config.head, theirs)
     dtype = next(iter(theirs.values())).dtype
     with whole_folder(Path(folder), overwrite=overwrite) as temporary:
         save_file(
@@ -350,10 +360,11 @@ def write_config(config: Config) -> dict[str, Any]:
     """Our config as their config.json; one that was only read comes out as it went in."""
     family = FAMILIES[config.family]
     origin = {name: value for name, value in config.origin.items() if name != "torch_dtype"}
-    entry = family.heads[family.architecture(config.head)]
-    if origin and (origin.get("architectures") or [family.bare]) == [family.architecture(config.head)]:
+    architecture = family.architecture(config.model, config.head)
+    entry = family.heads[architecture]
+    if origin and (origin.get("architectures") or [family.bare]) == [architecture]:
         keys = Keys(origin, "")
-        same_model = family.read(keys) == config.model
+        same_model = entry.part(family.read(keys)) == config.model
         no_change = isinstance(config.head, SentenceEmbedding | None) or entry.read(keys, config.model) == config.head
         if same_model and no_change:
             return origin
@@ -362,7 +373,7 @@ def write_config(config: Config) -> dict[str, Any]:
         written |= entry.write(config.head)
     stale = {"id2label", "label2id", "num_labels", "problem_type", "head"}  # of the head that was read
     kept = {name: value for name, value in origin.items() if name not in stale}
-    return kept | written | {"model_type": config.family, "architectures": [family.architecture(config.head)]}
+    return kept | written | {"model_type": config.family, "architectures": [architecture]}
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from heedful.families.table import PROBLEMS, Keys, Table, load_names, save_names
 from heedful.model.config import (
     Classes,
     Head,
+    ModelConfig,
     NextSentence,
     Pooled,
     Pretraining,
@@ -42,7 +43,8 @@ def attach(
     answers the same: the same labels. Everything else is drawn from the seed. `redraw` blocks at the top, and then the
     whole head, are drawn anew too (Zhang et al. 2021, section 5).
     """
-    config = replace(loaded.config, head=new_head(loaded.config, kind, labels, problem))
+    head = new_head(loaded.config, kind, labels, problem)
+    config = replace(loaded.config, model=_model(loaded.config, kind), head=head)
     with torch.device("meta"):
         made = Loaded(config, loaded.tokenizer, loaded.source)
     assign(made, {name: torch.empty(each.shape, dtype=torch.float32) for name, each in made.named().items()}, "cpu")
@@ -63,6 +65,18 @@ def attach(
     }
     assign(made, tensors, like.device)
     return made.train(loaded.training)
+
+
+def _model(config: Config, kind: str) -> ModelConfig:
+    """What that head uses of the model; one that reads the decoder needs it."""
+    family = FAMILIES[config.family]
+    if kind == "embedding":
+        return config.model
+    entry = family.heads[family.kinds()[kind]]
+    model = entry.part(config.model)
+    if model.decoder is None and not entry.encoder_only and any(each.encoder_only for each in family.heads.values()):
+        raise HeedfulError(f'the head "{kind}" of this family reads the decoder, and this model has none')
+    return model
 
 
 def new_head(config: Config, kind: str, labels: Sequence[str] = (), problem: Problem = "single") -> Head:
@@ -107,7 +121,7 @@ def _top(made: Loaded, count: int) -> list[nn.Module]:
 
 def _shared(loaded: Loaded, made: Loaded) -> dict[str, Tensor]:
     """The tensors of the old head that the new one has under the same published name, by our names in the new one."""
-    old, new = (FAMILIES[each.config.family].table(each.config.head) for each in (loaded, made))
+    old, new = (FAMILIES[each.config.family].table(each.config.model, each.config.head) for each in (loaded, made))
     known, wanted = _published(old, loaded.named(), HEAD), _published(new, made.named(), HEAD)
     names = {name for name in known.keys() & wanted.keys() if known[name].shape == wanted[name].shape}
     if _answers(loaded.config.head) != _answers(made.config.head):

@@ -112,7 +112,7 @@ def models(as_json: AsJson = False) -> None:
         for each in sizes:
             numbers = (f"{each[what]:,}" for what in ("width", "heads", "vocabulary", "parameters"))
             rows.append([f"  {each['size']}", " + ".join(map(str, each["layers"])), *numbers])
-    table(rows, head=["size", "layers", "width", "heads", "vocabulary", "parameters"], right={1, 2, 3, 4, 5})
+    table(rows, head=["size", "layers", "width", "heads", "tokens", "parameters"], right={1, 2, 3, 4, 5})
     note("Parameters of the bare model, counted on it; what is shared counts once.")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heedful.families import bert, distilbert, native, roberta
+from heedful.families import albert, bert, distilbert, electra, gpt2, modernbert, native, roberta, t5, xlnet
 from heedful.families.table import Family
 
 FAMILIES: dict[str, Family] = {
@@ -11,5 +11,11 @@ FAMILIES: dict[str, Family] = {
     "xlm-roberta": roberta.XLM_ROBERTA,
     "camembert": roberta.CAMEMBERT,
     "distilbert": distilbert.FAMILY,
+    "albert": albert.FAMILY,
+    "electra": electra.FAMILY,
+    "xlnet": xlnet.FAMILY,
+    "t5": t5.FAMILY,
+    "gpt2": gpt2.FAMILY,
+    "modernbert": modernbert.FAMILY,
     "heedful": native.FAMILY,
 }

@@ -6,8 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from heedful.families import entries
-from heedful.families.table import JOIN, Family, Keys, Table, activation_name, read_activation, rows
-from heedful.model.config import EmbeddingConfig, Learned, MaskedTokens, ModelConfig, Normal, Pretraining, StackConfig
+from heedful.families.table import JOIN, REVERSE, Family, Keys, Table, activation_name, read_activation, rows
+from heedful.model.config import (
+    EmbeddingConfig,
+    Learned,
+    MaskedTokens,
+    ModelConfig,
+    Normal,
+    Pretraining,
+    Shaw,
+    StackConfig,
+)
 
 NAMES = {  # our word -> their key
     "vocabulary": "vocab_size",
@@ -24,6 +33,7 @@ NAMES = {  # our word -> their key
     "std": "initializer_range",
     "padding": "pad_token_id",
 }
+POSITIONS = {"absolute": "absolute", "relative_key": "relative_key"}  # of relative_key_query: both, not built
 IRRELEVANT = frozenset(
     {
         "classifier_dropout",  # of no matter without a classifier
@@ -41,22 +51,22 @@ def read(
     names: Mapping[str, str] = NAMES,
     *,
     offset: int = 0,
+    default_dropout: float = 0.1,
     attention_out_dropout: float | None = None,
 ) -> ModelConfig:
     """Their config.json, by their keys; keys that `names` lacks stand for what this family does not have."""
-    keys.only("position_embedding_type", "absolute", why="relative positions are not built yet")
+    kind = keys.choice("position_embedding_type", POSITIONS, "absolute")
     width, heads = keys.integer(names["width"]), keys.integer(names["heads"])
     keys.divides(names["heads"], heads, names["width"], width)
-    vocabulary, dropout = keys.integer(names["vocabulary"]), keys.number(names["dropout"], 0.1)
+    vocabulary, dropout = keys.integer(names["vocabulary"]), keys.number(names["dropout"], default_dropout)
     padding = keys.integer(names["padding"], None, least=0, most=vocabulary - 1)
     eps = keys.number(names["eps"], 1e-12) if "eps" in names else 1e-12
+    positions = keys.integer(names["positions"])
     return ModelConfig(
         embedding=EmbeddingConfig(
             vocabulary=vocabulary,
             width=width,
-            positions=Learned(
-                count=keys.integer(names["positions"]), offset=offset, padding=padding if offset else None
-            ),
+            positions=Learned(count=positions, offset=offset, padding=padding if offset else None),
             types=keys.integer(names["types"]) if "types" in names else 0,
             padding=padding,
             norm="layer",
@@ -73,7 +83,8 @@ def read(
             norm_eps=eps,
             dropout=dropout,
             attention_out_dropout=attention_out_dropout,
-            attention_dropout=keys.number(names["attention_dropout"], 0.1),
+            attention_dropout=keys.number(names["attention_dropout"], default_dropout),
+            relation=Shaw(reach=positions - 1, values=False) if kind == "relative_key" else None,
         ),
         initialisation=Normal(std=keys.number(names["std"], 0.02)),
     )
@@ -98,11 +109,14 @@ def write(model: ModelConfig, names: Mapping[str, str] = NAMES) -> dict[str, Any
         "std": getattr(model.initialisation, "std", 0.02),
         "padding": embedding.padding,
     }
-    return {theirs: ours[word] for word, theirs in names.items()}
+    kind = {"position_embedding_type": "relative_key"} if encoder.relation else {}
+    return {theirs: ours[word] for word, theirs in names.items()} | kind
 
 
-def body(prefix: str) -> Table:
+def body(model: ModelConfig, prefix: str) -> Table:
     """Names of embedding and encoder."""
+    encoder = model.encoder
+    relative = isinstance(encoder and encoder.relation, Shaw)
     layer, block = f"{prefix}encoder.layer.{{}}.", "encoder.blocks.{}."
     return Table(
         rows=rows(
@@ -116,6 +130,11 @@ def body(prefix: str) -> Table:
             (f"{layer}intermediate.dense", f"{block}mlp.up"),
             (f"{layer}output.dense", f"{block}mlp.down"),
             (f"{layer}output.LayerNorm", f"{block}mlp_norm"),
+            *(
+                [(f"{layer}attention.self.distance_embedding", "encoder.relations.{}.keys", REVERSE)]
+                if relative
+                else []
+            ),
         ),
         ignored=frozenset({f"{prefix}embeddings.position_ids", f"{prefix}embeddings.token_type_ids"}),
     )
@@ -162,7 +181,7 @@ FAMILY = Family(
     prefix="bert.",
     read=read,
     write=write,
-    body=body("bert."),
+    body=lambda model: body(model, "bert."),
     irrelevant=IRRELEVANT,
     heads={
         "BertModel": entries.pooled(_POOLER),

@@ -46,7 +46,7 @@ FAMILY = Family(
     read=partial(bert.read, names=NAMES, attention_out_dropout=0.0),
     write=partial(bert.write, names=NAMES),
     irrelevant=frozenset({"sinusoidal_pos_embds", "tie_weights_", "qa_dropout", "seq_classif_dropout"}),
-    body=Table(
+    body=lambda model: Table(
         rows=rows(
             ("distilbert.embeddings.word_embeddings", "embedding.tokens"),
             ("distilbert.embeddings.position_embeddings", "embedding.positions"),
@@ -64,13 +64,13 @@ FAMILY = Family(
         "DistilBertModel": entries.bare(),
         "DistilBertForMaskedLM": entries.masked(_masked, "activation"),
         "DistilBertForSequenceClassification": entries.classes(
-            *_FIRST, key="seq_classif_dropout", default=0.2, activation="relu"
+            *_FIRST, key="seq_classif_dropout", default=0.2, fixed=lambda keys: {"activation": "relu"}
         ),
         "DistilBertForTokenClassification": entries.token_classes(("classifier", "head.out"), key=None),
         "DistilBertForMultipleChoice": entries.choice(
-            *_FIRST, key="seq_classif_dropout", default=0.2, activation="relu"
+            *_FIRST, key="seq_classif_dropout", default=0.2, fixed=lambda keys: {"activation": "relu"}
         ),
-        "DistilBertForQuestionAnswering": entries.span("qa_dropout", 0.1),
+        "DistilBertForQuestionAnswering": entries.span(key="qa_dropout", default=0.1),
     },
     sizes={"distilbert-base-uncased": size(30_522), "distilbert-base-cased": size(28_996)},
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from heedful.families.table import PROBLEMS, HeadEntry, Keys, Row, Table, read_activation, rows
 from heedful.model.config import (
@@ -19,6 +20,7 @@ from heedful.model.config import (
 )
 
 Named = tuple[Any, ...]  # (their name, our name)
+Fixed = Callable[[Keys], dict[str, Any]]  # settings of a head that a family fixes, or reads by keys of its own
 
 
 def bare() -> HeadEntry:
@@ -38,15 +40,20 @@ def next_sentence(*named: Named) -> HeadEntry:
     )
 
 
-def masked(table: Callable[[Any], Table], activation: str | None, head: type = MaskedTokens) -> HeadEntry:
+def masked(
+    table: Callable[[Any], Table],
+    activation: str | None,
+    head: type = MaskedTokens,
+    fixed: Fixed = lambda keys: {},
+) -> HeadEntry:
     """A vocabulary head; `activation` is the key that names its activation, None: always GELU."""
 
     def read(keys: Keys, model: ModelConfig) -> MaskedTokens | Pretraining:
-        found: MaskedTokens | Pretraining = head(
-            activation=read_activation(keys, activation) if activation else "gelu",
-            norm_eps=model.embedding.norm_eps,
-            tied=keys.flag("tie_word_embeddings", True),
-        )
+        more = fixed(keys)
+        if "activation" not in more:
+            more["activation"] = read_activation(keys, activation) if activation else "gelu"
+        tied = keys.flag("tie_word_embeddings", True)
+        found: MaskedTokens | Pretraining = head(**({"norm_eps": model.embedding.norm_eps, "tied": tied} | more))
         return found
 
     return HeadEntry(head=head, read=read, write=lambda head: {"tie_word_embeddings": head.tied}, table=table)
@@ -67,37 +74,44 @@ def masked_table(head: MaskedTokens | Pretraining, *, lm: str, dense: str, norm:
 
 def classes(
     *named: Named,
-    key: str = "classifier_dropout",
+    key: str | None = "classifier_dropout",
     default: float | None = None,
-    activation: Literal["tanh", "relu"] = "tanh",
     dropout_first: bool = False,
+    fixed: Fixed = lambda keys: {},
+    prefix: str | None = None,
 ) -> HeadEntry:
-    """Labels for sequences; `dropout_first`: the same dropout before the dense layer too."""
+    """Labels for sequences; `dropout_first`: the same dropout before the dense layer too; key None: no dropout."""
 
     def read(keys: Keys, model: ModelConfig) -> Classes:
-        dropout = _dropout(keys, model, key, default)
-        return Classes(
-            labels=keys.labels(),
-            problem=keys.problem(),
-            activation=activation,
-            dropout_first=dropout if dropout_first else 0.0,
-            dropout=dropout,
-        )
+        dropout = _dropout(keys, model, key, default) if key else 0.0
+        given = _settings(fixed(keys), dropout=dropout, **({"dropout_first": dropout} if dropout_first else {}))
+        return Classes(labels=keys.labels(), problem=keys.problem(), **given)
 
     def write(head: Classes) -> dict[str, Any]:
         problem = next(theirs for theirs, ours in PROBLEMS.items() if ours == head.problem)
-        return _labels(head) | {"problem_type": problem, key: head.dropout}
+        return _labels(head) | {"problem_type": problem} | ({key: head.dropout} if key else {})
 
-    return HeadEntry(head=Classes, read=read, write=write, table=lambda head: Table(rows=rows(*named)))
+    return HeadEntry(head=Classes, read=read, write=write, table=lambda head: Table(rows=rows(*named)), prefix=prefix)
 
 
-def token_classes(*named: Named, key: str | None = "classifier_dropout") -> HeadEntry:
+def token_classes(
+    *named: Named,
+    key: str | None = "classifier_dropout",
+    default: float | None = None,
+    fixed: Fixed = lambda keys: {},
+    **more: Any,
+) -> HeadEntry:
     """Labels for rows."""
+
+    def read(keys: Keys, model: ModelConfig) -> TokenClasses:
+        return TokenClasses(labels=keys.labels(), **_settings(fixed(keys), dropout=_dropout(keys, model, key, default)))
+
     return HeadEntry(
         head=TokenClasses,
-        read=lambda keys, model: TokenClasses(labels=keys.labels(), dropout=_dropout(keys, model, key, None)),
+        read=read,
         write=lambda head: _labels(head) | ({key: head.dropout} if key else {}),
         table=lambda head: Table(rows=rows(*named)),
+        **more,
     )
 
 
@@ -105,25 +119,52 @@ def choice(
     *named: Named,
     key: str | None = "classifier_dropout",
     default: float | None = None,
-    activation: Literal["tanh", "relu"] = "tanh",
+    fixed: Fixed = lambda keys: {},
 ) -> HeadEntry:
     """One score for each candidate."""
     return HeadEntry(
         head=Choice,
-        read=lambda keys, model: Choice(activation=activation, dropout=_dropout(keys, model, key, default)),
+        read=lambda keys, model: Choice(**_settings(fixed(keys), dropout=_dropout(keys, model, key, default))),
         write=lambda head: {key: head.dropout} if key else {},
         table=lambda head: Table(rows=rows(*named)),
     )
 
 
-def span(key: str | None = None, default: float | None = None) -> HeadEntry:
+def span(
+    *named: Named, key: str | None = None, default: float | None = None, fixed: Fixed = lambda keys: {}
+) -> HeadEntry:
     """Start and end of an answer."""
     return HeadEntry(
         head=Span,
-        read=lambda keys, model: Span(dropout=keys.number(key, default) if key else 0.0),
+        read=lambda keys, model: Span(**_settings(fixed(keys), dropout=keys.number(key, default) if key else 0.0)),
         write=lambda head: {key: head.dropout} if key else {},
-        table=lambda head: Table(rows=rows(("qa_outputs", "head.out"))),
+        table=lambda head: Table(rows=rows(*(named or (("qa_outputs", "head.out"),)))),
     )
+
+
+def saying(entry: HeadEntry, said: Callable[[Any], dict[str, Any]]) -> HeadEntry:
+    """The same, which writes more of its settings to their config.json."""
+    return replace(entry, write=lambda head: entry.write(head) | said(head))
+
+
+def vocabulary(head: type, *, lm: str, tokens: str, ours: str = "head", **fixed: Any) -> HeadEntry:
+    """One linear layer over the vocabulary, tied to the embedding or not."""
+
+    def read(keys: Keys, model: ModelConfig) -> Any:
+        return head(tied=keys.flag("tie_word_embeddings", True), **fixed)
+
+    def table(given: Any) -> Table:
+        if not given.tied:
+            return Table(rows=rows((lm, f"{ours}.decoder")))
+        bias = rows((f"{lm}.bias", f"{ours}.decoder.bias")) if given.bias else ()
+        return Table(rows=bias, tied={f"{lm}.weight": f"{tokens}.weight"})
+
+    return HeadEntry(head=head, read=read, write=lambda given: {"tie_word_embeddings": given.tied}, table=table)
+
+
+def _settings(fixed: dict[str, Any], **usual: Any) -> dict[str, Any]:
+    """What a family fixes comes before what is usual."""
+    return usual | fixed
 
 
 def _dropout(keys: Keys, model: ModelConfig, key: str | None, default: float | None) -> float:

@@ -15,8 +15,11 @@ from heedful.model.config import (
     ModelConfig,
     NextSentence,
     NextToken,
+    NextTokenAndChoice,
+    PermutedTokens,
     Pooled,
     Pretraining,
+    ReplacedTokens,
     Sinusoidal,
     Span,
     StackConfig,
@@ -67,13 +70,16 @@ def original(width: int, heads: int, inner: int, dropout: float) -> dict[str, An
     return {"model": to_mapping(model)}
 
 
-HEADS = (Pooled, MaskedTokens, Pretraining, NextSentence, Classes, TokenClasses, Choice, Span, NextToken)
+HEADS = (
+    *(Pooled, MaskedTokens, Pretraining, NextSentence, Classes, TokenClasses, Choice, Span),
+    *(ReplacedTokens, NextToken, NextTokenAndChoice, PermutedTokens),
+)
 
 FAMILY = Family(
     prefix="",
     read=read,
     write=write,
-    body=Table(rows=rows(("{any}", "{any}"))),
+    body=lambda model: Table(rows=rows(("{any}", "{any}"))),
     heads={
         "HeedfulModel": HeadEntry(head=type(None), read=lambda keys, model: None),
         **{f"HeedfulFor{head.__name__}": _entry(head) for head in HEADS},

@@ -43,7 +43,7 @@ def family(name: str, sizes: dict[str, dict[str, Any]]) -> Family:
         prefix="roberta.",
         read=read,
         write=bert.write,
-        body=bert.body("roberta."),
+        body=lambda model: bert.body(model, "roberta."),
         irrelevant=bert.IRRELEVANT,
         sizes=sizes,
         heads={

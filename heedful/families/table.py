@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -32,6 +32,25 @@ class How(NamedTuple):
 
 SAME = How(lambda theirs: theirs[0], lambda ours, count: [ours])
 JOIN = How(torch.cat, lambda ours, count: list(ours.chunk(count)))  # one below the other: q, k, v
+FLIP = How(  # a matrix [in, out]; vectors stay
+    lambda theirs: theirs[0].T if theirs[0].ndim == 2 else theirs[0],
+    lambda ours, count: [ours.T if ours.ndim == 2 else ours],
+)
+REVERSE = How(lambda theirs: theirs[0].flip(0), lambda ours, count: [ours.flip(0)])  # rows from last to first
+FLAT = How(lambda theirs: theirs[0].flatten(), lambda ours, count: [ours[None, None]])  # a vector as [1, 1, width]
+
+
+def heads_in(heads: int) -> How:
+    """Projections to heads, [width, heads, head width] each, one below the other as [heads x head width, width]."""
+    return How(
+        lambda theirs: torch.cat([each.flatten(1).T for each in theirs]),
+        lambda ours, count: [each.T.unflatten(1, (heads, -1)) for each in ours.chunk(count)],
+    )
+
+
+def heads_out(heads: int) -> How:
+    """A projection from heads, [width, heads, head width], as [width, heads x head width]."""
+    return How(lambda theirs: theirs[0].flatten(1), lambda ours, count: [ours.unflatten(1, (heads, -1))])
 
 
 class Row(NamedTuple):
@@ -49,7 +68,20 @@ class Table:
     rows: tuple[Row, ...]
     tied: Mapping[str, str] = field(default_factory=dict)  # a second name -> the name it always equals; not saved
     copied: Mapping[str, str] = field(default_factory=dict)  # a name nobody reads -> the name it is saved as a copy of
-    ignored: frozenset[str] = frozenset()  # buffers that older versions saved
+    ignored: frozenset[str] = frozenset()  # buffers that older versions saved; {} is a layer number here too
+
+    def skips(self, name: str) -> bool:
+        """Whether their tensor of that name is not read."""
+        return name in self.copied or any(_pattern(template).fullmatch(name) for template in self.ignored)
+
+    def joined(self, other: Table) -> Table:
+        """The rows of both."""
+        return Table(
+            rows=self.rows + other.rows,
+            tied={**self.tied, **other.tied},
+            copied={**self.copied, **other.copied},
+            ignored=self.ignored | other.ignored,
+        )
 
 
 def rows(*given: tuple[Any, ...]) -> tuple[Row, ...]:
@@ -74,7 +106,7 @@ def modern_name(name: str) -> str:
 
 def claims(table: Table, name: str) -> bool:
     """Whether the table knows their name."""
-    if name in table.tied or name in table.copied or name in table.ignored:
+    if name in table.tied or table.skips(name):
         return True
     return any(_pattern(template).fullmatch(name) for row in table.rows for template in row.theirs)
 
@@ -84,7 +116,7 @@ def load_names(table: Table, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found: dict[tuple[int, tuple[str, ...]], dict[int, Tensor]] = defaultdict(dict)
     unclaimed = []
     for name, tensor in theirs.items():
-        if name in table.tied or name in table.copied or name in table.ignored:
+        if name in table.tied or table.skips(name):
             continue
         claims = [
             (number, part, match.groups(""))
@@ -292,9 +324,9 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def read_activation(keys: Keys, name: str) -> Activation:
+def read_activation(keys: Keys, name: str, default: Any = _REQUIRED) -> Activation:
     """Their name of an activation, as ours."""
-    found: Activation = keys.choice(name, _ACTIVATIONS)
+    found: Activation = keys.choice(name, _ACTIVATIONS, default)
     return found
 
 
@@ -314,6 +346,20 @@ class HeadEntry:
     read: Callable[[Keys, ModelConfig], Head | None]
     write: Callable[[Any], dict[str, Any]] = lambda head: {}
     table: Callable[[Any], Table] = lambda head: Table(rows=())
+    encoder_only: bool = False  # of a family with encoder and decoder: it has no decoder
+    prefix: str | None = None  # before the names of the body, where it is not the family's
+    name: str | None = None  # our name for it, where the head's kind is not enough
+
+    @property
+    def kind(self) -> str:
+        """Our name for it."""
+        if self.name or self.head is type(None):
+            return self.name or "none"
+        return next(str(each.default) for each in fields(self.head) if each.name == "kind")
+
+    def part(self, model: ModelConfig) -> ModelConfig:
+        """What it uses of the whole model."""
+        return replace(model, decoder=None, start=None) if self.encoder_only else model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,7 +369,7 @@ class Family:
     prefix: str  # before the names of the body, except in folders of the bare model
     read: Callable[[Keys], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
-    body: Table
+    body: Callable[[ModelConfig], Table]
     heads: Mapping[str, HeadEntry]  # by their architecture; the first is the bare model
     irrelevant: frozenset[str] = frozenset()
     sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # published name -> config.json
@@ -333,31 +379,44 @@ class Family:
         """Their name of the model without a task."""
         return next(iter(self.heads))
 
-    def architecture(self, head: Head | None) -> str:
-        """Their name of the model with that head; sentence embeddings are read off the bare model."""
-        kinds = {entry.head: name for name, entry in self.heads.items()}
-        if isinstance(head, SentenceEmbedding) or head is None:
-            return self.bare
-        if type(head) not in kinds:
+    def architecture(self, model: ModelConfig, head: Head | None) -> str:
+        """Their name of the model with that head; sentence embeddings are read off the model without a task."""
+        none = isinstance(head, SentenceEmbedding) or head is None
+        fitting = [name for name, entry in self.heads.items() if entry.head is (type(None) if none else type(head))]
+        if none and not fitting:
+            return self.bare  # it has a pooler
+        if not fitting:
+            assert head is not None
             raise HeedfulError(f'this family has no published head "{head.kind}"; it has {", ".join(self.kinds())}')
-        return kinds[type(head)]
+        if any(entry.encoder_only for entry in self.heads.values()):
+            fitting = [name for name in fitting if self.heads[name].encoder_only == (model.decoder is None)]
+        if not fitting:
+            assert head is not None
+            raise HeedfulError(f'the head "{head.kind}" of this family reads the decoder, and this model has none')
+        return fitting[0]
 
     def kinds(self) -> dict[str, str]:
         """Our name of each head -> their architecture."""
-        return {_kind(entry.head): name for name, entry in self.heads.items()}
+        return {entry.kind: name for name, entry in self.heads.items()}
 
-    def table(self, head: Head | None) -> Table:
-        """The names of the body and of that head."""
+    def table(self, model: ModelConfig, head: Head | None) -> Table:
+        """The names of the body and of that head, as in a folder with a task."""
+        body = self.body(model)
         if head is None or (isinstance(head, SentenceEmbedding) and not head.keeps_pooler):
-            return self.body
-        extra = self.heads[self.architecture(head)].table(head)
-        return Table(
-            rows=self.body.rows + extra.rows,
-            tied={**self.body.tied, **extra.tied},
-            copied={**self.body.copied, **extra.copied},
-            ignored=self.body.ignored | extra.ignored,
-        )
+            return body
+        return body.joined(self.heads[self.architecture(model, head)].table(head))
 
+    def inner_name(self, name: str, bare: bool) -> str:
+        """The name that the table has for a name in a folder; bare: none of its names has the family's prefix."""
+        for entry in self.heads.values():
+            if entry.prefix and name.startswith(entry.prefix):
+                return name.removeprefix(entry.prefix)
+        return self.prefix + name if bare else name
 
-def _kind(head: type) -> str:
-    return "none" if head is type(None) else next(str(each.default) for each in fields(head) if each.name == "kind")
+    def outer_names(self, model: ModelConfig, head: Head | None, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same tensors by the names that they have in a folder of that model with that head."""
+        architecture = self.architecture(model, head)
+        if architecture == self.bare:
+            return {name.removeprefix(self.prefix): tensor for name, tensor in theirs.items()}
+        prefix, body = self.heads[architecture].prefix or "", self.body(model)
+        return {prefix + name if claims(body, name) else name: tensor for name, tensor in theirs.items()}

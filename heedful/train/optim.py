@@ -79,8 +79,8 @@ def layer_rates(names: Iterable[str], settings: AdamW) -> dict[str, float]:
 def _place(name: str) -> tuple[str, int]:
     """The part of the model that a parameter is in, and its block there, from 1; 0 outside of blocks."""
     match name.split("."):
-        case ["encoder" | "decoder" as stack, "blocks", number, _, *_] if number.isdecimal():
-            return stack, int(number) + 1
+        case ["encoder" | "decoder" as stack, "blocks" | "relations", number, _, *_] if number.isdecimal():
+            return stack, int(number) + 1  # a relation that all layers share is that of the first block
         case ["encoder" | "decoder" as stack, "norm", _]:
             return stack, 0
         case ["embedding" | "decoder_embedding" | "head" as part, _, *_]:
@@ -123,7 +123,7 @@ class Optimizer:
                     "lost in less, so keep a float32 copy and train that"
                 )
             self._steps[name] = torch.full((), start, device=parameter.device if self._fused else "cpu")
-            decay = settings.decay if parameter.ndim >= 2 else 0.0
+            decay = 0.0 if parameter.ndim < 2 or name.endswith("bias") else settings.decay  # of heads, too
             self._groups.setdefault((self.rates[name], decay), []).append(name)
 
     def norm(self, gradients: Mapping[str, Tensor], *, scale: float) -> float:

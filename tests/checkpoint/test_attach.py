@@ -21,14 +21,16 @@ from heedful.checkpoint.attach import attach
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.model.config import Classes, EmbeddingConfig, Learned, ModelConfig, SentenceEmbedding, StackConfig
-from tests.tiny import LABELS, TINY, as_list, packed, save_tiny, sequences, their_outputs
+from tests.tiny import LABELS, TINY, our_outputs, packed, save_tiny, sequences, their_outputs
 
 NAMES = tuple(LABELS.values())
 OTHER = ("up", "down")
 LAST = ("classifier", "classifier.out_proj", "qa_outputs")  # their names of layers that belong to labels
+PLAIN = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")  # encoders with blocks of their own
+NEWER = [family for family in TINY if family not in PLAIN]
 KINDS = [
     (family, kind, architecture)
-    for family in TINY
+    for family in PLAIN
     for kind, architecture in FAMILIES[family].kinds().items()
     if kind != "none"
 ]
@@ -139,13 +141,13 @@ def test_transformers_loads_it_and_so_do_we(
         assert theirs.config.id2label == dict(enumerate(OTHER))
     ids, types = sequences(family)
     with torch.no_grad():
-        found = as_list(made.eval()(packed(family)))
+        found = our_outputs(made.eval(), packed(family))
         for ours, expected in zip(found, their_outputs(theirs.eval(), family, ids, types), strict=True):
             assert ours.shape == expected.shape
             assert (ours - expected).abs().max() <= 2e-6 * max(1.0, float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("family", PLAIN)
 @pytest.mark.parametrize("kind", ["classes", "tokens"])
 def test_the_last_layer_stays_where_the_labels_are_the_same(start: Start, family: str, kind: str) -> None:
     ending = {"classes": "SequenceClassification", "tokens": "TokenClassification"}[kind]
@@ -163,7 +165,7 @@ def test_the_last_layer_stays_where_the_labels_are_the_same(start: Start, family
     )
 
 
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("family", PLAIN)
 def test_layers_of_one_name_and_another_meaning_are_drawn(start: Start, family: str) -> None:
     """A classifier of texts, of words and of candidates: transformers calls all three of them the same."""
     for ending, kind in itertools.permutations(("SequenceClassification", "TokenClassification"), 2):
@@ -187,7 +189,7 @@ def test_the_pooler_of_pretraining_is_used(start: Start) -> None:
     assert not torch.equal(back["head.masked.dense.weight"], known["head.masked.dense.weight"])
 
 
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("family", PLAIN)
 @pytest.mark.parametrize("tied", [True, False])
 def test_decoders_stay_tied_or_not(start: Start, tmp_path: Path, family: str, tied: bool) -> None:
     _, loaded = start(family, "SequenceClassification", tie_word_embeddings=tied)
@@ -202,7 +204,7 @@ def test_decoders_stay_tied_or_not(start: Start, tmp_path: Path, family: str, ti
 
 
 @pytest.mark.parametrize("problem", ["single", "multiple", "regression"])
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("family", PLAIN)
 def test_problems_are_told_to_transformers(start: Start, tmp_path: Path, family: str, problem: Any) -> None:
     _, loaded = start(family, "Model")
     labels = ("stars",) if problem == "regression" else OTHER
@@ -214,6 +216,42 @@ def test_problems_are_told_to_transformers(start: Start, tmp_path: Path, family:
     assert theirs.problem_type.startswith(problem if problem != "multiple" else "multi") and theirs.num_labels == len(
         labels
     )
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "architecture"),
+    [
+        (family, kind, architecture)
+        for family in NEWER
+        for kind, architecture in FAMILIES[family].kinds().items()
+        if kind not in ("none", "encoder")
+    ],
+)
+def test_heads_of_the_other_families(start: Start, tmp_path: Path, family: str, kind: str, architecture: str) -> None:
+    """Upon the bare model: its body stays, the head is drawn, transformers loads it and computes the same."""
+    _, loaded = start(family, "Model")
+    made = attach(loaded, kind, seed=5, **given(kind))
+    known, drawn = state(loaded), state(made)
+    kept = {name for name in drawn if not name.startswith("head.")}
+    assert kept == {
+        name for name in known if not name.startswith(("head.", "decoder." if kind == "tokens" else "head."))
+    }
+    assert all(torch.equal(known[name], drawn[name]) for name in kept)
+    assert same(drawn, state(attach(loaded, kind, seed=5, **given(kind)))) == drawn.keys()
+    head = {name for name, tensor in drawn.items() if name.startswith("head.") and tensor.ndim > 1}
+    pooler = {name for name in head if name.endswith("first.dense.weight")} if family == "albert" else set()
+    other = drawn.keys() - same(drawn, state(attach(loaded, kind, seed=6, **given(kind))))
+    assert other == head - pooler
+    save(made, tmp_path / "out")
+    assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == [architecture]
+    theirs, report = getattr(transformers, architecture).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    ids, types = sequences(family)
+    with torch.no_grad():
+        found = our_outputs(made.eval(), packed(family))
+        for ours, expected in zip(found, their_outputs(theirs.eval(), family, ids, types), strict=True):
+            assert ours.shape == expected.shape
+            assert (ours - expected).abs().max() <= 5e-6 * max(1.0, float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])

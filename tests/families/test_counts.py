@@ -34,6 +34,22 @@ COUNTS = {
     "distilroberta-base": {"pooled": 82_118_400},
     "distilbert-base-uncased": {"none": 66_362_880, "masked": 66_985_530, "classes": 66_955_010},
     "distilbert-base-cased": {"none": 65_190_912},
+    "albert-base-v2": {"pooled": 11_683_584, "masked": 11_221_680},
+    "albert-large-v2": {"pooled": 17_683_968, "masked": 16_795_824},
+    "albert-xlarge-v2": {"pooled": 58_724_864, "masked": 54_821_040},
+    "albert-xxlarge-v2": {"pooled": 222_595_584, "masked": 206_368_944},
+    "xlnet-base-cased": {"none": 116_718_336, "permuted": 116_750_336},
+    "xlnet-large-cased": {"none": 360_268_800, "permuted": 360_300_800},
+    "t5-small": {"none": 60_506_624, "next_token": 60_506_624, "encoder": 35_330_816},
+    "t5-base": {"none": 222_903_552, "encoder": 109_628_544},
+    "t5-large": {"none": 737_668_096, "encoder": 334_939_648},
+    "t5-3b": {"none": 2_851_598_336},
+    "t5-11b": {"none": 11_307_321_344},
+    "gpt2": {"none": 124_439_808, "next_token": 124_439_808},
+    "gpt2-medium": {"none": 354_823_168},
+    "gpt2-large": {"none": 774_030_080},
+    "gpt2-xl": {"none": 1_557_611_200},
+    "distilgpt2": {"none": 81_912_576},
 }
 SIZES: dict[str, tuple[str, Any]] = {
     name: (kind, values) for kind, family in FAMILIES.items() for name, values in family.sizes.items()

@@ -15,7 +15,7 @@ import heedful
 from heedful.checkpoint import read_config, write_config
 from heedful.families import FAMILIES
 from heedful.families.table import _pattern
-from tests.tiny import MODELS, as_list, packed, save_tiny, sequences, their_outputs, tiny
+from tests.tiny import MODELS, eager, our_outputs, packed, save_tiny, sequences, their_outputs, tiny
 
 each_model = pytest.mark.parametrize(("family", "architecture"), MODELS)
 
@@ -24,10 +24,11 @@ each_model = pytest.mark.parametrize(("family", "architecture"), MODELS)
 def test_every_key_is_claimed_exactly_once_in_both_directions(tmp_path: Path, family: str, architecture: str) -> None:
     save_tiny(tmp_path, family, architecture)
     loaded = heedful.load(tmp_path)
-    table = FAMILIES[family].table(loaded.config.head)
-    prefix = "" if architecture != FAMILIES[family].bare else FAMILIES[family].prefix
+    table = FAMILIES[family].table(loaded.config.model, loaded.config.head)
+    bare = architecture == FAMILIES[family].bare
     for name in load_file(tmp_path / "model.safetensors"):
-        hits = [t for row in table.rows for t in row.theirs if _pattern(t).fullmatch(prefix + name)]
+        inner = FAMILIES[family].inner_name(name, bare)
+        hits = [t for row in table.rows for t in row.theirs if _pattern(t).fullmatch(inner)]
         assert len(hits) == 1, (name, hits)
     for name in loaded.named():
         assert len([row for row in table.rows if _pattern(row.ours).fullmatch(name)]) == 1, name
@@ -50,7 +51,7 @@ def test_round_trip_is_bitwise_and_transformers_reads_it(tmp_path: Path, family:
     expected, found = theirs.state_dict(), again.state_dict()
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
-    again.config._attn_implementation = "eager"
+    eager(again)
     ids, types = sequences(family)
     with torch.no_grad():  # the same bits at other addresses may be summed in another order
         for one, other in zip(
@@ -72,7 +73,7 @@ def test_config_is_written_as_transformers_understands_it(family: str, architect
     model = getattr(transformers, architecture)(rebuilt)
     source = tiny(family, architecture, problem_type="multi_label_classification")
     model.load_state_dict(source.state_dict())
-    model.config._attn_implementation = "eager"
+    eager(model)
     ids, types = sequences(family)
     with torch.no_grad():
         for expected, found in zip(
@@ -89,7 +90,7 @@ def test_untied_vocabulary_head(tmp_path: Path, family: str) -> None:
     ids, types = sequences(family)
     with torch.no_grad():
         expected = their_outputs(theirs, family, ids, types)[0]
-        assert (as_list(ours(packed(family)))[0] - expected).abs().max() < 2e-6 * expected.abs().max()
+        assert (our_outputs(ours, packed(family))[0] - expected).abs().max() < 2e-6 * expected.abs().max()
     heedful.save(ours, tmp_path / "ours")
     before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "ours"))
     assert before.keys() == after.keys()
@@ -160,7 +161,7 @@ def test_a_folder_with_more_heads_than_it_names(tmp_path: Path) -> None:
     ids, types = sequences("bert")
     with torch.no_grad():
         for found, expected in zip(
-            as_list(whole(packed("bert"))), their_outputs(theirs, "bert", ids, types), strict=True
+            our_outputs(whole, packed("bert")), their_outputs(theirs, "bert", ids, types), strict=True
         ):
             assert (found - expected).abs().max() < 2e-6 * expected.abs().max()
     with pytest.raises(heedful.HeedfulError, match=r"qa_outputs"):

@@ -12,7 +12,17 @@ from torch.nn import functional as F
 import heedful
 from heedful.nn.dropout import STEPS
 from heedful.packed import Packed
-from tests.tiny import MODELS, as_list, packed, save_tiny, sequences, their_inputs, their_outputs
+from tests.tiny import (
+    MODELS,
+    our_outputs,
+    our_rows,
+    packed,
+    save_tiny,
+    sequences,
+    their_inputs,
+    their_outputs,
+    their_rows,
+)
 
 each_model = pytest.mark.parametrize(("family", "architecture"), MODELS)
 
@@ -34,11 +44,11 @@ def test_hidden_states_and_head(
     theirs, ours = _both(tmp_path, family, architecture, dtype)
     ids, types = sequences(family)
     with torch.no_grad():
-        rows = ours.model(packed(family))
+        rows = our_rows(ours, packed(family))
         for span, each_ids, each_types in zip(packed(family).spans(), ids, types, strict=True):
-            expected = theirs.base_model(**their_inputs(family, each_ids, each_types)).last_hidden_state[0]
+            expected = their_rows(theirs, family, each_ids, each_types)
             assert (rows[span] - expected).abs().max() <= tolerance * _scale(expected)
-        outputs = as_list(ours(packed(family)))
+        outputs = our_outputs(ours, packed(family))
         for out, expected in zip(outputs, their_outputs(theirs, family, ids, types), strict=True):
             assert out.shape == expected.shape
             assert (out - expected).abs().max() <= tolerance * _scale(expected)
@@ -56,15 +66,12 @@ def test_gradients(tmp_path: Path, family: str, architecture: str, dtype: torch.
     torch.manual_seed(1)
     pushes = [torch.randn_like(out) for out in expected]
     sum((out * push).sum() for out, push in zip(expected, pushes, strict=True)).backward()  # type: ignore[union-attr]
-    outputs = as_list(ours(packed(family)))
+    outputs = our_outputs(ours, packed(family))
     sum((out * push).sum() for out, push in zip(outputs, pushes, strict=True)).backward()  # type: ignore[union-attr]
 
-    table = FAMILIES[family].table(ours.config.head)
-    prefix = FAMILIES[family].prefix
-    named = {
-        name if name.startswith(prefix) or architecture != FAMILIES[family].bare else prefix + name: parameter
-        for name, parameter in theirs.state_dict(keep_vars=True).items()
-    }
+    table = FAMILIES[family].table(ours.config.model, ours.config.head)
+    bare = architecture == FAMILIES[family].bare
+    named = {FAMILIES[family].inner_name(n, bare): p for n, p in theirs.state_dict(keep_vars=True).items()}
     gradients = load_names(
         table,
         {
@@ -92,10 +99,10 @@ def test_dropout_is_applied_at_the_same_sites(
     monkeypatch.setattr("heedful.nn.dropout._factors", lambda x, below: torch.full_like(x, 1 + below / STEPS))
     ids, types = sequences(family)
     with torch.no_grad():
-        still = as_list(ours(packed(family)))
+        still = our_outputs(ours, packed(family))
         theirs.train()
         ours.train()
-        outputs = as_list(ours(packed(family)))
+        outputs = our_outputs(ours, packed(family))
         for out, expected, before in zip(outputs, their_outputs(theirs, family, ids, types), still, strict=True):
             assert (out - expected).abs().max() <= 1e-12 * _scale(expected)
             assert (out - before).abs().max() > 1e-3  # it was on
@@ -110,9 +117,9 @@ def test_packed_is_alone_is_in_any_company(tmp_path: Path, family: str, architec
     def run(order: list[int]) -> tuple[dict[int, torch.Tensor], dict[str, torch.Tensor]]:
         batch = Packed.of([ids[b] for b in order], [types[b] for b in order])
         ours.zero_grad()
-        outputs = as_list(ours(batch))
+        outputs = our_outputs(ours, batch)
         sum(out.square().sum() for out in outputs).backward()  # type: ignore[union-attr]
-        rows = dict(zip(order, batch.unpack(ours.model(batch).detach()), strict=True))
+        rows = dict(zip(order, batch.unpack(our_rows(ours, batch).detach()), strict=True))
         return rows, {n: p.grad.clone() for n, p in ours.named_parameters() if p.grad is not None}
 
     together, gradients = run([0, 1, 2, 3])
@@ -136,8 +143,8 @@ def test_a_changed_token_changes_nothing_in_its_neighbour(tmp_path: Path, family
     changed = [list(each) for each in ids]
     changed[1][5] = (changed[1][5] + 7) % 90 + 5
     with torch.no_grad():
-        before = Packed.of(ids, types).unpack(ours.model(Packed.of(ids, types)))
-        after = Packed.of(changed, types).unpack(ours.model(Packed.of(changed, types)))
+        before = Packed.of(ids, types).unpack(our_rows(ours, Packed.of(ids, types)))
+        after = Packed.of(changed, types).unpack(our_rows(ours, Packed.of(changed, types)))
     for b in (0, 2, 3):
         assert torch.equal(before[b], after[b])
     assert (before[1] - after[1]).abs().max() > 0.01

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import heedful
 from heedful.checkpoint import read_config
@@ -124,11 +126,38 @@ def test_10_the_pooler_is_tanh_of_the_first_row(tmp_path: Path) -> None:
             assert (loaded(batch)[b] - expected).abs().max() < 1e-12
 
 
-def test_17_relative_positions_are_refused_by_name() -> None:
-    """transformers 5 accepts this key and ignores it."""
-    for kind in ("relative_key", "relative_key_query"):
-        with pytest.raises(heedful.HeedfulError, match=f"position_embedding_type is '{kind}'; only 'absolute'"):
-            read_config(_values("bert", "BertModel", position_embedding_type=kind), "config.json")
+def test_17_relative_positions_of_transformers_4(tmp_path: Path) -> None:
+    """transformers 5 accepts the key and ignores it; 4 adds q E[i - j] to the product, both divided by sqrt(d)."""
+    model = save_tiny(tmp_path, "bert", "BertModel", torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tables = [torch.randn(79, 8, generator=generator, dtype=torch.float64) for _ in range(4)]
+    for number, table in enumerate(tables):
+        tensors[f"encoder.layer.{number}.attention.self.distance_embedding.weight"] = table
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text()) | {"position_embedding_type": "relative_key"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    layers = iter(tables)
+
+    def version_4(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **more: Any) -> Any:
+        places = torch.arange(query.shape[2])
+        table = next(layers)[places[:, None] - places[None, :] + 39]
+        scores = torch.einsum("bhid,bhjd->bhij", query, key) + torch.einsum("bhid,ijd->bhij", query, table)
+        return ((scores * scaling).softmax(-1) @ value).transpose(1, 2).contiguous(), None
+
+    transformers.AttentionInterface.register("version_4", version_4)
+    model.config._attn_implementation = "version_4"
+    ours, batch = heedful.load(tmp_path, dtype=torch.float64), packed("bert", (23,))
+    given = {"input_ids": batch.tokens[None], "token_type_ids": batch.types[None]}
+    with torch.no_grad():
+        expected = model(**given).last_hidden_state[0]
+        assert (ours.model(batch) - expected).abs().max() < 1e-12
+    heedful.save(ours, tmp_path / "again")
+    again = load_file(tmp_path / "again/model.safetensors")
+    assert again.keys() == tensors.keys() and all(torch.equal(again[name], tensors[name]) for name in tensors)
+    with pytest.raises(heedful.HeedfulError, match="position_embedding_type is 'relative_key_query'; expected one of"):
+        read_config(_values("bert", "BertModel", position_embedding_type="relative_key_query"), "config.json")
 
 
 def test_19_initialisation_as_the_config_says() -> None:

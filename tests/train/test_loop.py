@@ -149,7 +149,7 @@ def test_an_update_is_that_of_transformers_with_torch(tmp_path: Path) -> None:
         assert step.norm == pytest.approx(norm.item(), rel=1e-5)
         assert step.rate == pytest.approx(rate)
     assert made.done == 1
-    ours = save_names(FAMILIES["bert"].table(loaded.config.head), loaded.named())
+    ours = save_names(FAMILIES["bert"].table(loaded.config.model, loaded.config.head), loaded.named())
     assert distance(ours, dict(theirs.named_parameters())) < 1e-5
     before = tiny("bert", "BertForSequenceClassification", **off)
     assert distance(ours, dict(before.named_parameters())) > 1e-3

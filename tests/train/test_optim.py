@@ -420,28 +420,38 @@ def test_depth_and_decay_of_every_parameter_of_the_families(family: str, archite
     kind, sizes = TINY[family]
     values = json.loads(kind(**sizes).to_json_string()) | {"architectures": [architecture]}
     loaded = checkpoint.create(checkpoint.read_config(values, "config.json"))
-    named = loaded.named()
+    named, model = loaded.named(), loaded.model
     found = levels(named)
     ids = {id(each): name for name, each in named.items()}
-    for depth, part in [(5, loaded.model.embedding), *zip((4, 3, 2, 1), loaded.model.encoder.blocks, strict=True)]:
+    blocks = [block for stack in (model.encoder, model.decoder) if stack is not None for block in stack.blocks]
+    for depth, part in [(len(blocks) + 1, model.embedding), *zip(range(len(blocks), 0, -1), blocks, strict=True)]:
         names = {ids.pop(id(each)) for each in part.parameters()}
         assert names and {found[name] for name in names} == {depth}
-    assert {found[name] for name in ids.values()} <= {0} and bool(ids) == any(name.startswith("head") for name in named)
+    below = {"encoder": len(blocks), "decoder": len(model.decoder.blocks) if model.decoder else 0}
+    for name in list(ids.values()):
+        if ".relations." in name:
+            stack, _, number, *_ = name.split(".")
+            assert found[name] == below[stack] - int(number)
+        elif not name.startswith("head."):
+            assert name.split(".")[1] == "norm" and found[name] == (
+                1 if name.startswith("decoder") or not model.decoder else below["decoder"] + 1
+            )
+        else:
+            assert found[name] == 0
 
-    norms_and_biases = {
+    plain = {
         id(each)
         for part in loaded.modules()
         for name, each in part.named_parameters(recurse=False)
-        if name == "bias" or isinstance(part, nn.LayerNorm | nn.RMSNorm)
+        if name.endswith("bias") or name == "query" or isinstance(part, nn.LayerNorm | nn.RMSNorm)
     }
-    assert {id(each) for each in named.values() if each.ndim < 2} == norms_and_biases
     for each in named.values():
         nn.init.normal_(each)  # zeros would not show a decay
     before = copies({name: each.detach() for name, each in named.items()})
     optimizer = Optimizer(named, AdamW(rate=0.1, decay=0.5, layer_decay=0.5))
     take(optimizer, {name: torch.zeros_like(each) for name, each in named.items()})
     for name, each in named.items():
-        decayed = 1.0 if id(each) in norms_and_biases else 1 - 0.1 * 0.5 ** found[name] * 0.5
+        decayed = 1.0 if id(each) in plain else 1 - 0.1 * 0.5 ** found[name] * 0.5
         torch.testing.assert_close(each.detach(), before[name] * decayed, rtol=1e-6, atol=0)
 
 

@@ -1,0 +1,106 @@
+"""ALBERT (Lan et al. 2020, arXiv:1909.11942): one block for all layers, narrow embeddings, sentence order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from heedful.families import bert, entries
+from heedful.families.table import JOIN, Family, Keys, Table, rows
+from heedful.model.config import MaskedTokens, ModelConfig, Pretraining
+
+MEMORY = "memories and gaps of the first programs were never trained"
+
+
+def read(keys: Keys) -> ModelConfig:
+    """As BERT's, with shared blocks; the MLP's result is not dropped out."""
+    keys.only("inner_group_num", 1, why="several blocks in a group are not built")
+    for name, value in (("net_structure_type", 0), ("gap_size", 0), ("num_memory_blocks", 0), ("down_scale_factor", 1)):
+        keys.only(name, value, why=MEMORY)
+    model = bert.read(keys, default_dropout=0.0, attention_out_dropout=keys.number("hidden_dropout_prob", 0.0))
+    assert model.encoder is not None
+    blocks = keys.integer("num_hidden_groups", 1, most=model.encoder.layers)
+    return replace(
+        model,
+        embedding=replace(model.embedding, width=keys.integer("embedding_size", 128)),
+        encoder=replace(model.encoder, blocks=blocks, dropout=0.0),
+    )
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The same as their config.json."""
+    assert model.encoder is not None
+    return bert.write(model) | {
+        "embedding_size": model.embedding.width,
+        "num_hidden_groups": model.encoder.blocks,
+        "hidden_dropout_prob": model.embedding.dropout,
+    }
+
+
+def _masked(head: MaskedTokens | Pretraining, ours: str = "head") -> Table:
+    tokens = "albert.embeddings.word_embeddings"
+    return entries.masked_table(head, lm="predictions.", dense="dense", norm="LayerNorm", tokens=tokens, ours=ours)
+
+
+def _pretraining(head: Pretraining) -> Table:
+    order = rows(("albert.pooler", "head.next.first.dense"), ("sop_classifier.classifier", "head.next.out"))
+    return _masked(head, "head.masked").joined(Table(rows=order))
+
+
+def size(layers: int, width: int, heads: int) -> dict[str, Any]:
+    """A published configuration, version 2."""
+    return bert.size(30_000, layers, width, heads) | {
+        "embedding_size": 128,
+        "num_hidden_groups": 1,
+        "inner_group_num": 1,
+        "hidden_act": "gelu_new",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
+
+
+_LAYER, _BLOCK = "albert.encoder.albert_layer_groups.{}.albert_layers.0.", "encoder.blocks.{}."
+_POOLER, _OUT = ("albert.pooler", "head.first.dense"), ("classifier", "head.out")
+_KEY = ("classifier_dropout_prob", 0.1)
+_DROPOUT: dict[str, Any] = {"key": _KEY[0], "default": _KEY[1]}
+
+FAMILY = Family(
+    prefix="albert.",
+    read=read,
+    write=write,
+    irrelevant=bert.IRRELEVANT | {"classifier_dropout_prob"},
+    body=lambda model: Table(
+        rows=rows(
+            ("albert.embeddings.word_embeddings", "embedding.tokens"),
+            ("albert.embeddings.position_embeddings", "embedding.positions"),
+            ("albert.embeddings.token_type_embeddings", "embedding.types"),
+            ("albert.embeddings.LayerNorm", "embedding.norm"),
+            ("albert.encoder.embedding_hidden_mapping_in", "embedding.project"),
+            (tuple(f"{_LAYER}attention.{x}" for x in ("query", "key", "value")), f"{_BLOCK}attention.qkv", JOIN),
+            (f"{_LAYER}attention.dense", f"{_BLOCK}attention.out"),
+            (f"{_LAYER}attention.LayerNorm", f"{_BLOCK}attention_norm"),
+            (f"{_LAYER}ffn", f"{_BLOCK}mlp.up"),
+            (f"{_LAYER}ffn_output", f"{_BLOCK}mlp.down"),
+            (f"{_LAYER}full_layer_layer_norm", f"{_BLOCK}mlp_norm"),
+        ),
+        ignored=frozenset({"albert.embeddings.position_ids", "albert.embeddings.token_type_ids"}),
+    ),
+    heads={
+        "AlbertModel": entries.pooled(_POOLER),
+        "AlbertForPreTraining": entries.saying(
+            entries.masked(_pretraining, "hidden_act", Pretraining, lambda keys: {"dropout": keys.number(*_KEY)}),
+            lambda head: {_KEY[0]: head.dropout},
+        ),
+        "AlbertForMaskedLM": entries.masked(_masked, "hidden_act"),
+        "AlbertForSequenceClassification": entries.classes(_POOLER, _OUT, **_DROPOUT),
+        "AlbertForTokenClassification": entries.token_classes(_OUT, **_DROPOUT),
+        "AlbertForMultipleChoice": entries.choice(_POOLER, _OUT, **_DROPOUT),
+        "AlbertForQuestionAnswering": entries.span(),
+    },
+    sizes={
+        "albert-base-v2": size(12, 768, 12),
+        "albert-large-v2": size(24, 1024, 16),
+        "albert-xlarge-v2": size(24, 2048, 16),
+        "albert-xxlarge-v2": size(12, 4096, 64),
+    },
+)

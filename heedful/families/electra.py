@@ -1,0 +1,93 @@
+"""ELECTRA (Clark et al. 2020, arXiv:2003.10555): BERT's body; a discriminator of replaced tokens and its generator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from heedful.families import bert, entries
+from heedful.families.table import Family, HeadEntry, Keys, Table, read_activation, rows
+from heedful.model.config import MaskedTokens, ModelConfig, ReplacedTokens
+
+
+def read(keys: Keys) -> ModelConfig:
+    """As BERT's, with embeddings of their own width."""
+    model = bert.read(keys)
+    return replace(model, embedding=replace(model.embedding, width=keys.integer("embedding_size", 128)))
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The same as their config.json."""
+    return bert.write(model) | {"embedding_size": model.embedding.width}
+
+
+def body(model: ModelConfig) -> Table:
+    """BERT's names, and the projection of the embeddings."""
+    project = Table(rows=rows(("electra.embeddings_project", "embedding.project")))
+    return bert.body(model, "electra.").joined(project)
+
+
+def _masked(head: MaskedTokens) -> Table:
+    named = rows(("generator_predictions.dense", "head.dense"), ("generator_predictions.LayerNorm", "head.norm"))
+    decoder = "generator_lm_head.bias" if head.tied else "generator_lm_head"
+    ours = "head.decoder.bias" if head.tied else "head.decoder"
+    tied = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"} if head.tied else {}
+    return Table(rows=(*named, *rows((decoder, ours))), tied=tied)
+
+
+def _summary(keys: Keys) -> dict[str, Any]:
+    """Of multiple choice: the first row through a dense layer."""
+    keys.only("summary_type", "first", why="it is the published value")
+    keys.only("summary_use_proj", True, why="it is the published value")
+    keys.only("summary_activation", "gelu", why="it is the published value")
+    return {"activation": "gelu", "dropout": keys.number("summary_last_dropout", 0.1)}
+
+
+_REPLACED = rows(
+    ("discriminator_predictions.dense", "head.first.dense"),
+    ("discriminator_predictions.dense_prediction", "head.out"),
+)
+_OUT = ("classifier", "head.out")
+
+
+def size(layers: int, width: int, heads: int, embedding: int) -> dict[str, Any]:
+    """A published configuration."""
+    return bert.size(30_522, layers, width, heads) | {"embedding_size": embedding}
+
+
+FAMILY = Family(
+    prefix="electra.",
+    read=read,
+    write=write,
+    body=body,
+    irrelevant=bert.IRRELEVANT | {"summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout"},
+    heads={
+        "ElectraModel": entries.bare(),
+        "ElectraForPreTraining": HeadEntry(
+            head=ReplacedTokens,
+            read=lambda keys, model: ReplacedTokens(activation=read_activation(keys, "hidden_act")),
+            table=lambda head: Table(rows=_REPLACED),
+        ),
+        "ElectraForMaskedLM": entries.masked(_masked, None),
+        "ElectraForSequenceClassification": entries.classes(
+            ("classifier.dense", "head.first.dense"),
+            ("classifier.out_proj", "head.out"),
+            dropout_first=True,
+            fixed=lambda keys: {"activation": "gelu"},
+        ),
+        "ElectraForTokenClassification": entries.token_classes(_OUT),
+        "ElectraForMultipleChoice": entries.saying(
+            entries.choice(("sequence_summary.summary", "head.first.dense"), _OUT, key=None, fixed=_summary),
+            lambda head: {"summary_last_dropout": head.dropout},
+        ),
+        "ElectraForQuestionAnswering": entries.span(),
+    },
+    sizes={
+        "electra-small-discriminator": size(12, 256, 4, 128),
+        "electra-base-discriminator": size(12, 768, 12, 768),
+        "electra-large-discriminator": size(24, 1024, 16, 1024),
+        "electra-small-generator": size(12, 256, 4, 128),
+        "electra-base-generator": size(12, 256, 4, 768),
+        "electra-large-generator": size(24, 256, 4, 1024),
+    },
+)

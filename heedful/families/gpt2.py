@@ -1,0 +1,157 @@
+"""GPT-2 (Radford et al. 2019): a decoder with norms before its sublayers, learned positions and a tied output.
+
+Its linear layers keep their matrices the other way round.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from heedful.families import entries
+from heedful.families.table import FLIP, Family, HeadEntry, Keys, Row, Table, activation_name, read_activation, rows
+from heedful.model.config import (
+    EmbeddingConfig,
+    Learned,
+    ModelConfig,
+    NextToken,
+    NextTokenAndChoice,
+    Normal,
+    StackConfig,
+)
+
+
+def read(keys: Keys) -> ModelConfig:
+    """Their config.json."""
+    why = "the published models scale by the head's width alone"
+    keys.only("scale_attn_weights", True, why=why)
+    keys.only("scale_attn_by_inverse_layer_idx", False, why=why)
+    width, heads = keys.integer("n_embd"), keys.integer("n_head")
+    keys.divides("n_head", heads, "n_embd", width)
+    return ModelConfig(
+        embedding=EmbeddingConfig(
+            vocabulary=keys.integer("vocab_size"),
+            width=width,
+            positions=Learned(count=keys.integer("n_positions")),
+            dropout=keys.number("embd_pdrop", 0.1),
+        ),
+        decoder=StackConfig(
+            width=width,
+            layers=keys.integer("n_layer", most=1024),
+            heads=heads,
+            head_width=width // heads,
+            inner_width=keys.integer("n_inner", None) or 4 * width,
+            activation=read_activation(keys, "activation_function"),
+            norm_at="pre",
+            norm_eps=keys.number("layer_norm_epsilon", 1e-5),
+            final_norm=True,
+            causal=True,
+            dropout=keys.number("resid_pdrop", 0.1),
+            attention_dropout=keys.number("attn_pdrop", 0.1),
+        ),
+        initialisation=Normal(std=keys.number("initializer_range", 0.02)),
+    )
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The same as their config.json."""
+    embedding, decoder, positions = model.embedding, model.decoder, model.embedding.positions
+    assert decoder is not None and isinstance(positions, Learned)
+    return {
+        "vocab_size": embedding.vocabulary,
+        "n_positions": positions.count,
+        "n_embd": decoder.width,
+        "n_layer": decoder.layers,
+        "n_head": decoder.heads,
+        "n_inner": decoder.inner_width,
+        "activation_function": activation_name(decoder.activation),
+        "layer_norm_epsilon": decoder.norm_eps,
+        "embd_pdrop": embedding.dropout,
+        "resid_pdrop": decoder.dropout,
+        "attn_pdrop": decoder.attention_dropout,
+        "initializer_range": getattr(model.initialisation, "std", 0.02),
+    }
+
+
+def _double(keys: Keys, model: ModelConfig) -> NextTokenAndChoice:
+    """Their summary: the last row, straight to a score."""
+    keys.only("summary_type", "cls_index", "last", why="the last row is looked at")
+    keys.only("summary_use_proj", True, why="it is the published value")
+    keys.only("summary_proj_to_labels", True, why="it is the published value")
+    keys.only("summary_activation", None, why="it is the published value")
+    dropout = keys.number("summary_first_dropout", 0.1)
+    tied = keys.flag("tie_word_embeddings", True)
+    return NextTokenAndChoice(pooling="last", dense=False, dropout=dropout, tied=tied)
+
+
+def _double_table(head: NextTokenAndChoice) -> Table:
+    tokens = entries.vocabulary(NextToken, lm="lm_head", tokens="transformer.wte", ours="head.tokens").table(head)
+    return tokens.joined(Table(rows=rows(("multiple_choice_head.summary", "head.choice.out"))))
+
+
+def size(layers: int, width: int) -> dict[str, Any]:
+    """A published configuration."""
+    shape = {"n_embd": width, "n_layer": layers, "n_head": width // 64, "activation_function": "gelu_new"}
+    return shape | {"vocab_size": 50_257, "n_positions": 1024, "layer_norm_epsilon": 1e-5}
+
+
+_LAYER, _BLOCK = "transformer.h.{}.", "decoder.blocks.{}."
+_LINEAR = {
+    "attn.c_attn": "attention.qkv",
+    "attn.c_proj": "attention.out",
+    "mlp.c_fc": "mlp.up",
+    "mlp.c_proj": "mlp.down",
+}
+
+FAMILY = Family(
+    prefix="transformer.",
+    read=read,
+    write=write,
+    irrelevant=frozenset(
+        {
+            *(
+                "pad_token_id",
+                "n_ctx",
+                "reorder_and_upcast_attn",
+                "classifier_dropout",
+                "hidden_dropout",
+                "summary_type",
+            ),
+            *("summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
+        }
+    ),
+    body=lambda model: Table(
+        rows=(
+            *rows(
+                ("transformer.wte", "embedding.tokens"),
+                ("transformer.wpe", "embedding.positions"),
+                (f"{_LAYER}ln_1", f"{_BLOCK}attention_norm"),
+                (f"{_LAYER}ln_2", f"{_BLOCK}mlp_norm"),
+                ("transformer.ln_f", "decoder.norm"),
+            ),
+            *(Row((f"{_LAYER}{theirs}",), f"{_BLOCK}{ours}", FLIP) for theirs, ours in _LINEAR.items()),
+        ),
+        ignored=frozenset({f"{_LAYER}attn.bias", f"{_LAYER}attn.masked_bias"}),
+    ),
+    heads={
+        "GPT2Model": entries.bare(),
+        "GPT2LMHeadModel": entries.vocabulary(NextToken, lm="lm_head", tokens="transformer.wte"),
+        "GPT2DoubleHeadsModel": HeadEntry(
+            head=NextTokenAndChoice,
+            read=_double,
+            write=lambda head: {"tie_word_embeddings": head.tied, "summary_first_dropout": head.dropout},
+            table=_double_table,
+        ),
+        "GPT2ForSequenceClassification": entries.classes(
+            ("score", "head.out"), key=None, fixed=lambda keys: {"pooling": "last", "dense": False, "bias": False}
+        ),
+        "GPT2ForTokenClassification": entries.token_classes(("classifier", "head.out"), default=0.1),
+        "GPT2ForQuestionAnswering": entries.span(),
+    },
+    sizes={
+        "gpt2": size(12, 768),
+        "gpt2-medium": size(24, 1024),
+        "gpt2-large": size(36, 1280),
+        "gpt2-xl": size(48, 1600),
+        "distilgpt2": size(6, 768),
+    },
+)

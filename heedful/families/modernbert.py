@@ -1,0 +1,222 @@
+"""ModernBERT (Warner et al. 2024, arXiv:2412.13663): rotary positions, gated MLPs, local and global layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from heedful.families import entries
+from heedful.families.table import Family, Keys, Table, activation_name, read_activation, rows
+from heedful.model.config import (
+    EmbeddingConfig,
+    MaskedTokens,
+    ModelConfig,
+    Rotary,
+    StackConfig,
+    Summary,
+    TruncatedNormal,
+)
+
+FULL, LOCAL = "full_attention", "sliding_attention"
+
+
+def read(keys: Keys) -> ModelConfig:
+    """Their config.json, as published or as transformers 5 writes it."""
+    width, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
+    keys.divides("num_attention_heads", heads, "hidden_size", width)
+    vocabulary, layers = keys.integer("vocab_size"), keys.integer("num_hidden_layers", most=1024)
+    eps, norm_bias = keys.number("norm_eps", 1e-5), keys.flag("norm_bias", False)
+    attention_dropout = keys.number("attention_dropout", 0.0)
+    base, local_base = _bases(keys)
+    return ModelConfig(
+        embedding=EmbeddingConfig(
+            vocabulary=vocabulary,
+            width=width,
+            padding=keys.integer("pad_token_id", None, least=0, most=vocabulary - 1),
+            norm="layer",
+            norm_eps=eps,
+            norm_bias=norm_bias,
+            dropout=keys.number("embedding_dropout", 0.0),
+        ),
+        encoder=StackConfig(
+            width=width,
+            layers=layers,
+            heads=heads,
+            head_width=width // heads,
+            inner_width=keys.integer("intermediate_size"),
+            activation=read_activation(keys, "hidden_activation"),
+            gated=True,
+            attention_bias=keys.flag("attention_bias", False),
+            mlp_bias=keys.flag("mlp_bias", False),
+            norm_at="pre",
+            norm_eps=eps,
+            norm_bias=norm_bias,
+            first_norm=False,
+            final_norm=True,
+            relation=Rotary(base=base, local_base=local_base),
+            window=keys.integer("local_attention", 128) // 2,
+            global_every=_every(keys, layers),
+            dropout=0.0,
+            attention_out_dropout=attention_dropout,
+            attention_dropout=attention_dropout,
+            inner_dropout=keys.number("mlp_dropout", 0.0),
+        ),
+        initialisation=TruncatedNormal(std=keys.number("initializer_range", 0.02)),
+    )
+
+
+def _bases(keys: Keys) -> tuple[float, float]:
+    """Of layers that see everything, and of the others."""
+    bases = {
+        FULL: keys.number("global_rope_theta", 160_000.0, least=1.0, most=1e9),
+        LOCAL: keys.number("local_rope_theta", 10_000.0, least=1.0, most=1e9),
+    }
+    given = keys.mapping("rope_parameters") if keys.values.get("rope_parameters") is not None else {}
+    keys.only("rope_scaling", None, why="stretched rotary positions are not built")
+    for kind, values in given.items():
+        part = Keys(
+            values if isinstance(values, dict) and kind in bases else {"": kind}, f"{keys.source}: rope_parameters"
+        )
+        part.only("rope_type", "default", why="stretched rotary positions are not built")
+        bases[kind] = part.number("rope_theta", bases.get(kind), least=1.0, most=1e9)
+        part.done(frozenset())
+    return float(bases[FULL]), float(bases[LOCAL])
+
+
+def _every(keys: Keys, layers: int) -> int:
+    """Every how many layers one sees everything, said as a number or layer by layer."""
+    every: int = keys.integer("global_attn_every_n_layers", 3)
+    kinds = keys.values.get("layer_types")
+    if kinds is not None:
+        every = next((number for number in range(1, layers) if kinds[number : number + 1] == [FULL]), layers)
+    pattern = [LOCAL if number % every else FULL for number in range(layers)]
+    keys.only(
+        "layer_types", None, pattern, why="only layers that alternate evenly, the first seeing everything, are built"
+    )
+    return every
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The same as their config.json, as published."""
+    embedding, encoder = model.embedding, model.encoder
+    assert encoder is not None and isinstance(encoder.relation, Rotary) and encoder.window is not None
+    return {
+        "vocab_size": embedding.vocabulary,
+        "hidden_size": encoder.width,
+        "num_hidden_layers": encoder.layers,
+        "num_attention_heads": encoder.heads,
+        "intermediate_size": encoder.inner_width,
+        "hidden_activation": activation_name(encoder.activation),
+        "pad_token_id": embedding.padding,
+        "norm_eps": encoder.norm_eps,
+        "norm_bias": encoder.norm_bias,
+        "attention_bias": encoder.attention_bias,
+        "mlp_bias": encoder.mlp_bias,
+        "local_attention": 2 * encoder.window,
+        "global_attn_every_n_layers": encoder.global_every,
+        "global_rope_theta": encoder.relation.base,
+        "local_rope_theta": encoder.relation.local_base,
+        "embedding_dropout": embedding.dropout,
+        "attention_dropout": encoder.attention_dropout,
+        "mlp_dropout": encoder.inner_dropout,
+        "initializer_range": getattr(model.initialisation, "std", 0.02),
+    }
+
+
+def _dense(keys: Keys) -> dict[str, Any]:
+    """Their prediction head, before the last layer of a classifier."""
+    return {
+        "dense": True,
+        "dense_bias": keys.flag("classifier_bias", False),
+        "activation": read_activation(keys, "classifier_activation", "gelu"),
+        "norm_eps": keys.number("norm_eps", 1e-5),
+        "norm_bias": keys.flag("norm_bias", False),
+    }
+
+
+def _summary(keys: Keys) -> dict[str, Any]:
+    """The same of one vector for each sequence."""
+    return _dense(keys) | {"pooling": keys.choice("classifier_pooling", {"cls": "first", "mean": "mean"}, "cls")}
+
+
+def _masked(head: MaskedTokens) -> Table:
+    named = rows(("head.dense", "head.dense"), ("head.norm", "head.norm"))
+    if not head.tied:
+        return Table(rows=(*named, *rows(("decoder", "head.decoder"))))
+    bias = rows(("decoder.bias", "head.decoder.bias")) if head.bias else ()
+    return Table(rows=(*named, *bias), tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"})
+
+
+def _masked_settings(keys: Keys) -> dict[str, Any]:
+    given = {name: value for name, value in _dense(keys).items() if name != "dense"}
+    return given | {"bias": keys.flag("decoder_bias", True)}
+
+
+def _said(head: Any) -> dict[str, Any]:
+    """What is read by `_dense`, `_summary` and `_masked_settings`."""
+    found = {"classifier_bias": head.dense_bias, "classifier_activation": activation_name(head.activation)}
+    if isinstance(head, MaskedTokens):
+        return found | {"decoder_bias": head.bias}
+    if isinstance(head, Summary):
+        found["classifier_pooling"] = "cls" if head.pooling == "first" else head.pooling
+    return found
+
+
+def size(layers: int, width: int, inner: int) -> dict[str, Any]:
+    """A published configuration."""
+    return {
+        "vocab_size": 50_368,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // 64,
+        "intermediate_size": inner,
+        "hidden_activation": "gelu",
+        "pad_token_id": 50_283,
+        "global_attn_every_n_layers": 3,
+        "local_attention": 128,
+    }
+
+
+_LAYER, _BLOCK = "model.layers.{}.", "encoder.blocks.{}."
+_NAMED = (("head.dense", "head.first.dense"), ("head.norm", "head.first.norm"), ("classifier", "head.out"))
+_ZERO: dict[str, Any] = {"key": "classifier_dropout", "default": 0.0}
+
+FAMILY = Family(
+    prefix="model.",
+    read=read,
+    write=write,
+    irrelevant=frozenset(
+        {
+            *("max_position_embeddings", "initializer_cutoff_factor", "deterministic_flash_attn", "sparse_prediction"),
+            *("sparse_pred_ignore_index", "reference_compile", "repad_logits_with_grad", "position_embedding_type"),
+            *("classifier_pooling", "classifier_dropout", "classifier_bias", "classifier_activation", "decoder_bias"),
+            *("gradient_checkpointing", "layer_norm_eps"),
+        }
+    ),
+    body=lambda model: Table(
+        rows=rows(
+            ("model.embeddings.tok_embeddings", "embedding.tokens"),
+            ("model.embeddings.norm", "embedding.norm"),
+            (f"{_LAYER}attn.Wqkv", f"{_BLOCK}attention.qkv"),
+            (f"{_LAYER}attn.Wo", f"{_BLOCK}attention.out"),
+            (f"{_LAYER}attn_norm", f"{_BLOCK}attention_norm"),
+            (f"{_LAYER}mlp.Wi", f"{_BLOCK}mlp.up"),
+            (f"{_LAYER}mlp.Wo", f"{_BLOCK}mlp.down"),
+            (f"{_LAYER}mlp_norm", f"{_BLOCK}mlp_norm"),
+            ("model.final_norm", "encoder.norm"),
+        )
+    ),
+    heads={
+        "ModernBertModel": entries.bare(),
+        **{
+            f"ModernBertFor{name}": entries.saying(entry, _said)
+            for name, entry in {
+                "MaskedLM": entries.masked(_masked, None, fixed=_masked_settings),
+                "SequenceClassification": entries.classes(*_NAMED, **_ZERO, fixed=_summary),
+                "TokenClassification": entries.token_classes(*_NAMED, **_ZERO, fixed=_dense),
+                "MultipleChoice": entries.choice(*_NAMED, **_ZERO, fixed=_summary),
+                "QuestionAnswering": entries.span(*_NAMED, **_ZERO, fixed=_dense),
+            }.items()
+        },
+    },
+    sizes={"modernbert-base": size(22, 768, 1152), "modernbert-large": size(28, 1024, 2624)},
+)

@@ -1,0 +1,199 @@
+"""T5 (Raffel et al. 2020, arXiv:1910.10683), versions 1.0 and 1.1.
+
+Encoder and decoder with buckets of distances, scores that are not scaled, norms without mean and bias.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from heedful.families import entries
+from heedful.families.table import JOIN, Family, HeadEntry, Keys, Row, Table, rows
+from heedful.model.config import Buckets, EmbeddingConfig, ModelConfig, NextToken, Normal, StackConfig
+
+MLPS = {  # their word -> activation, gated
+    "relu": ("relu", False),
+    "gelu": ("gelu", False),
+    "gated-gelu": ("gelu_tanh", True),
+    "gated-relu": ("relu", True),
+    "gated-silu": ("silu", True),
+}
+
+
+def read(keys: Keys) -> ModelConfig:
+    """Their config.json."""
+    keys.only("is_encoder_decoder", True, False, why="both are read where the head needs them")
+    width, dropout = keys.integer("d_model"), keys.number("dropout_rate", 0.1)
+    activation, gated = MLPS[keys.choice("feed_forward_proj", {word: word for word in MLPS}, "relu")]
+    layers = keys.integer("num_layers", most=1024)
+    side: dict[str, Any] = {
+        "width": width,
+        "heads": keys.integer("num_heads"),
+        "head_width": keys.integer("d_kv"),
+        "inner_width": keys.integer("d_ff"),
+        "activation": activation,
+        "gated": gated,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "norm": "rms",
+        "norm_at": "pre",
+        "norm_eps": keys.number("layer_norm_epsilon", 1e-6),
+        "final_norm": True,
+        "relation": Buckets(
+            count=keys.integer("relative_attention_num_buckets", 32),
+            reach=keys.integer("relative_attention_max_distance", 128),
+        ),
+        "score_scale": 1.0,
+        "dropout": dropout,
+        "attention_dropout": dropout,
+        "inner_dropout": dropout,
+        "final_dropout": dropout,
+    }
+    vocabulary = keys.integer("vocab_size")
+    padding = keys.integer("pad_token_id", 0, least=0, most=vocabulary - 1)
+    return ModelConfig(
+        embedding=EmbeddingConfig(vocabulary=vocabulary, width=width, dropout=dropout),
+        encoder=StackConfig(layers=layers, **side),
+        decoder=StackConfig(
+            layers=keys.integer("num_decoder_layers", None, most=1024) or layers, causal=True, cross=True, **side
+        ),
+        start=keys.integer("decoder_start_token_id", padding, least=0, most=vocabulary - 1),
+        initialisation=Normal(std=0.02 * keys.number("initializer_factor", 1.0, most=100.0)),
+    )
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The same as their config.json."""
+    encoder = model.encoder
+    assert encoder is not None and isinstance(encoder.relation, Buckets)
+    words = {mlp: word for word, mlp in MLPS.items()}
+    return {
+        "vocab_size": model.embedding.vocabulary,
+        "d_model": encoder.width,
+        "d_kv": encoder.head_width,
+        "d_ff": encoder.inner_width,
+        "num_layers": encoder.layers,
+        "num_heads": encoder.heads,
+        "feed_forward_proj": words[encoder.activation, encoder.gated],
+        "relative_attention_num_buckets": encoder.relation.count,
+        "relative_attention_max_distance": encoder.relation.reach,
+        "layer_norm_epsilon": encoder.norm_eps,
+        "dropout_rate": encoder.dropout,
+        "initializer_factor": getattr(model.initialisation, "std", 0.02) / 0.02,
+    } | (
+        {}
+        if model.decoder is None
+        else {"num_decoder_layers": model.decoder.layers, "decoder_start_token_id": model.start}
+    )
+
+
+def _side(side: str, mlp: int, gated: bool) -> tuple[Row, ...]:
+    """Encoder or decoder; `mlp` is the number of the MLP among a block's sublayers."""
+    layer, block = f"{side}.block.{{}}.layer.", f"{side}.blocks.{{}}."
+    attention, inner = f"{layer}0.SelfAttention.", f"{layer}{mlp}.DenseReluDense."
+    return rows(
+        (f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias", f"{side}.relations.0.table"),
+        (tuple(attention + x for x in "qkv"), f"{block}attention.qkv", JOIN),
+        (f"{attention}o", f"{block}attention.out"),
+        (f"{layer}0.layer_norm", f"{block}attention_norm"),
+        (tuple(inner + x for x in ("wi_0", "wi_1")) if gated else f"{inner}wi", f"{block}mlp.up", JOIN),
+        (f"{inner}wo", f"{block}mlp.down"),
+        (f"{layer}{mlp}.layer_norm", f"{block}mlp_norm"),
+        (f"{side}.final_layer_norm", f"{side}.norm"),
+    )
+
+
+_CROSS = rows(
+    ("decoder.block.{}.layer.1.EncDecAttention.q", "decoder.blocks.{}.cross.q"),
+    (tuple(f"decoder.block.{{}}.layer.1.EncDecAttention.{x}" for x in "kv"), "decoder.blocks.{}.cross.kv", JOIN),
+    ("decoder.block.{}.layer.1.EncDecAttention.o", "decoder.blocks.{}.cross.out"),
+    ("decoder.block.{}.layer.1.layer_norm", "decoder.blocks.{}.cross_norm"),
+)
+
+
+def body(model: ModelConfig) -> Table:
+    """Names of the embedding, the encoder, and the decoder where there is one."""
+    assert model.encoder is not None
+    tokens, gated = rows(("shared", "embedding.tokens")), model.encoder.gated
+    tied = {"encoder.embed_tokens.weight": "shared.weight"}
+    if model.decoder is None:
+        return Table(rows=(*tokens, *_side("encoder", 1, gated)), tied=tied)
+    return Table(
+        rows=(*tokens, *_side("encoder", 1, gated), *_side("decoder", 2, gated), *_CROSS),
+        tied=tied | {"decoder.embed_tokens.weight": "shared.weight"},
+        ignored=frozenset({"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias"}),
+    )
+
+
+_LM = entries.vocabulary(NextToken, lm="lm_head", tokens="shared")
+
+
+def _next_token(keys: Keys, model: ModelConfig) -> NextToken:
+    """Version 1.0 ties the output to the embedding and scales rows by width^-0.5; 1.1 does neither."""
+    tied = keys.flag("tie_word_embeddings", True)
+    scaled = keys.flag("scale_decoder_outputs", tied)
+    return NextToken(tied=tied, scale=model.width**-0.5 if scaled else 1.0)
+
+
+def _write_next_token(head: NextToken) -> dict[str, Any]:
+    return {"tie_word_embeddings": head.tied, "scale_decoder_outputs": head.scale != 1.0}
+
+
+def size(layers: int, width: int, heads: int, inner: int, head_width: int = 64) -> dict[str, Any]:
+    """A published configuration, version 1.0."""
+    shape = {"d_model": width, "num_layers": layers, "num_heads": heads, "d_ff": inner, "d_kv": head_width}
+    return shape | {"vocab_size": 32_128, "feed_forward_proj": "relu", "decoder_start_token_id": 0, "pad_token_id": 0}
+
+
+def size_1_1(layers: int, width: int, heads: int, inner: int) -> dict[str, Any]:
+    """A published configuration, version 1.1."""
+    return size(layers, width, heads, inner) | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+
+
+FAMILY = Family(
+    prefix="",
+    read=read,
+    write=write,
+    body=body,
+    irrelevant=frozenset(
+        {
+            "n_positions",
+            "dense_act_fn",
+            "is_gated_act",
+            "classifier_dropout",
+            "scale_decoder_outputs",
+            "tie_encoder_decoder",
+        }
+    ),
+    heads={
+        "T5Model": entries.bare(),
+        "T5EncoderModel": HeadEntry(head=type(None), read=lambda keys, model: None, encoder_only=True, name="encoder"),
+        "T5ForConditionalGeneration": HeadEntry(
+            head=NextToken, read=_next_token, write=_write_next_token, table=_LM.table
+        ),
+        "T5ForSequenceClassification": entries.classes(
+            ("classification_head.dense", "head.first.dense"),
+            ("classification_head.out_proj", "head.out"),
+            default=0.0,
+            dropout_first=True,
+            fixed=lambda keys: {"pooling": "last"},
+            prefix="transformer.",
+        ),
+        "T5ForTokenClassification": entries.token_classes(
+            ("classifier", "head.out"), default=0.0, prefix="transformer.", encoder_only=True
+        ),
+        "T5ForQuestionAnswering": entries.span(),
+    },
+    sizes={
+        "t5-small": size(6, 512, 8, 2048),
+        "t5-base": size(12, 768, 12, 3072),
+        "t5-large": size(24, 1024, 16, 4096),
+        "t5-3b": size(24, 1024, 32, 16_384, 128),
+        "t5-11b": size(24, 1024, 128, 65_536, 128),
+        "t5-v1_1-small": size_1_1(8, 512, 6, 1024),
+        "t5-v1_1-base": size_1_1(12, 768, 12, 2048),
+        "t5-v1_1-large": size_1_1(24, 1024, 16, 2816),
+        "t5-v1_1-xl": size_1_1(24, 2048, 32, 5120),
+        "t5-v1_1-xxl": size_1_1(24, 4096, 64, 10_240),
+    },
+)

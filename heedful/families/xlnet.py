@@ -1,0 +1,136 @@
+"""XLNet (Yang et al. 2019, arXiv:1906.08237): relative positions of Transformer-XL, two streams, its summary last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from heedful.families import entries
+from heedful.families.table import (
+    FLAT,
+    Family,
+    Keys,
+    Row,
+    Table,
+    activation_name,
+    heads_in,
+    heads_out,
+    read_activation,
+    rows,
+)
+from heedful.model.config import EmbeddingConfig, ModelConfig, Normal, PermutedTokens, StackConfig, TransformerXl
+
+
+def read(keys: Keys) -> ModelConfig:
+    """Their config.json."""
+    keys.only("attn_type", "bi", why="attention to one side is Transformer-XL's")
+    keys.only("bi_data", False, why="half a batch read backwards was for pre-training")
+    keys.only("same_length", False, why="it is for attention to one side")
+    keys.only("untie_r", True, why="the published models have query biases in each layer")
+    width, heads = keys.integer("d_model"), keys.integer("n_head")
+    keys.divides("n_head", heads, "d_model", width)
+    keys.only("d_head", None, width // heads, why="heads side by side are as wide as the model")
+    dropout, reach = keys.number("dropout", 0.1), keys.integer("clamp_len", -1, least=-1)
+    return ModelConfig(
+        embedding=EmbeddingConfig(vocabulary=keys.integer("vocab_size"), width=width, dropout=dropout, query=True),
+        encoder=StackConfig(
+            width=width,
+            layers=keys.integer("n_layer", most=1024),
+            heads=heads,
+            head_width=width // heads,
+            inner_width=keys.integer("d_inner"),
+            activation=read_activation(keys, "ff_activation"),
+            attention_bias=False,
+            norm_eps=keys.number("layer_norm_eps", 1e-12),
+            relation=TransformerXl(reach=reach if reach > 0 else None),
+            dropout=dropout,
+            attention_dropout=dropout,
+            inner_dropout=dropout,
+            final_dropout=dropout,
+        ),
+        initialisation=Normal(std=keys.number("initializer_range", 0.02)),
+    )
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The same as their config.json."""
+    encoder = model.encoder
+    assert encoder is not None and isinstance(encoder.relation, TransformerXl)
+    return {
+        "vocab_size": model.embedding.vocabulary,
+        "d_model": encoder.width,
+        "n_layer": encoder.layers,
+        "n_head": encoder.heads,
+        "d_head": encoder.head_width,
+        "d_inner": encoder.inner_width,
+        "ff_activation": activation_name(encoder.activation),
+        "layer_norm_eps": encoder.norm_eps,
+        "dropout": encoder.dropout,
+        "clamp_len": encoder.relation.reach or -1,
+        "initializer_range": getattr(model.initialisation, "std", 0.02),
+    }
+
+
+def body(model: ModelConfig) -> Table:
+    """Names; projections to heads keep heads apart there."""
+    assert model.encoder is not None
+    heads, layer, block = model.encoder.heads, "transformer.layer.{}.", "encoder.blocks.{}."
+    attention, relation = f"{layer}rel_attn.", "encoder.relations.{}."
+    names = {"r_w_bias": "content_bias", "r_r_bias": "place_bias", "r_s_bias": "type_bias", "seg_embed": "same_type"}
+    return Table(
+        rows=(
+            Row(("transformer.mask_emb",), "embedding.query", FLAT),
+            Row(tuple(f"{attention}{x}" for x in "qkv"), f"{block}attention.qkv.weight", heads_in(heads)),
+            Row((f"{attention}o",), f"{block}attention.out.weight", heads_out(heads)),
+            Row((f"{attention}r",), f"{relation}place.weight", heads_in(heads)),
+            *(Row((f"{attention}{theirs}",), f"{relation}{ours}") for theirs, ours in names.items()),
+            *rows(
+                ("transformer.word_embedding", "embedding.tokens"),
+                (f"{attention}layer_norm", f"{block}attention_norm"),
+                (f"{layer}ff.layer_1", f"{block}mlp.up"),
+                (f"{layer}ff.layer_2", f"{block}mlp.down"),
+                (f"{layer}ff.layer_norm", f"{block}mlp_norm"),
+            ),
+        )
+    )
+
+
+def _summary(keys: Keys) -> dict[str, Any]:
+    """The last row through a dense layer."""
+    for name, value in (("summary_type", "last"), ("summary_use_proj", True), ("summary_activation", "tanh")):
+        keys.only(name, value, why="it is the published value")
+    return {"pooling": "last", "activation": "tanh", "dropout": keys.number("summary_last_dropout", 0.1)}
+
+
+def size(layers: int, width: int, inner: int) -> dict[str, Any]:
+    """A published configuration."""
+    shape = {"d_model": width, "n_layer": layers, "n_head": width // 64, "d_inner": inner}
+    return shape | {"vocab_size": 32_000, "ff_activation": "gelu", "layer_norm_eps": 1e-12}
+
+
+_SUMMARY = ("sequence_summary.summary", "head.first.dense")
+_SUMMARY_DROPOUT: dict[str, Any] = {"key": "summary_last_dropout", "default": 0.1, "fixed": _summary}
+
+FAMILY = Family(
+    prefix="transformer.",
+    read=read,
+    write=write,
+    body=body,
+    irrelevant=frozenset(
+        {
+            *("mem_len", "reuse_len", "use_mems", "use_mems_eval", "use_mems_train", "n_token", "pad_token_id"),
+            *("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout", "start_n_top"),
+            *("end_n_top", "max_position_embeddings"),
+        }
+    ),
+    heads={
+        "XLNetModel": entries.bare(),
+        "XLNetLMHeadModel": entries.vocabulary(PermutedTokens, lm="lm_loss", tokens="transformer.word_embedding"),
+        "XLNetForSequenceClassification": entries.classes(_SUMMARY, ("logits_proj", "head.out"), **_SUMMARY_DROPOUT),
+        "XLNetForTokenClassification": entries.token_classes(
+            ("classifier", "head.out"), key=None, fixed=lambda keys: {"dropout": 0.0}
+        ),
+        "XLNetForMultipleChoice": entries.choice(_SUMMARY, ("logits_proj", "head.out"), **_SUMMARY_DROPOUT),
+        "XLNetForQuestionAnsweringSimple": entries.span(),
+    },
+    sizes={"xlnet-base-cased": size(12, 768, 3072), "xlnet-large-cased": size(24, 1024, 4096)},
+)

@@ -1,0 +1,98 @@
+"""T5's versions and parts: gated MLPs, an output of its own, the encoder alone; what needs a decoder says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import heedful
+from heedful.checkpoint.attach import attach
+from heedful.model.config import NextToken
+from heedful.packed import Packed
+from tests.tiny import Exact, eager, our_outputs, packed, save_tiny, sequences, their_outputs
+
+GATED = {"feed_forward_proj": "gated-gelu"}
+
+
+@pytest.mark.parametrize("architecture", ["T5ForConditionalGeneration", "T5EncoderModel", "T5ForTokenClassification"])
+def test_gated(tmp_path: Path, architecture: str) -> None:
+    theirs = save_tiny(tmp_path, "t5", architecture, torch.float64, **GATED)
+    ours = heedful.load(tmp_path, dtype=torch.float64)
+    ids, types = sequences("t5")
+    with torch.no_grad():
+        (found,), (expected,) = our_outputs(ours, packed("t5")), their_outputs(theirs, "t5", ids, types)
+    assert (found - expected).abs().max() < 1e-12 * max(1.0, float(expected.abs().max()))
+    heedful.save(ours, tmp_path / "again")
+    before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path, tmp_path / "again"))
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_7_version_1_1_has_an_output_of_its_own_and_does_not_scale(tmp_path: Path) -> None:
+    """As google publishes it: tie_word_embeddings is false, lm_head differs from shared; no width^-0.5."""
+    theirs = save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", torch.float64, **GATED)
+    tensors = load_file(tmp_path / "model.safetensors")
+    output = torch.randn(99, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    save_file(tensors | {"lm_head.weight": output}, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": False}
+    config.pop("scale_decoder_outputs", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ours = heedful.load(tmp_path, dtype=torch.float64)
+    assert ours.config.head == NextToken(tied=False)
+    batch = packed("t5")
+    with torch.no_grad(), Exact(torch.float64):
+        rows = ours.model(batch, batch.shifted(0))
+        assert (ours(batch, batch.shifted(0)) - rows @ output.T).abs().max() < 1e-12
+        tied = theirs(input_ids=batch.tokens[None, :7], decoder_input_ids=batch.shifted(0).tokens[None, :7]).logits[0]
+        assert (rows[:7] @ tensors["shared.weight"].T * 32**-0.5 - tied).abs().max() < 1e-12
+
+
+def test_7_cross_attention_has_no_distances_and_scores_are_not_scaled(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "t5", "T5Model")
+    ours = heedful.load(tmp_path)
+    assert {name for name in ours.named() if "relations" in name} == {
+        "encoder.relations.0.table.weight",
+        "decoder.relations.0.table.weight",
+    }
+    for stack in (ours.model.encoder, ours.model.decoder):
+        assert {block.attention.scale for block in stack.blocks} == {1.0}  # type: ignore[union-attr]
+    assert {block.cross.scale for block in ours.model.decoder.blocks} == {1.0}  # type: ignore[union-attr]
+
+
+def test_the_encoder_of_a_whole_model(tmp_path: Path) -> None:
+    """A folder of the whole model gives its encoder; a head that reads the decoder refuses an encoder alone."""
+    whole = save_tiny(tmp_path / "whole", "t5", "T5ForConditionalGeneration", torch.float64)
+    encoder = heedful.load(tmp_path / "whole", head="encoder", dtype=torch.float64)
+    assert encoder.model.decoder is None and len(encoder.unused) > 30
+    with torch.no_grad(), Exact(torch.float64):
+        expected = whole.encoder(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
+    assert (encoder.model(Packed.of([[5, 6, 7]])) - expected).abs().max() < 1e-12
+    heedful.save(encoder, tmp_path / "encoder")
+    again, report = transformers.T5EncoderModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
+    assert not any(report[what] for what in ("missing_keys", "unexpected_keys")), report
+    with torch.no_grad(), Exact(torch.float64):
+        found = eager(again.double()).eval()(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
+    assert (found - expected).abs().max() < 1e-12
+
+    tagger = attach(encoder, "tokens", labels=["a", "b"], seed=1)
+    assert tagger.model.decoder is None and tagger(Packed.of([[5, 6, 7]])).shape == (3, 2)
+    assert attach(heedful.load(tmp_path / "whole"), "tokens", labels=["a", "b"]).model.decoder is None
+    with pytest.raises(heedful.HeedfulError, match='the head "classes" of this family reads the decoder, and this'):
+        attach(encoder, "classes", labels=["a", "b"])
+
+
+def test_a_folder_with_a_prefix_of_its_own(tmp_path: Path) -> None:
+    """Two heads keep the body under "transformer."; both ways, whatever head is asked for."""
+    save_tiny(tmp_path / "classes", "t5", "T5ForSequenceClassification")
+    loaded = heedful.load(tmp_path / "classes")
+    heedful.save(attach(loaded, "span", seed=3), tmp_path / "span")
+    names = load_file(tmp_path / "span/model.safetensors").keys()
+    assert "shared.weight" in names and "qa_outputs.weight" in names
+    heedful.save(attach(heedful.load(tmp_path / "span"), "classes", labels=["x", "y"]), tmp_path / "again")
+    assert "transformer.shared.weight" in load_file(tmp_path / "again/model.safetensors")
+    report = transformers.T5ForSequenceClassification.from_pretrained(tmp_path / "again", output_loading_info=True)[1]
+    assert not any(report[what] for what in ("missing_keys", "unexpected_keys")), report

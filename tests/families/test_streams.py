@@ -1,0 +1,99 @@
+"""Two streams (Yang et al. 2019): rows that look on a sequence, at parity with transformers; no target sees itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import heedful
+from heedful.packed import Packed
+from tests.tiny import Exact, save_tiny
+
+
+def permuted(lengths: tuple[int, ...], last: int = 3) -> tuple[Packed, list[dict[str, torch.Tensor]]]:
+    """A random order of prediction in each sequence, its last ones as targets: ours, and theirs one by one."""
+    generator = torch.Generator().manual_seed(7)
+    tokens, positions, types, sees, bounds, theirs = [], [], [], [], [0], []
+    for length in lengths:
+        ids = torch.randint(5, 98, (length,), generator=generator)
+        kinds = (torch.arange(length) >= length // 2).long()
+        order = torch.randperm(length, generator=generator)
+        rank = torch.empty(length, dtype=torch.long)
+        rank[order] = torch.arange(length)
+        targets = order[-min(last, length) :]
+        seen = rank[None, :] < rank[:, None]  # strictly earlier in the order
+        mapping = torch.zeros(1, len(targets), length, dtype=torch.float64)
+        mapping[0, torch.arange(len(targets)), targets] = 1
+        theirs.append(
+            {
+                "input_ids": ids[None],
+                "token_type_ids": kinds[None],
+                "perm_mask": (~seen).double()[None],
+                "target_mapping": mapping,
+            }
+        )
+        tokens += [ids, ids[targets]]
+        positions += [torch.arange(length), targets]
+        types += [kinds, kinds[targets]]
+        sees.append(torch.cat([seen | torch.eye(length, dtype=torch.bool), seen[targets]]))
+        bounds.append(bounds[-1] + length + len(targets))
+    batch = Packed(
+        tokens=torch.cat(tokens),
+        positions=torch.cat(positions),
+        types=torch.cat(types),
+        bounds=tuple(bounds),
+        keys=lengths,
+        sees=tuple(sees),
+    )
+    return batch, theirs
+
+
+def test_two_streams_are_those_of_transformers(tmp_path: Path) -> None:
+    lengths = (11, 4, 17)  # odd ones too
+    theirs = save_tiny(tmp_path, "xlnet", "XLNetLMHeadModel", torch.float64)
+    ours = heedful.load(tmp_path, dtype=torch.float64)
+    batch, given = permuted(lengths)
+    with torch.no_grad(), Exact(torch.float64):
+        found = batch.unpack(ours(batch))
+        for rows, length, each in zip(found, lengths, given, strict=True):
+            assert (rows[length:] - theirs(**each).logits[0]).abs().max() < 1e-12
+
+
+def test_without_targets_the_streams_are_one(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "xlnet", "XLNetModel", torch.float64)
+    ours = heedful.load(tmp_path, dtype=torch.float64)
+    ids = [[5, 6, 7, 8, 9], [10, 11, 12]]
+    plain = Packed.of(ids)
+    spread = Packed(tokens=plain.tokens, positions=plain.positions, types=plain.types, bounds=plain.bounds, keys=(5, 3))
+    with torch.no_grad():
+        assert (ours.model(plain) - ours.model(spread)).abs().max() < 1e-12
+
+
+def test_no_target_sees_itself_and_no_context_sees_targets(tmp_path: Path) -> None:
+    """Trap 30: another token at a target changes no row that predicts it, and nothing that came before it."""
+    save_tiny(tmp_path, "xlnet", "XLNetLMHeadModel", torch.float64)
+    ours = heedful.load(tmp_path, dtype=torch.float64)
+    batch, _ = permuted((9,))
+    target = int(batch.positions[-1])  # the last of the order: nobody else may see it
+    changed = batch.tokens.clone()
+    changed[target] = (changed[target] + 1) % 90 + 5
+    other = Packed(
+        tokens=changed,
+        positions=batch.positions,
+        types=batch.types,
+        bounds=batch.bounds,
+        keys=batch.keys,
+        sees=batch.sees,
+    )
+    with torch.no_grad():
+        differs = (ours(batch) - ours(other)).abs().amax(-1) > 0
+    assert differs.nonzero().flatten().tolist() == [target]
+
+
+def test_models_with_one_stream_refuse_rows_that_look_on(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "bert", "BertModel")
+    batch, _ = permuted((9,))
+    with pytest.raises(heedful.HeedfulError, match="this model has one stream: all rows of a batch must be keys"):
+        heedful.load(tmp_path).model(batch)
