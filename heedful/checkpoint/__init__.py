@@ -25,6 +25,7 @@ from heedful.model.config import Head, Learned, ModelConfig, NextToken, NextToke
 from heedful.model.heads import make_head
 from heedful.model.initialise import initialise
 from heedful.model.stack import Transformer
+from heedful.model.trace import Trace
 from heedful.packed import Packed
 from heedful.tokenizer import Tokenizer
 
@@ -53,12 +54,12 @@ class Loaded(nn.Module):
         self.model = Transformer(config.model)
         self.head = None if config.head is None else make_head(config.head, self.model)
 
-    def forward(self, batch: Packed, target: Packed | None = None) -> Any:
+    def forward(self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None) -> Any:
         """The head's outputs, or the last hidden states where there is no head."""
         start = self.config.model.start
         if target is None and start is not None and self.head is not None and not self._writes():
             target = batch.shifted(start)
-        rows = self.model(batch, target)
+        rows = self.model(batch, target, trace=trace)
         return rows if self.head is None else self.head(rows, batch if target is None else target)
 
     def _writes(self) -> bool:

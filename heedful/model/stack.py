@@ -26,10 +26,11 @@ from heedful.model.config import (
     StackConfig,
     TransformerXl,
 )
-from heedful.nn.attend import attend
+from heedful.model.trace import Part, Trace
+from heedful.nn.attend import attend_as
 from heedful.nn.dropout import dropout
 from heedful.nn.layers import Mlp, make_norm
-from heedful.nn.layout import Layout
+from heedful.nn.layout import Call, Layout
 from heedful.nn.positions import (
     BucketRelation,
     Relation,
@@ -122,12 +123,15 @@ class Sight:
     memory: Float[Tensor, "keys width"] | None = None
     to_memory: Layout | None = None
     cache: Cache | None = None  # rows that came earlier
+    trace: Trace | None = None
+    sequences: int = 0  # of the batch, without one that only fills it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Placed:
     """How places enter one layer: the window, the relation, and what it prepared for the batch."""
 
+    part: Part
     layer: int
     window: int | None
     relation: Relation
@@ -151,18 +155,17 @@ class Attention(nn.Module):
         q, k = placed.relation.turn(q, k, placed.prepared)
         if sight.cache is not None:
             k, v = sight.cache.join(placed.layer, k, v, sight.layout)
-        mixed = attend(
-            q,
-            k,
-            v,
-            sight.layout,
+        call = Call(
+            layout=sight.layout,
             scale=self.scale,
             causal=self.causal,
             window=placed.window,
             bias=bias,
             dropout=self.dropout if self.training else 0.0,
         )
-        out: Tensor = self.out(mixed.flatten(1))
+        if sight.trace is not None:
+            sight.trace.take(placed.part, placed.layer, sight.sequences, q, k, v, call)
+        out: Tensor = self.out(attend_as(q, k, v, call).flatten(1))
         return out
 
 
@@ -182,8 +185,10 @@ class CrossAttention(nn.Module):
         assert sight.to_memory is not None and sight.memory is not None
         q = self.q(x).unflatten(-1, (self.heads, -1))
         k, v = self._project(sight.memory) if sight.cache is None else sight.cache.cross(layer, self._project)
-        dropout = self.dropout if self.training else 0.0
-        out: Tensor = self.out(attend(q, k, v, sight.to_memory, scale=self.scale, dropout=dropout).flatten(1))
+        call = Call(layout=sight.to_memory, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        if sight.trace is not None:
+            sight.trace.take("cross", layer, sight.sequences, q, k, v, call)
+        out: Tensor = self.out(attend_as(q, k, v, call).flatten(1))
         return out
 
     def _project(self, memory: Float[Tensor, "keys width"]) -> tuple[Tensor, Tensor]:
@@ -260,9 +265,9 @@ def _relations(config: StackConfig) -> list[Relation]:
 class Stack(nn.Module):
     """The blocks, and the final norm where there is one."""
 
-    def __init__(self, config: StackConfig) -> None:
+    def __init__(self, config: StackConfig, part: Part = "encoder") -> None:
         super().__init__()
-        self.config = config
+        self.config, self.part = config, part
         self.recompute = False  # run blocks again for their gradient instead of keeping what they computed
         self.blocks = nn.ModuleList(
             Block(config, first=number == 0) for number in range(config.blocks or config.layers)
@@ -277,10 +282,12 @@ class Stack(nn.Module):
         memory: Float[Tensor, "keys width"] | None = None,
         to_memory: Layout | None = None,
         cache: Cache | None = None,
+        trace: Trace | None = None,
+        sequences: int = 0,
     ) -> Float[Tensor, "rows width"]:
         again = self.recompute and torch.is_grad_enabled()
         layout = Layout.within(batch) if cache is None else cache.layout(batch)
-        sight = Sight(layout=layout, memory=memory, to_memory=to_memory, cache=cache)
+        sight = Sight(layout=layout, memory=memory, to_memory=to_memory, cache=cache, trace=trace, sequences=sequences)
         relations = [each for each in self.relations if isinstance(each, Relation)]
         prepared = [relation.prepare(batch, x, keep=not again) for relation in relations]
         for layer in range(self.config.layers):
@@ -294,12 +301,19 @@ class Stack(nn.Module):
                     which = number
                 case _:
                     which = 0
-            placed = Placed(layer=layer, window=window, relation=relations[which], prepared=prepared[which])
+            placed = Placed(
+                part=self.part, layer=layer, window=window, relation=relations[which], prepared=prepared[which]
+            )
+            if trace is not None:
+                trace.keep(self.part, layer, sequences, x, layout.queries)
             if again:
                 x = checkpoint(self.blocks[number], x, sight, placed, use_reentrant=False)
             else:
                 x = self.blocks[number](x, sight, placed)
-        return dropout(self.norm(x), self.config.final_dropout, self.training)
+        x = dropout(self.norm(x), self.config.final_dropout, self.training)
+        if trace is not None:
+            trace.keep(self.part, self.config.layers, sequences, x, layout.queries)
+        return x
 
 
 class Transformer(nn.Module):
@@ -311,7 +325,7 @@ class Transformer(nn.Module):
         self.config = config
         self.embedding = Embedding(config.embedding, first.width)
         self.encoder = Stack(config.encoder) if config.encoder else None
-        self.decoder = Stack(config.decoder) if config.decoder else None
+        self.decoder = Stack(config.decoder, "decoder") if config.decoder else None
         if config.decoder_embedding and config.decoder:
             self.decoder_embedding = Embedding(config.decoder_embedding, config.decoder.width)
 
@@ -320,7 +334,9 @@ class Transformer(nn.Module):
         """The embedding that a tied head scores against."""
         return self.decoder_embedding if self.config.decoder_embedding else self.embedding
 
-    def forward(self, source: Packed, target: Packed | None = None) -> Float[Tensor, "rows width"]:
+    def forward(
+        self, source: Packed, target: Packed | None = None, *, trace: Trace | None = None
+    ) -> Float[Tensor, "rows width"]:
         """The last hidden states, sequences end to end: the encoder's, or the decoder's where there is one.
 
         A model with both takes the decoder's tokens as `target`, one sequence for each of the source.
@@ -331,9 +347,10 @@ class Transformer(nn.Module):
         if target is not None and len(target) != len(source):
             raise HeedfulError(f"{len(source)} source and {len(target)} target sequences: give one target for each")
         rows = (source if target is None else target).bounds[-1]
+        count = len(source)
         if self._prepares_shapes():
             source, target = source.filled(), None if target is None else target.filled()
-        return self._run(source, target)[:rows]
+        return self._run(source, target, trace, count)[:rows]
 
     def remember(self, source: Packed | int) -> Cache:
         """Where decoding begins: the encoder's rows of these sequences, or room for so many without an encoder."""
@@ -345,12 +362,12 @@ class Transformer(nn.Module):
             raise HeedfulError("this model has an encoder: give the batch that it is to read")
         return Cache(len(source), self.encoder(self.embedding(source), source), source.bounds)
 
-    def go_on(self, batch: Packed, cache: Cache) -> Float[Tensor, "rows width"]:
+    def go_on(self, batch: Packed, cache: Cache, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
         """The decoder's rows of tokens that follow what the cache holds; they are remembered too."""
         assert self.decoder is not None
-        placed = cache.placed(batch)
+        placed, to_memory = cache.placed(batch), cache.to_memory(batch)
         x: Tensor = self.output_embedding(placed)
-        x = self.decoder(x, placed, cache.memory, cache.to_memory(batch), cache)
+        x = self.decoder(x, placed, cache.memory, to_memory, cache, trace, len(batch))
         cache.advance(batch.lengths)
         return x
 
@@ -362,18 +379,18 @@ class Transformer(nn.Module):
         weight = self.embedding.tokens.weight
         return weight.device.type == "cpu" and (weight.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"))
 
-    def _run(self, source: Packed, target: Packed | None) -> Float[Tensor, "rows width"]:
+    def _run(
+        self, source: Packed, target: Packed | None, trace: Trace | None, count: int
+    ) -> Float[Tensor, "rows width"]:
         x: Tensor = self.embedding(source)
-        if self.encoder is not None:
-            x = self.encoder(x, source)
-        if target is None:
-            if self.decoder is not None:
-                x = self.decoder(x, source)
-            return x
-        assert self.decoder is not None
-        y: Tensor = self.output_embedding(target)
-        y = self.decoder(y, target, x, Layout.of(target.bounds, source.bounds))
-        return y
+        for stack in (self.encoder, None if target else self.decoder):
+            if stack is not None:
+                x = stack(x, source, trace=trace, sequences=count)
+        if target is not None:
+            assert self.decoder is not None
+            to_memory = Layout.of(target.bounds, source.bounds)
+            x = self.decoder(self.output_embedding(target), target, x, to_memory, trace=trace, sequences=count)
+        return x
 
 
 def _check(config: ModelConfig) -> StackConfig:

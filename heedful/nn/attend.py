@@ -6,7 +6,7 @@ Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.errors import HeedfulError, did_you_mean
@@ -34,6 +34,18 @@ def attend(
     torch's global generator. "auto" takes the first kernel that can; a named kernel that cannot is an error.
     """
     call = Call(layout=layout, scale=scale, causal=causal, window=window, bias=bias, dropout=dropout)
+    return attend_as(q, k, v, call, backend=backend)
+
+
+def attend_as(
+    q: Float[Tensor, "queries heads width"],
+    k: Float[Tensor, "keys heads width"],
+    v: Float[Tensor, "keys heads value_width"],
+    call: Call,
+    *,
+    backend: str = "auto",
+) -> Float[Tensor, "queries heads value_width"]:
+    """The same, with everything but q, k and v in one."""
     if len(q) == 0 or len(k) == 0:
         return q.new_zeros(len(q), *v.shape[1:])
     return choose(q, k, call, backend).run(q, k, v, call)
@@ -83,30 +95,44 @@ def weights(
     q: Float[Tensor, "queries heads width"], k: Float[Tensor, "keys heads width"], call: Call, number: int
 ) -> Float[Tensor, "heads n m"]:
     """softmax(scale q k + bias) of sequence `number`, before dropout; a query that may see no key has zeros."""
-    (start, stop), (first, last) = call.layout.queries[number], call.layout.keys[number]
-    scores, sees = _scores(q[start:stop], k[first:last], call, number)
+    scores, sees = scores_of(q, k, call, number)
     return scores.softmax(-1).where(sees.any(-1, keepdim=True), 0.0)
 
 
-def _scores(q: Tensor, k: Tensor, call: Call, number: int) -> tuple[Tensor, Tensor]:
-    """Scores [H, n, m] of sequence `number` and which pairs count, for its query rows q and key rows k."""
-    gap = gaps(len(q), len(k), q.device)
-    sees = allowed(gap, call).expand(q.shape[1], -1, -1)
-    scores = call.scale * torch.einsum("ihd,jhd->hij", q, k)
+def scores_of(
+    q: Float[Tensor, "queries heads width"],
+    k: Float[Tensor, "keys heads width"],
+    call: Call,
+    number: int,
+    *,
+    rows: Int[Tensor, " chosen"] | None = None,
+    heads: Int[Tensor, " chosen_heads"] | None = None,
+) -> tuple[Float[Tensor, "some_heads n m"], Bool[Tensor, "some_heads n m"]]:
+    """scale q k + bias of sequence `number` and which pairs count, for all of its rows and heads or for these.
+
+    Pairs that do not count are -inf, but in rows where none counts: so softmax and its gradient stay finite.
+    """
+    (start, stop), (first, last) = call.layout.queries[number], call.layout.keys[number]
+    every = slice(None)
+    some = every if rows is None else rows.to(q.device)
+    which = every if heads is None else heads.to(q.device)
+    gap = gaps(stop - start, last - first, q.device)[some]
+    one, other = q[start:stop][some][:, which], k[first:last][:, which]
+    sees = allowed(gap, call).expand(one.shape[1], -1, -1)
+    scores = call.scale * torch.einsum("ihd,jhd->hij", one, other)
     match call.bias:
         case Distance(table=table) as bias:
             place = gap.clamp(-bias.reach, bias.reach) + bias.reach
             if table.ndim == 2:
-                scores = scores + table[:, place]
+                scores = scores + table[which][:, place]
             else:
-                start, stop = call.layout.queries[number]
-                each = table[start:stop].transpose(0, 1)  # H n distances
+                each = table[start:stop][some][:, which].transpose(0, 1)  # H n distances
                 scores = scores + each.gather(-1, place.expand(len(each), -1, -1))
         case Dense(blocks=blocks):
-            forbidden = blocks[number] == float("-inf")
+            block = blocks[number][which][:, some]
+            forbidden = block == float("-inf")
             sees = sees & ~forbidden
-            scores = scores + blocks[number].masked_fill(forbidden, 0.0)
-    # a query without a key keeps finite scores, so that its gradient is zero and not NaN
+            scores = scores + block.masked_fill(forbidden, 0.0)
     return scores.masked_fill(~sees & sees.any(-1, keepdim=True), float("-inf")), sees
 
 

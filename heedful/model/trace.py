@@ -1,0 +1,108 @@
+"""Trace: what attention and blocks computed, for the layers, heads and rows that were asked for, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from heedful.errors import HeedfulError
+from heedful.nn.attend import scores_of
+from heedful.nn.layout import Call
+
+Part = Literal["encoder", "decoder", "cross"]  # self-attention of a stack, or the decoder's attention to the encoder
+What = Literal["q", "k", "v", "scores", "weights", "states"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Attended:
+    """One layer's attention in one sequence, n rows to m keys; what was not asked for is None.
+
+    q and k are as they are multiplied, with their places turned in: scores = scale q k + bias, with -inf where a row
+    may not see a key, and weights = softmax(scores), before dropout.
+    """
+
+    scale: float
+    q: Float[Tensor, "n heads width"] | None = None
+    k: Float[Tensor, "m heads width"] | None = None
+    v: Float[Tensor, "m heads value_width"] | None = None
+    scores: Float[Tensor, "heads n m"] | None = None
+    weights: Float[Tensor, "heads n m"] | None = None
+
+
+@dataclass(kw_only=True, eq=False)
+class Trace:
+    """Asks for parts of a forward pass, and holds them after it: model(batch, trace=Trace(layers=[3])).
+
+    None stands for all: layers from 0 in each stack, heads, sequences of the batch, rows (of q, scores and weights, by
+    their place among the rows that were given of a sequence). States are a stack's rows before each block, and at the
+    number of layers what comes out of it. Everything is computed anew from the fast path's own q and k, so that taking
+    it changes no output.
+    """
+
+    what: Sequence[What] = ("weights",)
+    parts: Sequence[Part] = ("encoder", "decoder", "cross")
+    layers: Sequence[int] | None = None
+    heads: Sequence[int] | None = None
+    sequences: Sequence[int] | None = None
+    rows: Sequence[int] | None = None
+    attention: dict[tuple[Part, int, int], Attended] = field(default_factory=dict, init=False)  # part, layer, sequence
+    states: dict[tuple[Part, int, int], Float[Tensor, "n width"]] = field(default_factory=dict, init=False)
+
+    def wants(self, part: Part, layer: int, what: Sequence[What]) -> bool:
+        """Whether any of that was asked for."""
+        asked = any(each in self.what for each in what)
+        return asked and part in self.parts and (self.layers is None or layer in self.layers)
+
+    @torch.no_grad()
+    def take(self, part: Part, layer: int, count: int, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
+        """Keep what was asked for of one call of attention, of the first `count` sequences."""
+        if not self.wants(part, layer, ("q", "k", "v", "scores", "weights")):
+            return
+        heads = self._heads(q.shape[1])
+        for number in self._numbers(count):
+            (start, stop), (first, last) = call.layout.queries[number], call.layout.keys[number]
+            rows = self._rows(stop - start)
+            scores = weights = None
+            if "scores" in self.what or "weights" in self.what:
+                found, sees = scores_of(q, k, call, number, rows=rows, heads=heads)
+                scores = found.masked_fill(~sees, -torch.inf) if "scores" in self.what else None
+                if "weights" in self.what:
+                    weights = found.softmax(-1).where(sees.any(-1, keepdim=True), 0.0)
+            self.attention[part, layer, number] = Attended(
+                scale=call.scale,
+                q=q[start:stop][rows][:, heads] if "q" in self.what else None,
+                k=k[first:last][:, heads] if "k" in self.what else None,
+                v=v[first:last][:, heads] if "v" in self.what else None,
+                scores=scores,
+                weights=weights,
+            )
+
+    def keep(self, part: Part, layer: int, count: int, x: Tensor, spans: Sequence[tuple[int, int]]) -> None:
+        """Keep the rows that stand before a block."""
+        if self.wants(part, layer, ("states",)):
+            for number in self._numbers(count):
+                start, stop = spans[number]
+                self.states[part, layer, number] = x[start:stop].detach()[self._rows(stop - start)].clone()
+
+    def _numbers(self, count: int) -> Sequence[int]:
+        return _within("sequences", self.sequences, count)
+
+    def _heads(self, count: int) -> Tensor:
+        return torch.tensor(_within("heads", self.heads, count))
+
+    def _rows(self, count: int) -> Tensor:
+        """Rows that a shorter sequence does not have are left out."""
+        return torch.tensor([row for row in (range(count) if self.rows is None else self.rows) if row < count]).long()
+
+
+def _within(what: str, asked: Sequence[int] | None, count: int) -> Sequence[int]:
+    if asked is None:
+        return range(count)
+    if wrong := [number for number in asked if not 0 <= number < count]:
+        raise HeedfulError(f"trace: {what} {wrong} were asked for, but there are {count}, from 0")
+    return asked
