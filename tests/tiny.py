@@ -231,8 +231,7 @@ def our_rows(loaded: Any, batch: Packed) -> torch.Tensor:
 
 def our_outputs(loaded: Any, batch: Packed) -> list[torch.Tensor]:
     """Our head's outputs for the same; heads of a decoder shift what they read by themselves, if they are to."""
-    alone = loaded.head is not None and not loaded._writes()
-    outputs = loaded(batch) if alone else loaded(batch, target(loaded, batch))
+    outputs = loaded(batch, target(loaded, batch) if loaded.needs_target else None)
     return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
 
 

@@ -21,7 +21,7 @@ from heedful.checkpoint.files import WEIGHTS, Slot, find_tensors, read_json, rea
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 from heedful.families import FAMILIES
 from heedful.families.table import Family, Keys, Table, claims, load_names, modern_name, save_names
-from heedful.model.config import Head, Learned, ModelConfig, NextToken, NextTokenAndChoice, Pooled, SentenceEmbedding
+from heedful.model.config import Head, Learned, ModelConfig, NextToken, Pooled, SentenceEmbedding
 from heedful.model.heads import make_head
 from heedful.model.initialise import initialise
 from heedful.model.stack import Transformer
@@ -56,15 +56,23 @@ class Loaded(nn.Module):
 
     def forward(self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None) -> Any:
         """The head's outputs, or the last hidden states where there is no head."""
-        start = self.config.model.start
-        if target is None and start is not None and self.head is not None and not self._writes():
-            target = batch.shifted(start)
-        rows = self.model(batch, target, trace=trace)
+        rows = self.rows(batch, target, trace=trace)
         return rows if self.head is None else self.head(rows, batch if target is None else target)
 
-    def _writes(self) -> bool:
-        """Whether the head reads what a decoder writes of its own."""
-        return isinstance(self.config.head, NextToken | NextTokenAndChoice)
+    def rows(self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None) -> Tensor:
+        """The last hidden states; a decoder whose head reads no other text than the encoder reads it shifted."""
+        start = self.config.model.start
+        if target is None and start is not None and not self.needs_target:
+            target = batch.shifted(start)
+        last: Tensor = self.model(batch, target, trace=trace)
+        return last
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether there is a decoder beside the encoder that reads a text of its own; else it reads the same one."""
+        head, model = self.config.head, self.config.model
+        both = model.encoder is not None and model.decoder is not None
+        return both and (model.start is None or head is None or isinstance(head, NextToken))
 
     def count(self) -> int:
         """How many parameters there are; what is shared counts once."""

@@ -70,8 +70,9 @@ def attach(
 def _model(config: Config, kind: str) -> ModelConfig:
     """What that head uses of the model; one that reads the decoder needs it."""
     family = FAMILIES[config.family]
-    if kind == "embedding":
-        return config.model
+    if kind == "embedding":  # of the encoder, where there is one
+        decoder = None if config.model.encoder is not None else config.model.decoder
+        return replace(config.model, decoder=decoder, start=None)
     entry = family.heads[family.kinds()[kind]]
     model = entry.part(config.model)
     if model.decoder is None and not entry.encoder_only and any(each.encoder_only for each in family.heads.values()):

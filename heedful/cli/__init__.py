@@ -18,6 +18,7 @@ from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 
 if TYPE_CHECKING:
     from heedful.infer.engine import Engine
+    from heedful.tasks import Writing
 
 CHUNK = 256  # lines of stdin that are answered at once
 DTYPES = ("float32", "bfloat16", "float16")
@@ -240,13 +241,17 @@ def predict(
     question: Annotated[str | None, typer.Option(help="The question that each TEXT is searched for.")] = None,
     choice: Annotated[list[str] | None, typer.Option(help="A candidate; give it twice or more.")] = None,
     head: Annotated[str | None, typer.Option(help="Take this head instead of the one that config.json names.")] = None,
-    top_k: Annotated[int, typer.Option(help="How many tokens to list for each mask.")] = 5,
+    top_k: Annotated[int, typer.Option(help="How many tokens to list for each mask, or texts of the beams.")] = 5,
+    beams: Annotated[int | None, typer.Option(help="Write by so many beams instead of greedily.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Draw what is written; low is careful.")] = None,
+    most: Annotated[int | None, typer.Option(help="Write at most so many tokens (128 unless given).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of what is drawn.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer texts with a model.
 
-    Its head decides how: filled masks, next sentence, classes, tags, found answers, choices or embeddings. An empty
-    line is an empty text and is answered too, so that answer N belongs to line N.
+    Its head decides how: filled masks, next sentence, classes, tags, found answers, choices, embeddings, or a text. An
+    empty line is an empty text and is answered too, so that answer N belongs to line N.
     """
     chunks = _texts(texts)
     from heedful.checkpoint.hub import name_and_revision
@@ -255,7 +260,9 @@ def predict(
     name, revision = name_and_revision(run)
     engine = Engine(name, revision=revision, head=head)
     options = {"pair": pair, "question": question, "choice": choice or None}
-    _check_options(engine, {name for name, value in options.items() if value is not None})
+    manner: dict[str, Any] = {"beams": beams, "temperature": temperature, "most": most, "seed": seed}
+    _check_options(engine, {name for name, value in (options | manner).items() if value is not None})
+    engine.writing = _writing(top_k, **manner)
     if not as_json:
         facts = facts_of(engine.loaded)
         note(f"{facts['read']}: {facts['family']}, {facts['head']}, {facts['parameters']:,} parameters\n")
@@ -324,23 +331,38 @@ def _line(number: int, raw: bytes) -> str:
         raise HeedfulError(f"stdin, line {number} is not UTF-8 ({error.reason}): convert it first") from None
 
 
-_TAKES = {
-    "span": "question",
-    "choice": "choice",
-    "next": "pair",
-    "classes": "pair",
-    "pretraining": "pair",
-    "embedding": "pair",
+_TAKES: dict[str, tuple[str, ...]] = {
+    "span": ("question",),
+    "choice": ("choice",),
+    "next": ("pair",),
+    "classes": ("pair",),
+    "pretraining": ("pair",),
+    "embedding": ("pair",),
+    "next_token": ("beams", "temperature", "most", "seed"),
 }
 _NEEDS = ("span", "choice", "next")
 
 
 def _check_options(engine: Engine, given: set[str]) -> None:
-    taken = {_TAKES[engine.kind]} if engine.kind in _TAKES else set()
-    for name in sorted(given - taken):
+    taken = _TAKES.get(engine.kind, ())
+    for name in sorted(given.difference(taken)):
         raise HeedfulError(f"--{name} is not for this model: its {engine.kind} head expects {engine.expects}")
     if engine.kind in _NEEDS and not given:
-        raise HeedfulError(f"this model's {engine.kind} head needs --{_TAKES[engine.kind]} beside the texts")
+        raise HeedfulError(f"this model's {engine.kind} head needs --{taken[0]} beside the texts")
+
+
+def _writing(top_k: int, beams: int | None, temperature: float | None, most: int | None, seed: int | None) -> Writing:
+    from heedful.model.decode import Beam, Greedy, How, Sample
+    from heedful.tasks import Writing
+
+    if beams is not None and temperature is not None:
+        raise HeedfulError("--beams and --temperature were given: beams look for the best text, nothing is drawn then")
+    how: How = Greedy()
+    if beams is not None:
+        how = Beam(width=beams, best=max(1, min(top_k, beams)))
+    elif temperature is not None:
+        how = Sample(temperature=temperature)
+    return Writing(how=how, most=128 if most is None else most, seed=seed or 0)
 
 
 def _input(text: str, pair: Any, question: Any, choice: Any) -> Any:

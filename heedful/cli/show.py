@@ -61,6 +61,10 @@ def _rows(given: Any, answer: dict[str, Any], top_k: int) -> Iterator[list[str]]
         case {"answer": text, "score": score, "no_answer_score": nothing}:
             yield ["answer", clean(text) or "(none)"]
             yield ["score", "none" if score is None else f"{score:.3f}", f"(no answer: {nothing:.3f})"]
+        case {"text": _, "complete": _}:
+            for each in (answer, *answer.get("others", [])):
+                end = "" if each["complete"] else "(it would go on)"
+                yield [clean(each["text"]) or "(nothing)", f"{each['log_probability']:.2f}", end]
         case {"similarity": similarity}:
             yield [f"{similarity:.4f}", "cosine of both vectors"]
         case {"vector": vector, "tokens": tokens}:

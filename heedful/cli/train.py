@@ -13,7 +13,7 @@ from heedful.errors import HeedfulError, did_you_mean
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
 BadRows = Annotated[str, typer.Option("--bad-rows", help='"stop", or "skip": set aside in a file and counted.')]
-FINETUNED = ("classify", "regress", "tag", "extract", "choose", "embed")
+FINETUNED = ("classify", "regress", "tag", "extract", "choose", "embed", "rewrite")
 PRECISIONS = ("float32", "bfloat16", "auto")
 PLAIN = ("loss", "mse", "best_exact_threshold", "best_f1_threshold", "pearson", "spearman", "matthews")  # no shares
 DETAILS = ("weighted", "macro_p", "macro_r", "micro_p", "micro_r")  # beginnings of numbers that are left to --json

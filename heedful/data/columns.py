@@ -17,6 +17,7 @@ from heedful.data.examples import (
     Pair,
     Plain,
     Question,
+    Rewritten,
     Scored,
     Tagged,
 )
@@ -46,6 +47,8 @@ NAMES: dict[str, tuple[str, ...]] = {  # how columns are called, by what they ar
     "answer": ("answer", "answers", "answerkey", "label", "gold"),
     "a": ("a", "anchor", "query", "text1", "sentence1"),
     "b": ("b", "positive", "document", "text2", "sentence2"),
+    "source": ("source", "input", "article", "document", "dialogue", "src", "text"),
+    "target": ("target", "output", "summary", "rewritten", "translation", "highlights", "tgt"),
 }
 NUMBERED = re.compile(r"(?i)(?:candidate|choice|option|ending)_?(\d+)")
 ROLES: dict[type[Example], tuple[tuple[str, ...], tuple[str, ...]]] = {  # what is needed, what may be there
@@ -57,8 +60,19 @@ ROLES: dict[type[Example], tuple[tuple[str, ...], tuple[str, ...]]] = {  # what 
     Question: (("question", "context", "answers"), ("id", "impossible")),
     Choices: (("candidates", "answer"), ("prompt", "ask")),
     Pair: (("a", "b"), ("score",)),
+    Rewritten: (("source", "target"), ()),
 }
-GUESSES = (Tagged, Question, Choices, MultiLabelled, Labelled, Scored, Pair, Plain)  # the first whose columns are there
+GUESSES = (
+    Tagged,
+    Question,
+    Choices,
+    MultiLabelled,
+    Labelled,
+    Scored,
+    Pair,
+    Rewritten,
+    Plain,
+)  # the first whose columns are there
 SEPARATOR = "|"  # between labels, words or candidates of one cell
 
 

@@ -204,6 +204,30 @@ class Pair(Example):
         return "" if self.score is None else repr(self.score)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rewritten(Example):
+    """A text and what is to be written for it."""
+
+    about: ClassVar[str] = "a text and what is to be written for it"
+    text: str
+    rewritten: str
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Both."""
+        return (self.text, self.rewritten)
+
+    @property
+    def target(self) -> str:
+        """What is to be written."""
+        return self.rewritten
+
+    @property
+    def group(self) -> str:
+        """The text: all that is written for it stays together."""
+        return self.text
+
+
 KINDS: dict[str, type[Example]] = {
     "classify": Labelled,
     "multiple": MultiLabelled,
@@ -212,6 +236,7 @@ KINDS: dict[str, type[Example]] = {
     "extract": Question,
     "choose": Choices,
     "embed": Pair,
+    "rewrite": Rewritten,
     "plain": Plain,
 }
 

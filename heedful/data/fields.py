@@ -16,6 +16,7 @@ from heedful.data.examples import (
     Pair,
     Plain,
     Question,
+    Rewritten,
     Scored,
     Tagged,
 )
@@ -161,6 +162,10 @@ def _pair(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
     yield {"a": read.text(cells, "a"), "b": read.text(cells, "b"), "score": score}
 
 
+def _rewritten(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
+    yield {"text": read.text(cells, "source"), "rewritten": read.text(cells, "target")}
+
+
 FIELDS: dict[type[Example], Callable[[Reader, Cells], Iterator[dict[str, Any]]]] = {
     Plain: _plain,
     Labelled: _labelled,
@@ -170,6 +175,7 @@ FIELDS: dict[type[Example], Callable[[Reader, Cells], Iterator[dict[str, Any]]]]
     Question: _question,
     Choices: _choices,
     Pair: _pair,
+    Rewritten: _rewritten,
 }
 
 

@@ -136,7 +136,7 @@ def load_names(table: Table, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         row = table.rows[number]
         if missing := [name for part, name in enumerate(row.theirs) if part not in parts]:
             raise HeedfulError(f"{_fill(row.ours, numbers)}{suffix} lacks its parts {_some(missing)}")
-        ours[_fill(row.ours, numbers) + suffix] = row.how.load([parts[part] for part in range(len(parts))])
+        ours[_fill(row.ours, numbers) + suffix] = row.how.load([parts[part] for part in range(len(parts))]).contiguous()
     return ours
 
 

@@ -17,7 +17,7 @@ from heedful.model.heads import PretrainingHead
 from heedful.nn.attend import explain
 from heedful.nn.layout import Call, Layout
 from heedful.packed import Packed
-from heedful.tasks import ANSWERERS, Answer, Answerer, Setting, Window
+from heedful.tasks import ANSWERERS, Answer, Answerer, Setting, Window, Writing, answerers
 from heedful.tasks.base import all_windows, of_windows
 from heedful.tasks.following import FOLLOWING
 from heedful.tokenizer import Encoded, Item, Tokenizer
@@ -46,10 +46,12 @@ class Engine:
         head: str | None = None,
         dtype: torch.dtype | None = None,
         token_budget: int = TOKEN_BUDGET,
+        writing: Writing | None = None,
     ) -> None:
         """Load a folder, or a name on the hub at a revision (dtype: float32 unless given), or take what is loaded.
 
-        A batch has at most `token_budget` tokens, or one window that alone has more.
+        A batch has at most `token_budget` tokens, or one window that alone has more. `writing` is how a model that
+        writes does so: greedily, up to 128 tokens, unless given.
         """
         if token_budget < 1:
             raise HeedfulError(f"token_budget is {token_budget}: give how many tokens a batch may have, from 1")
@@ -59,7 +61,7 @@ class Engine:
             self.loaded = model
         else:
             self.loaded = load(model, revision=revision, head=head, dtype=dtype or torch.float32)
-        self.token_budget = token_budget
+        self.token_budget, self.writing = token_budget, writing or Writing()
         self._head, self._answerers = _able(self.loaded)
         if self.loaded.tokenizer is None:
             raise HeedfulError(
@@ -117,7 +119,7 @@ class Engine:
     def _read(self, number: int, given: Any) -> tuple[Answerer, list[Item]]:
         for answerer in self._answerers:
             if (items := answerer.items(given)) is not None:
-                return answerer, items
+                return answerer, [answerer.ready(item) if isinstance(item, str) else item for item in items]
         raise HeedfulError(f"input {number} is {_shown(given)}: this model's {self.kind} head expects {self.expects}")
 
     def _pieces(self, read: list[tuple[Answerer, list[Item]]]) -> list[_Piece]:
@@ -144,9 +146,9 @@ class Engine:
             return self.tokenizer.encode_batch(items, max_length=self.limit, truncate="longest_first")
         return self.tokenizer.encode_batch(items)
 
-    def _scores(self, pieces: list[_Piece]) -> list[Tensor]:
+    def _scores(self, pieces: list[_Piece]) -> list[Any]:
         """What the head says of each piece, on the host; batches take pieces of like length."""
-        scores: dict[int, Tensor] = {}
+        scores: dict[int, Any] = {}
         training = self.loaded.training
         self.loaded.eval()
         try:
@@ -175,11 +177,14 @@ class Engine:
         if batch:
             yield batch
 
-    def _run(self, pieces: list[_Piece]) -> list[Tensor]:
+    def _run(self, pieces: list[_Piece]) -> list[Any]:
         device = next(self.loaded.parameters()).device
         batch = Packed.of([piece.encoded.ids for piece in pieces], [piece.encoded.types for piece in pieces]).to(device)
-        answerer, head = pieces[0].answerer, self._module(pieces[0].answerer)
-        rows = self.loaded.model(batch)
+        answerer = pieces[0].answerer
+        if answerer.writes is not None:
+            return answerer.writes(self.loaded, self.tokenizer, batch, self.writing)
+        head = self._module(answerer)
+        rows = self.loaded.rows(batch)
         if answerer.places is None:
             return list(_on_host(head(rows, batch)))
         wanted = [start + place for start, piece in zip(batch.bounds, pieces, strict=False) for place in piece.places]
@@ -201,8 +206,8 @@ def _on_host(scores: Tensor) -> Tensor:
 def _able(loaded: Loaded) -> tuple[Head, tuple[Answerer, ...]]:
     """The head and what answers with it."""
     head = loaded.config.head
-    if head is not None and head.kind in ANSWERERS:
-        return head, ANSWERERS[head.kind]
+    if head is not None and (found := answerers(loaded)):
+        return head, found
     can = [kind for kind in FAMILIES[loaded.config.family].kinds() if kind in ANSWERERS]
     has = "no head" if head is None else f'a "{head.kind}" head, which answers nothing by itself'
     raise HeedfulError(

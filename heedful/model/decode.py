@@ -12,6 +12,7 @@ from torch import Tensor
 
 from heedful.errors import HeedfulError
 from heedful.model.cache import Cache
+from heedful.model.config import Learned
 from heedful.model.stack import Transformer
 from heedful.packed import Packed
 
@@ -112,7 +113,8 @@ def stream(
     seed: int = 0,
     distribution: bool = False,
 ) -> Iterator[Step]:
-    """Steps of at most so many tokens for each prompt, until a token of `stop`; `source` is what an encoder reads."""
+    """Steps until a token of `stop`, at most so many or until the model has no place left; `source`: for an encoder."""
+    room = _room(model, prompts, most)
     draws = [torch.Generator().manual_seed(seed * 1_000_003 + number) for number in range(len(prompts))]
     alive = list(range(len(prompts)))
     cache = _begin(model, prompts, source)
@@ -132,7 +134,8 @@ def stream(
             log_probabilities=tuple(found.tolist()),
             distribution=log_p if distribution else None,
         )
-        kept = [place for place, token in enumerate(tokens) if token not in stop]
+        room = {number: left - 1 for number, left in room.items() if number in alive}
+        kept = [place for place, token in enumerate(tokens) if token not in stop and room[alive[place]] > 0]
         if not kept:
             return
         cache.choose(kept)
@@ -188,7 +191,7 @@ def write(
 class _Search:
     """The beginnings of one prompt that are followed, best first, and what is complete, best first."""
 
-    number: int
+    most: int  # tokens that there is room for
     open: list[Written]
     complete: list[Written] = field(default_factory=list)
 
@@ -204,7 +207,8 @@ def search(
     source: Packed | None = None,
 ) -> list[list[Written]]:
     """The best complete continuations of each prompt by beam search."""
-    searches = [_Search(number=number, open=[Written()]) for number in range(len(prompts))]
+    room = _room(model, prompts, most)
+    searches = [_Search(most=room[number], open=[Written()]) for number in range(len(prompts))]
     running, batch, cache = searches, prompts, _begin(model, prompts, source)
     candidates = max(2, 1 + len(stop)) * how.width
     for length in range(1, most + 1):
@@ -216,8 +220,8 @@ def search(
         for one, values, indices in zip(running, best.tolist(), places.tolist(), strict=True):
             beams = len(one.open)
             found = [(value, *divmod(index, log_p.shape[-1])) for value, index in zip(values, indices, strict=True)]
-            taken = _advance(one, found, how, stop, last=length == most)
-            if length < most and _can_improve(one, how, length, most):
+            taken = _advance(one, found, how, stop, last=length == one.most)
+            if length < one.most and _can_improve(one, how, length):
                 going.append(one)
                 parents += [row + parent for parent in taken]
             row += beams
@@ -251,13 +255,13 @@ def _advance(
     return parents
 
 
-def _can_improve(one: _Search, how: Beam, length: int, most: int) -> bool:
+def _can_improve(one: _Search, how: Beam, length: int) -> bool:
     """Whether a beginning may still end better than the worst of what is complete."""
     if len(one.complete) < how.width:
         return bool(one.open)
     if how.ends == "full" or not one.open:
         return False
-    longest = most if how.ends == "sure" and how.strength > 0 else length
+    longest = one.most if how.ends == "sure" and how.strength > 0 else length
     return one.open[0].log_probability / how.divisor(longest) > one.complete[-1].score
 
 
@@ -274,6 +278,16 @@ def _begin(model: Transformer, prompts: Packed, source: Packed | None) -> Cache:
         raise HeedfulError(f"this model {need}: only a model with an encoder reads one")
     with torch.inference_mode():
         return model.remember(len(prompts) if source is None else source)
+
+
+def _room(model: Transformer, prompts: Packed, most: int) -> dict[int, int]:
+    """How many tokens can be written after each prompt: the last one need not be read again."""
+    place = model.output_embedding.config.positions
+    limit = place.count - place.offset + 1 if isinstance(place, Learned) else None
+    return {
+        number: most if limit is None else min(most, max(1, limit - length))
+        for number, length in enumerate(prompts.lengths)
+    }
 
 
 def _next(model: Transformer, score: Score, batch: Packed, cache: Cache) -> Float[Tensor, "sequences vocabulary"]:

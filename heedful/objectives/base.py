@@ -65,6 +65,7 @@ class Batch:
     packed: Packed
     targets: Tensor
     weights: Tensor  # one for each target
+    target: Packed | None = None  # what a decoder beside an encoder reads
     rows: Tensor | None = None  # the rows that are scored; None: all of them, or whole sequences
     groups: tuple[int, ...] = ()  # how many sequences belong together, where several do
 
@@ -72,6 +73,7 @@ class Batch:
         """The same batch on the given device."""
         return Batch(
             packed=self.packed.to(device),
+            target=None if self.target is None else self.target.to(device),
             targets=self.targets.to(device, non_blocking=True),
             weights=self.weights.to(device, non_blocking=True),
             rows=None if self.rows is None else self.rows.to(device, non_blocking=True),

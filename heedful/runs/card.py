@@ -37,7 +37,8 @@ def write_card(folder: Path) -> Path:
 
 
 def _parts(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
-    kind = read_json(folder / "model" / "config.json", most=1 << 26).get("model_type")
+    config = read_json(folder / "model" / "config.json", most=1 << 26)
+    kind, reads = config.get("model_type"), config.get("is_encoder_decoder") is True
     ours = isinstance(kind, str) and kind.split("-")[0] == "heedful"
     yield _front(results, ours)
     yield _what(results)
@@ -50,7 +51,7 @@ def _parts(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
     yield [f"- {sentence}" for sentence in _limits(results)]
     yield from _data(results)
     yield from _speed(results)
-    yield from usage(results["task"], ours=ours, pairs=_pairs(folder, results))
+    yield from usage(results["task"], ours=ours, pairs=_pairs(folder, results), reads=reads)
     yield from _settings(results)
 
 
@@ -327,7 +328,8 @@ def _speed(results: dict[str, Any]) -> Iterator[list[str]]:
     yield ["## Speed"]
     machine = f" on {plain(results['machine'], 200)}" if results.get("machine") else ""
     many = f", and {results['throughput']:,.0f} tokens a second in packed batches" if "throughput" in results else ""
-    yield [f"Milliseconds for one text{machine}, float32, without tokenizing{many}:"]
+    one = "one pass over a text, all tokens at once" if results["task"] == "rewrite" else "one text"
+    yield [f"Milliseconds for {one}{machine}, float32, without tokenizing{many}:"]
     rows = [[f"{int(length):,}", f"{each['p50']:.2f}", f"{each['p99']:.2f}"] for length, each in times.items()]
     yield table(["tokens", "median", "99th percentile"], rows)
 

@@ -55,6 +55,12 @@ inputs = tokenizer(["It rains."] * 2, choices, padding=True, return_tensors="pt"
 with torch.inference_mode():
     scores = model(**{name: each[None] for name, each in inputs.items()}).logits[0]
 print(choices[scores.argmax()])"""
+REWRITE = """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("path/to/model")
+model = AutoModelForSeq2SeqLM.from_pretrained("path/to/model")
+written = model.generate(**tokenizer("a text", return_tensors="pt"), max_new_tokens=128)
+print(tokenizer.decode(written[0], skip_special_tokens=True))"""
 EMBED = """from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("path/to/model")
@@ -111,11 +117,27 @@ TASKS = {
         code=EMBED,
     ),
 }
+TASKS["rewrite"] = About(
+    name="Rewriting texts",
+    does="Writes a text for a text, as its training data does",
+    pipeline="text2text-generation",
+    code=REWRITE,
+)
+CONTINUE = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("path/to/model")
+model = AutoModelForCausalLM.from_pretrained("path/to/model")
+given = tokenizer("a text\\n", return_tensors="pt")
+written = model.generate(**given, max_new_tokens=128)[0, given["input_ids"].shape[1] :]
+print(tokenizer.decode(written, skip_special_tokens=True))"""
 WINDOWS = "Heedful reads texts that are longer than the model in windows and merges the answers; {} does not."
 
 
-def usage(task: str, *, ours: bool, pairs: bool) -> Iterator[list[str]]:
-    """Commands and code; `ours`: only Heedful loads the folder; `pairs`: the texts come in pairs."""
+def usage(task: str, *, ours: bool, pairs: bool, reads: bool = True) -> Iterator[list[str]]:
+    """Commands and code; `ours`: only Heedful loads the folder; `pairs`: the texts come in pairs.
+
+    `reads`: what rewrites has an encoder.
+    """
     about = TASKS[task]
     given, words, theirs = about.given, about.words, about.given
     if pairs and given == '"a text"':
@@ -135,6 +157,7 @@ def usage(task: str, *, ours: bool, pairs: bool) -> Iterator[list[str]]:
         yield ["Its architecture is Heedful's own, which other libraries do not know."]
         return
     yield [f"With {about.library}:"]
-    yield ["```python", *about.code.replace("{given}", theirs).splitlines(), "```"]
-    if task != "embed":
+    code = about.code if task != "rewrite" or reads else CONTINUE
+    yield ["```python", *code.replace("{given}", theirs).splitlines(), "```"]
+    if task not in ("embed", "rewrite"):
         yield [WINDOWS.format(about.library)]

@@ -11,7 +11,7 @@ from heedful.checkpoint import Loaded, load
 from heedful.data import DataSettings, Source, Stop, read
 from heedful.data.bad import BadRows
 from heedful.errors import HeedfulError
-from heedful.model.config import Choice, Classes, SentenceEmbedding, Span, TokenClasses
+from heedful.model.config import Choice, Classes, NextToken, SentenceEmbedding, Span, TokenClasses
 from heedful.runs.folder import DATA, read_json
 from heedful.runs.making import embedding, survey, tokenizer_of
 from heedful.runs.scoring import measure
@@ -21,6 +21,7 @@ from heedful.tasks.embed import Embed
 from heedful.tasks.extract import NO_ANSWER, Extract
 from heedful.tasks.metrics import GLUE
 from heedful.tasks.regress import Regress
+from heedful.tasks.rewrite import Rewrite, marks
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import Task
 from heedful.train.loop import precision as precision_of
@@ -116,6 +117,8 @@ def _kind(loaded: Loaded) -> type[Task]:
             return Choose
         case SentenceEmbedding():
             return Embed
+        case NextToken():
+            return Rewrite
         case Classes(labels=labels):
             what = f"gives {len(labels)} numbers, and data has one"
         case head:
@@ -134,6 +137,8 @@ def task_of(loaded: Loaded, source: Source[Any], split: str) -> tuple[Task, Load
             loaded.thresholds = {**loaded.thresholds, NO_ANSWER: 0.0}
     elif kind is Embed:
         more = embedding(survey(source, [split]))
+    elif kind is Rewrite:
+        more = {"mark": marks(loaded.config.model, tokenizer_of(loaded))}
     elif isinstance(loaded.config.head, Classes | TokenClasses):
         more = {"labels": loaded.config.head.labels}
     long: Any = "cut" if kind is Embed else "windows"

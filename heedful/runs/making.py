@@ -11,7 +11,7 @@ from typing import Any
 
 from heedful.checkpoint import Config, Loaded, create, load
 from heedful.checkpoint.attach import attach
-from heedful.data import KINDS, DataSettings, Labelled, MultiLabelled, Pair, Question, Scored, Source, read
+from heedful.data import KINDS, DataSettings, Labelled, MultiLabelled, Pair, Question, Rewritten, Scored, Source, read
 from heedful.data.bad import BadRows
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
@@ -25,6 +25,7 @@ from heedful.runs.settings import (
     FinetuneSettings,
     MultipleSettings,
     RegressSettings,
+    RewriteSettings,
     StartSettings,
     TagSettings,
 )
@@ -33,6 +34,7 @@ from heedful.tasks.classify import Classify, ClassifyMany
 from heedful.tasks.embed import Embed
 from heedful.tasks.extract import NO_ANSWER, Extract
 from heedful.tasks.regress import Regress
+from heedful.tasks.rewrite import Rewrite, marks
 from heedful.tasks.tag import OUTSIDE, Tag
 from heedful.tasks.task import Task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
@@ -116,6 +118,10 @@ def start(
     """The model that training starts from: what was named, or a small encoder trained on the spot."""
     if settings.model:
         return load(settings.model, revision=settings.revision or None)
+    if source.kind is Rewritten:
+        raise HeedfulError(
+            "no model was given, and to rewrite texts one with a decoder is needed: give --model the folder of one"
+        )
     longest = longest or LONGEST
     texts = list(islice(_texts(source), MOST_TEXTS))
     tokenizer = train(texts, TokenizerSettings(vocabulary=settings.vocabulary, max_length=longest))
@@ -187,6 +193,9 @@ def make_task(settings: FinetuneSettings, source: Source[Any], found: Survey, lo
         case EmbedSettings(negatives=negatives, scale=scale):
             settings = replace(settings, long="cut")  # a text has one vector
             task, made = _made(Embed, settings, loaded, **embedding(found, negatives), scale=scale)
+        case RewriteSettings(most=most):
+            mark = marks(loaded.config.model, tokenizer_of(loaded))
+            task, made = _made(Rewrite, settings, loaded, mark=mark, most=most)
     return task, made
 
 

@@ -18,6 +18,7 @@ from heedful.infer.engine import Engine
 from heedful.tasks.base import Answer
 from heedful.tasks.classify import ClassifyMany
 from heedful.tasks.extract import NO_ANSWER, Extract
+from heedful.tasks.rewrite import Rewrite, Writing
 from heedful.tasks.task import Judged, Measure, Task, evaluate
 from heedful.train.durable import whole
 from heedful.train.ranks import ALONE, Ranks
@@ -26,9 +27,9 @@ AT_ONCE = 1000  # predictions that are put in order together
 HIDDEN = ("vectors", "vector")  # of an answer: too long to be read
 
 
-def asker(loaded: Loaded, precision: torch.dtype) -> Callable[[list[Any]], list[Answer]]:
+def asker(task: Task | None, loaded: Loaded, precision: torch.dtype) -> Callable[[list[Any]], list[Answer]]:
     """The engine over a model, its products in that precision."""
-    engine = Engine(loaded)
+    engine = Engine(loaded, writing=Writing(most=task.most) if isinstance(task, Rewrite) else None)
 
     def ask(inputs: list[Any]) -> list[Answer]:
         device = next(loaded.parameters()).device.type
@@ -53,7 +54,7 @@ def measure(
         book = stack.enter_context(Book(predictions)) if predictions is not None else None
         return evaluate(
             task,
-            asker(loaded, precision),
+            asker(task, loaded, precision),
             examples,
             first=ranks.rank,
             step=ranks.size,
@@ -93,7 +94,7 @@ class Book:
 
 def calibrate(task: Task, loaded: Loaded, examples: Iterable[Any]) -> dict[str, float]:
     """Thresholds that give the best F1 on these examples, in float32."""
-    ask = asker(loaded, torch.float32)
+    ask = asker(task, loaded, torch.float32)
     if isinstance(task, Extract):
         found = task.result(evaluate(task, ask, examples))
         return {NO_ANSWER: found["best_f1_threshold"]}

@@ -81,6 +81,18 @@ class EmbedSettings:
             raise HeedfulError(f"scale is {self.scale}; expected a number above 0")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewriteSettings:
+    """A text for a text."""
+
+    kind: Literal["rewrite"] = "rewrite"
+    most: int = 128  # tokens that are written in an evaluation
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise HeedfulError(f"most is {self.most}; expected a whole number of tokens from 1")
+
+
 TaskSettings = (
     ClassifySettings
     | MultipleSettings
@@ -89,6 +101,7 @@ TaskSettings = (
     | ExtractSettings
     | ChooseSettings
     | EmbedSettings
+    | RewriteSettings
 )
 TASKS: dict[str, type] = {
     "classify": ClassifySettings,
@@ -98,6 +111,7 @@ TASKS: dict[str, type] = {
     "extract": ExtractSettings,
     "choose": ChooseSettings,
     "embed": EmbedSettings,
+    "rewrite": RewriteSettings,
 }
 
 

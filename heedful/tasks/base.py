@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from torch import Tensor
-
+from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
 from heedful.model.config import Head
+from heedful.packed import Packed
 from heedful.tokenizer import Encoded, Item, Tokenizer
 from heedful.tokenizer.encoded import cut_windows
 
@@ -22,7 +22,7 @@ class Window(NamedTuple):
 
     encoded: Encoded
     places: Sequence[int]  # the tokens that were scored; none: the window was scored as a whole
-    scores: Tensor  # [places, ...], or of the whole window [...]
+    scores: Any  # a tensor [places, ...], or of the whole window [...]; or what was written for it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +45,8 @@ class Answerer:
     places: Callable[[list[Encoded], Tokenizer], list[Place]] | None = None  # the tokens to score; None: whole windows
     long: Literal["windows", "cut", "refuse"] = "windows"  # what happens to more tokens than the model reads
     windows: Callable[[list[Encoded], int | None], list[list[Encoded]]] | None = None  # of items that go together
+    ready: Callable[[str], str] = lambda text: text  # a text as the model reads it
+    writes: Callable[[Loaded, Tokenizer, Packed, Any], list[Any]] | None = None  # texts; None: the head's scores do
 
 
 def read_text(given: Any) -> list[Item] | None:

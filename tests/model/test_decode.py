@@ -228,9 +228,14 @@ def test_what_cannot_be_written() -> None:
         Beam(width=2, best=3)
 
 
-def test_a_learned_table_ends(tmp_path: Path) -> None:
-    """40 positions are there: the 41st is refused with what to do."""
+@pytest.mark.parametrize("how", [Greedy(), Sample(), Beam(width=3, best=2)])
+def test_writing_ends_where_positions_end(tmp_path: Path, how: How) -> None:
+    """40 positions are there: 3 given tokens and 38 written ones, of which the last is not read again."""
     ours, _ = made("gpt2", tmp_path)
     assert ours.head is not None
+    prompts = Packed.of([[5, 6, 7], [8] * 40, [9] * 30])
+    found = write(ours.model, ours.head, prompts, how, most=60, stop=[])
+    assert [len(each[0].tokens) for each in found] == [38, 1, 11]
+    assert not any(each.complete for one in found for each in one)
     with pytest.raises(heedful.HeedfulError, match="has 41 tokens, but the model has positions for 40"):
-        write(ours.model, ours.head, Packed.of([[5, 6, 7]]), Greedy(), most=60, stop=[])
+        write(ours.model, ours.head, Packed.of([[5] * 41]), how, most=60, stop=[])

@@ -187,7 +187,7 @@ def test_bfloat16_is_near(single: Path) -> None:
         evaluate(single / "run", single / "data", precision=precision) for precision in ("float32", "bfloat16")
     )
     assert near.numbers["loss"] == pytest.approx(exact.numbers["loss"], rel=0.02) and near.numbers != exact.numbers
-    (ask, same) = (asker(load(single / "run"), dtype) for dtype in (torch.bfloat16, torch.float32))
+    (ask, same) = (asker(None, load(single / "run"), dtype) for dtype in (torch.bfloat16, torch.float32))
     one, other = (each(["the cat sat"])[0]["probability"] for each in (ask, same))
     assert one == pytest.approx(other, abs=0.02) and one != other
 

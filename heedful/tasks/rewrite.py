@@ -1,0 +1,213 @@
+"""Write a text for a text: translate, summarise, correct; learned with the right beginning given (teacher forcing)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from heedful.checkpoint import Loaded
+from heedful.data import Example, Rewritten
+from heedful.errors import HeedfulError
+from heedful.model.config import ModelConfig
+from heedful.model.decode import Greedy, How, Written, write
+from heedful.objectives import Batch, Loss, Sample
+from heedful.objectives.base import pack, weighted, wide
+from heedful.packed import Packed
+from heedful.tasks.base import Answer, Answerer, Setting, Window, read_text
+from heedful.tasks.metrics import Result, SquadScore
+from heedful.tasks.metrics.bootstrap import mean_of
+from heedful.tasks.metrics.squad import answer_scores
+from heedful.tasks.task import Judged, Measure, Task, spread
+from heedful.tokenizer import Encoded, Item, Tokenizer
+
+BETWEEN = "\n"  # text and rewriting, where one decoder reads both
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Writing:
+    """How an engine writes."""
+
+    how: How = field(default_factory=Greedy)
+    most: int = 128  # tokens
+    seed: int = 0  # of samples
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise HeedfulError(f"most is {self.most}: give how many tokens may be written, from 1")
+
+
+class Marks(NamedTuple):
+    """The tokens around what is written: with which the decoder begins (None: it goes on from the text), and ends."""
+
+    start: int | None
+    stop: int
+
+
+def marks(model: ModelConfig, tokenizer: Tokenizer) -> Marks:
+    """What a model writes between; one that cannot write, or would never end, is refused."""
+    if model.decoder is None:
+        raise HeedfulError("this model has no decoder, so it cannot write: start from one that has")
+    special = tokenizer.special
+    if special.separator is None:
+        raise HeedfulError("this tokenizer has no token that ends a text: name it as eos_token")
+    if model.encoder is None:
+        return Marks(None, special.separator)
+    start = special.first if model.start is None else model.start
+    if start is None:
+        raise HeedfulError("it is not known with which token the decoder begins: name it as decoder_start_token_id")
+    return Marks(start, special.separator)
+
+
+def write_all(loaded: Loaded, tokenizer: Tokenizer, given: Packed, writing: Writing) -> list[list[Written]]:
+    """What the model writes for each sequence: the encoder's text, or what the decoder goes on from."""
+    mark = marks(loaded.config.model, tokenizer)
+    if loaded.head is None:
+        raise HeedfulError("this model has no head over the vocabulary, so it cannot write")
+    prompts, source = given, None
+    if mark.start is not None:
+        prompts, source = Packed.of([[mark.start]] * len(given)).to(given.tokens.device), given
+    return write(
+        loaded.model,
+        loaded.head,
+        prompts,
+        writing.how,
+        most=writing.most,
+        stop=[mark.stop],
+        source=source,
+        seed=writing.seed,
+    )
+
+
+def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
+    """{"text", "log_probability", "tokens", "complete"}, and "others" where several beams were asked for."""
+    (window,) = windows
+    first, *others = (_said(written, setting.tokenizer) for written in window.scores)
+    return first | ({"others": others} if others else {})
+
+
+def _said(written: Written, tokenizer: Tokenizer) -> Answer:
+    return {
+        "text": tokenizer.decode(written.tokens).strip(),
+        "log_probability": written.log_probability,
+        "tokens": len(written.tokens),
+        "complete": written.complete,
+    }
+
+
+REWRITE = Answerer(expects='texts, like ["a text"]', items=read_text, answer=answer, long="refuse", writes=write_all)
+CONTINUE = Answerer(
+    expects='texts to go on from, like ["a text"]',
+    items=read_text,
+    ready=lambda text: text + BETWEEN,
+    answer=answer,
+    long="refuse",
+    writes=write_all,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewrite(Task):
+    """The mean of -log p of each token of the rewriting and of its end, given the text and all tokens before it.
+
+    A model with encoder and decoder reads the text with the first; one with a decoder alone reads the text, a line end
+    and the rewriting, and learns the latter.
+    """
+
+    example: ClassVar[type[Example]] = Rewritten
+    head: ClassVar[str] = "next_token"
+    main: str = "f1"
+    mark: Marks
+    most: int = 128  # tokens that are written in an evaluation
+
+    def items(self, example: Any) -> list[Item]:
+        text = example.text if self.mark.start is not None else example.text + BETWEEN
+        return [text, example.rewritten]
+
+    def ask(self, example: Any) -> Any:
+        return example.text
+
+    def windows(self, items: list[Item], seen: list[Encoded]) -> list[list[Encoded]]:
+        """Never cut apart: what is written depends on all of the text."""
+        longest = max(map(len, seen)) if self.mark.start is not None else sum(map(len, seen)) + 1
+        if self.limit is not None and longest > self.limit:
+            raise HeedfulError(
+                f"text and rewriting have {len(seen[0])} and {len(seen[1])} tokens, but this model reads {self.limit} "
+                'at once: leave the example out, or cut its end: long = "cut"'
+            )
+        return [[each] for each in seen]
+
+    def _encode(self, items: list[Item]) -> list[Encoded]:
+        if self.long == "windows" or self.limit is None:
+            return self.tokenizer.encode_batch(items)
+        most = self.limit if self.mark.start is not None else (self.limit - 1) // 2
+        return self.tokenizer.encode_batch(items, max_length=most, truncate="longest_first")
+
+    def learn(self, example: Rewritten, seen: list[list[Encoded]]) -> list[Sample]:
+        (text,), (rewritten,) = seen
+        around = {self.mark.stop, self.tokenizer.special.first}
+        inner = [id for id, segment in zip(rewritten.ids, rewritten.segments, strict=True) if segment is not None]
+        said = [*(id for id in inner if id not in around), self.mark.stop]
+        if self.mark.start is not None:
+            read = [self.mark.start, *said[:-1]]
+            return [Sample.of([text.ids, read], [text.types, [0] * len(read)], target=said)]
+        ids = [*text.ids, *said[:-1]]
+        return [Sample.of([ids], [[0] * len(ids)], target=said)]
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        said = [torch.tensor(sample.target) for sample in samples]
+        weights = torch.cat(
+            [torch.full((len(each),), sample.weight) for each, sample in zip(said, samples, strict=True)]
+        )
+        targets = torch.cat(said)
+        if self.mark.start is not None:
+            texts, read = ([_part(sample, number) for sample in samples] for number in (0, 1))
+            return Batch(packed=pack(texts), target=pack(read), targets=targets, weights=weights)
+        packed = pack(samples)
+        rows = [
+            torch.arange(stop - len(each), stop) for (_, stop), each in zip(pairwise(packed.bounds), said, strict=True)
+        ]
+        return Batch(packed=packed, targets=targets, weights=weights, rows=torch.cat(rows))
+
+    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+        assert loaded.head is not None
+        rows = loaded.model(batch.packed, batch.target)
+        scores = wide(loaded.head(rows if batch.rows is None else rows[batch.rows], batch.packed))
+        return weighted(F.cross_entropy(scores, batch.targets, reduction="none"), batch.weights)
+
+    def measure(self) -> Measure:
+        spreads = {"exact": spread(2, mean_of), "f1": spread(2, mean_of)}
+        return Measure(metrics={"texts": SquadScore(version="2.0")}, spreads=spreads)
+
+    def measured(
+        self, measure: Measure, examples: Sequence[Rewritten], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> Measure:
+        said = {str(id): answer["text"] for id, answer in zip(ids, answers, strict=True)}
+        gold = {str(id): [example.rewritten] for id, example in zip(ids, examples, strict=True)}
+        each = [answer_scores(said[name], gold[name], "2.0") for name in said]
+        return Measure(
+            metrics={"texts": measure.metrics["texts"].updated(said, gold)},
+            spreads={
+                name: measure.spreads[name].updated(ids, [(scores[place], 1) for scores in each])
+                for place, name in enumerate(("exact", "f1"))
+            },
+        )
+
+    def result(self, measure: Measure) -> Result:
+        """Exact match and F1 of words, without case, punctuation and articles (Rajpurkar et al. 2016)."""
+        found = measure.metrics["texts"].result()
+        return {name: found[name] for name in ("exact", "f1", "count")}
+
+    def judge(self, example: Rewritten, answer: Answer) -> Judged:
+        exact, f1 = answer_scores(answer["text"], [example.rewritten], "2.0")
+        return Judged(example.rewritten, answer["text"], bool(exact), 1 - f1)
+
+
+def _part(sample: Sample, number: int) -> Sample:
+    """One sequence of a sample, as a sample."""
+    start, stop = sample.bounds[number : number + 2]
+    return Sample(tokens=sample.tokens[start:stop], types=sample.types[start:stop], bounds=(0, stop - start))

@@ -1,0 +1,108 @@
+"""Every task on every family that can carry it: it learns and answers; the others say which heads there are."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+import torch
+from folders import VOCABULARY
+from tiny import TINY, save_tiny
+
+import heedful
+from heedful.checkpoint.attach import attach
+from heedful.data import Choices, Labelled, Pair, Question, Rewritten, Span, Tagged
+from heedful.errors import HeedfulError
+from heedful.families import FAMILIES
+from heedful.tasks import Writing
+from heedful.tasks.choose import Choose
+from heedful.tasks.classify import Classify
+from heedful.tasks.embed import Embed
+from heedful.tasks.extract import Extract
+from heedful.tasks.rewrite import Rewrite, marks
+from heedful.tasks.tag import Tag
+from heedful.tasks.task import evaluate
+
+EXAMPLES: dict[str, tuple[type, list[Any], dict[str, Any]]] = {  # kind of head -> task, examples, what it needs
+    "classes": (
+        Classify,
+        [Labelled(text="the cat sat on the mat", label="up"), Labelled(text="a dog", label="down")],
+        {"labels": ("up", "down")},
+    ),
+    "tokens": (Tag, [Tagged(words=("ada", "lives", "in", "paris"), tags=("A", "O", "O", "A"))], {"labels": ("A", "O")}),
+    "span": (
+        Extract,
+        [Question(id="1", question="who?", context="ada wrote it", answers=(Span("ada", 0),))],
+        {"impossible": False},
+    ),
+    "choice": (Choose, [Choices(prompt="the cat", candidates=("sat", "ran to paris"), answer=0)], {}),
+    "embedding": (
+        Embed,
+        [Pair(a="the cat sat", b="a cat", score=1.0), Pair(a="the dog", b="paris is in france", score=0.0)],
+        {"scored": True},
+    ),
+    "next_token": (Rewrite, [Rewritten(text="the cat", rewritten="a cat"), Rewritten(text="he", rewritten="she")], {}),
+}
+CARRIED = [
+    (family, kind) for family in TINY for kind in EXAMPLES if kind == "embedding" or kind in FAMILIES[family].kinds()
+]
+NOT = [(family, kind) for family in TINY for kind in EXAMPLES if (family, kind) not in CARRIED]
+
+
+@cache
+def loaded(family: str) -> heedful.Loaded:
+    folder = Path(mkdtemp())
+    types = {"type_vocab_size": 2} if "bert" in family and family not in ("distilbert", "modernbert") else {}
+    save_tiny(folder, family, FAMILIES[family].bare, vocab_size=len(VOCABULARY), **types)
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in VOCABULARY), encoding="utf-8")
+    config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": 36}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return heedful.load(folder)
+
+
+def test_who_carries_what() -> None:
+    assert {family for family, kind in CARRIED if kind == "next_token"} == {"gpt2", "t5"}
+    assert {family for family, kind in NOT if kind == "choice"} == {"gpt2", "t5"}
+    assert all((family, kind) in CARRIED for family in TINY for kind in ("classes", "tokens", "span", "embedding"))
+
+
+@pytest.mark.parametrize(("family", "kind"), CARRIED)
+def test_learn_and_answer(family: str, kind: str) -> None:
+    of, examples, more = EXAMPLES[kind]
+    made = attach(loaded(family), kind, labels=more.get("labels", ()), seed=1)
+    assert made.tokenizer is not None
+    if of is Rewrite:
+        more = {"mark": marks(made.config.model, made.tokenizer)}
+    task = of(tokenizer=made.tokenizer, limit=made.limit, **more)
+    samples = task.read(examples).samples
+    assert len(samples) == len(examples)
+    loss = task.loss(made.train(), task.batch(samples, list(range(len(samples)))))
+    loss.sum.backward()
+    moved = {name for name, each in made.named().items() if each.grad is not None and each.grad.abs().sum() > 0}
+    assert any("blocks" in name for name in moved) and "embedding.tokens.weight" in moved
+    assert all(bool(each.grad.isfinite().all()) for each in made.named().values() if each.grad is not None)
+    engine = heedful.Engine(made.eval(), writing=Writing(most=5))
+    numbers = task.result(evaluate(task, engine, examples))
+    assert 0 <= abs(numbers[task.main]) <= 1
+    asked = [task.ask(example) for example in examples]
+    alone = [engine([each])[0] for each in asked]
+    assert json.dumps(engine(asked)[0].get("label")) == json.dumps(alone[0].get("label"))
+
+
+@pytest.mark.parametrize(("family", "kind"), NOT)
+def test_what_cannot_be_carried_is_refused(family: str, kind: str) -> None:
+    with pytest.raises(HeedfulError, match=f'this family has no head "{kind}".*; it has .*embedding'):
+        attach(loaded(family), kind, labels=("a", "b"))
+
+
+@pytest.mark.parametrize("family", ["xlnet", "t5", "modernbert"])
+def test_long_texts_without_a_table_of_positions(family: str) -> None:
+    """They read what the tokenizer allows; more is seen in windows, and nothing is lost."""
+    made = attach(loaded(family), "classes", labels=("a", "b"), seed=1)
+    (answer,) = heedful.Engine(made)(["the cat sat on the mat " * 30])
+    assert answer["windows"] > 5
+    torch.testing.assert_close(sum(answer["probabilities"].values()), 1.0)

@@ -1,0 +1,192 @@
+"""Rewriting: the loss is transformers' own, answers are its greedy ones, and it learns; what cannot write says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from folders import make
+from tiny import Exact, eager, randomise
+from tokenizers import decoders, models, pre_tokenizers, processors
+
+import heedful
+from heedful.checkpoint import Loaded, load
+from heedful.checkpoint.attach import attach
+from heedful.data import Rewritten
+from heedful.errors import HeedfulError
+from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
+from heedful.model.decode import Beam, Sample
+from heedful.tasks import Writing
+from heedful.tasks.rewrite import Rewrite, marks
+from heedful.tasks.task import evaluate
+from heedful.tokenizer import Tokenizer
+from heedful.train.loop import Steps, Trainer, TrainSettings
+from heedful.train.optim import AdamW
+
+WORDS = ["red", "green", "blue", "one", "two", "three", "\n"]
+VOCABULARY = ["<pad>", "</s>", "<unk>", *WORDS]
+EXAMPLES = [
+    Rewritten(text="red one", rewritten="one red"),
+    Rewritten(text="green two blue three", rewritten="three blue two green"),
+    Rewritten(text="blue", rewritten="blue"),
+]
+
+
+def tokenizer() -> tokenizers.Tokenizer:
+    """Words; a text ends with </s>."""
+    made = tokenizers.Tokenizer(models.WordLevel({word: n for n, word in enumerate(VOCABULARY)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split(" ", "removed")]
+    )
+    made.decoder = decoders.Sequence([decoders.Fuse()])
+    made.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    return made
+
+
+@cache
+def folder(kind: str) -> Path:
+    """A tiny model with encoder and decoder, or with a decoder alone, and its tokenizer."""
+    made, words = Path(mkdtemp()), tokenizer()
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": len(VOCABULARY), "dropout_rate": 0.0}
+    if kind == "both":
+        words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+        config: Any = transformers.T5Config(
+            **sizes, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0
+        )
+        model: Any = transformers.T5ForConditionalGeneration(config)
+    else:
+        config = transformers.GPT2Config(
+            vocab_size=len(VOCABULARY), n_positions=24, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=1
+        )
+        config.embd_pdrop = config.attn_pdrop = config.resid_pdrop = 0.0
+        model = transformers.GPT2LMHeadModel(config)
+    randomise(model)
+    model.double().save_pretrained(made)
+    Tokenizer(words, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}).save(made)
+    return made
+
+
+def pair(kind: str) -> tuple[Any, Loaded, Rewrite]:
+    where = folder(kind)
+    class_ = transformers.T5ForConditionalGeneration if kind == "both" else transformers.GPT2LMHeadModel
+    loaded = load(where, dtype=torch.float64)
+    assert loaded.tokenizer is not None
+    task = Rewrite(tokenizer=loaded.tokenizer, limit=loaded.limit, mark=marks(loaded.config.model, loaded.tokenizer))
+    return eager(class_.from_pretrained(where, dtype=torch.float64)).eval(), loaded, task
+
+
+def ids(text: str) -> list[int]:
+    return [VOCABULARY.index(word) for word in text.split(" ")]
+
+
+KINDS = pytest.mark.parametrize("kind", ["both", "alone"])
+
+
+@KINDS
+def test_the_loss_is_theirs(kind: str) -> None:
+    theirs, loaded, task = pair(kind)
+    samples = task.read(EXAMPLES).samples
+    found = task.loss(loaded, task.batch(samples, [0, 0, 0]))
+    total = count = 0.0
+    with torch.no_grad(), Exact(torch.float64):
+        for example in EXAMPLES:
+            said = [*ids(example.rewritten), 1]
+            if kind == "both":
+                given = {"input_ids": torch.tensor([[*ids(example.text), 1]]), "labels": torch.tensor([said])}
+            else:
+                read = [*ids(example.text), VOCABULARY.index("\n")]
+                given = {"input_ids": torch.tensor([read + said]), "labels": torch.tensor([[-100] * len(read) + said])}
+            total += float(theirs(**given).loss) * len(said)
+            count += len(said)
+    assert found.count == count and abs(float(found.sum.detach()) - total) < 1e-9
+    parts = [task.loss(loaded, task.batch([sample], [0])) for sample in samples]
+    assert abs(sum(float(each.sum.detach()) for each in parts) - total) < 1e-9  # whatever is beside it
+
+
+@KINDS
+def test_answers_are_their_greedy_ones(kind: str) -> None:
+    theirs, loaded, _ = pair(kind)
+    engine = heedful.Engine(loaded, writing=Writing(most=6))
+    assert engine.kind == "next_token"
+    for example, answer in zip(EXAMPLES, engine([each.text for each in EXAMPLES]), strict=True):
+        read = [*ids(example.text), 1 if kind == "both" else VOCABULARY.index("\n")]
+        with torch.no_grad(), Exact(torch.float64):
+            out = theirs.generate(
+                torch.tensor([read]),
+                attention_mask=torch.ones(1, len(read)),
+                max_new_tokens=6,
+                do_sample=False,
+                eos_token_id=1,
+                pad_token_id=0,
+            )[0].tolist()
+        written = out[1 if kind == "both" else len(read) :]
+        written = written[: written.index(1)] if 1 in written else written
+        assert answer["text"] == "".join(VOCABULARY[id] for id in written if id > 2).strip()
+        assert answer["tokens"] == len(written) and answer["complete"] == (1 in out[1:])
+
+
+@KINDS
+def test_beams_and_samples(kind: str) -> None:
+    _, loaded, _ = pair(kind)
+    (answer,) = heedful.Engine(loaded, writing=Writing(how=Beam(width=3, best=3), most=5))(["red one"])
+    assert len(answer["others"]) == 2 and {"text", "log_probability"} <= answer["others"][0].keys()
+    texts = {
+        heedful.Engine(loaded, writing=Writing(how=Sample(temperature=3.0), most=5, seed=seed))(["red"])[0]["text"]
+        for seed in range(6)
+    }
+    assert len(texts) > 1
+    with pytest.raises(HeedfulError, match="most is 0"):
+        Writing(most=0)
+
+
+@KINDS
+def test_it_learns_to_turn_words_around(kind: str) -> None:
+    _, loaded, task = pair(kind)
+    learner = attach(loaded.float(), "next_token", seed=0)
+    samples = task.read(EXAMPLES).samples
+    settings = TrainSettings(length=Steps(count=150), batch=3, optimiser=AdamW(rate=1e-2), precision="float32", seed=1)
+    trainer = Trainer(learner, task, samples, settings)
+    losses = [step.loss for step in trainer]
+    assert losses[-1] < 0.1 * losses[0]
+    engine = heedful.Engine(learner, writing=Writing(most=8))
+    measure = evaluate(task, engine, EXAMPLES)
+    # this toy tokenizer's decoder puts no spaces between words
+    assert [answer["text"] for answer in engine([each.text for each in EXAMPLES])] == [
+        each.rewritten.replace(" ", "") for each in EXAMPLES
+    ]
+    assert task.result(measure)["count"] == 3 and task.result(measure)["exact"] == pytest.approx(1 / 3)
+    assert measure.intervals()["exact"]["low"] <= 1 / 3
+
+
+def test_what_is_too_long_is_refused_or_cut() -> None:
+    _, _, task = pair("alone")
+    long = Rewritten(text=" ".join(["red"] * 30), rewritten="one", file="data.csv", line=7)
+    with pytest.raises(
+        HeedfulError, match=r"data\.csv:7: text and rewriting have 31 and 1 tokens, but this model reads"
+    ):
+        task.read([long])
+    read = replace(task, long="cut").read([long])
+    assert read.cut == 1 and max(map(len, read.samples)) <= 24
+
+
+def test_what_cannot_write_says_so(tmp_path: Path) -> None:
+    encoder = load(make(tmp_path / "masked", "masked"))
+    assert encoder.tokenizer is not None
+    with pytest.raises(HeedfulError, match="this model has no decoder, so it cannot write"):
+        marks(encoder.config.model, encoder.tokenizer)
+    with pytest.raises(HeedfulError, match='this family has no head "next_token"'):
+        attach(encoder, "next_token")
+    model = ModelConfig(
+        embedding=EmbeddingConfig(vocabulary=9, width=8, positions=Learned(count=5)),
+        decoder=StackConfig(width=8, layers=1, heads=1, head_width=8, inner_width=8, causal=True),
+    )
+    with pytest.raises(HeedfulError, match="no token that ends a text: name it as eos_token"):
+        marks(model, Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))))
