@@ -28,6 +28,7 @@ from heedful.model.stack import Transformer
 from heedful.model.trace import Trace
 from heedful.packed import Packed
 from heedful.tokenizer import Tokenizer
+from heedful.tokenizer.pieces import NAMES as PIECES
 
 RUN_MODEL = "model"  # the model's folder in a run's
 NOTES = "heedful.json"  # what transformers has no place for: the tokenizer's fingerprint, thresholds of answers
@@ -137,7 +138,7 @@ def load(
     table = family.table(config.model, config.head)
     _check_names(table, save_names(table, loaded.named()), slots, values, folder)
     assign(loaded, _load_tensors(table, slots, dtype, folder), device)
-    loaded.tokenizer = _load_tokenizer(folder, config.model)
+    loaded.tokenizer = _load_tokenizer(folder, config.family, config.model)
     loaded.thresholds = _thresholds(folder)
     loaded.source = str(name) if local else f"{name}@{folder.name}"
     loaded.unused = unused
@@ -310,11 +311,12 @@ def assign(loaded: Loaded, tensors: Mapping[str, Tensor], device: torch.device |
                 module._parameters[name] = fresh[id(parameter)]
 
 
-def _load_tokenizer(folder: Path, model: ModelConfig) -> Tokenizer | None:
+def _load_tokenizer(folder: Path, family: str, model: ModelConfig) -> Tokenizer | None:
     """The folder's tokenizer, if it has one; it must be the one that the model was saved with."""
-    if not any((folder / file).exists() for file in ("tokenizer.json", "vocab.txt", "vocab.json")):
+    names = ("tokenizer.json", "vocab.txt", "vocab.json", *PIECES)
+    if not any((folder / file).exists() for file in names):
         return None
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = Tokenizer.load(folder, FAMILIES[family].pieces)
     if tokenizer.size > model.embedding.vocabulary:
         raise HeedfulError(
             f"{folder}: the tokenizer has ids up to {tokenizer.size - 1}, but the model knows "

@@ -97,6 +97,14 @@ FAMILY = Family(
         "AlbertForMultipleChoice": entries.choice(_POOLER, _OUT, **_DROPOUT),
         "AlbertForQuestionAnswering": entries.span(),
     },
+    pieces={
+        "single": "[CLS]:0 $A:0 [SEP]:0",
+        "pair": "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        "special": {"pad_token": "<pad>", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"},
+        "do_lower_case": True,
+        "keep_accents": False,
+        "quotes": True,
+    },
     sizes={
         "albert-base-v2": size(12, 768, 12),
         "albert-large-v2": size(24, 1024, 16),

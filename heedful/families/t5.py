@@ -184,6 +184,12 @@ FAMILY = Family(
         ),
         "T5ForQuestionAnswering": entries.span(),
     },
+    pieces={
+        "single": "$A:0 </s>:0",
+        "pair": "$A:0 </s>:0 $B:0 </s>:0",
+        "special": {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"},
+        "extra_ids": 100,
+    },
     sizes={
         "t5-small": size(6, 512, 8, 2048),
         "t5-base": size(12, 768, 12, 3072),

@@ -373,6 +373,7 @@ class Family:
     heads: Mapping[str, HeadEntry]  # by their architecture; the first is the bare model
     irrelevant: frozenset[str] = frozenset()
     sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # published name -> config.json
+    pieces: Mapping[str, Any] | None = None  # what its SentencePiece models do not say (see tokenizer/pieces.py)
 
     @property
     def bare(self) -> str:

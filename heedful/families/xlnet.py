@@ -132,5 +132,12 @@ FAMILY = Family(
         "XLNetForMultipleChoice": entries.choice(_SUMMARY, ("logits_proj", "head.out"), **_SUMMARY_DROPOUT),
         "XLNetForQuestionAnsweringSimple": entries.span(),
     },
+    pieces={
+        "single": "$A:0 <sep>:0 <cls>:2",
+        "pair": "$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2",
+        "special": {"pad_token": "<pad>", "cls_token": "<cls>", "sep_token": "<sep>", "mask_token": "<mask>"},
+        "keep_accents": False,
+        "quotes": True,
+    },
     sizes={"xlnet-base-cased": size(12, 768, 3072), "xlnet-large-cased": size(24, 1024, 4096)},
 )

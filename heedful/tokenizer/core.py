@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -89,15 +89,16 @@ class Tokenizer:
         self.special: Special = _special(self, probes[0])
 
     @classmethod
-    def load(cls, folder: str | Path) -> Tokenizer:
-        """Read tokenizer.json, else vocab.txt (WordPiece), else vocab.json and merges.txt (byte-level BPE).
+    def load(cls, folder: str | Path, usual: Mapping[str, Any] | None = None) -> Tokenizer:
+        """Read tokenizer.json, else vocab.txt (WordPiece), vocab.json and merges.txt (byte-level BPE), or spiece.model
+        (SentencePiece's Unigram), which `usual` completes: load() of a whole model folder knows it.
 
         tokenizer_config.json is read beside each; stored truncation and padding are dropped. Damage that can be
         lived with is told in one HeedfulWarning; a HeedfulError says what cannot be used.
         """
         folder = Path(folder)
         try:
-            source = files.read(folder)
+            source = files.read(folder, usual)
         except OSError as error:
             raise HeedfulError(f"{folder} cannot be read: {error.strerror}; check its files and rights") from error
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import tokenizers
 
 from heedful.errors import HeedfulError
+from heedful.tokenizer import pieces
 from heedful.tokenizer.build import TYPICAL, byte_level, word_pieces
 from heedful.tokenizer.guard import guarded
 
@@ -30,8 +31,11 @@ class Source:
     notes: list[str] = field(default_factory=list)
 
 
-def read(folder: Path) -> Source:
-    """Read tokenizer.json, else vocab.txt, else vocab.json with merges.txt."""
+def read(folder: Path, usual: Mapping[str, Any] | None = None) -> Source:
+    """Read tokenizer.json, else vocab.txt, else vocab.json with merges.txt, else a SentencePiece model.
+
+    `usual` completes the latter, which says little (see pieces.unigram).
+    """
     if not folder.is_dir():
         raise HeedfulError(f"{folder} is not a folder: give the folder that holds tokenizer.json or a vocabulary")
     notes: list[str] = []
@@ -44,6 +48,10 @@ def read(folder: Path) -> Source:
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         vocabulary = _vocabulary_json(folder / "vocab.json")
         backend = byte_level(vocabulary, _merges(folder / "merges.txt", notes), config, folder / "vocab.json", notes)
+    elif model := next((folder / name for name in pieces.NAMES if (folder / name).is_file()), None):
+        if usual is None:
+            notes.append(f"{model.name} does not say which special tokens stand around a text (none are added)")
+        backend = pieces.unigram(pieces.read(model), usual or {}, config, model)
     else:
         raise _nothing(folder)
     _add_named(backend, config, folder, notes)
@@ -52,10 +60,10 @@ def read(folder: Path) -> Source:
 
 def _nothing(folder: Path) -> HeedfulError:
     others = sorted(path.name for path in folder.glob("*.model"))
-    found = f"; {', '.join(others)} is a sentencepiece model: convert it to tokenizer.json first" if others else ""
+    found = f"; {', '.join(others)} is of another kind: convert it to tokenizer.json first" if others else ""
     return HeedfulError(
         f"no tokenizer in {folder}: looked for tokenizer.json, for vocab.txt (WordPiece), "
-        f"and for vocab.json with merges.txt (byte-level BPE){found}"
+        f"for vocab.json with merges.txt (byte-level BPE), and for {pieces.NAMES[0]} (SentencePiece){found}"
     )
 
 
