@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lengths
 
@@ -54,13 +54,16 @@ def packed(job: Job) -> tuple[Round, str]:
 def padded(job: Job) -> tuple[Round, str]:
     """transformers, with its fused attention."""
     import torch
-    from transformers import AutoModel
+    import transformers
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    model = AutoModel.from_pretrained(
-        job.folder, dtype=getattr(torch, job.precision), attn_implementation="sdpa", add_pooling_layer=False
+    config = transformers.AutoConfig.from_pretrained(job.folder)
+    more: dict[str, Any] = {} if config.model_type == "t5" else {"add_pooling_layer": False}
+    kind: Any = getattr(transformers, config.architectures[0])
+    model = kind.from_pretrained(
+        job.folder, dtype=getattr(torch, job.precision), attn_implementation="sdpa", **more
     ).eval()
 
     def embed(given: Sequence[Sequence[int]]) -> Tensor:
@@ -115,11 +118,23 @@ def minilm() -> str:
     return str(Path(found.origin).parent / "model")
 
 
-def random_base(folder: str) -> str:
-    """A folder with BERT-base's shape and random weights, written here."""
+def random_shape(shape: str, folder: str) -> str:
+    """A folder with a published shape and random weights, written here."""
     import torch
-    from transformers import BertConfig, BertModel
+    import transformers
 
     torch.manual_seed(0)
-    BertModel(BertConfig()).save_pretrained(folder)
+    model: Any = {
+        "base": lambda: transformers.BertModel(transformers.BertConfig()),
+        "albert": lambda: transformers.AlbertModel(
+            transformers.AlbertConfig(  # version 2, but for a vocabulary that holds the ids
+                vocab_size=lengths.VOCABULARY, hidden_size=768, num_attention_heads=12, intermediate_size=3072
+            )
+        ),
+        "t5": lambda: transformers.T5EncoderModel(
+            transformers.T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12)
+        ),
+        "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(eos_token_id=50_255)),
+    }[shape]()
+    model.save_pretrained(folder)
     return folder

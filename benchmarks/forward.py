@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import lengths
-from engines import ENGINES, SIZES, Job, minilm, random_base
+from engines import ENGINES, SIZES, Job, minilm, random_shape
 from harness import Arm, Bound, Prepared, Values, measure, serve
 from report import RESULTS, Table, write
 
@@ -26,6 +26,14 @@ BOUNDS = {"float32": Bound(difference=1e-4, cosine=0.99999), "bfloat16": Bound(d
 COUNTS = {  # sequences in a round: some seconds for the slowest arm, and enough that sorting pays
     "minilm": {"SHORT": 512, "MIXED": 128, "LONG": 64},
     "base": {"SHORT": 128, "MIXED": 48, "LONG": 24},
+    "albert": {"SHORT": 64, "MIXED": 24, "LONG": 12},
+    "t5": {"SHORT": 64, "MIXED": 24, "LONG": 12},
+}
+SHAPES = {
+    "minilm": "all-MiniLM-L6-v2",
+    "base": "BERT-base's shape with random weights",
+    "albert": "ALBERT-base's shape with random weights",
+    "t5": "the shape of T5-base's encoder with random weights",
 }
 USUAL, SAMPLE, QUICK = 32, 16, 12
 
@@ -83,7 +91,7 @@ def arms(folder: str, distribution: str, count: int, *, quick: bool) -> list[Arm
 def record(shape: str, tables: Sequence[Table], folder: Path) -> Path:
     """Write the results."""
     about = ABOUT.format(
-        shape={"minilm": "all-MiniLM-L6-v2", "base": "BERT-base's shape with random weights"}[shape],
+        shape=SHAPES[shape],
         sample=SAMPLE,
         sizes=", ".join(map(str, SIZES)),
         usual=USUAL,
@@ -111,7 +119,7 @@ def main() -> None:
         parser.error(f"--rounds {given.rounds} are too few to say anything: give at least 5")
     tables = []
     with tempfile.TemporaryDirectory() as temporary:
-        folder = minilm() if given.shape == "minilm" else random_base(temporary)
+        folder = minilm() if given.shape == "minilm" else random_shape(given.shape, temporary)
         for name in given.distributions:
             count = QUICK if given.quick else COUNTS[given.shape][name]
             tables.append(measure(name, arms(folder, name, count, quick=given.quick), given.rounds))

@@ -168,7 +168,7 @@ def test_a_wrong_arm_is_not_timed(benchmarks: Any, fake: Any, wrong: dict[str, o
         benchmarks("harness").measure("T", [fake("right"), fake("wrong", ours=True, **wrong)], 1, pause=0.0)
 
 
-@pytest.mark.parametrize("script", ["forward.py", "training.py"])
+@pytest.mark.parametrize("script", ["forward.py", "training.py", "decoding.py"])
 def test_too_few_rounds_are_refused(script: str) -> None:
     done = subprocess.run(
         [sys.executable, BENCHMARKS / script, "--rounds", "4"], capture_output=True, text=True, check=False
@@ -199,6 +199,8 @@ def test_a_claim_about_their_trainer_needs_accelerate() -> None:
     [
         ("forward.py", ["--distributions", "SHORT"], "**heedful bfloat16**"),
         ("training.py", ["--attention-dropout", "0.1"], "**heedful bfloat16**"),
+        ("forward.py", ["--distributions", "SHORT", "--shape", "t5"], "**heedful bfloat16**"),
+        ("decoding.py", [], "**heedful bfloat16**"),
         ("attention.py", ["--modes", "forward", "--precisions", "float32"], "| fused |"),
     ],
 )

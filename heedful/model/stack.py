@@ -383,13 +383,15 @@ class Transformer(nn.Module):
         self, source: Packed, target: Packed | None, trace: Trace | None, count: int
     ) -> Float[Tensor, "rows width"]:
         x: Tensor = self.embedding(source)
-        for stack in (self.encoder, None if target else self.decoder):
-            if stack is not None:
-                x = stack(x, source, trace=trace, sequences=count)
-        if target is not None:
-            assert self.decoder is not None
-            to_memory = Layout.of(target.bounds, source.bounds)
-            x = self.decoder(self.output_embedding(target), target, x, to_memory, trace=trace, sequences=count)
+        if self.encoder is not None:
+            x = self.encoder(x, source, trace=trace, sequences=count)
+        if self.decoder is None:
+            return x
+        if target is None:
+            x = self.decoder(x, source, trace=trace, sequences=count)
+            return x
+        to_memory = Layout.of(target.bounds, source.bounds)
+        x = self.decoder(self.output_embedding(target), target, x, to_memory, trace=trace, sequences=count)
         return x
 
 

@@ -64,7 +64,7 @@ class Trace:
         if not self.wants(part, layer, ("q", "k", "v", "scores", "weights")):
             return
         heads = self._heads(q.shape[1])
-        for number in self._numbers(count):
+        for number in self._numbers(min(count, len(call.layout.queries))):  # beams of one source are one there
             (start, stop), (first, last) = call.layout.queries[number], call.layout.keys[number]
             rows = self._rows(stop - start)
             scores = weights = None

@@ -336,24 +336,18 @@ def _planned(core: Core) -> Run:
     return run
 
 
-def _lined(core: Core) -> Run:
+def _lined(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     """Keys that already lie in lines, one for each sequence, are looked at where they are."""
-
-    def run(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        layout = call.layout
-        stride, longest = layout.stride or 1, max(m for _, m in layout.sizes())
-        lines = len(layout.keys)
-        key = ("lines", call.causal, call.window, q.dtype, q.device)
-        block = layout.plan(key, lambda: _line_block(call, q))
-        heads = [
-            each.unflatten(0, (lines, -1)).transpose(1, 2) for each in (q, k[: lines * stride], v[: lines * stride])
-        ]
-        table = call.bias.table if isinstance(call.bias, Distance) else None
-        bias = _kept(call, block, table, q.dtype)
-        mixed = core(heads[0], heads[1][:, :, :longest], heads[2][:, :, :longest], bias, call, block)
-        return mixed.transpose(1, 2).flatten(0, 1)
-
-    return run
+    layout = call.layout
+    stride, longest = layout.stride or 1, max(m for _, m in layout.sizes())
+    lines = len(layout.keys)
+    block = layout.plan(("lines", call.causal, call.window, q.dtype, q.device), lambda: _line_block(call, q))
+    seen = (q, k[: lines * stride], v[: lines * stride])
+    heads = [each.unflatten(0, (lines, -1)).transpose(1, 2) for each in seen]
+    bias = _kept(call, block, call.bias.table if isinstance(call.bias, Distance) else None, q.dtype)
+    core = fused if _products_are_slow(q, k, call) else products
+    mixed = core(heads[0], heads[1][:, :, :longest], heads[2][:, :, :longest], bias, call, block)
+    return mixed.transpose(1, 2).flatten(0, 1)
 
 
 def _line_block(call: Call, q: Tensor) -> Block:
@@ -384,7 +378,7 @@ def _not_lined(q: Tensor, k: Tensor, call: Call) -> str:
         return "some queries see no key"
     if isinstance(call.bias, Dense) or (isinstance(call.bias, Distance) and call.bias.table.ndim > 2):
         return "it has no bias for each query row"
-    return _not_fused(q, k, call)
+    return ""
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
@@ -438,7 +432,7 @@ def _products_are_slow(q: Tensor, k: Tensor, call: Call) -> str:
 
 # the order on a CPU is that of benchmarks/results/attention-2026-11-21.md
 KERNELS: tuple[Kernel, ...] = (
-    Kernel(name="lined", run=_lined(fused), cannot=_not_lined),
+    Kernel(name="lined", run=_lined, cannot=_not_lined),
     Kernel(name="varlen", run=_varlen, cannot=_not_varlen),
     Kernel(name="products", run=_planned(products), slow=_products_are_slow),
     Kernel(name="fused", run=_planned(fused), cannot=_not_fused),

@@ -45,7 +45,7 @@ def read(path: Path) -> Pieces:
         raise HeedfulError(f"{path} has {size} bytes: a SentencePiece model has at most {MOST_BYTES}")
     try:
         return _read(path.read_bytes())
-    except (ValueError, IndexError, struct.error, UnicodeDecodeError) as error:
+    except (ValueError, LookupError, TypeError, struct.error) as error:
         raise HeedfulError(f"{path} is no SentencePiece model, or is damaged: {error}; fetch it again") from error
     except HeedfulError as error:
         raise HeedfulError(f"{path}: {error}") from None

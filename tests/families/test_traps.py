@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 
 import heedful
 from heedful.checkpoint import read_config
+from heedful.families import FAMILIES
 from heedful.model.config import Learned, Normal
 from heedful.packed import Packed
-from tests.tiny import packed, save_tiny, tiny
+from tests.tiny import TINY, Exact, packed, save_tiny, tiny
 
 
 def _values(family: str, architecture: str, **changed: object) -> dict[str, object]:
@@ -126,6 +127,63 @@ def test_10_the_pooler_is_tanh_of_the_first_row(tmp_path: Path) -> None:
             assert (loaded(batch)[b] - expected).abs().max() < 1e-12
 
 
+def test_6_one_block_for_all_layers_and_narrow_embeddings(tmp_path: Path) -> None:
+    """The map from embedding to model width, blocks by group, the vocabulary head at the embedding's width."""
+    save_tiny(tmp_path, "albert", "AlbertForMaskedLM", num_hidden_groups=1, num_hidden_layers=6)
+    loaded = heedful.load(tmp_path)
+    assert {name.split(".")[2] for name in loaded.named() if name.startswith("encoder.blocks")} == {"0"}
+    assert loaded.model.encoder is not None and loaded.model.encoder.config.layers == 6
+    assert loaded.named()["embedding.project.weight"].shape == (32, 16)
+    assert loaded.named()["head.dense.weight"].shape == (16, 32)
+    assert loaded.head.decoder.weight is loaded.model.embedding.tokens.weight  # type: ignore[union-attr]
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key, value in (("inner_group_num", 2), ("net_structure_type", 1)):
+        with pytest.raises(heedful.HeedfulError, match=f"{key} is {value}; only"):
+            read_config(config | {key: value}, "config.json")
+
+
+def test_8_the_summary_is_the_last_row_and_mems_are_refused(tmp_path: Path) -> None:
+    """Their batches are padded on the left; rows at the end are the same with and without padding."""
+    theirs = save_tiny(tmp_path, "xlnet", "XLNetForSequenceClassification", torch.float64)
+    ours, batch = heedful.load(tmp_path, dtype=torch.float64), packed("xlnet", (5, 9))
+    ids, types = (batch.unpack(each) for each in (batch.tokens, batch.types))
+    given = {
+        "input_ids": torch.stack([torch.cat([torch.full((4,), 5), ids[0]]), ids[1]]),
+        "token_type_ids": torch.stack([torch.cat([torch.full((4,), 3), types[0]]), types[1]]),
+        "attention_mask": torch.tensor([[0] * 4 + [1] * 5, [1] * 9]),
+    }
+    with torch.no_grad(), Exact(torch.float64):
+        assert (ours(batch) - theirs(**given).logits).abs().max() < 1e-12
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key, value in (("attn_type", "uni"), ("bi_data", True), ("same_length", True), ("untie_r", False)):
+        with pytest.raises(heedful.HeedfulError, match=f"{key} is {value!r}; only"):
+            read_config(config | {key: value}, "config.json")
+    with pytest.raises(heedful.HeedfulError, match=r"architectures is .'XLNetForQuestionAnswering'.; expected one of"):
+        read_config(config | {"architectures": ["XLNetForQuestionAnswering"]}, "config.json")
+
+
+def test_9_left_padding_needs_positions_and_packing_does_not(tmp_path: Path) -> None:
+    theirs = save_tiny(tmp_path, "gpt2", "GPT2LMHeadModel", torch.float64)
+    ours, batch = heedful.load(tmp_path, dtype=torch.float64), packed("gpt2", (5, 9))
+    ids = batch.unpack(batch.tokens)
+    mask = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
+    given = {"input_ids": torch.stack([torch.cat([torch.zeros(4, dtype=torch.long), ids[0]]), ids[1]])}
+    with torch.no_grad():
+        right = theirs(**given, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits
+        wrong = theirs(**given, attention_mask=mask, position_ids=torch.arange(9).expand(2, -1)).logits
+        found = ours(batch)
+    assert (found[:5] - right[0, 4:]).abs().max() < 1e-12 < 0.01 < (found[:5] - wrong[0, 4:]).abs().max()
+    kept = load_file(tmp_path / "model.safetensors")["transformer.h.0.mlp.c_fc.weight"]
+    assert torch.equal(ours.named()["decoder.blocks.0.mlp.up.weight"], kept.T)
+
+
+def test_21_only_the_original_scales_its_embedding() -> None:
+    for kind, family in FAMILIES.items():
+        for name, values in family.sizes.items():
+            embedding = read_config({**values, "model_type": kind}, name).model.embedding
+            assert embedding.scale == (embedding.width**0.5 if kind == "heedful" else 1.0), name
+
+
 def test_17_relative_positions_of_transformers_4(tmp_path: Path) -> None:
     """transformers 5 accepts the key and ignores it; 4 adds q E[i - j] to the product, both divided by sqrt(d)."""
     model = save_tiny(tmp_path, "bert", "BertModel", torch.float64)
@@ -176,16 +234,44 @@ def test_unknown_architectures_are_refused_by_name(architecture: str) -> None:
         read_config(_values("bert", "BertModel") | {"architectures": [architecture]}, "config.json")
 
 
-def test_every_key_of_published_configs_is_known() -> None:
-    """What transformers itself writes, in full, for every family here."""
-    for family, architecture in (
-        ("bert", "BertModel"),
-        ("roberta", "RobertaModel"),
-        ("xlm-roberta", "XLMRobertaModel"),
-        ("camembert", "CamembertModel"),
-        ("distilbert", "DistilBertModel"),
-    ):
-        read_config(_values(family, architecture), "config.json")
+@pytest.mark.parametrize("family", TINY)
+def test_every_key_of_published_configs_is_known(family: str) -> None:
+    """What transformers itself writes, in full."""
+    read_config(_values(family, FAMILIES[family].bare), "config.json")
+
+
+@pytest.mark.parametrize(
+    ("family", "values"),
+    [
+        ("modernbert", {"global_attn_every_n_layers": 2, "global_rope_theta": 5e4, "local_rope_theta": 1e3}),
+        ("modernbert", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
+        ("modernbert", {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 7e4}}}),
+    ],
+)
+def test_the_same_said_in_other_keys(family: str, values: dict[str, Any]) -> None:
+    """Configurations as they were published and as transformers 5 writes them."""
+    given = {name: each for name, each in _values(family, FAMILIES[family].bare).items() if not name.startswith("rope")}
+    given.pop("layer_types")
+    encoder = read_config(given | values, "config.json").model.encoder
+    assert encoder is not None and encoder.relation is not None
+    base = values.get(
+        "global_rope_theta", values.get("rope_parameters", {}).get("full_attention", {}).get("rope_theta")
+    )
+    assert encoder.relation.base == (base or 160_000.0)  # type: ignore[union-attr]
+    assert encoder.global_every == (3 if "rope_parameters" in values else 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"layer_types": ["sliding_attention", "full_attention"] * 2}, "only layers that alternate evenly"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "stretched rotary positions are not built"),
+        ({"rope_scaling": {"factor": 2.0}}, "stretched rotary positions are not built"),
+    ],
+)
+def test_other_rotary_positions_are_refused(values: dict[str, Any], told: str) -> None:
+    with pytest.raises(heedful.HeedfulError, match=told):
+        read_config(_values("modernbert", "ModernBertModel", **values), "config.json")
 
 
 def test_an_unknown_key_is_refused_and_can_be_ignored() -> None:
