@@ -124,7 +124,7 @@ def random_shape(shape: str, folder: str) -> str:
     import transformers
 
     torch.manual_seed(0)
-    model: Any = {
+    makers: dict[str, Any] = {
         "base": lambda: transformers.BertModel(transformers.BertConfig()),
         "albert": lambda: transformers.AlbertModel(
             transformers.AlbertConfig(  # version 2, but for a vocabulary that holds the ids
@@ -135,6 +135,6 @@ def random_shape(shape: str, folder: str) -> str:
             transformers.T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12)
         ),
         "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(eos_token_id=50_255)),
-    }[shape]()
-    model.save_pretrained(folder)
+    }
+    makers[shape]().save_pretrained(folder)
     return folder

@@ -293,11 +293,12 @@ def test_case_is_read_off_the_vocabulary_when_nothing_says_it(extra: list[str], 
 
 def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(
-        HeedfulError, match=r"tokenizer.json, for vocab.txt \(WordPiece\), and for vocab.json with merges.txt"
+        HeedfulError,
+        match=r"tokenizer.json, for vocab.txt \(WordPiece\), for vocab.json with merges.txt .*, and for spiece",
     ):
         Tokenizer.load(tmp_path)
-    (tmp_path / "spiece.model").write_bytes(b"")
-    with pytest.raises(HeedfulError, match=r"spiece\.model is a sentencepiece model"):
+    (tmp_path / "other.model").write_bytes(b"")
+    with pytest.raises(HeedfulError, match=r"other\.model is of another kind: convert it to tokenizer\.json first"):
         Tokenizer.load(str(tmp_path))
     with pytest.raises(HeedfulError, match="is not a folder"):
         Tokenizer.load(tmp_path / "nowhere")

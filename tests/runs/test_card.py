@@ -130,6 +130,7 @@ def test_every_task_has_a_card(tmp_path: Path) -> None:
         "extract": ("f1", {"exact": 0.5, "f1": 0.6, "count": 10}, "question-answering", ["exact_match", "f1"]),
         "choose": ("accuracy", {"accuracy": 0.5, "count": 10, "loss": 0.7}, "multiple-choice", ["accuracy"]),
         "embed": ("spearman", scored, "sentence-similarity", ["pearsonr", "spearmanr", "mse"]),
+        "rewrite": ("f1", {"exact": 0.5, "f1": 0.6, "count": 10}, "text2text-generation", ["exact_match", "f1"]),
     }
     assert numbers.keys() == TASKS.keys()
     for task, (main, found, pipeline, metrics) in numbers.items():

@@ -22,7 +22,7 @@ def test_latency_and_throughput(single: Loaded, monkeypatch: pytest.MonkeyPatch)
     seen: list[tuple[int, int, bool]] = []
     forward = Loaded.forward
 
-    def noted(self: Loaded, batch: Packed) -> object:
+    def noted(self: Loaded, batch: Packed, target: None) -> object:
         seen.append((len(batch.bounds) - 1, len(batch.tokens), self.training))
         assert torch.is_inference_mode_enabled()
         return forward(self, batch)
@@ -40,7 +40,7 @@ def test_latency_and_throughput(single: Loaded, monkeypatch: pytest.MonkeyPatch)
 
 def test_every_length_that_the_model_reads(single: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Loaded, "limit", 64)
-    monkeypatch.setattr(Loaded, "forward", lambda self, batch: None)
+    monkeypatch.setattr(Loaded, "forward", lambda self, batch, target: None)
     assert latency(single, rounds=2)["latency"].keys() == {"16", "64"}
     monkeypatch.setattr(Loaded, "limit", None)
     assert latency(single, rounds=2)["latency"].keys() == {"16", "64", "256"}
