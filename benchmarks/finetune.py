@@ -21,6 +21,7 @@ import heedful
 from heedful.checkpoint.attach import attach
 from heedful.runs.scoring import measure
 from heedful.tasks.classify import Classify
+from heedful.tasks.extract import Extract
 from heedful.tasks.regress import Regress
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import Task as Learning
@@ -28,7 +29,18 @@ from heedful.train.loop import Epochs, Trainer, TrainSettings
 from heedful.train.optim import AdamW
 
 EVERY = 50  # steps between two lines
-SHOWN = ("accuracy", "f1", "matthews", "pearson", "spearman", "precision", "recall", "strict_f1", "token_accuracy")
+SHOWN = (
+    "accuracy",
+    "f1",
+    "matthews",
+    "pearson",
+    "spearman",
+    "precision",
+    "recall",
+    "strict_f1",
+    "token_accuracy",
+    "exact",
+)
 
 
 def build(task: Task, longest: int, seed: int) -> tuple[Learning, heedful.Loaded]:
@@ -38,6 +50,8 @@ def build(task: Task, longest: int, seed: int) -> tuple[Learning, heedful.Loaded
     if task.kind == "regress":
         made: Learning = Regress(labels=("score",), **common)
         return made, attach(loaded, "classes", labels=("score",), problem="regression", seed=seed)
+    if task.kind == "extract":
+        return Extract(impossible=False, **common), attach(loaded, "span", seed=seed)
     if task.kind == "tag":
         return Tag(labels=task.labels, **common), attach(loaded, "tokens", labels=task.labels, seed=seed)
     return Classify(labels=task.labels, **common), attach(loaded, "classes", labels=task.labels, seed=seed)
