@@ -31,7 +31,9 @@ from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.pieces import NAMES as PIECES
 
 RUN_MODEL = "model"  # the model's folder in a run's
-NOTES = "heedful.json"  # what transformers has no place for: the tokenizer's fingerprint, thresholds of answers
+NOTES = (
+    "heedful.json"  # what transformers has no place for: fingerprint of the tokenizer, thresholds, what follows a text
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +54,7 @@ class Loaded(nn.Module):
         self.config, self.tokenizer, self.source = config, tokenizer, source
         self.unused: tuple[str, ...] = ()  # tensors of the folder that belong to other heads
         self.thresholds: dict[str, float] = {}  # of answers, where they were calibrated: by label, or "no_answer"
+        self.between = ""  # stands after a text from which a decoder goes on, where it learned so
         self.model = Transformer(config.model)
         self.head = None if config.head is None else make_head(config.head, self.model)
 
@@ -139,9 +142,13 @@ def load(
     _check_names(table, save_names(table, loaded.named()), slots, values, folder)
     assign(loaded, _load_tensors(table, slots, dtype, folder), device)
     loaded.tokenizer = _load_tokenizer(folder, config.family, config.model)
-    loaded.thresholds = _thresholds(folder)
+    loaded.thresholds, loaded.between = _thresholds(folder), _between(folder)
     loaded.source = str(name) if local else f"{name}@{folder.name}"
     loaded.unused = unused
+    stacks = [stack for stack in (config.model.encoder, config.model.decoder) if stack is not None]
+    if dtype == torch.float16 and any(stack.norm == "rms" and stack.score_scale == 1.0 for stack in stacks):
+        told = "the published models of this kind overflow in float16: load it in bfloat16 or float32"
+        warnings.warn(f"{folder}: {told}", HeedfulWarning, stacklevel=2)
     if unused and head is None and not isinstance(config.head, SentenceEmbedding):
         warnings.warn(
             f"{folder}: {len(unused)} tensors belong to other heads than the one that config.json names and were not "
@@ -339,6 +346,13 @@ def _thresholds(folder: Path) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
+def _between(folder: Path) -> str:
+    found = read_json(folder / NOTES).get("between", "") if (folder / NOTES).exists() else ""
+    if not isinstance(found, str):
+        raise HeedfulError(f"{folder / NOTES}: between is {found!r:.80}; expected a text")
+    return found
+
+
 def save(loaded: Loaded, folder: str | Path, *, overwrite: bool = False) -> None:
     """Write a Hugging Face folder that transformers (and, for sentence embeddings, sentence-transformers) loads.
 
@@ -364,6 +378,8 @@ def save(loaded: Loaded, folder: str | Path, *, overwrite: bool = False) -> None
             sentences.write(temporary, config.head, config.model.width)
         if loaded.thresholds:
             notes["thresholds"] = loaded.thresholds
+        if loaded.between:
+            notes["between"] = loaded.between
         _write_json(temporary / NOTES, notes)
 
 

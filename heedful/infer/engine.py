@@ -17,7 +17,7 @@ from heedful.model.heads import PretrainingHead
 from heedful.nn.attend import explain
 from heedful.nn.layout import Call, Layout
 from heedful.packed import Packed
-from heedful.tasks import ANSWERERS, Answer, Answerer, Setting, Window, Writing, answerers
+from heedful.tasks import ANSWERERS, Answer, Answerer, Setting, Window, Writing
 from heedful.tasks.base import all_windows, of_windows
 from heedful.tasks.following import FOLLOWING
 from heedful.tokenizer import Encoded, Item, Tokenizer
@@ -119,7 +119,7 @@ class Engine:
     def _read(self, number: int, given: Any) -> tuple[Answerer, list[Item]]:
         for answerer in self._answerers:
             if (items := answerer.items(given)) is not None:
-                return answerer, [answerer.ready(item) if isinstance(item, str) else item for item in items]
+                return answerer, [item + self.loaded.between if isinstance(item, str) else item for item in items]
         raise HeedfulError(f"input {number} is {_shown(given)}: this model's {self.kind} head expects {self.expects}")
 
     def _pieces(self, read: list[tuple[Answerer, list[Item]]]) -> list[_Piece]:
@@ -206,8 +206,8 @@ def _on_host(scores: Tensor) -> Tensor:
 def _able(loaded: Loaded) -> tuple[Head, tuple[Answerer, ...]]:
     """The head and what answers with it."""
     head = loaded.config.head
-    if head is not None and (found := answerers(loaded)):
-        return head, found
+    if head is not None and head.kind in ANSWERERS:
+        return head, ANSWERERS[head.kind]
     can = [kind for kind in FAMILIES[loaded.config.family].kinds() if kind in ANSWERERS]
     has = "no head" if head is None else f'a "{head.kind}" head, which answers nothing by itself'
     raise HeedfulError(

@@ -138,7 +138,7 @@ def task_of(loaded: Loaded, source: Source[Any], split: str) -> tuple[Task, Load
     elif kind is Embed:
         more = embedding(survey(source, [split]))
     elif kind is Rewrite:
-        more = {"mark": marks(loaded.config.model, tokenizer_of(loaded))}
+        more = {"mark": marks(loaded.config.model, tokenizer_of(loaded)), "between": loaded.between}
     elif isinstance(loaded.config.head, Classes | TokenClasses):
         more = {"labels": loaded.config.head.labels}
     long: Any = "cut" if kind is Embed else "windows"

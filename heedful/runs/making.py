@@ -34,7 +34,7 @@ from heedful.tasks.classify import Classify, ClassifyMany
 from heedful.tasks.embed import Embed
 from heedful.tasks.extract import NO_ANSWER, Extract
 from heedful.tasks.regress import Regress
-from heedful.tasks.rewrite import Rewrite, marks
+from heedful.tasks.rewrite import BETWEEN, Rewrite, marks
 from heedful.tasks.tag import OUTSIDE, Tag
 from heedful.tasks.task import Task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
@@ -195,7 +195,9 @@ def make_task(settings: FinetuneSettings, source: Source[Any], found: Survey, lo
             task, made = _made(Embed, settings, loaded, **embedding(found, negatives), scale=scale)
         case RewriteSettings(most=most):
             mark = marks(loaded.config.model, tokenizer_of(loaded))
-            task, made = _made(Rewrite, settings, loaded, mark=mark, most=most)
+            between = "" if mark.start is not None else BETWEEN
+            task, made = _made(Rewrite, settings, loaded, mark=mark, between=between, most=most)
+            made.between = between
     return task, made
 
 

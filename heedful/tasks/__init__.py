@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from heedful.checkpoint import Loaded
-from heedful.model.config import NextToken
 from heedful.tasks.base import Answer, Answerer, Setting, Window
 from heedful.tasks.choose import CHOOSE
 from heedful.tasks.classify import CLASSIFY
@@ -11,7 +9,7 @@ from heedful.tasks.embed import COMPARE, EMBED
 from heedful.tasks.extract import EXTRACT
 from heedful.tasks.fill import FILL
 from heedful.tasks.following import FOLLOWING
-from heedful.tasks.rewrite import CONTINUE, REWRITE, Writing
+from heedful.tasks.rewrite import REWRITE, Writing
 from heedful.tasks.tag import TAG
 
 ANSWERERS: dict[str, tuple[Answerer, ...]] = {  # by the kind of head; the first that knows an input's form answers it
@@ -27,12 +25,4 @@ ANSWERERS: dict[str, tuple[Answerer, ...]] = {  # by the kind of head; the first
 }
 
 
-def answerers(loaded: Loaded) -> tuple[Answerer, ...]:
-    """What answers with a model's head; none: nothing does."""
-    head = loaded.config.head
-    if isinstance(head, NextToken) and loaded.config.model.encoder is None:
-        return (CONTINUE,)
-    return () if head is None else ANSWERERS.get(head.kind, ())
-
-
-__all__ = ["ANSWERERS", "Answer", "Answerer", "Setting", "Window", "Writing", "answerers"]
+__all__ = ["ANSWERERS", "Answer", "Answerer", "Setting", "Window", "Writing"]

@@ -45,7 +45,6 @@ class Answerer:
     places: Callable[[list[Encoded], Tokenizer], list[Place]] | None = None  # the tokens to score; None: whole windows
     long: Literal["windows", "cut", "refuse"] = "windows"  # what happens to more tokens than the model reads
     windows: Callable[[list[Encoded], int | None], list[list[Encoded]]] | None = None  # of items that go together
-    ready: Callable[[str], str] = lambda text: text  # a text as the model reads it
     writes: Callable[[Loaded, Tokenizer, Packed, Any], list[Any]] | None = None  # texts; None: the head's scores do
 
 

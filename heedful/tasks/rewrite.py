@@ -25,7 +25,7 @@ from heedful.tasks.metrics.squad import answer_scores
 from heedful.tasks.task import Judged, Measure, Task, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
-BETWEEN = "\n"  # text and rewriting, where one decoder reads both
+BETWEEN = "\n"  # text and rewriting, where one decoder learns both
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,14 +100,6 @@ def _said(written: Written, tokenizer: Tokenizer) -> Answer:
 
 
 REWRITE = Answerer(expects='texts, like ["a text"]', items=read_text, answer=answer, long="refuse", writes=write_all)
-CONTINUE = Answerer(
-    expects='texts to go on from, like ["a text"]',
-    items=read_text,
-    ready=lambda text: text + BETWEEN,
-    answer=answer,
-    long="refuse",
-    writes=write_all,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +114,11 @@ class Rewrite(Task):
     head: ClassVar[str] = "next_token"
     main: str = "f1"
     mark: Marks
+    between: str = ""  # after the text, where the decoder goes on from it
     most: int = 128  # tokens that are written in an evaluation
 
     def items(self, example: Any) -> list[Item]:
-        text = example.text if self.mark.start is not None else example.text + BETWEEN
-        return [text, example.rewritten]
+        return [example.text + self.between, example.rewritten]
 
     def ask(self, example: Any) -> Any:
         return example.text

@@ -63,6 +63,13 @@ def test_7_cross_attention_has_no_distances_and_scores_are_not_scaled(tmp_path: 
     assert {block.cross.scale for block in ours.model.decoder.blocks} == {1.0}  # type: ignore[union-attr]
 
 
+def test_7_float16_overflows(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "t5", "T5Model")
+    with pytest.warns(heedful.HeedfulWarning, match="overflow in float16: load it in bfloat16 or float32"):
+        heedful.load(tmp_path, dtype=torch.float16)
+    heedful.load(tmp_path, dtype=torch.bfloat16)
+
+
 def test_the_encoder_of_a_whole_model(tmp_path: Path) -> None:
     """A folder of the whole model gives its encoder; a head that reads the decoder refuses an encoder alone."""
     whole = save_tiny(tmp_path / "whole", "t5", "T5ForConditionalGeneration", torch.float64)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from heedful.checkpoint import load
 from heedful.cli import main
 from heedful.errors import HeedfulError
 from heedful.runs.evaluate import evaluate
@@ -81,6 +82,7 @@ def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFix
         name == "alone"
     )
     assert "one pass over a text, all tokens at once" in card
+    assert load(tmp_path / "run").between == ("" if name == "both" else "\n")
     again = evaluate(tmp_path / "run", given / "data.csv", split="train")
     assert again.numbers["count"] == len(ROWS)
 

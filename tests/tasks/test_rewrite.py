@@ -24,7 +24,7 @@ from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.model.decode import Beam, Sample
 from heedful.tasks import Writing
-from heedful.tasks.rewrite import Rewrite, marks
+from heedful.tasks.rewrite import BETWEEN, Rewrite, marks
 from heedful.tasks.task import evaluate
 from heedful.tokenizer import Tokenizer
 from heedful.train.loop import Steps, Trainer, TrainSettings
@@ -79,7 +79,13 @@ def pair(kind: str) -> tuple[Any, Loaded, Rewrite]:
     class_ = transformers.T5ForConditionalGeneration if kind == "both" else transformers.GPT2LMHeadModel
     loaded = load(where, dtype=torch.float64)
     assert loaded.tokenizer is not None
-    task = Rewrite(tokenizer=loaded.tokenizer, limit=loaded.limit, mark=marks(loaded.config.model, loaded.tokenizer))
+    loaded.between = "" if kind == "both" else BETWEEN
+    task = Rewrite(
+        tokenizer=loaded.tokenizer,
+        limit=loaded.limit,
+        mark=marks(loaded.config.model, loaded.tokenizer),
+        between=loaded.between,
+    )
     return eager(class_.from_pretrained(where, dtype=torch.float64)).eval(), loaded, task
 
 
@@ -151,6 +157,7 @@ def test_beams_and_samples(kind: str) -> None:
 def test_it_learns_to_turn_words_around(kind: str) -> None:
     _, loaded, task = pair(kind)
     learner = attach(loaded.float(), "next_token", seed=0)
+    learner.between = loaded.between
     samples = task.read(EXAMPLES).samples
     settings = TrainSettings(length=Steps(count=150), batch=3, optimiser=AdamW(rate=1e-2), precision="float32", seed=1)
     trainer = Trainer(learner, task, samples, settings)
@@ -190,3 +197,20 @@ def test_what_cannot_write_says_so(tmp_path: Path) -> None:
     )
     with pytest.raises(HeedfulError, match="no token that ends a text: name it as eos_token"):
         marks(model, Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))))
+
+
+def test_a_model_that_learned_nothing_goes_on_from_the_text_itself(tmp_path: Path) -> None:
+    """What stands between text and rewriting belongs to what was learned; it is kept in the folder."""
+    _, loaded, _ = pair("alone")
+    given = ["red one"]
+    learned = heedful.Engine(loaded, writing=Writing(most=4))(given)
+    heedful.save(loaded, tmp_path / "kept")
+    assert load(tmp_path / "kept").between == BETWEEN
+    loaded.between = ""
+    plain = heedful.Engine(loaded, writing=Writing(most=4))
+    assert plain(given) != learned and plain(["red one\n"]) == learned
+    heedful.save(loaded, tmp_path / "plain")
+    assert load(tmp_path / "plain").between == ""
+    (tmp_path / "plain/heedful.json").write_text('{"between": 3}')
+    with pytest.raises(HeedfulError, match="between is 3; expected a text"):
+        load(tmp_path / "plain")
