@@ -86,7 +86,7 @@ def _every(keys: Keys, layers: int) -> int:
     """Every how many layers one sees everything, said as a number or layer by layer."""
     every: int = keys.integer("global_attn_every_n_layers", 3)
     kinds = keys.values.get("layer_types")
-    if kinds is not None:
+    if isinstance(kinds, list):
         every = next((number for number in range(1, layers) if kinds[number : number + 1] == [FULL]), layers)
     pattern = [LOCAL if number % every else FULL for number in range(layers)]
     keys.only(

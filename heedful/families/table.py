@@ -234,12 +234,13 @@ class Keys:
 
     def number(self, name: str, default: Any = _REQUIRED, *, least: float = 0.0, most: float = 1.0) -> Any:
         """A number from least to most."""
-        return self._take(
+        value = self._take(
             name,
             default,
             f"a number from {least:g} to {most:g}",
             lambda v: isinstance(v, int | float) and not isinstance(v, bool) and least <= v <= most,
         )
+        return None if value is None else float(value)
 
     def flag(self, name: str, default: Any = _REQUIRED) -> Any:
         """true or false."""

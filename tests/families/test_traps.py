@@ -307,3 +307,21 @@ def test_13_weights_on_demand_are_the_eager_ones(tmp_path: Path) -> None:
                 found = weights(q, k, Call(layout=Layout.of(batch.bounds), scale=8**-0.5), b)
                 assert (found.sum(-1) - 1).abs().max() < 1e-12
                 assert (found - expected[layer][0]).abs().max() < 1e-12
+
+
+ODD: list[Any] = [None, -1, 0, 1, 3, 2**31, 1e308, float("nan"), "", "x", [], {}, [1], {"a": 1}, True, False]
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_f2_odd_values_of_every_key(family: str) -> None:
+    """A configuration that can be read, or a HeedfulError that names the file; nothing else, and nothing is built."""
+    whole = _values(family, FAMILIES[family].bare)
+    refused = 0
+    for key in whole:
+        for value in ODD:
+            try:
+                read_config(whole | {key: value}, "config.json")
+            except heedful.HeedfulError as error:
+                refused += 1
+                assert str(error), (key, value)
+    assert refused > 100
