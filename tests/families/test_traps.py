@@ -321,7 +321,6 @@ def test_f2_odd_values_of_every_key(family: str) -> None:
         for value in ODD:
             try:
                 read_config(whole | {key: value}, "config.json")
-            except heedful.HeedfulError as error:
+            except heedful.HeedfulError:
                 refused += 1
-                assert str(error), (key, value)
     assert refused > 100
