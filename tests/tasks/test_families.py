@@ -106,3 +106,21 @@ def test_long_texts_without_a_table_of_positions(family: str) -> None:
     (answer,) = heedful.Engine(made)(["the cat sat on the mat " * 30])
     assert answer["windows"] > 5
     torch.testing.assert_close(sum(answer["probabilities"].values()), 1.0)
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_bfloat16_products_learn_the_same(family: str) -> None:
+    """As training does it on a processor that has them: float32 weights, the loss near to that of float32."""
+    of, examples, more = EXAMPLES["classes"]
+    made = attach(loaded(family), "classes", labels=more["labels"], seed=1)
+    task = of(tokenizer=made.tokenizer, limit=made.limit, **more)
+    batch = task.batch(task.read(examples).samples, [0, 1])
+    exact = float(task.loss(made, batch).sum.detach())
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = task.loss(made, batch)
+    loss.sum.backward()
+    assert abs(float(loss.sum.detach()) - exact) < 0.05 * max(1.0, exact)
+    made.train()
+    with torch.autocast("cpu", torch.bfloat16):  # with dropout, by the other kernel
+        task.loss(made, batch).sum.backward()
+    assert all(bool(each.grad.isfinite().all()) for each in made.named().values() if each.grad is not None)
