@@ -31,9 +31,7 @@ from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.pieces import NAMES as PIECES
 
 RUN_MODEL = "model"  # the model's folder in a run's
-NOTES = (
-    "heedful.json"  # what transformers has no place for: fingerprint of the tokenizer, thresholds, what follows a text
-)
+NOTES = "heedful.json"  # what transformers has no place for: the tokenizer's fingerprint, thresholds, `between`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -45,6 +45,7 @@ def attach(
     """
     head = new_head(loaded.config, kind, labels, problem)
     config = replace(loaded.config, model=_model(loaded.config, kind), head=head)
+    FAMILIES[config.family].architecture(config.model, head)  # refuses a head that needs more than the model has
     with torch.device("meta"):
         made = Loaded(config, loaded.tokenizer, loaded.source)
     assign(made, {name: torch.empty(each.shape, dtype=torch.float32) for name, each in made.named().items()}, "cpu")
@@ -68,16 +69,13 @@ def attach(
 
 
 def _model(config: Config, kind: str) -> ModelConfig:
-    """What that head uses of the model; one that reads the decoder needs it."""
+    """What that head uses of the model."""
     family = FAMILIES[config.family]
     if kind == "embedding":  # of the encoder, where there is one
         decoder = None if config.model.encoder is not None else config.model.decoder
         return replace(config.model, decoder=decoder, start=None)
     entry = family.heads[family.kinds()[kind]]
-    model = entry.part(config.model)
-    if model.decoder is None and not entry.encoder_only and any(each.encoder_only for each in family.heads.values()):
-        raise HeedfulError(f'the head "{kind}" of this family reads the decoder, and this model has none')
-    return model
+    return entry.part(config.model)
 
 
 def new_head(config: Config, kind: str, labels: Sequence[str] = (), problem: Problem = "single") -> Head:

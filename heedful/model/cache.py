@@ -86,7 +86,7 @@ class Cache:
         """Write the rows' keys and values behind those that came earlier; returns all places end to end."""
         assert layout.stride is not None
         if layer not in self._own:
-            empty = (k.new_zeros(len(self.lengths), 0, *each.shape[1:]) for each in (k, v))
+            empty = (each.new_zeros(len(self.lengths), 0, *each.shape[1:]) for each in (k, v))
             self._own[layer] = Room(keys=next(empty), values=next(empty))
         room = self._own[layer]
         room.grow(layout.stride)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Literal
 
 import torch
@@ -30,7 +31,8 @@ class Greedy:
 class Sample:
     """A token drawn from softmax(scores / temperature), cut to the top_k best and to the best that reach top_p.
 
-    top_p is nucleus sampling (Holtzman et al. 2020). A sequence's draws depend on the seed and its own number alone.
+    top_p is nucleus sampling (Holtzman et al. 2020). What is drawn depends on the seed and on what is read, not
+    on the company: the same prompt is answered the same, and another seed gives another answer.
     """
 
     kind: Literal["sample"] = "sample"
@@ -115,7 +117,7 @@ def stream(
 ) -> Iterator[Step]:
     """Steps until a token of `stop`, at most so many or until the model has no place left; `source`: for an encoder."""
     room = _room(model, prompts, most)
-    draws = [torch.Generator().manual_seed(seed * 1_000_003 + number) for number in range(len(prompts))]
+    draws = _draws(seed, prompts, source)
     alive = list(range(len(prompts)))
     cache = _begin(model, prompts, source)
     batch = prompts
@@ -141,6 +143,14 @@ def stream(
         cache.choose(kept)
         alive = [alive[place] for place in kept]
         batch = Packed.of([[tokens[place]] for place in kept]).to(log_p.device)
+
+
+def _draws(seed: int, prompts: Packed, source: Packed | None) -> list[torch.Generator]:
+    """A generator for each sequence, by the seed, its prompt and its source."""
+    read = [batch.unpack(batch.tokens.cpu()) for batch in (prompts, source) if batch is not None]
+    keys = [repr((seed, [each.tolist() for each in one])).encode() for one in zip(*read, strict=True)]
+    seeds = [int.from_bytes(blake2b(key, digest_size=8).digest(), "little") for key in keys]
+    return [torch.Generator().manual_seed(each) for each in seeds]
 
 
 def draw(log_p: Float[Tensor, "rows vocabulary"], how: Sample, uniform: Float[Tensor, " rows"]) -> Tensor:

@@ -171,12 +171,13 @@ def test_with_a_cache_is_without(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("how", [Greedy(), Sample(temperature=1.5, top_k=20), Beam(width=3, best=2)])
 def test_what_is_written_does_not_depend_on_the_company(tmp_path: Path, how: How) -> None:
-    """But for the number of a sequence in its batch, by which samples are drawn."""
     ours, stop = made("gpt2", tmp_path)
     assert ours.head is not None
     together = write(ours.model, ours.head, Packed.of(PROMPTS), how, most=MOST, stop=[stop], seed=1)
     fewer = write(ours.model, ours.head, Packed.of(PROMPTS[:2]), how, most=MOST, stop=[stop], seed=1)
     assert [[each.tokens for each in one] for one in together[:2]] == [[each.tokens for each in one] for one in fewer]
+    turned = write(ours.model, ours.head, Packed.of(PROMPTS[::-1]), how, most=MOST, stop=[stop], seed=1)[::-1]
+    assert [[each.tokens for each in one] for one in together] == [[each.tokens for each in one] for one in turned]
     again = write(ours.model, ours.head, Packed.of(PROMPTS), how, most=MOST, stop=[stop], seed=1)
     assert [[each.tokens for each in one] for one in together] == [[each.tokens for each in one] for one in again]
     other = write(ours.model, ours.head, Packed.of(PROMPTS), how, most=MOST, stop=[stop], seed=2)
@@ -239,3 +240,34 @@ def test_writing_ends_where_positions_end(tmp_path: Path, how: How) -> None:
     assert not any(each.complete for one in found for each in one)
     with pytest.raises(heedful.HeedfulError, match="has 41 tokens, but the model has positions for 40"):
         write(ours.model, ours.head, Packed.of([[5] * 41]), how, most=60, stop=[])
+
+
+def test_penalties_are_their_formulas() -> None:
+    assert Beam(penalty="none", strength=3.0).divisor(7) == 1.0
+    assert Beam(penalty="power", strength=0.5).divisor(9) == 3.0
+    assert Beam(penalty="gnmt", strength=2.0).divisor(7) == 4.0  # ((5 + 7) / 6)^2
+
+
+def test_a_penalty_decides_between_short_and_long(tmp_path: Path) -> None:
+    """Scores are log p over the divisor of the tokens with the last, best first."""
+    ours, stop = made("gpt2", tmp_path)
+    assert ours.head is not None
+    how = Beam(width=4, best=4, penalty="gnmt", strength=1.5, ends="sure")
+    for written in write(ours.model, ours.head, Packed.of(PROMPTS), how, most=MOST, stop=[stop]):
+        scores = [each.score for each in written]
+        assert scores == sorted(scores, reverse=True)
+        for each in written:
+            assert abs(each.score - each.log_probability / how.divisor(len(each.tokens) + each.complete)) < 1e-12
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "transformer", *OTHERS])
+@pytest.mark.parametrize("how", [Greedy(), Beam(width=2)])
+def test_with_bfloat16_products(tmp_path: Path, name: str, how: How) -> None:
+    """float32 weights under autocast, as an evaluation may run; keys and values may differ in dtype then."""
+    ours, stop = made(name, tmp_path)
+    ours = ours.float()
+    assert ours.head is not None
+    reads = given("t5" if ours.model.encoder is not None else "gpt2")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = write(ours.model, ours.head, how=how, most=5, stop=[stop], **reads)
+    assert len(found) == len(PROMPTS) and all(each[0].log_probability < 0 for each in found)

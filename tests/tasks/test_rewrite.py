@@ -149,6 +149,9 @@ def test_beams_and_samples(kind: str) -> None:
         for seed in range(6)
     }
     assert len(texts) > 1
+    engine = heedful.Engine(loaded, writing=Writing(how=Sample(temperature=3.0), most=5, seed=4))
+    asked = ["red", "green two blue", "one", "blue one two three"]
+    assert [each["text"] for each in engine(asked)] == [engine([each])[0]["text"] for each in asked]
     with pytest.raises(HeedfulError, match="most is 0"):
         Writing(most=0)
 
