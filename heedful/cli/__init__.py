@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.cli import train
+from heedful.cli import pretrain, train
 from heedful.cli.show import clean, facts_of, note, show, show_warning, table, write_json
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 
@@ -157,6 +157,7 @@ def tokenizer(
     print(f"\n{clean(text)}\n{' '.join(map(clean, tokens))}")
 
 
+app.command()(pretrain.pretrain)
 app.command()(train.finetune)
 app.command()(train.evaluate)
 

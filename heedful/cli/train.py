@@ -91,7 +91,7 @@ def finetune(
         "model": model,
         "recipe": recipe,
         "assignments": assignments or (),
-        "skip_bad_rows": _skips(bad_rows),
+        "skip_bad_rows": skips(bad_rows),
     }
     from heedful.train.memory import keep_freed
 
@@ -145,7 +145,7 @@ def evaluate(
 
     how = _precision(precision)
     settings = apply(DataSettings(dev=0.0), assignments or [])
-    aside = Path(f"{data[0].absolute().stem}-bad-rows.jsonl") if _skips(bad_rows) else None
+    aside = Path(f"{data[0].absolute().stem}-bad-rows.jsonl") if skips(bad_rows) else None
     if suite is not None:
         for name, given in (("split", split), ("predictions", predictions), ("set", assignments), ("bad-rows", aside)):
             if given:
@@ -252,7 +252,7 @@ def _official(each: dict[str, Any]) -> str:
     return ", ".join(f"{name} {100 * each[name]:.2f}" for name in names)
 
 
-def _skips(given: str) -> bool:
+def skips(given: str) -> bool:
     if given not in ("stop", "skip"):
         raise HeedfulError(f'--bad-rows is "{given}"{did_you_mean(given, ["stop", "skip"])}: use stop or skip')
     return given == "skip"

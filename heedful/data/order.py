@@ -64,8 +64,9 @@ class Order:
         """
         return -(-self.count // self.batch)
 
-    def turn(self, step: int) -> Turn:
-        """The samples of a step, counted from 0 over all epochs."""
+    def turn(self, step: int, versions: int | None = None) -> Turn:
+        """The samples of a step, counted from 0 over all epochs; their keys return after so many epochs, if given."""
         epoch, place = divmod(step, self.steps)
         numbers = order(self.count, self.seed, epoch)[place * self.batch : (place + 1) * self.batch]
-        return Turn(epoch, numbers, tuple(mixed(self.seed, epoch, int(number)) for number in numbers))
+        drawn = epoch if versions is None else epoch % versions
+        return Turn(epoch, numbers, tuple(mixed(self.seed, drawn, int(number)) for number in numbers))

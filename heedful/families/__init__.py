@@ -19,3 +19,14 @@ FAMILIES: dict[str, Family] = {
     "modernbert": modernbert.FAMILY,
     "heedful": native.FAMILY,
 }
+
+USUAL = {  # which family a fresh model of an objective is, unless one is named
+    "masked": "bert",
+    "masked+next": "bert",
+    "masked+order": "albert",
+    "permuted": "xlnet",
+    "spans": "t5",
+    "causal": "gpt2",
+    "replaced": "electra",
+    "taught": "bert",
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -120,8 +120,10 @@ class PretrainingHead(nn.Module):
         self.masked = MaskedTokensHead(config, model)
         self.next = NextSentenceHead(config, model)
 
-    def forward(self, rows: Rows, batch: Packed) -> PretrainingScores:
-        return PretrainingScores(self.masked(rows, batch), self.next(rows, batch))
+    def forward(self, rows: Rows, batch: Packed, chosen: Int[Tensor, " chosen"] | None = None) -> PretrainingScores:
+        """Both; tokens are scored at the chosen rows alone, where these are given."""
+        scored = rows if chosen is None else rows[chosen]
+        return PretrainingScores(self.masked(scored, batch), self.next(rows, batch))
 
 
 class PooledHead(nn.Module):

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from heedful.objectives.base import Batch, Loss, Objective, Sample
+from heedful.objectives.base import Batch, Changing, Loss, Objective, Pretext, Sample, Term
 
-__all__ = ["Batch", "Loss", "Objective", "Sample"]
+__all__ = ["Batch", "Changing", "Loss", "Objective", "Pretext", "Sample", "Term"]

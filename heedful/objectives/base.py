@@ -6,16 +6,17 @@ not depend on how a step was cut up.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful.checkpoint import Loaded
 from heedful.packed import Packed
@@ -68,32 +69,110 @@ class Batch:
     target: Packed | None = None  # what a decoder beside an encoder reads
     rows: Tensor | None = None  # the rows that are scored; None: all of them, or whole sequences
     groups: tuple[int, ...] = ()  # how many sequences belong together, where several do
+    labels: Tensor | None = None  # one for each sequence, beside the targets
+    draws: Tensor | None = None  # a random number for each target, where the loss draws: of its sample's key alone
+    words: Any = None  # which rows are which words, where the objective asks
+    counts: tuple[float, ...] = ()  # of the targets of each term, where the loss has several
+    scales: tuple[float, ...] = ()  # what the trainer multiplies their sums by; (): as if the batch were the whole step
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on the given device."""
-        return Batch(
+        return replace(
+            self,
             packed=self.packed.to(device),
             target=None if self.target is None else self.target.to(device),
             targets=self.targets.to(device, non_blocking=True),
             weights=self.weights.to(device, non_blocking=True),
             rows=None if self.rows is None else self.rows.to(device, non_blocking=True),
-            groups=self.groups,
+            labels=None if self.labels is None else self.labels.to(device, non_blocking=True),
+            draws=None if self.draws is None else self.draws.to(device, non_blocking=True),
         )
 
 
-@runtime_checkable
-class Objective(Protocol):
+class Changing(ABC, Sequence[Sample]):
+    """Samples that are made anew for each epoch; there are as many in each."""
+
+    @abstractmethod
+    def at(self, epoch: int) -> Sequence[Sample]:
+        """Those of an epoch, counted from 0; a pure function of it."""
+
+    def __getitem__(self, number: Any) -> Any:
+        """One of the first epoch."""
+        return self.at(0)[number]
+
+
+class Objective(ABC):
     """What is learned: the trainer knows this and nothing else of a model's purpose."""
 
-    @property
-    def together(self) -> int:
-        """How many samples one term of the loss sees; they are never parted over micro-batches or ranks."""
+    together: int = 1  # samples that one loss sees; they are never parted over micro-batches or ranks
+    balance: tuple[float, ...] = (1.0,)  # what each term of the loss weighs, as a mean over its own targets
+    versions: int | None = None  # so many draws for a sample, which return (static masks); None: new in each epoch
+    beside: nn.Module | None = None  # what learns with the model; it may share tensors with it
 
+    @abstractmethod
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Samples as a batch; each key depends on (seed, epoch, sample) alone and decides what is drawn for it."""
 
+    @abstractmethod
     def loss(self, loaded: Loaded, batch: Batch) -> Loss:
         """The sum of the losses of the batch's targets and their weight."""
+
+
+class Term(NamedTuple):
+    """One term of a loss: what is lost at each target, in float32 with its graph, and which targets were found."""
+
+    name: str
+    losses: Float[Tensor, " targets"]
+    right: Bool[Tensor, " targets"] | None = None  # None: nothing is right or wrong
+
+
+class Pretext(Objective):
+    """An objective that makes its own targets of texts, so that nobody has to label them."""
+
+    head: str = "masked"  # which one of the family it trains
+
+    @abstractmethod
+    def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
+        """The terms of the loss, in the order of `balance`."""
+
+    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+        """Sum over the terms of balance times mean, written as a sum over the targets of the first term.
+
+        The trainer divides by their count over all micro-batches and ranks, and sets the scales so that every other
+        term is divided by its own.
+        """
+        first, *others = self.terms(loaded, batch)
+        counts = batch.counts or (float(len(first.losses)),)
+        scales = batch.scales or ratios(counts)
+        total = first.losses.sum() * self.balance[0]
+        for term, balance, scale in zip(others, self.balance[1:], scales[1:], strict=True):
+            total = total + term.losses.sum() * (balance * scale)
+        return Loss(total, counts[0])
+
+    @torch.no_grad()
+    def measure(self, loaded: Loaded, batch: Batch) -> dict[str, tuple[float, float]]:
+        """Sum and count by name: the loss of each term, and the targets that were found."""
+        found = {}
+        for name, losses, right in self.terms(loaded, batch):
+            found[f"{name}_loss"] = (float(losses.sum(dtype=torch.float64)), float(len(losses)))
+            if right is not None:
+                found[f"{name}_accuracy"] = (float(right.sum()), float(len(right)))
+        return found
+
+
+def ratios(counts: Sequence[float]) -> tuple[float, ...]:
+    """What turns sums into means over as many targets as the first term has; 0 where a term has none.
+
+    >>> ratios((6.0, 2.0, 0.0))
+    (1.0, 3.0, 0.0)
+    """
+    return tuple(counts[0] / count if count else 0.0 for count in counts)
+
+
+def crossed(name: str, scores: Float[Tensor, "targets classes"], targets: Int[Tensor, " targets"]) -> Term:
+    """Cross-entropy at each target, -log softmax(scores)[target], and where the highest score is the target's."""
+    losses = torch.nn.functional.cross_entropy(wide(scores), targets, reduction="none")
+    return Term(name, losses, scores.detach().argmax(-1) == targets)
 
 
 def pack(samples: Sequence[Sample]) -> Packed:
@@ -101,9 +180,9 @@ def pack(samples: Sequence[Sample]) -> Packed:
     lengths = [stop - start for sample in samples for start, stop in pairwise(sample.bounds)]
     positions = [np.arange(length) for length in lengths]
     return Packed(
-        tokens=_long([sample.tokens for sample in samples]),
-        positions=_long(positions),
-        types=_long([sample.types for sample in samples]),
+        tokens=long([sample.tokens for sample in samples]),
+        positions=long(positions),
+        types=long([sample.types for sample in samples]),
         bounds=(0, *accumulate(lengths)),
     )
 
@@ -123,5 +202,6 @@ def weighted(losses: Float[Tensor, " targets"], weights: Float[Tensor, " targets
     return Loss((losses * weights).sum(), float(weights.sum(dtype=torch.float64)))
 
 
-def _long(parts: Sequence[NDArray[Any]]) -> Tensor:
+def long(parts: Sequence[NDArray[Any]]) -> Tensor:
+    """Arrays end to end, int64."""
     return torch.from_numpy(np.concatenate(parts).astype(np.int64)) if parts else torch.zeros(0, dtype=torch.long)

@@ -3,66 +3,210 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from math import log, log1p
+from typing import Literal
 
 import numpy as np
 import torch
-from torch.nn import functional as F
+from numpy.typing import NDArray
+from torch import Tensor
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
-from heedful.objectives.base import Batch, Loss, Sample, pack, weighted
+from heedful.objectives.base import Batch, Pretext, Sample, Term, crossed, long, pack
+from heedful.objectives.draw import below, ordinary, uniform
 from heedful.tokenizer import Tokenizer
+
+Choose = Literal["tokens", "words", "spans"]
+SHORTER, MOST = 0.2, 10  # of spans: each word is the last one with that probability; words of the longest
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masked:
-    """A share of each sequence's tokens is to be found: 80 % of them hidden, 10 % replaced by any token, 10 % kept.
+class Masked(Pretext):
+    """A share of the tokens is to be found: 80 % of them hidden, 10 % replaced by any token, 10 % kept.
 
-    Special tokens are never chosen. What is drawn depends on the sample's key alone, so it changes with the epoch.
+    `rate` counts in tokens, whatever is chosen: tokens one by one; whole words, of which one that would exceed the rate
+    is passed over, as in the published code of Devlin et al. 2019, and each piece is hidden, replaced or kept on its
+    own; or spans of 1 to 10 words, 3.8 on average, each of one kind (Joshi et al. 2020, section 3.1). Special tokens
+    are never chosen, but may be what replaces one: it is drawn from the whole vocabulary, as in the published code.
+    What is drawn depends on the sample's key alone; with `versions` the draws return after so many epochs.
     """
 
     tokenizer: Tokenizer
     rate: float = 0.15
-    together: int = 1
+    choose: Choose = "tokens"
+    versions: int | None = None
+    head: str = field(default="masked", init=False)
 
     def __post_init__(self) -> None:
         if self.tokenizer.special.mask is None:
             raise HeedfulError("this tokenizer has no mask token: masked language modelling needs one")
+        if not 0 < self.rate < 1:
+            raise HeedfulError(f"rate is {self.rate}; expected a share of the tokens between 0 and 1")
+        if self.choose == "words":
+            _ = self._starts  # refused now if it is not known
 
     def samples(self, texts: Sequence[str], limit: int | None) -> list[Sample]:
         """Texts as samples; what is longer than the limit is cut into windows without overlap."""
-        special = {getattr(self.tokenizer.special, name) for name in ("pad", "first", "separator", "mask")}
         found = []
         for encoded in self.tokenizer.encode_batch(list(texts)):
             ids = encoded.ids
             for start in range(0, len(ids), limit or len(ids) or 1):
                 part = ids[start : start + (limit or len(ids))]
-                free = tuple(place for place, token in enumerate(part) if token not in special)
-                if free:
-                    found.append(Sample.of([part], [encoded.types[start : start + len(part)]], target=free))
+                if self.free[list(part)].any():
+                    found.append(Sample.of([part], [encoded.types[start : start + len(part)]]))
         return found
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """The batch with tokens hidden, and which rows were chosen."""
+        """The batch with tokens hidden, and which rows were chosen; `labels` where the samples have them."""
         packed, mask = pack(samples), self.tokenizer.special.mask
-        assert mask is not None
-        rows: list[int] = []
-        for start, sample, key in zip(packed.bounds, samples, keys, strict=False):
-            count = max(1, round(self.rate * len(sample.target)))
-            draw = np.random.Generator(np.random.Philox(key))
-            chosen = np.sort(draw.choice(np.array(sample.target), count, replace=False))
-            how, other = draw.random(count), draw.integers(0, self.tokenizer.size, count)
-            for place, share, token in zip(chosen.tolist(), how.tolist(), other.tolist(), strict=True):
-                rows.append(start + place)
-                if share < 0.9:
-                    packed.tokens[start + place] = mask if share < 0.8 else token
-        where = torch.tensor(rows)
-        original = torch.from_numpy(np.concatenate([sample.tokens for sample in samples]).astype(np.int64))
-        return Batch(packed=packed, targets=original[where], weights=torch.ones(len(rows)), rows=where)
+        tokens, starts = packed.tokens.numpy(), [0, *accumulate(map(len, samples))]
+        found: list[Places] = []
+        originals: list[NDArray[np.int32]] = []
+        for start, sample, key in zip(starts, samples, keys, strict=False):
+            places, how, other = self._draw(sample, key)
+            found.append(start + places)
+            originals.append(sample.tokens[places])
+            tokens[start + places[how < 0.8]] = mask
+            replaced = (how >= 0.8) & (how < 0.9)
+            tokens[start + places[replaced]] = below(other[replaced], self.tokenizer.size)
+        targets = long(originals)
+        return Batch(packed=packed, targets=targets, weights=torch.ones(len(targets)), rows=long(found))
 
-    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+    def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
         """Cross-entropy over the vocabulary at the chosen rows alone."""
+        return self.masked_terms(loaded, loaded.rows(batch.packed), batch)
+
+    def masked_terms(self, loaded: Loaded, rows: Tensor, batch: Batch) -> tuple[Term]:
+        """The same of the model's rows."""
         assert loaded.head is not None and batch.rows is not None
-        scores = loaded.head(loaded.model(batch.packed)[batch.rows], batch.packed).float()
-        return weighted(F.cross_entropy(scores, batch.targets, reduction="none"), batch.weights)
+        return (crossed("masked", loaded.head(rows[batch.rows], batch.packed), batch.targets),)
+
+    # -- what is drawn ------------------------------------------------------------------------------------------
+
+    def _draw(self, sample: Sample, key: int) -> tuple[Places, NDArray[np.float64], NDArray[np.float64]]:
+        """The chosen places of a sample, in order; of each how it is treated, and what might replace it."""
+        free = self.free[sample.tokens]
+        count = max(1, round(self.rate * int(free.sum()))) if free.any() else 0
+        drawn = uniform(key, 4 * len(sample)).reshape(4, len(sample))
+        if self.choose == "tokens":
+            order = np.argsort(np.where(free, drawn[0], 2.0), kind="stable")
+            places = np.sort(order[:count])
+            return places, drawn[1, places], drawn[2, places]
+        starts = self._word_starts(sample, free)
+        if self.choose == "words":
+            places = _whole(starts, free, drawn[0], count)
+            return places, drawn[1, places], drawn[2, places]
+        places, of = _spans(starts, drawn[0], drawn[3], free, count)
+        return places, drawn[1, of], drawn[2, places]
+
+    @cached_property
+    def free(self) -> NDArray[np.bool_]:
+        """Which tokens may be chosen."""
+        return ordinary(np.arange(self.tokenizer.size, dtype=np.int32), self.tokenizer)
+
+    @cached_property
+    def _starts(self) -> NDArray[np.bool_]:
+        """Which tokens begin a word wherever they stand."""
+        return ~self.tokenizer.continues
+
+    def _word_starts(self, sample: Sample, free: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which places begin a word: also after a special token, and at the beginning of a sequence."""
+        starts = free & (self._starts[sample.tokens] if self.choose == "words" or self._knows_words else True)
+        starts[1:] |= free[1:] & ~free[:-1]
+        bounds = np.array([bound for bound in sample.bounds[:-1] if bound < len(sample)], dtype=np.int64)
+        starts[bounds] |= free[bounds]
+        return starts
+
+    @cached_property
+    def _knows_words(self) -> bool:
+        try:
+            return bool(self._starts.size)
+        except HeedfulError:
+            return False
+
+
+def _whole(starts: NDArray[np.bool_], free: NDArray[np.bool_], drawn: NDArray[np.float64], count: int) -> Places:
+    """The places of whole words, taken in random order; one that would exceed the count is passed over."""
+    word = np.where(free, np.cumsum(starts) - 1, -1)
+    sizes = np.bincount(word[free], minlength=int(starts.sum()))
+    order = np.argsort(drawn[starts], kind="stable")
+    filled = np.cumsum(sizes[order])
+    first = int(np.searchsorted(filled, count, side="right"))
+    taken, left = [order[:first]], count - (int(filled[first - 1]) if first else 0)
+    for number in order[first:].tolist():
+        if left == 0:
+            break
+        if sizes[number] <= left:
+            taken.append(np.array([number]))
+            left -= int(sizes[number])
+    chosen = np.zeros(len(sizes) + 1, dtype=np.bool_)  # the last one is for places of no word
+    chosen[np.concatenate(taken)] = True
+    return np.flatnonzero(chosen[word])
+
+
+def _spans(
+    starts: NDArray[np.bool_],
+    drawn: NDArray[np.float64],
+    sizes: NDArray[np.float64],
+    free: NDArray[np.bool_],
+    count: int,
+) -> tuple[Places, Places]:
+    """The places of spans of words, and for each the place where its span begins."""
+    owner = np.full(len(free), -1)
+    places = np.flatnonzero(starts)
+    order = places[np.argsort(drawn[places], kind="stable")]
+    stops = np.append(places[1:], len(free))  # of each word, or later
+    left = count
+    for place in order.tolist():
+        if left <= 0:
+            break
+        if owner[place] >= 0:
+            continue
+        words = min(MOST, 1 + int(log1p(-sizes[place]) / log(1 - SHORTER)))
+        at = int(np.searchsorted(places, place))
+        stop = min(int(stops[min(at + words, len(places)) - 1]), place + left)
+        inside = np.arange(place, stop)
+        blocked = np.flatnonzero(~free[inside] | (owner[inside] >= 0))
+        inside = inside[: blocked[0]] if len(blocked) else inside
+        owner[inside] = place
+        left -= len(inside)
+    found = np.flatnonzero(owner >= 0)
+    return found, owner[found]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedPairs(Masked):
+    """Masked tokens, and a label for each pair: whether the second part follows, or whether both are swapped.
+
+    The loss is the sum of both means (Devlin et al. 2019, appendix A.2; Lan et al. 2020, section 3.1).
+    """
+
+    name: str = "next"  # of the second term
+    head: str = field(default="pretraining", init=False)
+    balance: tuple[float, ...] = field(default=(1.0, 1.0), init=False)
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """The same with the label of each pair."""
+        masked = super().batch(samples, keys)
+        labels = torch.from_numpy(
+            np.concatenate([*(sample.target for sample in samples), np.zeros(0)]).astype(np.int64)
+        )
+        return Batch(
+            packed=masked.packed,
+            targets=masked.targets,
+            weights=masked.weights,
+            rows=masked.rows,
+            labels=labels,
+            counts=(float(len(masked.targets)), float(len(labels))),
+        )
+
+    def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
+        """Both cross-entropies."""
+        assert loaded.head is not None and batch.rows is not None and batch.labels is not None
+        tokens, pairs = loaded.head(loaded.rows(batch.packed), batch.packed, batch.rows)
+        return crossed("masked", tokens, batch.targets), crossed(self.name, pairs, batch.labels)

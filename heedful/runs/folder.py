@@ -63,6 +63,30 @@ def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
 
+def going_on(folder: Path, settings: Any) -> bool:
+    """Whether the folder holds a run already, which has to have the same settings; what has nothing yet is cleared."""
+    sweep(folder)
+    if _names(folder) <= BEGUN:
+        for name in (SETTINGS, DATA, BAD_ROWS):
+            (folder / name).unlink(missing_ok=True)
+    if not (folder / SETTINGS).exists():
+        return False
+    before = from_file(type(settings), folder / SETTINGS)
+    if before != settings:
+        raise HeedfulError(
+            f"{folder} holds a run with other settings: {_differences(before, settings)}. Give another folder with "
+            "--out, or the same settings to go on with it"
+        )
+    return True
+
+
+def begin_on(folder: Path, settings: Any) -> None:
+    """The same for a run that says itself whether its data is the same."""
+    if not going_on(folder, settings):
+        write(folder / ENVIRONMENT, environment())
+        write(folder / SETTINGS, to_toml(settings))
+
+
 def begin(
     folder: Path,
     settings: FinetuneSettings,
@@ -75,17 +99,7 @@ def begin(
     `counts` are the examples of each split. `reopened` gives the source again, so that its bad rows, if it has any,
     can be set aside in the folder.
     """
-    sweep(folder)
-    if _names(folder) <= BEGUN:
-        for name in (SETTINGS, DATA, BAD_ROWS):
-            (folder / name).unlink(missing_ok=True)
-    if (folder / SETTINGS).exists():
-        before = from_file(FinetuneSettings, folder / SETTINGS)
-        if before != settings:
-            raise HeedfulError(
-                f"{folder} holds a run with other settings: {_differences(before, settings)}. Give another folder "
-                "with --out, or the same settings to go on with it"
-            )
+    if going_on(folder, settings):
         hashes, known = _hashes(source), read_json(folder / DATA)["files"]
         if changed := sorted(name for name in {*hashes, *known} if hashes.get(name) != known.get(name)):
             more = f" and {len(changed) - 5} more" if changed[5:] else ""
@@ -130,7 +144,7 @@ def _hashes(source: Source[Any]) -> dict[str, str]:
     return found
 
 
-def _differences(before: FinetuneSettings, now: FinetuneSettings) -> str:
+def _differences(before: Any, now: Any) -> str:
     """Names of settings that differ, with both values."""
     old, new = (dict(_flat(to_mapping(each))) for each in (before, now))
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))

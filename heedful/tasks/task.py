@@ -15,7 +15,7 @@ from heedful.checkpoint import Loaded
 from heedful.data import Example
 from heedful.errors import HeedfulError
 from heedful.model.config import Problem
-from heedful.objectives import Batch, Loss, Sample
+from heedful.objectives import Batch, Loss, Objective, Sample
 from heedful.tasks.base import Answer, windows
 from heedful.tasks.metrics import Bootstrap, Result
 from heedful.tokenizer import Encoded, Item, Tokenizer
@@ -94,7 +94,7 @@ class Read:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(ABC):
+class Task(Objective, ABC):
     """What is shared by all tasks."""
 
     example: ClassVar[type[Example]]

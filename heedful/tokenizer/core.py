@@ -12,7 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import processors
 
 from heedful.errors import HeedfulError, HeedfulWarning
@@ -152,6 +154,22 @@ class Tokenizer:
     def _names(self) -> dict[int, str]:
         return {number: token for token, number in self._ids.items()}
 
+    @cached_property
+    def continues(self) -> NDArray[np.bool_]:
+        """Which tokens go on with a word, [size]: as the vocabulary marks those, or those that begin one."""
+        model, names = self._state["model"], [self._names.get(id, "") for id in range(self.size)]
+        inside = model.get("continuing_subword_prefix") or ""
+        if inside:
+            return np.array([name.startswith(inside) for name in names])
+        for begins in ("\u2581", "\u0120"):
+            if any(name.startswith(begins) for name in names):
+                breaks = (begins, "\u010a")  # as byte-level vocabularies write a line's end
+                return np.array([not name.startswith(breaks) for name in names])
+        raise HeedfulError(
+            "this vocabulary does not tell where words begin (## inside of words, or \u2581 or \u0120 before them): "
+            "choose tokens or spans instead of words"
+        )
+
     def name(self, id: int) -> str:
         """The token that has an id, as the vocabulary spells it."""
         if id not in self._names:
@@ -177,6 +195,17 @@ class Tokenizer:
             kept, dropped = _within(encoding, number, max_length=max_length, truncate=truncate)
             results.append(encoded(encoding, kept, dropped=dropped))
         return results
+
+    def ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """The token ids of each text, without special tokens around it, on all processor cores."""
+        texts = list(texts)
+        try:
+            with guarded("the texts cannot be tokenized", "try them one by one to find which"):
+                made = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        except HeedfulError:
+            _check_surrogates(texts)
+            raise
+        return [np.array(each.ids, np.int32) for each in made]
 
     def windows(self, item: Item, *, max_length: int, stride: int) -> list[Encoded]:
         """All of a text in windows of at most max_length tokens, each starting `stride` tokens after the one before.

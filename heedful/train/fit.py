@@ -198,7 +198,7 @@ class _Run:
 
     def _weights(self) -> dict[str, Tensor]:
         """Those that are trained."""
-        return {name: each for name, each in self.trainer.loaded.named().items() if each.requires_grad}
+        return self.trainer.parameters
 
     def _save(self) -> None:
         if self.journal is not None:

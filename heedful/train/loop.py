@@ -7,16 +7,19 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful.checkpoint import Loaded
 from heedful.data.batches import cut, share, units
 from heedful.data.order import Order, Turn, mixed
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.objectives import Objective, Sample
+from heedful.model.stack import Stack
+from heedful.objectives import Changing, Objective, Sample
+from heedful.objectives.base import ratios
 from heedful.train.optim import Optimizer, factor
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.settings import Epochs, Minutes, Steps, TrainSettings
@@ -68,6 +71,13 @@ class StoppedError(Exception):
     """A stop was asked for, on some rank; the step that was running is left, and nothing has changed."""
 
 
+class Stage(NamedTuple):
+    """What is learned from, from that share of the whole on."""
+
+    share: float
+    samples: Sequence[Sample]
+
+
 class Trainer:
     """Trains a model on samples; `loaded` always holds the current weights, in float32, and is in eval mode."""
 
@@ -78,33 +88,54 @@ class Trainer:
         samples: Sequence[Sample],
         settings: TrainSettings,
         ranks: Ranks = ALONE,
+        *,
+        later: Sequence[Stage] = (),
     ) -> None:
-        if not samples:
-            raise HeedfulError("there is nothing to train on: no example gave a sample")
-        self.loaded, self.objective, self.samples = loaded.eval(), objective, samples
-        self.settings, self.ranks = settings, ranks
+        self.objective, self.settings, self.ranks = objective, settings, ranks
+        self._models: list[nn.Module] = [loaded, *([] if objective.beside is None else [objective.beside])]
+        self.loaded = loaded
+        self._mode(train=False)
         batch = max(settings.batch, objective.together) // objective.together * objective.together
-        self.order = Order(count=len(samples), batch=batch, seed=settings.seed)
+        self.stages = (Stage(0.0, samples), *later)
+        if not all(len(stage.samples) for stage in self.stages):
+            raise HeedfulError("there is nothing to train on: no example gave a sample")
+        self._orders = [Order(count=len(stage.samples), batch=batch, seed=settings.seed) for stage in self.stages]
+        self.stage, self._begun, self._epochs = 0, 0, 0.0  # the step and the epoch in which the stage began
         self.precision = precision(settings.precision)
         self.step = 0  # updates done
         self.seconds = 0.0  # spent in them, resumed runs included
+        self.read = 0  # tokens of them, over all ranks
         self.stopping = False  # ask for a stop here, at any moment; all ranks leave after the same step
         self._tokens = settings.tokens
         self._skipped = 0  # steps in a row
-        self._parameters = {name: tensor for name, tensor in loaded.named().items() if tensor.requires_grad}
+        self._parameters = _trained(loaded, objective.beside)
         if not self._parameters:
             raise HeedfulError("there is nothing to train: no parameter of the model requires a gradient")
         self._optimizer = Optimizer(self._parameters, settings.optimiser)
-        for stack in (loaded.model.encoder, loaded.model.decoder):
-            if stack is not None:
-                stack.recompute = settings.recompute
+        for stack in (part for model in self._models for part in model.modules() if isinstance(part, Stack)):
+            stack.recompute = settings.recompute
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """Those of the stage."""
+        return self.stages[self.stage].samples
+
+    @property
+    def order(self) -> Order:
+        """That of the stage."""
+        return self._orders[self.stage]
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """All that is trained, by name; what stands beside the model has its names behind "beside."."""
+        return dict(self._parameters)
 
     @property
     def total(self) -> int | None:
         """How many steps there will be; None: until the time is over."""
         match self.settings.length:
             case Epochs(count=count):
-                return max(1, round(count * self.order.steps))
+                return max(1, round(count * self._orders[0].steps))
             case Steps(count=count):
                 return count
         return None
@@ -129,7 +160,8 @@ class Trainer:
     def advance(self) -> Step:
         """One update over one batch of samples."""
         start = time.perf_counter()
-        mine = self._gradients(self.order.turn(self.step))
+        self._enter()
+        mine = self._gradients(self.order.turn(self.step - self._begun, self.objective.versions))
         everyone = self.ranks.numbers(*mine, self._tokens, self.stopping)
         losses, counts, tokens, budgets, stops = zip(*everyone, strict=True)
         if any(stops):
@@ -145,12 +177,12 @@ class Trainer:
             self._optimizer.step(gradients, factor=share, scale=scale, norm=norm)
         number, rate = self.step + 1, share * max(self._optimizer.rates.values())
         spent = self._agreed(time.perf_counter() - start)
-        step = Step(number, number / self.order.steps, loss, rate, norm, int(sum(tokens)), spent, moved)
+        step = Step(number, self._epoch(number), loss, rate, norm, int(sum(tokens)), spent, moved)
         if not moved and self._skipped >= self.settings.skip:
             raise _diverged(step, gradients)
         self._forget()
         self._skipped = 0 if moved else self._skipped + 1
-        self.step, self.seconds = number, self.seconds + spent
+        self.step, self.seconds, self.read = number, self.seconds + spent, self.read + step.tokens
         return step
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -158,7 +190,9 @@ class Trainer:
         weights = {f"model/{name}": tensor.detach() for name, tensor in self._parameters.items()}
         optimizer = {f"optimiser/{name}": tensor for name, tensor in self._optimizer.state().items()}
         values = {"step": self.step, "seconds": self.seconds, "tokens": self._tokens, "skipped": self._skipped}
-        return weights | optimizer, values | self._counted()
+        values["read"] = self.read
+        stage = {"stage": self.stage, "begun": self._begun, "epochs": self._epochs} if self.stages[1:] else {}
+        return weights | optimizer, values | stage | self._counted()
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Go on from there; what does not fit is refused, before anything has changed."""
@@ -176,34 +210,67 @@ class Trainer:
         with torch.no_grad():
             for name, tensor in weights.items():
                 self._parameters[name].copy_(tensor)
-        self.step, self.seconds = values["step"], values["seconds"]
+        self.step, self.seconds, self.read = values["step"], values["seconds"], values.get("read", 0)
         self._tokens, self._skipped = values["tokens"], values["skipped"]
+        if self.stages[1:]:
+            self.stage, self._begun, self._epochs = values["stage"], values["begun"], values["epochs"]
 
     def _counted(self) -> dict[str, int]:
         """What decides which samples a step takes."""
-        return {"samples": self.order.count, "batch": self.order.batch, "seed": self.order.seed}
+        first, *others = self._orders
+        later = {f"samples_{number}": order.count for number, order in enumerate(others, 1)}
+        return {"samples": first.count, "batch": first.batch, "seed": first.seed} | later
+
+    def _enter(self) -> None:
+        """The next stage, once the share of the whole is done from which it counts."""
+        while self.stages[self.stage + 1 :] and self.done >= self.stages[self.stage + 1].share:
+            self._epochs = self._epoch(self.step)
+            self.stage, self._begun = self.stage + 1, self.step
+
+    def _epoch(self, step: int) -> float:
+        """How many times the samples have been seen after that step."""
+        return self._epochs + (step - self._begun) / self.order.steps
+
+    def _mode(self, *, train: bool) -> None:
+        for model in self._models:
+            model.train(train)
 
     def _gradients(self, turn: Turn) -> tuple[float, float, int]:
         """This rank's part of a step: the summed loss, its count and the tokens; gradients are summed up in `grad`.
 
         Where memory is not enough, the part is done again in smaller micro-batches, or an error says how large one was.
         """
-        samples = [self.samples[number] for number in turn.numbers]
+        known = self.samples.at(turn.epoch) if isinstance(self.samples, Changing) else self.samples
+        samples = [known[number] for number in turn.numbers.tolist()]
         groups = units(len(samples), self.objective.together)
         sizes = [sum(len(samples[number]) for number in group) for group in groups]
         mine = share(sizes, self.ranks.size)[self.ranks.rank]
+        scales = self._scales(
+            *([values[number] for unit in mine for number in groups[unit]] for values in (samples, turn.keys))
+        )
         while True:
             batches = cut([sizes[unit] for unit in mine], self._tokens)
             members = [[number for place in batch for number in groups[mine[place]]] for batch in batches]
             try:
                 return self._run(
-                    [([samples[each] for each in group], [turn.keys[each] for each in group]) for group in members]
+                    [([samples[each] for each in group], [turn.keys[each] for each in group]) for group in members],
+                    scales,
                 )
             except _FullError as error:
                 full = error.number
             self._make_smaller(sum(len(samples[each]) for each in members[full]), alone=len(batches[full]) == 1)
 
-    def _run(self, parts: Sequence[tuple[list[Sample], list[int]]]) -> tuple[float, float, int]:
+    def _scales(self, samples: list[Any], keys: list[Any]) -> tuple[float, ...]:
+        """How the terms of the loss are brought to one count over all micro-batches and ranks, where it has several."""
+        terms = len(self.objective.balance)
+        if terms == 1:
+            return ()
+        counts = self.objective.batch(samples, keys).counts if samples else (0.0,) * terms
+        return ratios([sum(each) for each in zip(*self.ranks.numbers(*counts), strict=True)])
+
+    def _run(
+        self, parts: Sequence[tuple[list[Sample], list[int]]], scales: tuple[float, ...]
+    ) -> tuple[float, float, int]:
         """The same of micro-batches, each the samples and their keys; a stop that was asked for cuts it short."""
         self._forget()
         total, count, tokens = 0.0, 0.0, 0
@@ -211,9 +278,8 @@ class Trainer:
             if self.stopping:
                 break
             try:
-                loss = self._learn(
-                    samples, keys, mixed(self.settings.seed, DROPOUT, self.step, number, self.ranks.rank)
-                )
+                seed = mixed(self.settings.seed, DROPOUT, self.step, number, self.ranks.rank)
+                loss = self._learn(samples, keys, scales, seed)
             except (MemoryError, RuntimeError) as error:
                 if not _no_memory(error):
                     raise
@@ -221,18 +287,20 @@ class Trainer:
             total, count, tokens = total + loss[0], count + loss[1], tokens + sum(map(len, samples))
         return total, count, tokens
 
-    def _learn(self, samples: list[Sample], keys: list[int], seed: int) -> tuple[float, float]:
+    def _learn(
+        self, samples: list[Sample], keys: list[int], scales: tuple[float, ...], seed: int
+    ) -> tuple[float, float]:
         """Add the gradient of a micro-batch; its summed loss and count."""
         device = next(iter(self._parameters.values())).device
-        self.loaded.train()
+        self._mode(train=True)
         try:
             with _seeded(seed, device):
-                batch = self.objective.batch(samples, keys).to(device)
+                batch = replace(self.objective.batch(samples, keys), scales=scales).to(device)
                 with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16):
                     loss = self.objective.loss(self.loaded, batch)
                 loss.sum.backward()
         finally:
-            self.loaded.eval()
+            self._mode(train=False)
         return loss.sum.item(), loss.count
 
     def _forget(self) -> None:
@@ -290,6 +358,13 @@ def precision(asked: Literal["auto", "float32", "bfloat16"]) -> torch.dtype:
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Those whose names begin with the prefix, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _trained(loaded: Loaded, beside: nn.Module | None) -> dict[str, Tensor]:
+    """What requires a gradient; what both share stands once, under the model's name."""
+    named = loaded.named() | {f"beside.{name}": each for name, each in (beside or nn.Module()).named_parameters()}
+    found = {id(tensor): (name, tensor) for name, tensor in reversed(named.items()) if tensor.requires_grad}
+    return dict(reversed(found.values()))
 
 
 class _FullError(Exception):

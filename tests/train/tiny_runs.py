@@ -142,7 +142,7 @@ def wave(trainer: Trainer) -> Scored:
     return Scored(main=score, numbers={"score": score})
 
 
-class Spy:
+class Spy(Objective):
     """An objective that notes which samples it is given, and may do something before each loss."""
 
     def __init__(self, trainer: Trainer, before: Callable[[Batch], None] = lambda batch: None, together: int = 1):
@@ -263,16 +263,13 @@ FAULTS = {
 }
 
 
-class Faulty:
+class Faulty(Objective):
     """An objective with a fault in the first micro-batch of one step, or of several from there."""
 
     def __init__(self, task: Objective, trainer: Trainer, fault: Any, at: int, steps: int = 1) -> None:
         self.task, self.trainer, self.fault = task, trainer, fault
         self.left = {at + number for number in range(steps)}
-
-    @property
-    def together(self) -> int:
-        return self.task.together
+        self.together = task.together
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         return self.task.batch(samples, keys)

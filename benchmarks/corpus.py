@@ -1,0 +1,196 @@
+"""How fast text becomes a corpus of token shards, against the library's own tokenising of the same documents."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import lengths
+from harness import Arm, Bound, Prepared, Values, measure, serve
+from report import RESULTS, grid, write
+
+from heedful.data.bad import LeaveOut, Sieve
+from heedful.data.corpus import Corpus, CorpusSettings, build
+from heedful.data.documents import Reading, expand
+from heedful.data.sentences import normalise
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+
+ABOUT = """{megabytes} MB of {what} with a vocabulary of {vocabulary:,} word pieces learnt from it. `tokenizers` has the
+documents in memory, each cleaned and as one text, and makes encodings without offsets on all cores, which it drops.
+`heedful` reads them from a JSON lines file, cleans them, cuts them into sentences, tokenises those in {processes}
+processes, and writes and syncs a corpus in shards of {shard} MB; its processes start anew in each round. Both find the
+same tokens; a real token is one of them. Each arm is a process of its own, one runs at a time, and ratios are taken in
+each round. Memory is the largest resident set of the process that reads and of any that works, for inputs of two
+sizes."""
+SHARD = 4_000_000  # characters, so that all processes have something to do to the end
+SAMPLE, WORDS = 64, 20_000
+
+
+def invented(characters: int, seed: int = 0) -> Iterator[str]:
+    """Documents of invented words, of which few are frequent, in sentences and paragraphs."""
+    draw = random.Random(seed)
+    letters = "etaoinshrdlucmfwypvbgk"
+    words = ["".join(draw.choices(letters, range(22, 0, -1), k=draw.randint(2, 11))) for _ in range(WORDS)]
+    shares = list(accumulate(1 / rank for rank in range(2, WORDS + 2)))
+    while characters > 0:
+        paragraphs = []
+        for _ in range(draw.randint(1, 8)):
+            sentences = (draw.choices(words, cum_weights=shares, k=draw.randint(4, 30)) for _ in range(4))
+            paragraphs.append(" ".join(" ".join(each).capitalize() + "." for each in sentences))
+        text = "\n\n".join(paragraphs)
+        characters -= len(text)
+        yield text
+
+
+def taken(folder: Path, characters: int) -> Iterator[str]:
+    """Documents of a folder's files."""
+    files, said = expand([folder])
+    for chunk in Reading([path for path, _ in files], CorpusSettings(), Sieve(LeaveOut()), said).chunks():
+        for text, _ in chunk or ():
+            characters -= len(text)
+            yield text
+            if characters <= 0:
+                return
+
+
+def put(folder: Path, texts: Iterator[str]) -> Tokenizer:
+    """Write the documents, cleaned, and a tokenizer that is learnt from the first of them."""
+    kept: list[str] = []
+    with (folder / "texts.jsonl").open("w", encoding="utf-8") as file:
+        for text in texts:
+            text = normalise(text)
+            if text:
+                file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+                kept += [text] if len(kept) < 3000 else []
+    tokenizer = train(kept, TokenizerSettings())
+    tokenizer.save(folder / "tokenizer")
+    return tokenizer
+
+
+def prepare(engine: str, folder: Path, processes: int) -> Prepared:
+    """An arm, ready."""
+    tokenizer = Tokenizer.load(folder / "tokenizer")
+    with (folder / "texts.jsonl").open(encoding="utf-8") as file:
+        texts = [json.loads(line)["text"] for line in file]
+    few = texts[:SAMPLE]
+    digest, count = lengths.digest([list(map(ord, text)) for text in few]), len(texts)
+    if engine == "tokenizers":
+        import tokenizers
+
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
+        encode = backend.encode_batch_fast
+        return Prepared(
+            run=lambda: encode(texts, add_special_tokens=False),
+            sample=lambda made: [list(map(float, each.ids)) for each in made[:SAMPLE]],
+            tokens=sum(len(each) for each in encode(texts, add_special_tokens=False)),
+            sequences=count,
+            inputs=digest,
+            settings="encode_batch_fast",
+        )
+    texts.clear()
+
+    def run() -> Any:
+        with tempfile.TemporaryDirectory(dir=folder) as out:
+            corpus = build(
+                [folder / "texts.jsonl"], tokenizer, Path(out), CorpusSettings(shard=SHARD), processes=processes
+            )
+            return corpus.count, sample(corpus)
+
+    def sample(corpus: Corpus) -> Values:
+        edges = corpus.segments[corpus.documents[: SAMPLE + 1]]
+        return [corpus.tokens(int(start), int(stop)).astype(float).tolist() for start, stop in pairwise(edges)]
+
+    return Prepared(
+        run=run, sample=lambda made: made[1], tokens=run()[0], sequences=count, inputs=digest, settings="build"
+    )
+
+
+def peak(folder: Path, processes: int) -> None:
+    """Print, as JSON, the characters of a corpus and the peak memory of this process and of its largest worker."""
+    tokenizer = Tokenizer.load(folder / "tokenizer")
+    with tempfile.TemporaryDirectory(dir=folder) as out:
+        settings = CorpusSettings(shard=SHARD)
+        corpus = build([folder / "texts.jsonl"], tokenizer, Path(out), settings, processes=processes)
+        print(json.dumps([corpus.about["counts"]["characters"], *map(_peak, (resource.RUSAGE_SELF, -1))]))
+
+
+def _peak(who: int) -> float:
+    return resource.getrusage(who).ru_maxrss / 1024
+
+
+def memory(folder: Path, sizes: tuple[int, int], processes: int) -> str:
+    """Peaks for inputs of two sizes, as a table."""
+    rows = []
+    for size in sizes:
+        put(folder, invented(size))
+        command = [sys.executable, __file__, "--arm", "peak", "--folder", str(folder), "--processes", str(processes)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        characters, reader, worker = json.loads(done.stdout.splitlines()[-1])
+        rows.append([f"{characters / 1e6:,.0f}", f"{reader:,.0f}", f"{worker:,.0f}"])
+    return "## Memory\n\n" + grid(["MB of text", "MB of the reader", "MB of the largest worker"], rows)
+
+
+def main() -> None:
+    """Measure, print and write."""
+    cores = len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="a folder of text; without it, words are invented")
+    parser.add_argument("--megabytes", type=int, default=48)
+    parser.add_argument("--processes", type=int, default=cores)
+    parser.add_argument("--rounds", type=int, default=5, help="at least 5, but for --quick")
+    parser.add_argument("--quick", action="store_true", help="rehearse on 1 MB, without a record")
+    parser.add_argument("--output", type=Path, help="another folder for the record")
+    parser.add_argument("--arm", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.arm == "peak":
+        return peak(given.folder, given.processes)
+    if given.arm:
+        return serve(lambda: prepare(given.arm, given.folder, given.processes))
+    if given.rounds < 1 or (given.rounds < 5 and not given.quick):
+        parser.error(f"--rounds {given.rounds} are too few to say anything: give at least 5")
+    megabytes = 1 if given.quick else given.megabytes
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        size = megabytes * 1_000_000
+        tokenizer = put(folder, taken(given.data, size) if given.data else invented(size))
+        arms = [
+            Arm(
+                name=name,
+                command=(
+                    *(sys.executable, __file__, "--arm", name),
+                    *("--folder", temporary, "--processes", str(given.processes)),
+                ),
+                ours=name == "heedful",
+                bound=Bound(difference=0.0, cosine=0.999999),
+            )
+            for name in ("tokenizers", "heedful")
+        ]
+        table = measure("Tokens", arms, given.rounds)
+        print(table.text(), flush=True)
+        told = memory(folder, (size // 4, size * 10 // 4), given.processes)
+        print(told, flush=True)
+    if given.output or not given.quick:
+        about = ABOUT.format(
+            megabytes=megabytes,
+            what="documents of a folder" if given.data else "invented words",
+            vocabulary=tokenizer.size,
+            processes=given.processes,
+            shard=SHARD // 1_000_000,
+        )
+        print(write("corpus", about, [table.text(), told], [asdict(table)], given.output or RESULTS))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The verb that trains from raw text: pretrain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any
+
+import typer
+
+from heedful.cli.show import clean, note, table, write_json
+from heedful.cli.train import AsJson, BadRows, skips
+from heedful.errors import HeedfulError
+
+
+def pretrain(
+    data: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="DATA | RECIPE", help="Files and folders of text, a corpus, or a recipe that names them."
+        ),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="masked, masked+next, masked+order, permuted, spans, causal, replaced or taught.")
+    ] = "",
+    size: Annotated[str, typer.Option(help="tiny, mini, small, medium, base or large.")] = "",
+    model: Annotated[
+        str, typer.Option(help="A trained model that goes on: a folder, or NAME@REVISION on the hub.")
+    ] = "",
+    tokenizer: Annotated[str, typer.Option(help="The folder of a tokenizer; else one is trained on the text.")] = "",
+    duration: Annotated[str, typer.Option("--for", help="A time budget, as 1h or 90m, which the schedule fits.")] = "",
+    out: Annotated[Path | None, typer.Option(help="The run folder; one that was interrupted goes on.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="Settings as a .toml or .json file; see heedful recipe ls.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting, as length=256 or train.batch=8.")
+    ] = None,
+    bad_rows: BadRows = "stop",
+    as_json: AsJson = False,
+) -> None:
+    """Train a model on raw text.
+
+    Ends in a run folder with the model, its curves and a card. Ctrl-C saves; the same command goes on from there.
+    """
+    from heedful.cli.progress import Progress
+    from heedful.runs.pretrain_settings import settled
+    from heedful.train.memory import keep_freed
+
+    given = list(data or [])
+    if len(given) == 1 and given[0].suffix == ".toml":
+        if recipe is not None:
+            raise HeedfulError(f"two recipes were given, {given[0]} and {recipe}: give one")
+        recipe, given = given[0], []
+    settings = settled(
+        given,
+        objective=objective,
+        size=size,
+        model=model,
+        tokenizer=tokenizer,
+        duration=duration,
+        recipe=recipe,
+        assignments=assignments or (),
+    )
+    if not settings.data:
+        raise HeedfulError("no text was given: heedful pretrain FILES, or a recipe with data = [...]")
+    folder = out or Path(f"pretrain-{Path(settings.data[0]).absolute().name.partition('.')[0]}")
+    keep_freed()
+
+    from heedful.runs.pretrain import pretrain as run
+    from heedful.train.ranks import ranks
+
+    with ranks() as group, Progress(quiet=as_json or not group.first) as progress:
+        done = run(settings, folder, skip_bad_rows=skips(bad_rows), watch=progress, ranks=group)
+    if done.why == "asked":
+        if group.first:
+            note(f"stopped; everything is in {folder}. The same command goes on from there.")
+        raise SystemExit(130)
+    if not group.first:
+        return
+    if as_json:
+        return write_json({"folder": str(folder)} | done.results)
+    numbers: dict[str, Any] = done.results["splits"]["held out"]["numbers"]
+    print(f"held out, {numbers['count']:,.0f} targets")
+    rows = [[clean(name), f"{value:.4f}"] for name, value in numbers.items() if name != "count"]
+    table(rows, right={1}, indent=2)
+    place = quote(str(folder))
+    print(f"\nThe run is in {folder}: model, curves, model card.\nNext:")
+    print(f"  heedful finetune classify YOUR-DATA.csv --model {place}")
+    print(f"  heedful pretrain MORE-TEXT --model {place}")

@@ -1,0 +1,189 @@
+"""Files to documents: text parted as it is laid out, tables row by row; how far the files are read is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from heedful.data.bad import Sieve
+from heedful.data.examples import Plain
+from heedful.data.files import LONGEST, File, find, head_of, lines
+from heedful.data.parts import SUFFIXES, DataSettings, bare_name, open_part
+from heedful.errors import HeedfulError
+
+LEAST = 100  # characters that a document counts for: it takes memory even where it has none
+TICK = 1_000_000  # characters that are read before others are looked after
+LINE = 50  # the same of a line
+SENTENCE_END = tuple(".!?…。！？\"'”’»)]")
+Chunk = list[tuple[str, bool]]  # documents, each with whether it is lines
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusSettings:
+    """How text becomes documents, and which of them stay."""
+
+    column: str = ""  # of the text in JSON lines and Parquet; "": found by name
+    documents: Literal["auto", "lines", "blank", "file"] = "auto"  # what parts a text file; auto looks, and says
+    duplicates: Literal["keep", "exact", "near"] = "keep"
+    similarity: float = 0.8  # share of 5-shingles of words (Jaccard) from which two documents are near duplicates
+    shortest: int = 0  # characters of a document; shorter ones are left out and counted
+    shard: int = 32_000_000  # characters of text that become one shard
+
+    def __post_init__(self) -> None:
+        if not 0.3 <= self.similarity <= 1:
+            raise HeedfulError(f"similarity is {self.similarity}, expected a share from 0.3 to 1")
+        if self.shortest < 0:
+            raise HeedfulError(f"shortest is {self.shortest}, expected a number of characters from 0")
+        if self.shard < 1:
+            raise HeedfulError(f"shard is {self.shard}, expected a number of characters from 1")
+
+
+def expand(files: Sequence[Path]) -> tuple[list[tuple[Path, str]], list[str]]:
+    """Files, and what folders hold of a known kind, sorted; with the names that a plan gives them."""
+    found: list[tuple[Path, str]] = []
+    said: list[str] = []
+    for path in files:
+        if not path.is_dir():
+            if not path.is_file():
+                raise HeedfulError(f"{path}: there is no such file")
+            found.append((path, path.name))
+            continue
+        inside = sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
+        known = [each for each in inside if bare_name(each)[1]]
+        if not known:
+            raise HeedfulError(f"{path}: holds no file of text: {', '.join(SUFFIXES)}, packed or not")
+        found += [(each, str(each.relative_to(path))) for each in known]
+        if len(known) < len(inside):
+            said.append(f"{path.name}: {len(inside) - len(known)} files of unknown kinds are not used")
+    if not found:
+        raise HeedfulError("no files were given")
+    return found, said
+
+
+class _Watched(type(Path())):  # type: ignore[misc]
+    """A path of which is known how far its file was read."""
+
+    handle: Any = None
+
+    def open(self, *given: Any, **more: Any) -> Any:
+        self.handle = super().open(*given, **more)
+        return self.handle
+
+    @property
+    def read(self) -> int:
+        return 0 if self.handle is None or self.handle.closed else int(self.handle.tell())
+
+
+class Reading:
+    """The documents of all files, and how far they are read."""
+
+    def __init__(self, files: list[Path], settings: CorpusSettings, sieve: Sieve, said: list[str]) -> None:
+        self.sieve, self.said, self.cut = sieve, list(said), 0  # documents that were cut for their size
+        self._settings = settings
+        self._files = [_Watched(path) for path in files]
+        self._sizes = [path.stat().st_size for path in files]
+        self._done = 0
+        self._at: _Watched | None = None
+
+    @property
+    def share(self) -> float:
+        """Of the bytes that are read."""
+        return min(1.0, (self._done + (self._at.read if self._at is not None else 0)) / max(sum(self._sizes), 1))
+
+    def chunks(self) -> Iterator[Chunk | None]:
+        """The documents of each shard, each with whether it is lines; None now and then, to look after others."""
+        chunk: Chunk = []
+        size = tick = 0
+        for document in self._documents():
+            chunk.append(document)
+            size += max(len(document[0]), LEAST)
+            tick += max(len(document[0]), LEAST)
+            if size >= self._settings.shard:
+                yield chunk
+                chunk, size = [], 0
+            if tick >= TICK:
+                yield None
+                tick = 0
+        if chunk:
+            yield chunk
+
+    def _documents(self) -> Iterator[tuple[str, bool]]:
+        for path, size in zip(self._files, self._sizes, strict=True):
+            self._at = path
+            if not size:
+                self._say(f"{path.name}: is empty")
+            elif SUFFIXES.get(bare_name(path)[1], "text") in ("text", "conll"):
+                yield from self._text(path)
+            else:
+                columns: Any = {"text": self._settings.column} if self._settings.column else None
+                part = open_part(path, Plain, DataSettings(columns=columns), self.sieve)
+                for said in part.said:
+                    self._say(f"{path.name}: {said}" if not said.startswith(path.name) else said)
+                for example in part.read(self.sieve):
+                    assert isinstance(example, Plain)
+                    yield example.text, False
+            self._at = None
+            self._done += size
+
+    def _text(self, path: Path) -> Iterator[tuple[str, bool]]:
+        file, said = find(path)
+        for each in said:
+            self._say(each)
+        form = self._settings.documents
+        if form == "auto":
+            form = layout(head_of(file))
+            self._say(f"{path.name}: {LAYOUTS[form]}")
+        if form == "lines":
+            yield from ((line, False) for _, line in lines(file, self.sieve) if line.strip())
+            return
+        for block in self._blocks(file, blank=form == "blank"):
+            yield "\n".join(block), form == "blank"
+
+    def _blocks(self, file: File, *, blank: bool) -> Iterator[list[str]]:
+        block: list[str] = []
+        size = 0
+        for _, line in lines(file, self.sieve):
+            if block and blank and not line.strip():
+                yield block
+                block, size = [], 0
+            elif block and size + len(line) > LONGEST:
+                self.cut += 1
+                yield block
+                block, size = [line], len(line) + LINE
+            elif line.strip() or block:
+                block.append(line)
+                size += len(line) + LINE
+        if block:
+            yield block
+
+    def _say(self, text: str) -> None:
+        if text not in self.said and len(self.said) < 1000:
+            self.said.append(text)
+
+
+LAYOUTS = {
+    "lines": "has no blank lines, so each line is a document",
+    "blank": "lines are sentences, and blank lines part documents",
+    "file": "is one document, whose paragraphs are parted by blank lines",
+}
+
+
+def layout(head: str) -> Literal["lines", "blank", "file"]:
+    r"""How a text file seems to be parted, by its beginning; a file without blank lines has a document on each line.
+
+    Blank lines part documents where most of them have several lines, and most of their lines end like sentences.
+
+    >>> layout("One.\nTwo.\n"), layout("One.\nTwo.\n\nThree.\nFour.\n"), layout("A line that\ngoes on.\n\nNext.\n")
+    ('lines', 'blank', 'file')
+    """
+    rows = [row.strip() for row in head.splitlines()[: -1 if len(head) > 1000 else None]]
+    while rows and not rows[-1]:
+        rows.pop()
+    if "" not in rows:
+        return "lines"
+    filled = [row for row in rows if row]
+    blocks = sum(1 for before, row in zip(["", *rows], rows, strict=False) if row and not before)
+    ended = sum(row.endswith(SENTENCE_END) for row in filled)
+    return "blank" if len(filled) >= 1.5 * blocks and ended >= 0.7 * len(filled) else "file"

@@ -1,0 +1,242 @@
+"""Documents that were there before: exactly (64-bit hashes), or nearly (MinHash of word 5-shingles; Broder 1997).
+
+All of it depends on the order of the documents alone, which is why one process decides for all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+KEEP, EXACT, NEAR = 0, 1, 2  # verdicts
+SHINGLE = 5  # words
+PERMUTATIONS = 128
+RECALL = 0.95  # least chance that two documents of just the similarity are compared at all
+CHAIN = 8  # documents that one bucket names; more alike in one band are mostly boilerplate
+_BLOCK = 2048  # shingles that are permuted at once: 2 MB
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
+_WORD = re.compile(r"\w+")
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Every bit depends on every bit (splitmix64's finaliser, Steele et al. 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+_FACTORS = (_mixed(np.arange(1, PERMUTATIONS + 1, dtype=np.uint64) * _ODD) | np.uint64(1))[:, None]
+_TERMS = _mixed(np.arange(1001, PERMUTATIONS + 1001, dtype=np.uint64) * _ODD)[:, None]
+_POWERS = _mixed(np.arange(1, SHINGLE + 1, dtype=np.uint64)) | np.uint64(1)
+
+
+class _Words(dict[str, int]):
+    """A number for each word, made when it is first met."""
+
+    def __missing__(self, word: str) -> int:
+        data = word.encode()
+        number = self[word] = crc32(data) | crc32(data, 0x5BD1E995) << 32
+        return number
+
+
+def signatures(texts: Iterable[str]) -> NDArray[np.uint32]:
+    """[documents, 128]: of each permutation the least value of the text's 5-shingles of words, without case.
+
+    Two documents have as large a share of equal values, in the mean, as their sets of shingles have in common
+    (Jaccard). A text of fewer than five words is one shingle.
+    """
+    known = _Words()
+    return np.array([_signature(_WORD.findall(text.casefold()) or [text], known) for text in texts], np.uint32).reshape(
+        -1, PERMUTATIONS
+    )
+
+
+def _signature(words: list[str], known: _Words) -> NDArray[np.uint32]:
+    numbers = np.fromiter(map(known.__getitem__, words), np.uint64, len(words))
+    count = max(len(words) - SHINGLE + 1, 1)
+    shingles = np.zeros(count, np.uint64)
+    for place, power in enumerate(_POWERS):
+        part = numbers[place : place + count]
+        shingles[: len(part)] += part * power
+    shingles = np.unique(_mixed(shingles))
+    found = np.full(PERMUTATIONS, 2**32 - 1, np.uint32)
+    for start in range(0, len(shingles), _BLOCK):
+        values = (shingles[start : start + _BLOCK] * _FACTORS + _TERMS) >> np.uint64(32)
+        np.minimum(found, values.min(axis=1).astype(np.uint32), out=found)
+    return found
+
+
+def bands(similarity: float) -> tuple[int, int]:
+    """How many bands, of how many rows: the fewest bands by which documents of the similarity are mostly compared.
+
+    Two of similarity s share a band of r rows with chance s^r, so one of b bands with 1 - (1 - s^r)^b.
+
+    >>> bands(0.8), bands(0.5)
+    ((18, 7), (32, 4))
+    """
+    for rows in range(PERMUTATIONS, 1, -1):
+        if 1 - (1 - similarity**rows) ** (PERMUTATIONS // rows) >= RECALL:
+            return PERMUTATIONS // rows, rows
+    return PERMUTATIONS, 1
+
+
+class _Table:
+    """Numbers by 64-bit keys that are not 0, in open addressing, at most half full."""
+
+    def __init__(self, values: bool) -> None:
+        self._keys = np.zeros(1 << 12, np.uint64)
+        self._values = np.zeros(len(self._keys) if values else 0, np.int32)
+        self._used = 0
+
+    def find(self, keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Which of the keys are there, and at which slots; a key may be there several times."""
+        mask = len(self._keys) - 1
+        live, slots = np.arange(len(keys)), (keys & np.uint64(mask)).astype(np.int64)
+        which, where = [live[:0]], [slots[:0]]
+        while len(live):
+            held = self._keys[slots]
+            same = held == keys[live]
+            which.append(live[same])
+            where.append(slots[same])
+            on = held != 0
+            live, slots = live[on], (slots[on] + 1) & mask
+        return np.concatenate(which), np.concatenate(where)
+
+    def value(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What was put with the keys in these slots."""
+        return self._values[slots].astype(np.int64)
+
+    def put(self, keys: NDArray[np.uint64], values: NDArray[np.signedinteger[Any]] | None = None) -> None:
+        """Put keys in, also those that are there already."""
+        while 2 * (self._used + len(keys)) > len(self._keys):
+            self._grow()
+        self._used += len(keys)
+        mask = len(self._keys) - 1
+        live, slots = np.arange(len(keys)), (keys & np.uint64(mask)).astype(np.int64)
+        while len(live):
+            free = np.flatnonzero(self._keys[slots] == 0)
+            _, first = np.unique(slots[free], return_index=True)  # of several that want a slot the first gets it
+            free = free[first]
+            self._keys[slots[free]] = keys[live[free]]
+            if values is not None:
+                self._values[slots[free]] = values[live[free]]
+            waits = np.ones(len(live), bool)
+            waits[free] = False
+            live, slots = live[waits], (slots[waits] + 1) & mask
+
+    def _grow(self) -> None:
+        held = np.flatnonzero(self._keys)
+        keys, values = self._keys[held], self._values[held] if len(self._values) else None
+        self._keys = np.zeros(2 * len(self._keys), np.uint64)
+        self._values = np.zeros(len(self._keys) if values is not None else 0, np.int32)
+        self._used = 0
+        self.put(keys, values)
+
+
+class Judge:
+    """Decides of documents, in the order of the input, which stay: the first of those that are alike.
+
+    Exact duplicates cost 16 to 32 bytes of memory a document. Near ones are looked for among the documents that
+    stayed: some 24 to 48 bytes more for each band, and their signatures, 512 bytes each, in a file.
+    """
+
+    def __init__(self, *, near: bool, similarity: float, file: Path) -> None:
+        self._seen = _Table(values=False)
+        self._near = _Near(similarity, file) if near else None
+
+    def judge(self, hashes: NDArray[np.uint64], signatures: NDArray[np.uint32]) -> NDArray[np.uint8]:
+        """KEEP, EXACT or NEAR for each of the next documents."""
+        verdict = np.full(len(hashes), EXACT, np.uint8)
+        keys, first = np.unique(np.maximum(hashes, np.uint64(1)), return_index=True)
+        old, _ = self._seen.find(keys)
+        new = np.ones(len(keys), bool)
+        new[old] = False
+        self._seen.put(keys[new])
+        verdict[first[new]] = KEEP
+        if self._near is not None:
+            left = np.flatnonzero(verdict == KEEP)
+            verdict[left[self._near.judge(signatures[left])]] = NEAR
+        return verdict
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._near is not None:
+            self._near.close()
+
+
+class _Near:
+    """The signatures of documents that stayed, and buckets of those that agree in a band."""
+
+    def __init__(self, similarity: float, file: Path) -> None:
+        self._least = similarity * PERMUTATIONS
+        self._bands, self._rows = bands(similarity)
+        self._table = _Table(values=True)
+        self._file = file.open("w+b")
+        self._count = 0
+
+    def close(self) -> None:
+        self._file.close()
+
+    def judge(self, signatures: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Which of the documents are near to one that stayed."""
+        keys = self._keys(signatures)
+        near = np.zeros(len(signatures), bool)
+        earlier, slots = self._table.find(keys.ravel())
+        pairs = np.unique(np.stack([earlier // self._bands, self._table.value(slots)], axis=1), axis=0)
+        for some in np.array_split(pairs, max(len(pairs) // 10_000, 1)):
+            near[some[self._alike(signatures[some[:, 0]], self._signatures(some[:, 1])), 0]] = True
+        self._among_themselves(signatures, keys, near)
+        kept = np.flatnonzero(~near)
+        self._put(keys[kept], signatures[kept])
+        return near
+
+    def _keys(self, signatures: NDArray[np.uint32]) -> NDArray[np.uint64]:
+        """[documents, bands] hashes that are not 0."""
+        rows = signatures[:, : self._bands * self._rows].reshape(-1, self._bands, self._rows).astype(np.uint64)
+        keys = np.broadcast_to(np.arange(1, self._bands + 1, dtype=np.uint64) * _ODD, rows.shape[:2])
+        for row in range(self._rows):
+            keys = _mixed(keys + rows[:, :, row] * _ODD)
+        return np.maximum(keys, np.uint64(1))
+
+    def _among_themselves(self, signatures: Any, keys: NDArray[np.uint64], near: NDArray[np.bool_]) -> None:
+        """Mark those that are near to an earlier one of these that stays, in order."""
+        _, number, times = np.unique(keys, return_inverse=True, return_counts=True)
+        number = number.reshape(keys.shape)
+        shared = times[number] > 1
+        buckets: dict[int, list[int]] = {}
+        for index in np.flatnonzero(shared.any(axis=1) & ~near).tolist():
+            mine = number[index][shared[index]].tolist()
+            others = sorted({other for bucket in mine for other in buckets.get(bucket, ())})
+            if others and self._alike(signatures[others], signatures[index]).any():
+                near[index] = True
+                continue
+            for bucket in mine:
+                if len(held := buckets.setdefault(bucket, [])) < CHAIN:
+                    held.append(index)
+
+    def _alike(self, one: NDArray[np.uint32], other: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        return np.asarray((one == other).sum(axis=-1) >= self._least)
+
+    def _signatures(self, numbers: NDArray[np.int64]) -> NDArray[np.uint32]:
+        if not len(numbers):
+            return np.zeros((0, PERMUTATIONS), np.uint32)
+        shape = (self._count, PERMUTATIONS)
+        return np.asarray(np.memmap(self._file, np.uint32, mode="r", shape=shape)[numbers])
+
+    def _put(self, keys: NDArray[np.uint64], signatures: NDArray[np.uint32]) -> None:
+        """These stay: write their signatures, and put them into the buckets that have room."""
+        self._file.seek(0, 2)
+        self._file.write(np.ascontiguousarray(signatures).data)
+        self._file.flush()
+        numbers = np.repeat(np.arange(self._count, self._count + len(keys)), self._bands)
+        self._count += len(keys)
+        flat = keys.ravel()
+        found, _ = self._table.find(flat)
+        room = np.bincount(found, minlength=len(flat)) < CHAIN
+        self._table.put(flat[room], numbers[room])

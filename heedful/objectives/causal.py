@@ -1,0 +1,43 @@
+"""Causal language modelling: the next token, given all before it (Radford et al. 2019, section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from heedful.checkpoint import Loaded
+from heedful.errors import HeedfulError
+from heedful.objectives.base import Batch, Pretext, Sample, Term, crossed, pack
+from heedful.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Causal(Pretext):
+    """The mean of -log p(token | the tokens of its sequence before it), over all tokens but the first of each.
+
+    Nothing is drawn, so every epoch asks for the same.
+    """
+
+    tokenizer: Tokenizer
+    head = "next_token"
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """The batch as it is, and the rows that have a next token: all but the last of each sequence."""
+        packed = pack(samples)
+        followed = np.ones(packed.bounds[-1], dtype=np.bool_)
+        if len(followed):  # before an empty sequence stands a last row too, and before the first one the last of all
+            followed[np.array(packed.bounds[1:]) - 1] = False
+        rows = torch.from_numpy(followed.nonzero()[0])
+        return Batch(packed=packed, targets=packed.tokens[rows + 1], weights=torch.ones(len(rows)), rows=rows)
+
+    def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
+        """One: the next tokens."""
+        decoder = loaded.config.model.decoder
+        if decoder is None or not decoder.causal:
+            raise HeedfulError("the rows of this model see the tokens after them: causal pre-training needs a decoder")
+        assert loaded.head is not None and batch.rows is not None
+        rows = loaded.rows(batch.packed)[batch.rows]
+        return (crossed("next", loaded.head(rows, batch.packed), batch.targets),)

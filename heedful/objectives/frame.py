@@ -1,0 +1,74 @@
+"""The special tokens around a text or a pair, so that token ids become sequences as the tokenizer would make them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heedful.errors import HeedfulError
+from heedful.tokenizer import Tokenizer
+
+Ids = NDArray[np.int32]
+Types = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Frame:
+    """Runs of special tokens with gaps between them for the texts: special, text, special, ...; runs may be empty."""
+
+    runs: tuple[tuple[Ids, Types], ...]  # one more than there are texts
+    kinds: tuple[int, ...]  # the type of each text's tokens
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, *, pair: bool) -> Frame:
+        """What this tokenizer puts around a text, or a pair of texts."""
+        encoded = tokenizer.encode(("a", "a") if pair else "a")
+        parts = list(zip(encoded.segments, encoded.ids, encoded.types, strict=True))
+        runs: list[tuple[Ids, Types]] = [run_of([])]
+        kinds: list[int] = []
+        for segment, group in groupby(parts, key=lambda part: part[0]):
+            several = list(group)
+            if segment is None:
+                runs[-1] = run_of([(id, kind) for _, id, kind in several])
+            else:
+                if segment != len(kinds):
+                    raise HeedfulError("this tokenizer does not keep the texts of a pair in their order")
+                kinds.append(several[0][2])
+                runs.append(run_of([]))
+        return cls(runs=tuple(runs), kinds=tuple(kinds))
+
+    @property
+    def width(self) -> int:
+        """How many special tokens there are."""
+        return sum(len(ids) for ids, _ in self.runs)
+
+    def room(self, length: int) -> int:
+        """How many tokens of text a sequence of that length holds."""
+        room = length - self.width
+        if room < 2 * len(self.kinds):
+            raise HeedfulError(
+                f"length is {length}, of which {self.width} are special tokens: give at least "
+                f"{self.width + 2 * len(self.kinds)}"
+            )
+        return room
+
+    def fill(self, *texts: Ids) -> tuple[Ids, Types]:
+        """Tokens and types of a sequence.
+
+        >>> frame = Frame(runs=(run_of([(2, 0)]), run_of([(3, 0)])), kinds=(0,))
+        >>> frame.fill(np.array([7, 8], dtype=np.int32))[0].tolist()
+        [2, 7, 8, 3]
+        """
+        ids, types = [self.runs[0][0]], [self.runs[0][1]]
+        for text, kind, (after, kinds) in zip(texts, self.kinds, self.runs[1:], strict=True):
+            ids += [text, after]
+            types += [np.full(len(text), kind, dtype=np.uint8), kinds]
+        return np.concatenate(ids), np.concatenate(types)
+
+
+def run_of(parts: list[tuple[int, int]]) -> tuple[Ids, Types]:
+    ids, types = [id for id, _ in parts], [kind for _, kind in parts]
+    return np.array(ids, dtype=np.int32), np.array(types, dtype=np.uint8)

@@ -1,0 +1,296 @@
+"""pretrain: from raw text to a run folder with a model that learned from it alone, and that transformers loads too."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from heedful.checkpoint import RUN_MODEL, Loaded, load, save
+from heedful.checkpoint.hub import name_and_revision
+from heedful.data.bad import LeaveOut, SetAside, Sieve, Stop
+from heedful.data.corpus import Progress, build
+from heedful.data.documents import Reading, expand
+from heedful.data.order import mixed
+from heedful.data.shards import MANIFEST, Corpus
+from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.objectives import Pretext, Sample
+from heedful.objectives.rows import HELD
+from heedful.runs.folder import BAD_ROWS, as_table, begin_on, environment, explained, refuse_other, write
+from heedful.runs.plots import draw
+from heedful.runs.pretrain_card import write_card
+from heedful.runs.pretrain_making import Pieces, fresh_or_started, objective_of, samples_of, saved
+from heedful.runs.pretrain_settings import PretrainSettings
+from heedful.runs.results import JOURNAL, RESULTS, read_results
+from heedful.runs.timing import latency, memory
+from heedful.settings import to_mapping
+from heedful.tokenizer import Tokenizer, train
+from heedful.train.fit import Scored, Watch, fit
+from heedful.train.loop import Stage, Trainer, precision
+from heedful.train.ranks import ALONE, Ranks
+from heedful.train.resume import only_run
+
+CORPUS, TOKENIZER, CARD = "corpus", "tokenizer", "README.md"
+FEW = 8  # sequences of a step up to which masked language modelling is known to stall (CORRECTNESS, trap 38)
+REPEATED = 0.2  # the share of repeated segments from which it is
+TOLD = 10.0  # seconds between two reports of a corpus that is made
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pretrained:
+    """How a run ended."""
+
+    folder: Path
+    why: Literal["done", "asked"]  # "asked": stopped by a signal; the same command goes on
+    results: dict[str, Any]  # on the first rank of a run that is done; else none
+
+
+def pretrain(
+    settings: PretrainSettings,
+    out: str | Path,
+    *,
+    skip_bad_rows: bool = False,
+    watch: Watch | None = None,
+    ranks: Ranks = ALONE,
+) -> Pretrained:
+    """Pre-train a model on text; `out` becomes the run folder, or is one that was interrupted and goes on.
+
+    The text is `settings.data`: files and folders, or one folder that holds a corpus (see data.corpus.build).
+    """
+    folder = Path(out)
+    if not settings.data:
+        raise HeedfulError("no text was given: name files or folders of text, or put data into the recipe")
+    how: Literal["float32", "bfloat16"] = "float32"
+    if precision(settings.train.precision) == torch.bfloat16:
+        how = "bfloat16"
+    settings = replace(settings, train=replace(settings.train, precision=how))
+    refuse_other(folder)
+    with only_run(folder) if ranks.first else nullcontext(), explained(folder):
+        run = _Run(settings, folder, watch or Watch() if ranks.first else Watch(), ranks, skip_bad_rows)
+        return run.run()
+
+
+class _Run:
+    def __init__(self, settings: PretrainSettings, folder: Path, watch: Watch, ranks: Ranks, skips: bool) -> None:
+        self.settings, self.folder, self.watch, self.ranks, self.skips = settings, folder, watch, ranks, skips
+
+    def run(self) -> Pretrained:
+        if (self.folder / RESULTS).exists():
+            self.watch.said(f"{self.folder} is finished already")
+        else:
+            if self.ranks.first:
+                begin_on(self.folder, self.settings)
+            self.ranks.wait()
+            pieces = self._pieces()
+            if not self._train(pieces):
+                return Pretrained(folder=self.folder, why="asked", results={})
+        if self.ranks.first and not (self.folder / RUN_MODEL / CARD).exists():
+            draw(self.folder)
+            write_card(self.folder)
+        self.ranks.wait()
+        results = read_results(self.folder) if self.ranks.first else {}
+        return Pretrained(folder=self.folder, why="done", results=results)
+
+    # -- text ---------------------------------------------------------------------------------------------------
+
+    def _pieces(self) -> Pieces:
+        """Tokenizer, corpus, and the model that starts; the first rank makes what others then read."""
+        settings = self.settings
+        started = None
+        if settings.model.start:
+            name, revision = name_and_revision(settings.model.start)
+            started = load(name, revision=revision)
+        tokenizer = self._tokenizer(started)
+        corpus = self._corpus(tokenizer)
+        return Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=started)
+
+    def _given(self) -> Corpus | None:
+        """A corpus that was made before."""
+        data = [Path(each) for each in self.settings.data]
+        return Corpus.open(data[0]) if len(data) == 1 and (data[0] / MANIFEST).is_file() else None
+
+    def _tokenizer(self, started: Loaded | None) -> Tokenizer:
+        kept, settings = self.folder / TOKENIZER, self.settings
+        if settings.tokenizer:
+            return Tokenizer.load(settings.tokenizer)
+        if started is not None:
+            if started.tokenizer is None:
+                raise HeedfulError(f"{started.source} has no tokenizer: give its folder with --tokenizer")
+            return started.tokenizer
+        if (given := self._given()) is not None and (given.folder / TOKENIZER).is_dir():
+            return Tokenizer.load(given.folder / TOKENIZER)
+        if self.ranks.first and not kept.exists():
+            self.watch.said("training a tokenizer on the text; --tokenizer takes one that is there")
+            files = [path for path, _ in expand([Path(each) for each in settings.data])[0]]
+            made = train(_Texts(files, settings), replace(settings.vocabulary, max_length=max(settings.lengths)))
+            made.save(kept)
+        self.ranks.wait()
+        return Tokenizer.load(kept)
+
+    def _corpus(self, tokenizer: Tokenizer) -> Corpus:
+        if (given := self._given()) is not None:
+            if given.fingerprint != tokenizer.fingerprint:
+                raise HeedfulError(
+                    f"{given.folder} was made with another tokenizer: give that one with --tokenizer, or the files "
+                    "themselves"
+                )
+            return given
+        if self.ranks.first:
+            rows = SetAside(file=self.folder / BAD_ROWS) if self.skips else Stop()
+            build(
+                [Path(each) for each in self.settings.data],
+                tokenizer,
+                self.folder / CORPUS,
+                self.settings.corpus,
+                told=self._told(),
+                bad_rows=rows,
+            )
+        self.ranks.wait()
+        return Corpus.open(self.folder / CORPUS)
+
+    def _told(self) -> Any:
+        last = time.monotonic()
+
+        def told(progress: Progress) -> None:
+            nonlocal last
+            if time.monotonic() - last >= TOLD:
+                last = time.monotonic()
+                speed = progress.characters / max(progress.seconds, 1e-9) / 1e6
+                self.watch.said(
+                    f"reading text: {100 * progress.share:.0f} %, {progress.documents:,} documents, "
+                    f"{progress.tokens:,} tokens, {speed:.1f} MB/s"
+                )
+
+        return told
+
+    # -- training -----------------------------------------------------------------------------------------------
+
+    def _train(self, pieces: Pieces) -> bool:
+        """Whether it came to its end."""
+        settings, counts = self.settings, pieces.corpus.about["counts"]
+        samples, held = samples_of(pieces)
+        loaded = fresh_or_started(pieces)
+        objective = objective_of(pieces, loaded, samples[0])
+        self.watch.said(
+            f"{counts['documents']:,} documents of {counts['tokens']:,} tokens; a model of {loaded.count():,} "
+            f"parameters; {len(samples[0]):,} rows of up to {settings.row:,} tokens, {settings.train.batch} in a step"
+        )
+        if self.ranks.first:
+            _warn(settings, pieces.corpus, samples[0])
+        stages = [Stage(phase.after, each) for phase, each in zip(settings.phases, samples[1:], strict=True)]
+        trainer = Trainer(loaded, objective, samples[0], settings.train, self.ranks, later=stages)
+        every = replace(settings.fit, evaluate=settings.evaluate / trainer.order.steps)
+        measure = partial(_measured, trainer, objective, held)
+        fitted = fit(trainer, self.folder, every, evaluate=measure, score=partial(_scored, objective), watch=self.watch)
+        if fitted.why == "asked":
+            return False
+        shares = self.ranks.gather(measure())
+        if self.ranks.first:
+            self._write(pieces, saved(loaded, pieces), trainer, _scored(objective, shares))
+        self.ranks.wait()
+        return True
+
+    def _write(self, pieces: Pieces, loaded: Loaded, trainer: Trainer, found: Scored) -> None:
+        save(loaded, self.folder / RUN_MODEL, overwrite=True)
+        about = environment()
+        results = {
+            "task": "pretrain",
+            "objective": self.settings.objective.kind,
+            "main": next(name for name in found.numbers if name.endswith("_accuracy")),
+            "base": self.settings.model.start,
+            "steps": trainer.step,
+            "epochs": trainer.step / trainer.order.steps,
+            "tokens": trainer.read,
+            "seconds": round(trainer.seconds, 1),
+            "splits": {"held out": {"numbers": found.numbers}},
+            "corpus": {
+                key: pieces.corpus.about[key] for key in ("files", "counts", "repeated") if key in pieces.corpus.about
+            },
+            "model": {"parameters": loaded.count(), "bytes": _size(self.folder / RUN_MODEL)},
+            **latency(loaded),
+            "memory": memory(),
+            "machine": about["machine"],
+            "versions": about["versions"],
+            "settings": to_mapping(self.settings),
+        }
+        write(self.folder / "results.csv", as_table(self.folder / JOURNAL))
+        write(self.folder / RESULTS, results)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+class _Texts(Iterable[str]):
+    """The first texts of files, as often as they are asked for."""
+
+    def __init__(self, files: Sequence[Path], settings: PretrainSettings) -> None:
+        self.files, self.settings = files, settings
+
+    def __iter__(self) -> Iterator[str]:
+        left = self.settings.characters
+        for chunk in Reading(list(self.files), self.settings.corpus, Sieve(LeaveOut()), []).chunks():
+            for text, _ in chunk or ():
+                yield text
+                left -= len(text)
+                if left <= 0:
+                    return
+
+
+# -- what is measured --------------------------------------------------------------------------------------------
+
+
+def _measured(trainer: Trainer, objective: Pretext, held: Sequence[Sample]) -> dict[str, tuple[float, float]]:
+    """Sums and counts of this rank's share of the rows that are held out; the same masks every time."""
+    found: dict[str, tuple[float, float]] = {}
+    ranks, device = trainer.ranks, next(trainer.loaded.parameters()).device
+    for number in range(ranks.rank, len(held), ranks.size):
+        batch = objective.batch([held[number]], [mixed(trainer.settings.seed, HELD, number)]).to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=trainer.precision == torch.bfloat16):
+            for name, (total, count) in objective.measure(trainer.loaded, batch).items():
+                before = found.get(name, (0.0, 0.0))
+                found[name] = before[0] + total, before[1] + count
+    return found
+
+
+def _scored(objective: Pretext, shares: Sequence[dict[str, tuple[float, float]]]) -> Scored:
+    """Means over all ranks; perplexity is exp of the first term's loss."""
+    names = list(dict.fromkeys(name for share in shares for name in share))
+    sums = {name: [sum(each.get(name, (0.0, 0.0))[at] for each in shares) for at in (0, 1)] for name in names}
+    numbers: dict[str, Any] = {name: total / count for name, (total, count) in sums.items() if count}
+    first = next(name for name in numbers if name.endswith("_loss"))
+    terms = [name for name in numbers if name.endswith("_loss")]
+    loss = sum(balance * numbers[name] for balance, name in zip(objective.balance, terms, strict=True))
+    perplexity = math.exp(min(numbers[first], 700.0))
+    main = numbers[first.removesuffix("_loss") + "_accuracy"]
+    return Scored(main=main, numbers={"loss": loss, "perplexity": perplexity} | numbers | {"count": sums[first][1]})
+
+
+def _warn(settings: PretrainSettings, corpus: Corpus, samples: Sequence[Sample]) -> None:
+    """Of what is known to stall."""
+    probe = [samples[number] for number in range(min(8, len(samples)))]
+    sequences = settings.train.batch * sum(len(each.bounds) - 1 for each in probe) / len(probe)
+    if sequences <= FEW:
+        warnings.warn(
+            f"a step has about {sequences:.0f} sequences: with {FEW} or fewer, masked language modelling is known to "
+            "stall near the frequencies of tokens (a loss of about 7): raise train.batch",
+            HeedfulWarning,
+            stacklevel=2,
+        )
+    repeated = corpus.about.get("repeated", {})
+    worst = max(repeated, key=lambda name: repeated[name], default=None)
+    if worst is not None and repeated[worst] >= REPEATED:
+        warnings.warn(
+            f"{100 * repeated[worst]:.0f} % of the {worst} of this text are repeated: on repeated lines masked "
+            'language modelling is known to stall: set corpus.duplicates = "exact", or clean the text',
+            HeedfulWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,71 @@
+"""The model card of a pre-trained model: what it read, how it learned, what it reached, and what is not known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from heedful.runs.card import plain, table
+from heedful.runs.results import read_results
+from heedful.train.durable import put, whole
+
+CODE = """import heedful
+
+loaded = heedful.load("path/to/model")
+batch = loaded.tokenizer.pack(["a text"])
+rows = loaded.model(batch)  # [rows, width]"""
+
+
+def write_card(folder: Path) -> Path:
+    """Write folder/model/README.md from what the run found."""
+    text = "\n\n".join("\n".join(part) for part in _parts(read_results(folder))) + "\n"
+    path = folder / "model" / "README.md"
+    with whole(path) as part:
+        put(part, [text.encode("utf-8", "replace")])
+    return path
+
+
+def _parts(results: dict[str, Any]) -> list[list[str]]:
+    settings, counts, model = results["settings"], results["corpus"]["counts"], results["model"]
+    base = f", going on from {plain(Path(results['base']).name)}" if results["base"] else ""
+    numbers = results["splits"]["held out"]["numbers"]
+    rows = [[plain(name), f"{value:.4f}"] for name, value in numbers.items() if isinstance(value, float)]
+    files = [[plain(each["name"]), f"{each['bytes']:,}", each["sha256"][:16]] for each in results["corpus"]["files"]]
+    times = [[length, f"{each['p50']:g}", f"{each['p99']:g}"] for length, each in results["latency"].items()]
+    hours = results["seconds"] / 3600
+    return [
+        ["---", "library_name: transformers", "tags:", "- heedful", "---"],
+        [
+            "# A pre-trained model",
+            "",
+            f"Pre-trained with Heedful{base}: objective `{results['objective']}`, {results['steps']:,} steps over "
+            f"{results['epochs']:.2f} epochs in {hours:.2f} h. It has {model['parameters']:,} parameters and takes "
+            f"{model['bytes'] / 1e6:,.1f} MB on the disk.",
+        ],
+        ["## Quality on held-out documents"],
+        table(["", "held out"], rows),
+        ["## Text", "", f"{counts['documents']:,} documents, {counts['tokens']:,} tokens."],
+        table(["file", "bytes", "SHA-256 begins"], files[:20]),
+        [
+            "## Limits",
+            "",
+            "- It has learned what stands in its texts, their errors and prejudices among it.",
+            "- It was measured on held-out documents of the same kind alone: what it is worth for a task, fine-tuning "
+            "tells.",
+        ],
+        [
+            "## Speed",
+            "",
+            f"Forward passes in float32 on {plain(results['machine'])}, without tokenizing, milliseconds:",
+        ],
+        table(["tokens", "p50", "p99"], times),
+        ["## Use", "", "```python", *CODE.splitlines(), "```"],
+        ["## Settings", "", "```", *_flat(settings), "```"],
+    ]
+
+
+def _flat(table: dict[str, Any], path: str = "") -> list[str]:
+    found = []
+    for name, value in table.items():
+        found += _flat(value, f"{path}{name}.") if isinstance(value, dict) else [f"{path}{name} = {value}"]
+    return found

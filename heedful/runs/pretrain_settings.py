@@ -1,0 +1,296 @@
+"""Settings of a pre-training run; imports nothing heavy, so that a wrong one is told at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from heedful.data.documents import CorpusSettings
+from heedful.errors import HeedfulError, did_you_mean
+from heedful.settings import apply, load_mapping, overlay
+from heedful.tokenizer.settings import TokenizerSettings
+from heedful.train.settings import AdamW, FitSettings, Linear, Minutes, Steps, TrainSettings
+
+Choose = Literal["tokens", "words", "spans"]
+
+
+VOCABULARY = TokenizerSettings(vocabulary=16_000)
+CORPUS = CorpusSettings()
+
+
+class _Rate:
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < getattr(self, "rate", 0.5) < 1:
+            raise HeedfulError(f"rate is {getattr(self, 'rate', None)}; expected a share between 0 and 1")
+        versions = getattr(self, "versions", None)
+        if versions is not None and versions < 1:
+            raise HeedfulError(f"versions is {versions}; expected a whole number from 1, or none for new draws always")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskedSettings(_Rate):
+    """Hidden tokens."""
+
+    kind: Literal["masked"] = "masked"
+    rate: float = 0.15
+    choose: Choose = "tokens"
+    versions: int | None = None  # so many static masks of each row, used in turn; none: dynamic
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextSettings(_Rate):
+    """Hidden tokens, and whether the second segment follows the first."""
+
+    kind: Literal["masked+next"] = "masked+next"
+    rate: float = 0.15
+    choose: Choose = "tokens"
+    versions: int | None = None
+    short: float = 0.1  # the probability of a shorter pair
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OrderSettings(_Rate):
+    """Hidden tokens, and whether two consecutive segments were swapped."""
+
+    kind: Literal["masked+order"] = "masked+order"
+    rate: float = 0.15
+    choose: Choose = "tokens"
+    versions: int | None = None
+    short: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PermutedSettings:
+    """Tokens in any order, in two streams."""
+
+    kind: Literal["permuted"] = "permuted"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpansSettings(_Rate):
+    """Spans that a decoder writes."""
+
+    kind: Literal["spans"] = "spans"
+    rate: float = 0.15
+    mean: float = 3.0  # tokens of a span
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CausalSettings:
+    """The next token."""
+
+    kind: Literal["causal"] = "causal"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplacedSettings(_Rate):
+    """Tokens that a small generator replaced."""
+
+    kind: Literal["replaced"] = "replaced"
+    rate: float = 0.15
+    weight: float = 50.0  # of the discriminator's term
+    part: float = 0.25  # of the model's width, heads and inner width: the generator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaughtSettings(_Rate):
+    """Hidden tokens, and the hidden states that a trained model has for each word."""
+
+    kind: Literal["taught"] = "taught"
+    teacher: str  # a model folder, or NAME@REVISION on the hub
+    rate: float = 0.15
+    choose: Choose = "tokens"
+    weight: float = 10.0  # of the teacher's term
+
+
+ObjectiveSettings = (
+    MaskedSettings
+    | NextSettings
+    | OrderSettings
+    | PermutedSettings
+    | SpansSettings
+    | CausalSettings
+    | ReplacedSettings
+    | TaughtSettings
+)
+OBJECTIVES: dict[str, type] = {
+    "masked": MaskedSettings,
+    "masked+next": NextSettings,
+    "masked+order": OrderSettings,
+    "permuted": PermutedSettings,
+    "spans": SpansSettings,
+    "causal": CausalSettings,
+    "replaced": ReplacedSettings,
+    "taught": TaughtSettings,
+}
+Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
+SIZES: dict[str, tuple[int, int, int]] = {  # layers, width, heads (Turc et al. 2019; Devlin et al. 2019)
+    "tiny": (2, 128, 2),
+    "mini": (4, 256, 4),
+    "small": (4, 512, 8),
+    "medium": (8, 512, 8),
+    "base": (12, 768, 12),
+    "large": (24, 1024, 16),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSettings:
+    """What is trained: a fresh model of a family and a size, or a trained one that goes on."""
+
+    start: str = ""  # a model folder, or NAME@REVISION on the hub, that goes on; "": a fresh model
+    family: str = ""  # "": the one that fits the objective
+    size: Size = "mini"
+    layers: int | None = None  # instead of the size's
+    width: int | None = None
+    heads: int | None = None
+    dropout: float = 0.0  # while pre-training; the model that is saved has its family's own
+
+    def __post_init__(self) -> None:
+        layers, width, heads = self.shape
+        if layers < 1 or heads < 1 or width < 1 or width % heads:
+            raise HeedfulError(
+                f"layers, width and heads are {layers}, {width} and {heads}; expected numbers from 1, and a width that "
+                "the heads divide"
+            )
+        if not 0 <= self.dropout < 1:
+            raise HeedfulError(f"dropout is {self.dropout}; expected a share from 0 to below 1")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Layers, width and heads."""
+        layers, width, heads = SIZES[self.size]
+        return self.layers or layers, self.width or width, self.heads or heads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """Another length from some share of the run on."""
+
+    after: float
+    length: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.after < 1:
+            raise HeedfulError(f"after is {self.after}; expected a share of the run between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainSettings:
+    """Everything that decides what a run does."""
+
+    data: tuple[str, ...] = ()  # files and folders of text, or a corpus that was made before
+    objective: ObjectiveSettings = MaskedSettings()
+    model: ModelSettings = ModelSettings()
+    tokenizer: str = ""  # the folder of one; "": the started model's, or one trained on the corpus
+    vocabulary: TokenizerSettings = VOCABULARY  # of one that is trained
+    characters: int = 30_000_000  # of the corpus that it is trained on
+    corpus: CorpusSettings = CORPUS
+    length: int = 128  # tokens of a sequence, at most
+    phases: tuple[Phase, ...] = ()  # longer sequences towards the end, say
+    row: int = 1024  # tokens of a sample: several whole sequences that fill it
+    held_out: float = 0.01  # share of the documents that are measured and not learned from
+    held_tokens: int = 100_000  # of them, at most, in an evaluation
+    evaluate: int = 500  # steps between two evaluations
+    train: TrainSettings = TrainSettings()
+    fit: FitSettings = FitSettings(keep="last")
+
+    def __post_init__(self) -> None:
+        lengths = [self.length, *(phase.length for phase in self.phases)]
+        shares = [phase.after for phase in self.phases]
+        for name, right, expected in (
+            ("length", min(lengths) >= 8, "8 tokens or more in each phase"),
+            ("phases", shares == sorted(set(shares)), "each phase after the one before it"),
+            ("row", self.row >= 8, "8 tokens or more"),
+            ("held_out", 0 < self.held_out < 1, "a share between 0 and 1"),
+            ("held_tokens", self.held_tokens >= 1, "a whole number from 1"),
+            ("evaluate", self.evaluate >= 1, "a whole number from 1"),
+            ("characters", self.characters >= 1, "a whole number from 1"),
+        ):
+            if not right:
+                raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of all phases."""
+        return self.length, *(phase.length for phase in self.phases)
+
+
+def defaults(objective: str, width: int, *, going_on: bool) -> PretrainSettings:
+    """Settings for an objective and a width.
+
+    The rate falls with the width, 0.25 / width, as the published ones do; a trained model goes on at a tenth of that.
+    """
+    rate = min(2e-3, 0.25 / width) * (0.1 if going_on else 1.0)
+    kind = OBJECTIVES[objective]
+    return PretrainSettings(
+        objective=kind(teacher="?") if kind is TaughtSettings else kind(),
+        train=TrainSettings(
+            length=Steps(count=10_000),
+            batch=4,
+            optimiser=AdamW(rate=rate, betas=(0.9, 0.98), eps=1e-6),
+            schedule=Linear(warmup=0.05),
+        ),
+    )
+
+
+def settled(
+    data: Sequence[str | Path] = (),
+    *,
+    objective: str = "",
+    size: str = "",
+    model: str = "",
+    tokenizer: str = "",
+    duration: str = "",
+    recipe: str | Path | None = None,
+    assignments: Sequence[str] = (),
+) -> PretrainSettings:
+    """Defaults, the recipe over them, what was named over that, and assignments over all."""
+    table: Mapping[str, Any] = {} if recipe is None else load_mapping(recipe)
+    named: dict[str, Any] = {"model": {}}
+    if objective:
+        if objective not in OBJECTIVES:
+            close = did_you_mean(objective, list(OBJECTIVES))
+            raise HeedfulError(f'"{objective}" is no objective{close}: use one of {", ".join(OBJECTIVES)}')
+        asked = table.get("objective")
+        if not (isinstance(asked, dict) and asked.get("kind", "masked") == objective):
+            named["objective"] = {"kind": objective}
+    if data:
+        named["data"] = [str(each) for each in data]
+    named["model"] |= {key: value for key, value in (("size", size), ("start", model)) if value}
+    if tokenizer:
+        named["tokenizer"] = tokenizer
+    if duration:
+        named["train"] = {"length": {"kind": "minutes", "count": minutes(duration)}}
+
+    def over(settings: PretrainSettings) -> PretrainSettings:
+        settings = overlay(settings, table, source=str(recipe or ""))
+        return apply(overlay(settings, named, source="the command"), assignments)
+
+    first = over(defaults("masked", 256, going_on=False))
+    usual = defaults(first.objective.kind, first.model.shape[1], going_on=bool(first.model.start))
+    return replace(over(usual), objective=first.objective)
+
+
+def minutes(given: str) -> float:
+    """A duration in words.
+
+    >>> minutes("1h30m"), minutes("90s"), minutes("45")
+    (90.0, 1.5, 45.0)
+    """
+    found = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m?)?(?:(\d+(?:\.\d+)?)s)?", given.strip())
+    if not found or not any(found.groups()):
+        raise HeedfulError(f'"{given}" is no duration: write 1h, 90m, 1h30m or 45s')
+    hours, whole, seconds = (float(each or 0) for each in found.groups())
+    total = 60 * hours + whole + seconds / 60
+    if not total > 0:
+        raise HeedfulError(f'"{given}" is no time at all: write 1h, 90m, 1h30m or 45s')
+    return total
+
+
+__all__ = ["Minutes", "PretrainSettings", "defaults", "minutes", "settled"]

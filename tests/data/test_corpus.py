@@ -1,0 +1,459 @@
+"""Building a corpus: every kind of file, the same bytes however it is done, and going on after any death."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heedful import settings
+from heedful.data import corpus as module
+from heedful.data import documents, shards
+from heedful.data.bad import LeaveOut, SetAside
+from heedful.data.corpus import Corpus, CorpusSettings, Progress, build
+from heedful.errors import HeedfulError
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+
+WORDS = [
+    *("rain", "fell", "on", "the", "quiet", "harbour", "boats", "came", "home", "before", "dark", "nobody", "waited"),
+    *("for", "ferry", "at", "noon", "light", "house", "keeper", "wrote", "letters", "about", "storm", "and", "sea"),
+]
+ROOT = Path(__file__).parents[2]
+
+
+def invented(count: int, seed: int = 0, paragraphs: int = 3) -> list[str]:
+    """Documents of a few paragraphs."""
+    draw = random.Random(seed)
+
+    def sentence() -> str:
+        return " ".join(draw.choices(WORDS, k=draw.randint(3, 12))).capitalize() + draw.choice(".!?")
+
+    def paragraph() -> str:
+        return " ".join(sentence() for _ in range(draw.randint(1, 5)))
+
+    return ["\n\n".join(paragraph() for _ in range(draw.randint(1, paragraphs))) for _ in range(count)]
+
+
+def jsonl(path: Path, texts: list[str], column: str = "text") -> Path:
+    path.write_text("".join(json.dumps({column: text}) + "\n" for text in texts))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train(invented(200), TokenizerSettings(vocabulary=200))
+
+
+def texts(corpus: Corpus, tokenizer: Tokenizer) -> list[str]:
+    """The documents as their tokens tell them."""
+    edges = corpus.segments[corpus.documents].tolist()
+    return [tokenizer.decode(corpus.tokens(*each).tolist()) for each in pairwise(edges)]
+
+
+def plain(tokenizer: Tokenizer, *given: str) -> list[str]:
+    return [tokenizer.decode(tokenizer.ids([text])[0].tolist()) for text in given]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a corpus; of the manifest all but how long it took."""
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    about = json.loads(found.pop("manifest.json"))
+    about.pop("seconds")
+    return found | {"manifest.json": json.dumps(about).encode()}
+
+
+# ---------------------------------------------------------------------------------------------------- files
+
+
+def test_every_kind_of_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    folder = tmp_path / "data"
+    (folder / "more").mkdir(parents=True)
+    a, b, c, d, e, f, g = invented(7, paragraphs=1)
+    (folder / "a.txt").write_text(f"{a}\n{b}\n")
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps({"id": 1, "text": c}).encode()))
+    write_table(pyarrow.table({"text": [d]}), folder / "c.parquet")
+    (folder / "d.txt.xz").write_bytes(lzma.compress(e.encode()))
+    (folder / "more" / "e.txt.bz2").write_bytes(bz2.compress(f.encode()))
+    (folder / "more" / "f.unknown").write_bytes(b"\0")
+    (folder / "more" / "g.txt").write_bytes(b"")
+    with zipfile.ZipFile(tmp_path / "last.txt.zip", "w") as file:
+        file.writestr("last.txt", g)
+    corpus = build([folder, tmp_path / "last.txt.zip"], tokenizer, tmp_path / "out")
+    assert texts(corpus, tokenizer) == plain(tokenizer, a, b, c, d, e, f, g)
+    names = ["a.txt", "b.jsonl.gz", "c.parquet", "d.txt.xz", "more/e.txt.bz2", "more/g.txt", "last.txt.zip"]
+    assert [file["name"] for file in corpus.about["files"]] == names
+    said = corpus.about["stated"]
+    assert said[0] == "data: 1 files of unknown kinds are not used"
+    assert "a.txt: has no blank lines, so each line is a document" in said
+    assert 'b.jsonl.gz: columns: text="text"; not used: "id"' in said
+    assert "g.txt: is empty" in said
+
+
+LAYOUT = "One came.\nTwo came.\n\nThree came.\n\n\nFour\nFive came.\n"
+
+
+@pytest.mark.parametrize(
+    ("form", "documents", "paragraphs", "segments"),
+    [("lines", 5, 5, 5), ("blank", 3, 3, 5), ("auto", 3, 3, 5), ("file", 1, 3, 4)],
+)
+def test_layouts_of_text(
+    tmp_path: Path, tokenizer: Tokenizer, form: Any, documents: int, paragraphs: int, segments: int
+) -> None:
+    (tmp_path / "a.txt").write_text(LAYOUT)
+    corpus = build([tmp_path / "a.txt"], tokenizer, tmp_path / "out", CorpusSettings(documents=form))
+    counts = (len(corpus), int(corpus.paragraphs.sum()), len(corpus.paragraphs))
+    assert counts == (documents, paragraphs, segments)
+    if form == "auto":
+        assert corpus.about["stated"] == ["a.txt: lines are sentences, and blank lines part documents"]
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        ("one\ntwo\nthree", "lines"),
+        ("one", "lines"),
+        ("\n\none\n\n\n", "file"),
+        ("A line that goes on\nto the next.\n\nAnd one more that\ngoes on too.\n", "file"),
+        ("A paragraph. On one line.\n\nAnother. Paragraph.\n\nAnd one.", "file"),
+        ("A.\nB!\nC?\n\nD.\n“E.”\n", "blank"),
+    ],
+)
+def test_auto_looks_at_the_beginning(head: str, expected: str) -> None:
+    assert documents.layout(head) == expected
+
+
+def test_a_document_without_end_is_cut_and_counted(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "LONGEST", 1000)
+    (tmp_path / "a.txt").write_text("Rain fell on the harbour.\n" * 100)
+    corpus = build([tmp_path / "a.txt"], tokenizer, tmp_path / "out", CorpusSettings(documents="file"))
+    assert corpus.about["cut"] == 7 and len(corpus) == 8
+    assert corpus.about["counts"]["segments"] == 100
+
+
+def test_a_line_without_end_is_a_bad_row(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "a.txt").write_text("Rain fell.\n" + "x" * 10_000_001 + "\nBoats came.\n")
+    with pytest.raises(HeedfulError, match=r"a.txt:2: is longer than 10,000,000 bytes, the most that a row may have"):
+        build([tmp_path / "a.txt"], tokenizer, tmp_path / "out")
+    corpus = build([tmp_path / "a.txt"], tokenizer, tmp_path / "out", bad_rows=LeaveOut())
+    assert len(corpus) == 2 and list(corpus.about["bad_rows"].values()) == [1]
+
+
+def test_bad_rows_are_set_aside_once(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = jsonl(tmp_path / "a.jsonl", invented(4))
+    file.write_text('{"text": 5}\n' + file.read_text() + "{\n")
+    policy = SetAside(file=tmp_path / "bad.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "finish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            build([file], tokenizer, tmp_path / "out", bad_rows=policy)
+    assert len(build([file], tokenizer, tmp_path / "out", bad_rows=policy)) == 4
+    assert [json.loads(line)["line"] for line in policy.file.read_text().splitlines()] == [1, 6]
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "no files were given"),
+        ({"none.txt": None}, "none.txt: there is no such file"),
+        ({"a.txt": " \n \n"}, r"a.txt: no document is left: 0 are too short, 0 have no text, 0 are bad rows"),
+        ({"a.jsonl": '{"text": " "}'}, r"a.jsonl: no document is left: 0 are too short, 1 have no text, 0 are bad"),
+        ({"a.jsonl": '{"body": "x"}'}, "a.jsonl"),
+    ],
+)
+def test_what_cannot_be_built(tmp_path: Path, tokenizer: Tokenizer, files: dict[str, Any], message: str) -> None:
+    for name, text in files.items():
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    with pytest.raises(HeedfulError, match=message):
+        build([tmp_path / name for name in files], tokenizer, tmp_path / "out")
+
+
+def test_a_column_is_given(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    given = invented(2)
+    corpus = build(
+        [jsonl(tmp_path / "a.jsonl", given, "body")], tokenizer, tmp_path / "out", CorpusSettings(column="body")
+    )
+    assert texts(corpus, tokenizer) == plain(tokenizer, *given)
+
+
+def test_settings_are_settings() -> None:
+    made = CorpusSettings(duplicates="near", shortest=3)
+    assert settings.read(CorpusSettings, settings.to_mapping(made), source="test") == made
+    for wrong in ({"similarity": 0.1}, {"shortest": -1}, {"shard": 0}):
+        with pytest.raises(HeedfulError, match=f"^{next(iter(wrong))} is "):
+            CorpusSettings(**wrong)
+
+
+# ---------------------------------------------------------------------------------------------------- documents
+
+
+def test_duplicates_and_short_ones_are_left_out(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    given = invented(40, paragraphs=8)
+    near = [text + " Rain fell." for text in given if len(text) > 700]
+    assert near
+    file = jsonl(tmp_path / "a.jsonl", [*given, "Rain.", "", *near, *given[:5], "  " + given[7]])
+    long = sum(len(text) >= 20 for text in given)
+    for duplicates, exact, alike in (("keep", 0, 0), ("exact", 6, 0), ("near", 6, len(near))):
+        chosen = CorpusSettings(duplicates=duplicates, shortest=20, shard=2000)
+        seen: list[Progress] = []
+        corpus = build([file], tokenizer, tmp_path / duplicates, chosen, told=seen.append)
+        left = corpus.about["left_out"]
+        assert (left["exact"], left["near"], left["short"], left["empty"]) == (exact, alike, 41 - long, 1)
+        assert len(corpus) == 46 + len(near) - (41 - long) + 1 - 1 - exact - alike
+        assert len(set(corpus.hashes.tolist())) == len(corpus) - (6 if duplicates == "keep" else 0)
+        repeated = corpus.about["repeated"]["documents"]
+        assert repeated == pytest.approx(6 / len(corpus) if duplicates == "keep" else 0)
+        last = seen[-1]
+        assert (last.documents, last.tokens, last.duplicates) == (len(corpus), corpus.count, exact + alike)
+        assert last.short == 41 - long + 1 and last.characters == corpus.about["counts"]["characters"]
+        assert last.share == 1 and last.seconds > 0
+        assert [each.share for each in seen] == sorted(each.share for each in seen)
+
+
+def test_repeated_lines_are_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "a.txt").write_text("Rain fell on the quiet harbour.\nThe boats came home before dark.\n" * 50)
+    about = build([tmp_path / "a.txt"], tokenizer, tmp_path / "out").about
+    assert about["repeated"] == {"documents": 0.98, "segments": 0.98}
+
+
+# ---------------------------------------------------------------------------------------------------- the same bytes
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> list[Path]:
+    """Files with duplicates in later chunks, and documents of all sizes."""
+    given = invented(150, seed=7)
+    first = jsonl(tmp_path / "a.jsonl", given)
+    (tmp_path / "b.txt").write_text("\n".join(invented(60, seed=8, paragraphs=1) + [given[3].replace("\n", " ")] * 3))
+    return [first, tmp_path / "b.txt", jsonl(tmp_path / "c.jsonl", given[100:120] + invented(40, seed=9))]
+
+
+@pytest.mark.parametrize("duplicates", ["keep", "near"])
+def test_processes_make_no_difference(
+    many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, duplicates: Any
+) -> None:
+    chosen = CorpusSettings(duplicates=duplicates, shard=6000)
+    alone = build(many, tokenizer, tmp_path / "alone", chosen)
+    assert len(alone.about["shards"]) > 5
+    monkeypatch.setattr(module, "SMALL", 0)
+    build(many, tokenizer, tmp_path / "together", chosen, processes=3)
+    assert contents(tmp_path / "together") == contents(tmp_path / "alone")
+    assert not [path for path in (tmp_path / "together").rglob("*") if path.name.endswith(".part")]
+    other = build(many, tokenizer, tmp_path / "one", CorpusSettings(duplicates=duplicates))
+    assert other.tokens(0, other.count).tolist() == alone.tokens(0, alone.count).tolist()
+    for name in ("documents", "segments", "paragraphs", "hashes"):
+        assert (getattr(other, name) == getattr(alone, name)).all(), name
+
+
+@pytest.mark.parametrize("after", range(0, 26, 3))
+def test_it_goes_on_wherever_it_stopped(
+    many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    chosen = CorpusSettings(duplicates="near", shard=8000)
+    expected = build(many, tokenizer, tmp_path / "whole", chosen)
+    left, whole = [after], shards.whole
+
+    @contextmanager
+    def stops(path: Path) -> Any:
+        with whole(path) as file:
+            left[0] -= 1
+            if left[0] < 0:
+                file.write(b"half")
+                raise KeyboardInterrupt
+            yield file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "whole", stops)
+        try:
+            build(many, tokenizer, tmp_path / "out", chosen)
+        except KeyboardInterrupt:
+            with pytest.raises(HeedfulError, match=r"is not finished|is no corpus"):
+                Corpus.open(tmp_path / "out")
+    again = build(many, tokenizer, tmp_path / "out", chosen)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert again.count == expected.count
+
+
+def test_a_finished_one_is_reused_and_another_refused(
+    many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, chosen = tmp_path / "out", CorpusSettings(shard=8000)
+
+    def refused(message: str, **more: Any) -> None:
+        given = {"files": many, "tokenizer": tokenizer, "settings": chosen} | more
+        with pytest.raises(HeedfulError, match=message):
+            build(given["files"], given["tokenizer"], out, given["settings"])
+
+    for state in ("an unfinished corpus", "a corpus"):
+        with monkeypatch.context() as patch:
+            if state == "an unfinished corpus":
+                patch.setattr(module, "finish", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    build(many, tokenizer, out, chosen)
+            else:
+                build(many, tokenizer, out, chosen)
+        start = f"out: holds {state} that is another one: "
+        both = 'its setting duplicates is "keep", not "exact"; its setting shard is 8000, not 9000. Give another folder'
+        refused(start + both, settings=CorpusSettings(shard=9000, duplicates="exact"))
+        refused(start + r'its files are \["a.jsonl", "b.txt", "c.jsonl"\], not \["a.jsonl"\]', files=many[:1])
+        other = train(invented(50), TokenizerSettings(vocabulary=150))
+        refused(start + "its tokenizer gives other ids", tokenizer=other)
+        before = many[1].read_text()
+        many[1].write_text(before + "More.\n")
+        refused(start + '"b.txt" has other bytes now')
+        many[1].write_text(before)
+    stamp = (out / "manifest.json").stat().st_mtime_ns
+    assert build(many, tokenizer, out, chosen).count > 0
+    assert (out / "manifest.json").stat().st_mtime_ns == stamp
+
+
+def test_a_folder_with_something_else_is_left_alone(many: list[Path], tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with pytest.raises(HeedfulError, match=r'holds "a.jsonl" and no corpus: give a new or an empty folder'):
+        build(many, tokenizer, tmp_path)
+
+
+def test_one_build_at_a_time(many: list[Path], tmp_path: Path, tokenizer: Tokenizer) -> None:
+    def again(_: Progress) -> None:
+        with pytest.raises(HeedfulError, match="out: another process builds a corpus there"):
+            build(many, tokenizer, tmp_path / "out")
+
+    build(many, tokenizer, tmp_path / "out", told=again)
+
+
+# ---------------------------------------------------------------------------------------------------- processes
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from heedful.data import corpus
+from heedful.tokenizer import Tokenizer
+
+corpus.SMALL = 0
+folder, *files = map(Path, sys.argv[1:])
+
+def told(progress):
+    if progress.documents:
+        print("going", flush=True)
+
+settings = corpus.CorpusSettings(shard=20_000, duplicates="exact")
+corpus.build(files, Tokenizer.load(folder / "tokenizer"), folder / "out", settings, processes=2, told=told)
+print("done", flush=True)
+"""
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process started."""
+    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+
+
+def gone(pids: list[int]) -> bool:
+    return not any(Path(f"/proc/{pid}/cmdline").is_file() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_build_leaves_nothing_behind_and_goes_on(tmp_path: Path, tokenizer: Tokenizer, sent: int) -> None:
+    tokenizer.save(tmp_path / "tokenizer")
+    given = invented(1500, seed=5)
+    files = [jsonl(tmp_path / "a.jsonl", given), jsonl(tmp_path / "b.jsonl", given[:100])]
+    command = [sys.executable, "-c", CHILD, str(tmp_path), *map(str, files)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "going\n"
+        workers = children(process.pid)
+        assert len(workers) == 2
+        process.send_signal(sent)
+        assert process.wait(60) == -sent
+        said = process.stderr.read()
+    until = time.monotonic() + 30
+    while not gone(workers) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert gone(workers)
+    assert said.count("Traceback") == (sent == signal.SIGINT), said
+    out = tmp_path / "out"
+    assert not (out / "manifest.json").exists() and list((out / "parts").glob("*.npz"))
+    chosen = CorpusSettings(shard=20_000, duplicates="exact")
+    build(files, tokenizer, out, chosen, processes=1)
+    build(files, tokenizer, tmp_path / "whole", chosen, processes=1)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for processes in /proc")
+def test_the_death_of_a_worker_is_an_error(
+    many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SMALL", 0)
+    before = children(os.getpid())
+
+    def told(progress: Progress) -> None:
+        for pid in children(os.getpid()) if progress.documents else []:
+            if pid not in before:
+                os.kill(pid, signal.SIGKILL)
+
+    message = (
+        "a worker was killed by signal 9, at shard [0-9]+: there may be too little memory, so give fewer processes"
+    )
+    with pytest.raises(HeedfulError, match=message):
+        build(many, tokenizer, tmp_path / "out", CorpusSettings(shard=3000), processes=2, told=told)
+    assert children(os.getpid()) == before
+
+
+def test_an_error_in_a_worker_is_told_here(
+    many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SMALL", 0)
+
+    def told(_: Progress) -> None:
+        if not (tmp_path / "out" / "tokens-00000.bin").exists():
+            (tmp_path / "out" / "tokens-00000.bin").mkdir()
+
+    with pytest.raises(HeedfulError, match=r"tokens-00000.bin: cannot be written: "):
+        build(many, tokenizer, tmp_path / "out", processes=2, told=told)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
+    """The same peak, of the reader and of its workers, for an input ten times as large."""
+    train(invented(200), TokenizerSettings(vocabulary=200)).save(tmp_path / "tokenizer")
+    given = invented(3000, paragraphs=12)
+
+    def peaks(times: int) -> list[int]:
+        with (tmp_path / f"{times}.jsonl").open("w") as file:
+            for number in range(times):
+                file.writelines(json.dumps({"text": f"{number} {text}"}) + "\n" for text in given)
+        code = (
+            CHILD.replace("20_000", "1_000_000").replace("out", f"out{times}").replace("std" + f"out{times}", "stdout")
+        )
+        code += "import resource\nprint(*(resource.getrusage(who).ru_maxrss for who in (0, -1)))\n"
+        command = [sys.executable, "-c", code, str(tmp_path), str(tmp_path / f"{times}.jsonl")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        return [int(word) for word in done.stdout.splitlines()[-1].split()]
+
+    small, large = peaks(6), peaks(60)
+    assert (tmp_path / "60.jsonl").stat().st_size > 60_000_000
+    for one, other in zip(small, large, strict=True):
+        assert other < one + 40_000, "kilobytes"

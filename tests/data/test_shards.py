@@ -1,0 +1,149 @@
+"""The reader of a corpus: what it gives is what went in, and what is damaged is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from heedful.data import shards
+from heedful.data.corpus import CorpusSettings, build
+from heedful.data.sentences import segments
+from heedful.data.shards import SKETCH, Corpus, batches, different, hashed, least
+from heedful.errors import HeedfulError
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+
+TEXTS = [
+    "A ferry left. It was late!\n\nNobody waited for it.",
+    "One document of one sentence",
+    "Rain fell on the harbour. Rain fell on the harbour. The boats came home.",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train(TEXTS, TokenizerSettings(vocabulary=120, min_frequency=1))
+
+
+@pytest.fixture(scope="module")
+def bytes_() -> Tokenizer:
+    return train(TEXTS, TokenizerSettings(kind="bpe", vocabulary=300, min_frequency=1))
+
+
+def made(folder: Path, tokenizer: Tokenizer, texts: list[str] = TEXTS, shard: int = 10) -> Corpus:
+    file = folder / "texts.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return build([file], tokenizer, folder / "corpus", CorpusSettings(shard=shard))
+
+
+@pytest.mark.parametrize("kind", ["tokenizer", "bytes_"])
+def test_a_corpus_is_what_went_in(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    tokenizer = request.getfixturevalue(kind)
+    corpus = made(tmp_path, tokenizer)
+    assert len(corpus) == 3 and len(corpus.about["shards"]) == 3, "100 characters at least for each document"
+    assert (corpus.fingerprint, corpus.vocabulary) == (tokenizer.fingerprint, tokenizer.size)
+    assert corpus.documents.tolist() == [0, 3, 4, 7]
+    assert corpus.paragraphs.tolist() == [True, False, True, True, True, False, False]
+    assert corpus.hashes.tolist() == [hashed(text) for text in TEXTS]
+    expected = [tokenizer.ids(segments(text)[0]) for text in TEXTS]
+    flat = [each for document in expected for each in document]
+    for number, each in enumerate(flat):
+        start, stop = corpus.segments[number : number + 2].tolist()
+        assert corpus.tokens(start, stop).tolist() == each.tolist()
+    whole = corpus.tokens(0, corpus.count)
+    assert whole.dtype == np.int32 and whole.tolist() == np.concatenate(flat).tolist()
+    for start in range(corpus.count + 1):  # across shards
+        assert corpus.tokens(start, corpus.count).tolist() == whole[start:].tolist()
+    whole[:] = 0
+    assert corpus.tokens(0, 5).any(), "a copy is given"
+    if kind == "bytes_":
+        assert tokenizer.decode(corpus.tokens(0, int(corpus.segments[3])).tolist()) == TEXTS[0], "spaces are kept"
+
+
+def test_it_can_be_sent_to_other_processes(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    corpus = made(tmp_path, tokenizer)
+    again = pickle.loads(pickle.dumps(corpus))
+    assert len(pickle.dumps(corpus)) < 500
+    assert again.tokens(0, again.count).tolist() == corpus.tokens(0, corpus.count).tolist()
+    assert repr(corpus).startswith("Corpus('") and f"documents=3, tokens={corpus.count})" in repr(corpus)
+    with pytest.raises(ValueError, match="read-only"):
+        corpus.segments[0] = 1
+
+
+def test_few_shards_are_open_at_a_time(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "MOST_OPEN", 2)
+    corpus = made(tmp_path, tokenizer)
+    for _ in range(2):
+        assert len(corpus.tokens(0, corpus.count)) == corpus.count
+    assert len(corpus._open) == 2
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 10_000)])
+def test_places_that_are_not_there(tmp_path: Path, tokenizer: Tokenizer, start: int, stop: int) -> None:
+    with pytest.raises(HeedfulError, match=f"^tokens {start} to {stop} were asked for, but the corpus has 0 to "):
+        made(tmp_path, tokenizer).tokens(start, stop)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("manifest.json", None, "corpus: is no corpus: it has no manifest.json"),
+        ("manifest.json", b"{", r"manifest.json: cannot be read: "),
+        ("manifest.json", b"[]", r"manifest.json: is damaged: it holds no object"),
+        ("manifest.json", b'{"version": 1}', "manifest.json: is damaged: 'counts'; build the corpus again"),
+        ("manifest.json", b'{"version": 9}', "is a corpus of version 9, expected 1"),
+        ("segments.bin", None, "segments.bin: is missing: the corpus is damaged, build it again in a new folder"),
+        ("tokens-00001.bin", b"123", "tokens-00001.bin: has 3 bytes, expected "),
+    ],
+)
+def test_damage_is_refused(tmp_path: Path, tokenizer: Tokenizer, name: str, data: bytes | None, message: str) -> None:
+    folder = made(tmp_path, tokenizer).folder
+    (folder / name).unlink() if data is None else (folder / name).write_bytes(data)
+    with pytest.raises(HeedfulError, match=message):
+        Corpus.open(folder)
+
+
+def test_an_unfinished_corpus_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    with pytest.raises(HeedfulError, match="is not finished: build it again with the same files and settings, and it"):
+        Corpus.open(tmp_path)
+
+
+def test_segments_without_tokens_hand_their_paragraph_on(tmp_path: Path) -> None:
+    """A vocabulary's normaliser may leave nothing of a text."""
+    tokenizer = train(TEXTS, TokenizerSettings(vocabulary=120, min_frequency=1))
+    corpus = made(tmp_path, tokenizer, ["A ferry.", "\u200e", "\u200e\n\nRain fell. It fell."])
+    assert corpus.documents.tolist() == [0, 1, 3]
+    assert corpus.paragraphs.tolist() == [True, True, False]
+    assert corpus.about["left_out"]["empty"] == 1
+    assert corpus.hashes.tolist() == [hashed("A ferry."), hashed("\u200e\n\nRain fell. It fell.")]
+
+
+def test_a_wide_vocabulary_takes_wide_numbers(tmp_path: Path) -> None:
+    import tokenizers
+
+    names = {f"word{number}": number for number in range(70_000)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(names, unk_token="word0"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    corpus = made(tmp_path, Tokenizer(backend), ["word65535 word65536 word69999"])
+    assert corpus.about["dtype"] == "<u4"
+    assert corpus.tokens(0, 3).tolist() == [65535, 65536, 69999]
+
+
+def test_how_many_are_different() -> None:
+    draw = np.random.default_rng(1)
+    few = draw.integers(0, 1000, 5000, dtype=np.uint64)
+    assert different(least(few[:100], few)) == len(np.unique(few))
+    many = draw.integers(0, 2**64, 300_000, dtype=np.uint64)
+    sketch = least(*[least(part) for part in np.array_split(many, 7)], many[:100])
+    assert len(sketch) == SKETCH
+    assert different(sketch) == pytest.approx(300_000, rel=4 / SKETCH**0.5)
+
+
+def test_batches_keep_order() -> None:
+    texts = ["a" * 300_000, "b" * 300_000, "c", "d" * 900_000, "e"]
+    assert [len(batch) for batch in batches(texts)] == [2, 2, 1]
+    assert [each for batch in batches(texts) for each in batch] == texts
