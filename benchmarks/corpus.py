@@ -27,14 +27,15 @@ from heedful.data.sentences import normalise
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 
 ABOUT = """{megabytes} MB of {what} with a vocabulary of {vocabulary:,} word pieces learnt from it. `tokenizers` has the
-documents in memory, each cleaned and as one text, and makes encodings without offsets on all cores, which it drops.
+documents in memory, each cleaned and as one text, and makes encodings without offsets on all cores, a batch at a time,
+which it drops.
 `heedful` reads them from a JSON lines file, cleans them, cuts them into sentences, tokenises those in {processes}
 processes, and writes and syncs a corpus in shards of {shard} MB; its processes start anew in each round. Both find the
 same tokens; a real token is one of them. Each arm is a process of its own, one runs at a time, and ratios are taken in
-each round. Memory is the largest resident set of the process that reads and of any that works, for inputs of two
-sizes."""
+each round. What the processes of the build take counts below as taken by others. Memory is the largest resident
+set of the process that reads and of any that works, for inputs of two sizes (a small one needs no worker)."""
 SHARD = 4_000_000  # characters, so that all processes have something to do to the end
-SAMPLE, WORDS = 64, 20_000
+SAMPLE, BATCH, WORDS = 64, 1000, 20_000
 
 
 def invented(characters: int, seed: int = 0) -> Iterator[str]:
@@ -89,14 +90,23 @@ def prepare(engine: str, folder: Path, processes: int) -> Prepared:
         import tokenizers
 
         backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
-        encode = backend.encode_batch_fast
+
+        def encode() -> tuple[Values, int]:
+            found: Values = []
+            tokens = 0
+            for start in range(0, count, BATCH):
+                made = backend.encode_batch_fast(texts[start : start + BATCH], add_special_tokens=False)
+                tokens += sum(map(len, made))
+                found += [list(map(float, each.ids)) for each in made[: SAMPLE - len(found)]]
+            return found, tokens
+
         return Prepared(
-            run=lambda: encode(texts, add_special_tokens=False),
-            sample=lambda made: [list(map(float, each.ids)) for each in made[:SAMPLE]],
-            tokens=sum(len(each) for each in encode(texts, add_special_tokens=False)),
+            run=encode,
+            sample=lambda made: made[0],
+            tokens=encode()[1],
             sequences=count,
             inputs=digest,
-            settings="encode_batch_fast",
+            settings=f"encode_batch_fast, batches of {BATCH:,}",
         )
     texts.clear()
 

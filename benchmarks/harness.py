@@ -39,12 +39,13 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """A command that calls `serve`; the first arm of a list is the reference for what is computed."""
+    """A command that calls `serve`; the first arm of a list is the reference for speed, and for what is computed."""
 
     name: str
     command: tuple[str, ...]
     ours: bool
     bound: Bound
+    like: str | None = None  # an arm that computes the same, where the first one computes something else
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +56,7 @@ class Prepared:
     sample: Callable[[Any], Values]
     tokens: int  # real ones, in one round
     sequences: int
-    inputs: str  # their digest; all arms must have the same
+    inputs: str  # their digest; all arms that compute the same must have the same
     settings: str  # in words, for the table
 
 
@@ -90,7 +91,7 @@ def measure(title: str, arms: Sequence[Arm], rounds: int, *, pause: float = PAUS
         for arm in arms:  # one after another, because preparing may include trying batch sizes
             asks[arm.name] = stack.enter_context(started(arm))
             first[arm.name] = asks[arm.name]("")
-        near = {arm.name: compare(arm, first[arm.name], first[arms[0].name]) for arm in arms}
+        near = {arm.name: compare(arm, first[arm.name], first[arm.like or arms[0].name]) for arm in arms}
         turns: dict[str, list[Answer]] = {arm.name: [] for arm in arms}
         others = 0.0
         for number in range(rounds):

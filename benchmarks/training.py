@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lengths
 from engines import minilm
@@ -113,23 +113,11 @@ def padded(job: Job, folder: str, given: Examples) -> Epoch:
     import torch
     from torch.nn.functional import cross_entropy
     from torch.nn.utils.rnn import pad_sequence
-    from transformers import AutoModelForSequenceClassification
-    from transformers.utils import logging
 
     from heedful.data.order import Order
-    from heedful.train.optim import AdamW
 
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    model = AutoModelForSequenceClassification.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation=job.attention
-    ).train()
-    same = AdamW(rate=RATE)  # our settings, so that they are the same
-    groups = [
-        {"params": [each for each in model.parameters() if each.ndim >= 2], "weight_decay": same.decay},
-        {"params": [each for each in model.parameters() if each.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=same.rate, betas=same.betas, eps=same.eps, fused=True)
+    model = peer("AutoModelForSequenceClassification", folder, job.attention)
+    move = mover(model, RATE)
     order = Order(count=len(given.ids), batch=job.batch, seed=SEED)
     tokens, labels = [torch.tensor(ids) for ids in given.ids], torch.tensor(given.labels)
     turns = (order.turn(step).numbers.tolist() for step in count())
@@ -141,10 +129,7 @@ def padded(job: Job, folder: str, given: Examples) -> Epoch:
             scores: Tensor = model(input_ids=rows, attention_mask=mask).logits
         loss = cross_entropy(scores.float(), labels[batch])
         loss.backward()
-        assert same.clip is not None
-        torch.nn.utils.clip_grad_norm_(model.parameters(), same.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        move()
         return loss.item()
 
     def epoch() -> list[float]:
@@ -152,6 +137,40 @@ def padded(job: Job, folder: str, given: Examples) -> Epoch:
         return [step(batch) for batch in (regrouped(batches, given.ids) if job.grouped else batches)]
 
     return epoch
+
+
+def peer(kind: str, folder: str, attention: str | None) -> Any:
+    """A model of transformers, in training mode and without a word."""
+    import torch
+    import transformers
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    made: Any = getattr(transformers, kind)
+    return made.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).train()
+
+
+def mover(model: Any, rate: float) -> Callable[[], None]:
+    """An update by the gradients that are there, with Heedful's settings; it leaves none."""
+    import torch
+
+    from heedful.train.optim import AdamW
+
+    same = AdamW(rate=rate)
+    groups = [
+        {"params": [each for each in model.parameters() if each.ndim >= 2], "weight_decay": same.decay},
+        {"params": [each for each in model.parameters() if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=same.rate, betas=same.betas, eps=same.eps, fused=True)
+
+    def move() -> None:
+        assert same.clip is not None
+        torch.nn.utils.clip_grad_norm_(model.parameters(), same.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return move
 
 
 def regrouped(batches: Sequence[Sequence[int]], ids: Sequence[Sequence[int]]) -> list[list[int]]:

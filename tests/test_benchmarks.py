@@ -7,10 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -103,6 +106,51 @@ def test_grouped_batches_are_the_same_round(benchmarks: Any) -> None:
     assert sorted(firsts) == list(range(1, 40, 2)) != firsts[::-1] != sorted(firsts), "not in random order"
 
 
+def test_pretraining_reads_the_same_in_every_arm(benchmarks: Any, tmp_path: Path) -> None:
+    made = benchmarks("pretraining_data")
+    case, drawn = made.Case(row=512, batch=2, steps=3), made.objective(2000)
+    texts = made.corpus(4 * case.tokens, 2000)
+    segments = set(texts.segments.tolist())
+    assert texts.segments[-1] >= 4 * case.tokens
+    windows, blocks = made.windows(texts, case), made.blocks(texts, case)
+    assert len(windows) == len(blocks) == 6
+    assert all(0.99 * 512 <= len(row) <= 512 for row in windows)
+    stream = texts.tokens(0, texts.segments[-1])
+    for row in windows:
+        for start, stop in pairwise(row.bounds):
+            assert 2 < stop - start <= made.LENGTH
+            assert (row.tokens[start], row.tokens[stop - 1]) == (made.CLS, made.SEP)
+            inner = row.tokens[start + 1 : stop - 1]
+            (place,) = (at for at in segments if stream[at : at + len(inner)].tolist() == inner.tolist())
+            assert place + len(inner) in segments, "it ends within a sentence"
+    ends = texts.segments[texts.documents].tolist()
+    framed = [[made.CLS, *stream[start:stop].tolist(), made.SEP] for start, stop in pairwise(ends)]
+    assert [each for row in blocks for each in row.tokens.tolist()] == list(chain(*framed))[: case.tokens]
+    assert all(row.bounds == (0, 128, 256, 384, 512) for row in blocks)
+    for samples in (windows, blocks):
+        given = made.Round.of(samples, drawn)
+        again = made.Round.open(given.save(tmp_path / "round.npz"))
+        assert again.digest() == given.digest() == made.Round.of(again.samples(), drawn).digest()
+        asked = given.labels >= 0
+        assert asked.sum() == pytest.approx(0.15 * len(given.tokens), rel=0.03)
+        assert (given.labels[asked] == given.tokens[asked]).all()
+        assert (given.read[~asked] == given.tokens[~asked]).all()
+        assert (given.read[asked] == made.MASK).mean() == pytest.approx(0.8, abs=0.1)
+        assert not set(given.labels.tolist()) & {made.CLS, made.SEP}
+        few = given.first(2)
+        assert few.digest() == made.Round.of(samples[:2], drawn).digest() != given.digest()
+
+
+def test_grouped_steps_have_about_as_many_tokens(benchmarks: Any) -> None:
+    regrouped, lengths = benchmarks("pretraining").regrouped, np.array([8, 1, 7, 2, 6, 3, 5, 4])
+    assert sorted(regrouped([[0, 1, 2, 3], [4, 5, 6, 7]], lengths)) == [[0, 2], [4, 6, 7, 5, 3, 1]]
+    many = np.arange(1, 129)
+    steps = regrouped([list(range(start, 128, 4)) for start in range(4)], many)
+    assert sorted(chain(*steps)) == list(range(128))
+    assert max(abs(many[step].sum() - many.sum() / 4) for step in steps) < 128
+    assert [step[0] for step in steps] != sorted(step[0] for step in steps)[::-1], "not in random order"
+
+
 def test_batches_stay_within_their_budget(benchmarks: Any) -> None:
     fill = benchmarks("lengths").fill
     assert fill([3, 9, 4, 5, 1], 9) == [[1], [3, 2], [0, 4]]
@@ -168,7 +216,16 @@ def test_a_wrong_arm_is_not_timed(benchmarks: Any, fake: Any, wrong: dict[str, o
         benchmarks("harness").measure("T", [fake("right"), fake("wrong", ours=True, **wrong)], 1, pause=0.0)
 
 
-@pytest.mark.parametrize("script", ["forward.py", "training.py", "decoding.py"])
+def test_an_arm_may_be_like_another_one(benchmarks: Any, fake: Any) -> None:
+    arms = [fake("right"), fake("other", first=2.0, inputs="others"), fake("own", first=2.0002, inputs="others")]
+    arms[1:] = [replace(arm, like="own", ours=arm.name == "own") for arm in arms[1:]]
+    table = benchmarks("harness").measure("T", arms, 1, pause=0.0)
+    assert [row.difference for row in table.rows] == pytest.approx([0, 1e-4, 0], rel=1e-3)
+    with pytest.raises(RuntimeError, match='the arm "own" has other inputs'):
+        benchmarks("harness").measure("T", [*arms[:2], replace(arms[2], like=None)], 1, pause=0.0)
+
+
+@pytest.mark.parametrize("script", ["forward.py", "training.py", "pretraining.py", "decoding.py"])
 def test_too_few_rounds_are_refused(script: str) -> None:
     done = subprocess.run(
         [sys.executable, BENCHMARKS / script, "--rounds", "4"], capture_output=True, text=True, check=False
@@ -199,6 +256,7 @@ def test_a_claim_about_their_trainer_needs_accelerate() -> None:
     [
         ("forward.py", ["--distributions", "SHORT"], "**heedful bfloat16**"),
         ("training.py", ["--attention-dropout", "0.1"], "**heedful bfloat16**"),
+        ("pretraining.py", ["--vocabulary", "4000", "--attention-dropout", "0.1"], "**heedful float32**"),
         ("forward.py", ["--distributions", "SHORT", "--shape", "t5"], "**heedful bfloat16**"),
         ("decoding.py", [], "**heedful bfloat16**"),
         ("attention.py", ["--modes", "forward", "--precisions", "float32"], "| fused |"),

@@ -492,6 +492,19 @@ def test_pack_equals_encode(kind: str, request: pytest.FixtureRequest) -> None:
     assert len(tokenizer.pack([])) == 0
 
 
+@pytest.mark.parametrize("kind", ["words", "bytes_"])
+def test_ids_are_those_without_special_tokens(kind: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = request.getfixturevalue(kind)
+    texts = ["hello world", "", " hello", "unaffable!\n\ncat"]
+    for text, ids in zip(texts, tokenizer.ids(texts), strict=True):
+        encoded = tokenizer.encode(text)
+        kept = [id for id, segment in zip(encoded.ids, encoded.segments, strict=True) if segment is not None]
+        assert ids.dtype == "int32" and ids.tolist() == kept
+    assert tokenizer.ids([]) == []
+    with pytest.raises(HeedfulError, match="item 1 has half a character"):
+        tokenizer.ids(["hello", "\ud800"])
+
+
 def test_ids_names_and_decoding(words: Tokenizer) -> None:
     assert words.size == len(pieces())
     assert words.special.first == 2 and words.special.pad == 0 and words.special.mask == 4

@@ -192,3 +192,37 @@ def test_what_cannot_be_trained_is_refused(sources: Callable[[], Any], more: dic
             train(sources(), TokenizerSettings(**{"vocabulary": 300, **more}))
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sentinels_are_the_last_tokens(kind: Any, tmp_path: Path) -> None:
+    """As published: the first one has the highest id, and all are counted within the vocabulary."""
+    without = train(TEXTS, settings(kind))
+    room = settings(kind).vocabulary
+    tokenizer = train(TEXTS, TokenizerSettings(kind=kind, vocabulary=room + 7, sentinels=7))
+    assert tokenizer.size == without.size + 7 <= room + 7
+    last = [tokenizer.name(number) for number in range(without.size, tokenizer.size)]
+    assert last == [f"<extra_id_{number}>" for number in reversed(range(7))]
+    assert [tokenizer.name(number) for number in range(without.size)] == [
+        without.name(number) for number in range(without.size)
+    ]
+    for text in TEXTS[:5]:
+        assert tokenizer.encode(text).ids == without.encode(text).ids
+    assert tokenizer.special == without.special
+    ids = list(tokenizer.encode("the <extra_id_1> river").ids)
+    assert tokenizer.size - 2 in ids and "extra" not in tokenizer.decode(ids)
+    tokenizer.save(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    assert again.fingerprint == tokenizer.fingerprint and again.id("<extra_id_0>") == tokenizer.size - 1
+
+
+def test_sentinels_leave_room_for_the_rest() -> None:
+    message = r"vocabulary is 120 \(15 without the 105 sentinels\), but 5 special tokens, \d+ characters"
+    with pytest.raises(HeedfulError, match=message):
+        train(TEXTS, TokenizerSettings(vocabulary=120, sentinels=105))
+    with pytest.raises(HeedfulError, match=r"vocabulary is 270 \(260 without the 10 sentinels\), but 5 special tokens"):
+        train(TEXTS, TokenizerSettings(kind="bpe", vocabulary=270, sentinels=10))
+    with pytest.raises(HeedfulError, match=r"vocabulary is 9 \(5 without the 4 sentinels\), but the 5 special tokens"):
+        train(TEXTS, TokenizerSettings(vocabulary=9, sentinels=4))
+    with pytest.raises(HeedfulError, match="sentinels is -1; expected a whole number from 0"):
+        train(TEXTS, TokenizerSettings(sentinels=-1))

@@ -27,6 +27,7 @@ from heedful.model.initialise import initialise
 from heedful.model.stack import Transformer
 from heedful.model.trace import Trace
 from heedful.packed import Packed
+from heedful.shipped import shipped
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.pieces import NAMES as PIECES
 
@@ -112,7 +113,7 @@ def load(
     device: torch.device | str = "cpu",
     ignore: Iterable[str] = (),
 ) -> Loaded:
-    """Read a model folder, a run's folder, or a name on the hub at a revision; the result is in eval mode.
+    """Read a model folder, a run's folder, the model that ships, or a name on the hub at a revision, in eval mode.
 
     `head` picks another published head than the one that config.json names, by our name for it ("masked", "next",
     "classes", ...). Whatever is not understood is refused: unknown config keys (unless listed in `ignore`), tensors
@@ -122,7 +123,7 @@ def load(
     if os.path.isfile(name):
         raise HeedfulError(f"{name} is a file; expected the folder that holds config.json and {WEIGHTS}")
     if not local:
-        folder = hub.fetch(str(name), revision)
+        folder = shipped(str(name)) or hub.fetch(str(name), revision)
     elif not (folder / "config.json").exists() and (folder / RUN_MODEL / "config.json").exists():
         folder = folder / RUN_MODEL
     values = read_json(folder / "config.json")
@@ -141,7 +142,7 @@ def load(
     assign(loaded, _load_tensors(table, slots, dtype, folder), device)
     loaded.tokenizer = _load_tokenizer(folder, config.family, config.model)
     loaded.thresholds, loaded.between = _thresholds(folder), _between(folder)
-    loaded.source = str(name) if local else f"{name}@{folder.name}"
+    loaded.source = str(name) if local or shipped(str(name)) else f"{name}@{folder.name}"
     loaded.unused = unused
     stacks = [stack for stack in (config.model.encoder, config.model.decoder) if stack is not None]
     if dtype == torch.float16 and any(stack.norm == "rms" and stack.score_scale == 1.0 for stack in stacks):

@@ -43,7 +43,6 @@ def pretrain(
 
     Ends in a run folder with the model, its curves and a card. Ctrl-C saves; the same command goes on from there.
     """
-    from heedful.cli.progress import Progress
     from heedful.runs.pretrain_settings import settled
     from heedful.train.memory import keep_freed
 
@@ -67,6 +66,7 @@ def pretrain(
     folder = out or Path(f"pretrain-{Path(settings.data[0]).absolute().name.partition('.')[0]}")
     keep_freed()
 
+    from heedful.cli.progress import Progress
     from heedful.runs.pretrain import pretrain as run
     from heedful.train.ranks import ranks
 

@@ -19,6 +19,7 @@ SHINGLE = 5  # words
 PERMUTATIONS = 128
 RECALL = 0.95  # least chance that two documents of just the similarity are compared at all
 CHAIN = 8  # documents that one bucket names; more alike in one band are mostly boilerplate
+AT_ONCE = 16_384  # documents that are compared with the earlier ones together, for the sake of memory alone
 _BLOCK = 2048  # shingles that are permuted at once: 2 MB
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 _WORD = re.compile(r"\w+")
@@ -78,7 +79,7 @@ def bands(similarity: float) -> tuple[int, int]:
     Two of similarity s share a band of r rows with chance s^r, so one of b bands with 1 - (1 - s^r)^b.
 
     >>> bands(0.8), bands(0.5)
-    ((18, 7), (32, 4))
+    ((18, 7), (42, 3))
     """
     for rows in range(PERMUTATIONS, 1, -1):
         if 1 - (1 - similarity**rows) ** (PERMUTATIONS // rows) >= RECALL:
@@ -131,12 +132,13 @@ class _Table:
             live, slots = live[waits], (slots[waits] + 1) & mask
 
     def _grow(self) -> None:
-        held = np.flatnonzero(self._keys)
-        keys, values = self._keys[held], self._values[held] if len(self._values) else None
-        self._keys = np.zeros(2 * len(self._keys), np.uint64)
-        self._values = np.zeros(len(self._keys) if values is not None else 0, np.int32)
-        self._used = 0
-        self.put(keys, values)
+        """Twice as many slots; what is held moves a block at a time, so that it takes no more memory than they do."""
+        keys, values = self._keys, self._values
+        self._keys, self._used = np.zeros(2 * len(keys), np.uint64), 0
+        self._values = np.zeros(2 * len(values), np.int32)
+        for start in range(0, len(keys), 1 << 20):
+            held = start + np.flatnonzero(keys[start : start + (1 << 20)])
+            self.put(keys[held], values[held] if len(values) else None)
 
 
 class Judge:
@@ -161,7 +163,9 @@ class Judge:
         verdict[first[new]] = KEEP
         if self._near is not None:
             left = np.flatnonzero(verdict == KEEP)
-            verdict[left[self._near.judge(signatures[left])]] = NEAR
+            for start in range(0, len(left), AT_ONCE):
+                some = left[start : start + AT_ONCE]
+                verdict[some[self._near.judge(signatures[some])]] = NEAR
         return verdict
 
     def close(self) -> None:

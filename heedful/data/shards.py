@@ -61,6 +61,7 @@ class Corpus:
             raise HeedfulError(f"{folder}: is a corpus of version {about.get('version')}, expected {VERSION}")
         try:
             counts, width = about["counts"], np.dtype(about["dtype"]).itemsize
+            _ = about["fingerprint"], about["vocabulary"], counts["tokens"]
             lengths = {"documents": counts["documents"] + 1, "segments": counts["segments"] + 1}
             lengths |= {"paragraphs": counts["segments"], "hashes": counts["documents"]}
             sizes = {f"{name}.bin": lengths[name] * np.dtype(kind).itemsize for name, kind in ARRAYS.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from heedful.nn.dropout import dropout
 from heedful.nn.layout import Call, Dense, Distance, Layout, Span, allowed
+from heedful.nn.moves import Moves, fetch, fetches, move, moves
 
 Line = list[int]  # the numbers of the sequences that share a line, in order
 Run = Callable[[Tensor, Tensor, Tensor, Call], Tensor]
@@ -49,21 +50,13 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Moves:
-    """Which row goes to each place, and at which place each row is; None where a row has no place."""
-
-    there: Int[Tensor, " places"]
-    back: Int[Tensor, " rows"] | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Plan:
     """How the rows of a layout are arranged; moves and result are None where places are rows."""
 
     blocks: list[Block]
     queries: Moves | None
     keys: Moves | None
-    result: Int[Tensor, " rows"] | None  # at which place each query row's result lies; after the last: zeros
+    result: Moves | None  # at which place each query row's result lies (after the last: zeros), and whose each place is
 
 
 def shared(layout: Layout, widths: tuple[int, ...] = (64, 128), budget: int = 1 << 16) -> Iterable[list[Line]]:
@@ -113,12 +106,11 @@ def make_plan(call: Call, arrange: Callable[[Layout], Iterable[list[Line]]], q: 
     result = np.full(len(q), len(places))  # a query without a key: the zeros after the last place
     real = (places >= 0) & np.concatenate([*seen, np.empty(0, bool)])
     result[places[real]] = np.flatnonzero(real)
-    same = np.array_equal(result, np.arange(len(places)))
     return Plan(
         blocks=blocks,
-        queries=_moves(places, len(q), q.device),
-        keys=_moves(np.concatenate([*k_rows, np.empty(0, np.int64)]), len(k), q.device),
-        result=None if same else torch.from_numpy(result).to(q.device),
+        queries=moves(places, len(q), q.device),
+        keys=moves(np.concatenate([*k_rows, np.empty(0, np.int64)]), len(k), q.device),
+        result=fetches(result, places, real, q.device),
     )
 
 
@@ -171,51 +163,15 @@ def _block(
     )
 
 
-def _moves(places: Int[np.ndarray, " places"], rows: int, device: torch.device) -> Moves | None:
-    if np.array_equal(places, np.arange(rows)):
-        return None
-    back = np.full(rows, -1)
-    real = places >= 0
-    back[places[real]] = np.flatnonzero(real)
-    return Moves(
-        there=torch.from_numpy(places.clip(min=0)).to(device),
-        back=torch.from_numpy(back).to(device) if real.sum() == rows and (back >= 0).all() else None,
-    )
-
-
 # -- running a plan ---------------------------------------------------------------------------------------
-
-
-class _Move(torch.autograd.Function):
-    """Rows to places; backward takes each row's gradient from its place, which is a gather and not a scatter."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, there: Tensor, back: Tensor) -> Tensor:
-        ctx.save_for_backward(back)
-        return rows.index_select(0, there)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None
-
-
-def _move(rows: Tensor, moves: Moves | None) -> Tensor:
-    if moves is None:
-        return rows
-    if len(rows) == 0:
-        return rows.new_zeros(len(moves.there), *rows.shape[1:])
-    if moves.back is None:
-        return rows.index_select(0, moves.there)
-    moved: Tensor = _Move.apply(rows, moves.there, moves.back)  # type: ignore[no-untyped-call]
-    return moved
 
 
 def run_plan(q: Tensor, k: Tensor, v: Tensor, call: Call, plan: Plan, core: Core) -> Tensor:
     """Move rows to their places, run the core block by block, and fetch each row's result."""
     q_sizes = [lines * queries for lines, queries, _ in (block.shape for block in plan.blocks)]
     k_sizes = [lines * keys for lines, _, keys in (block.shape for block in plan.blocks)]
-    q_parts = _move(q, plan.queries).split(q_sizes)
-    k_parts, v_parts = (_move(each, plan.keys).split(k_sizes) for each in (k, v))
+    q_parts = move(q, plan.queries).split(q_sizes)
+    k_parts, v_parts = (move(each, plan.keys).split(k_sizes) for each in (k, v))
     tables = _tables(call, plan, q_sizes)
     results = []
     for block, q_part, k_part, v_part, table in zip(plan.blocks, q_parts, k_parts, v_parts, tables, strict=True):
@@ -228,9 +184,7 @@ def run_plan(q: Tensor, k: Tensor, v: Tensor, call: Call, plan: Plan, core: Core
         heads = [part.unflatten(0, (lines, -1)).transpose(1, 2) for part in (q_part, k_part, v_part)]
         bias = _kept(call, block, table, q.dtype)
         results.append(core(heads[0], heads[1], heads[2], bias, call, block).transpose(1, 2).flatten(0, 1))
-    if plan.result is None:
-        return torch.cat(results) if results else q.new_zeros(len(q), *v.shape[1:])
-    return torch.cat([*results, q.new_zeros(1, *v.shape[1:])]).index_select(0, plan.result)
+    return fetch(results, plan.result) if results else q.new_zeros(len(q), *v.shape[1:])
 
 
 def _tables(call: Call, plan: Plan, sizes: list[int]) -> Iterable[Tensor | None]:
@@ -239,7 +193,7 @@ def _tables(call: Call, plan: Plan, sizes: list[int]) -> Iterable[Tensor | None]
         return [None] * len(sizes)
     if call.bias.table.ndim == 2:
         return [call.bias.table] * len(sizes)
-    tables: Iterable[Tensor] = _move(call.bias.table, plan.queries).split(sizes)
+    tables: Iterable[Tensor] = move(call.bias.table, plan.queries).split(sizes)
     return tables
 
 

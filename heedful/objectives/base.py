@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from heedful.checkpoint import Loaded
 from heedful.packed import Packed
+
+CHUNK = 32  # rows of scores that are treated at once, so that they stay near the processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Sample:
     bounds: tuple[int, ...]  # sequences + 1
     target: Any = None  # what the objective makes of it
     weight: float = 1.0  # in the loss: 1 / windows for one window of a text
+    filler: int = 0  # tokens at its end that only fill it up
 
     def __len__(self) -> int:
         """How many tokens there are."""
@@ -118,12 +121,24 @@ class Objective(ABC):
         """The sum of the losses of the batch's targets and their weight."""
 
 
-class Term(NamedTuple):
-    """One term of a loss: what is lost at each target, in float32 with its graph, and which targets were found."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Term:
+    """One term of a loss: what is lost at each target, in float32 with its graph; without gradients also the found."""
 
     name: str
     losses: Float[Tensor, " targets"]
     right: Bool[Tensor, " targets"] | None = None  # None: nothing is right or wrong
+    weights: Float[Tensor, " targets"] | None = None  # 1, or 0 for what only fills up; None: all 1
+
+    @property
+    def sum(self) -> Tensor:
+        """Of the losses."""
+        return (self.losses if self.weights is None else self.losses * self.weights).sum()
+
+    @property
+    def count(self) -> float:
+        """Of the targets."""
+        return float(len(self.losses) if self.weights is None else self.weights.sum())
 
 
 class Pretext(Objective):
@@ -142,21 +157,22 @@ class Pretext(Objective):
         term is divided by its own.
         """
         first, *others = self.terms(loaded, batch)
-        counts = batch.counts or (float(len(first.losses)),)
+        counts = batch.counts or (first.count,)
         scales = batch.scales or ratios(counts)
-        total = first.losses.sum() * self.balance[0]
+        total = first.sum * self.balance[0]
         for term, balance, scale in zip(others, self.balance[1:], scales[1:], strict=True):
-            total = total + term.losses.sum() * (balance * scale)
+            total = total + term.sum * (balance * scale)
         return Loss(total, counts[0])
 
     @torch.no_grad()
     def measure(self, loaded: Loaded, batch: Batch) -> dict[str, tuple[float, float]]:
         """Sum and count by name: the loss of each term, and the targets that were found."""
         found = {}
-        for name, losses, right in self.terms(loaded, batch):
-            found[f"{name}_loss"] = (float(losses.sum(dtype=torch.float64)), float(len(losses)))
-            if right is not None:
-                found[f"{name}_accuracy"] = (float(right.sum()), float(len(right)))
+        for term in self.terms(loaded, batch):
+            found[f"{term.name}_loss"] = (float(term.sum), term.count)
+            if term.right is not None:
+                right = term.right if term.weights is None else term.right * term.weights
+                found[f"{term.name}_accuracy"] = (float(right.sum()), term.count)
         return found
 
 
@@ -169,10 +185,46 @@ def ratios(counts: Sequence[float]) -> tuple[float, ...]:
     return tuple(counts[0] / count if count else 0.0 for count in counts)
 
 
-def crossed(name: str, scores: Float[Tensor, "targets classes"], targets: Int[Tensor, " targets"]) -> Term:
-    """Cross-entropy at each target, -log softmax(scores)[target], and where the highest score is the target's."""
+def crossed(
+    name: str,
+    scores: Float[Tensor, "targets classes"],
+    targets: Int[Tensor, " targets"],
+    weights: Float[Tensor, " targets"] | None = None,
+) -> Term:
+    """Cross-entropy at each target, -log softmax(scores)[target]; without gradients also which ones were found."""
+    if torch.is_grad_enabled():
+        losses: Tensor = _CrossEntropy.apply(scores, targets)  # type: ignore[no-untyped-call]
+        return Term(name, losses, None, weights)
     losses = torch.nn.functional.cross_entropy(wide(scores), targets, reduction="none")
-    return Term(name, losses, scores.detach().argmax(-1) == targets)
+    return Term(name, losses, scores.argmax(-1) == targets, weights)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The same with its gradient, softmax(scores) - onehot(target), made at once, a few rows at a time.
+
+    Over a vocabulary the scores are the largest tensor of a step: so they are read once, and only one more is written.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, targets: Tensor) -> Tensor:
+        gradients = torch.empty_like(scores)
+        losses = scores.new_empty(len(scores), dtype=torch.promote_types(scores.dtype, torch.float32))
+        for start in range(0, len(scores), CHUNK):
+            rows = slice(start, start + CHUNK)
+            at = targets[rows, None]
+            part = wide(scores[rows])
+            part = part - part.amax(-1, keepdim=True)
+            chosen = part.gather(-1, at)
+            total = part.exp_().sum(-1, keepdim=True)
+            losses[rows] = (total.log() - chosen)[:, 0]
+            gradients[rows] = part.div_(total).scatter_add_(-1, at, part.new_full(at.shape, -1.0))
+        ctx.save_for_backward(gradients)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:
+        (gradients,) = ctx.saved_tensors
+        return gradients * given[0][:, None].to(gradients.dtype), None
 
 
 def pack(samples: Sequence[Sample]) -> Packed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from math import log, log1p
@@ -40,6 +40,7 @@ class Masked(Pretext):
     rate: float = 0.15
     choose: Choose = "tokens"
     versions: int | None = None
+    count: int | None = None  # tokens of each sample, in place of the rate; where it has fewer, some weigh nothing
     head: str = field(default="masked", init=False)
 
     def __post_init__(self) -> None:
@@ -62,20 +63,26 @@ class Masked(Pretext):
         return found
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """The batch with tokens hidden, and which rows were chosen; `labels` where the samples have them."""
+        """The batch with tokens hidden, and which rows were chosen."""
         packed, mask = pack(samples), self.tokenizer.special.mask
         tokens, starts = packed.tokens.numpy(), [0, *accumulate(map(len, samples))]
         found: list[Places] = []
-        originals: list[NDArray[np.int32]] = []
+        weights: list[NDArray[np.float32]] = []
         for start, sample, key in zip(starts, samples, keys, strict=False):
             places, how, other = self._draw(sample, key)
-            found.append(start + places)
-            originals.append(sample.tokens[places])
             tokens[start + places[how < 0.8]] = mask
             replaced = (how >= 0.8) & (how < 0.9)
             tokens[start + places[replaced]] = below(other[replaced], self.tokenizer.size)
-        targets = long(originals)
-        return Batch(packed=packed, targets=targets, weights=torch.ones(len(targets)), rows=long(found))
+            missing = 0 if self.count is None else self.count - len(places)
+            found.append(start + np.pad(places, (0, missing)))
+            weights.append(np.pad(np.ones(len(places), dtype=np.float32), (0, missing)))
+        rows = long(found)
+        return Batch(
+            packed=packed,
+            targets=long([sample.tokens for sample in samples])[rows],
+            weights=torch.from_numpy(np.concatenate([*weights, np.zeros(0, dtype=np.float32)])),
+            rows=rows,
+        )
 
     def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
         """Cross-entropy over the vocabulary at the chosen rows alone."""
@@ -84,14 +91,16 @@ class Masked(Pretext):
     def masked_terms(self, loaded: Loaded, rows: Tensor, batch: Batch) -> tuple[Term]:
         """The same of the model's rows."""
         assert loaded.head is not None and batch.rows is not None
-        return (crossed("masked", loaded.head(rows[batch.rows], batch.packed), batch.targets),)
+        weights = None if self.count is None else batch.weights
+        return (crossed("masked", loaded.head(rows[batch.rows], batch.packed), batch.targets, weights),)
 
     # -- what is drawn ------------------------------------------------------------------------------------------
 
     def _draw(self, sample: Sample, key: int) -> tuple[Places, NDArray[np.float64], NDArray[np.float64]]:
         """The chosen places of a sample, in order; of each how it is treated, and what might replace it."""
         free = self.free[sample.tokens]
-        count = max(1, round(self.rate * int(free.sum()))) if free.any() else 0
+        most = int(free.sum())
+        count = min(most, max(1, round(self.rate * most)) if self.count is None else self.count)
         drawn = uniform(key, 4 * len(sample)).reshape(4, len(sample))
         if self.choose == "tokens":
             order = np.argsort(np.where(free, drawn[0], 2.0), kind="stable")
@@ -193,20 +202,15 @@ class MaskedPairs(Masked):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """The same with the label of each pair."""
         masked = super().batch(samples, keys)
-        labels = torch.from_numpy(
-            np.concatenate([*(sample.target for sample in samples), np.zeros(0)]).astype(np.int64)
-        )
-        return Batch(
-            packed=masked.packed,
-            targets=masked.targets,
-            weights=masked.weights,
-            rows=masked.rows,
-            labels=labels,
-            counts=(float(len(masked.targets)), float(len(labels))),
-        )
+        labels = long([sample.target for sample in samples])
+        counts = float(masked.weights.sum(dtype=torch.float64)), float((labels >= 0).sum())
+        return replace(masked, labels=labels, counts=counts)
 
     def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
         """Both cross-entropies."""
         assert loaded.head is not None and batch.rows is not None and batch.labels is not None
         tokens, pairs = loaded.head(loaded.rows(batch.packed), batch.packed, batch.rows)
-        return crossed("masked", tokens, batch.targets), crossed(self.name, pairs, batch.labels)
+        whole = self.count is None
+        masked = crossed("masked", tokens, batch.targets, None if whole else batch.weights)
+        real = None if whole else (batch.labels >= 0).to(batch.weights)
+        return masked, crossed(self.name, pairs, batch.labels.clamp(min=0), real)

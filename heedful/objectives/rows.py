@@ -42,11 +42,14 @@ class Rows(Sequence[Sample]):
         size: int,
         seed: int,
         labels: NDArray[np.int64] | None = None,
+        steady: Steady | None = None,
     ) -> None:
         self.corpus, self.frame, self.ranges, self.labels = corpus, frame, ranges, labels
+        self.size, self.steady = size, steady
         lengths = (ranges[:, :, 1] - ranges[:, :, 0]).sum(1) + frame.width
         self.tokens = int(lengths.sum())
-        rows = fitted(lengths, size, seed)
+        room, most = (size, None) if steady is None else steady.room(size)
+        rows = fitted(lengths, room, seed, most)
         self._members = np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)
         self._bounds = np.array([0, *accumulate(map(len, rows))])
 
@@ -63,21 +66,51 @@ class Rows(Sequence[Sample]):
             self.frame.fill(*(self.corpus.tokens(int(start), int(stop)) for start, stop in texts))
             for texts in self.ranges[members]
         ]
-        return Sample(
+        sample = Sample(
             tokens=np.concatenate([ids for ids, _ in filled]),
             types=np.concatenate([types for _, types in filled]),
             bounds=(0, *accumulate(len(ids) for ids, _ in filled)),
             target=None if self.labels is None else self.labels[members],
         )
+        return sample if self.steady is None else self.steady.filled(sample, self.size)
 
 
-def fitted(lengths: NDArray[np.int64], size: int, seed: int) -> list[NDArray[np.int64]]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steady:
+    """So many sequences in each row, the last of them padding that fills it up, so that no shape ever changes."""
+
+    sequences: int
+    pad: int
+
+    def room(self, size: int) -> tuple[int, int]:
+        """Tokens and sequences of text: each sequence of padding has a token at least."""
+        if self.sequences < 2 or size <= self.sequences:
+            raise HeedfulError(f"sequences is {self.sequences}; expected a number from 2 to below the {size} of a row")
+        return size - self.sequences, self.sequences - 1
+
+    def filled(self, sample: Sample, size: int) -> Sample:
+        """The sample with padding; the labels of that are -1."""
+        missing, free = self.sequences - len(sample.bounds) + 1, size - len(sample)
+        bounds = *sample.bounds, *range(len(sample) + 1, len(sample) + missing), size
+        target = None if sample.target is None else np.pad(sample.target, (0, missing), constant_values=-1)
+        return Sample(
+            tokens=np.pad(sample.tokens, (0, free), constant_values=self.pad),
+            types=np.pad(sample.types, (0, free)),
+            bounds=bounds,
+            target=target,
+            filler=free,
+        )
+
+
+def fitted(lengths: NDArray[np.int64], size: int, seed: int, most: int | None = None) -> list[NDArray[np.int64]]:
     """The numbers of sequences that share a row: best fit, longest first, over a random order of all of them.
 
-    Rows that are not full yet give their sequences back to the next block, so only the last few stay so.
+    `most` is how many may share one; None: as many as fit.
+    Rows that are not full yet give their sequences back to the next block, the emptiest first and no more than a block
+    of them: where lengths are such that rows cannot be full, time does not grow with what is given back.
 
     >>> [row.tolist() for row in fitted(np.array([3, 4, 1, 4]), 6, seed=0)]
-    [[1, 2], [3], [0]]
+    [[0], [3], [1, 2]]
     """
     if len(lengths) and lengths.max() > size:
         raise HeedfulError(f"a sequence has {lengths.max()} tokens, but a row {size}: set row to that many at least")
@@ -86,17 +119,25 @@ def fitted(lengths: NDArray[np.int64], size: int, seed: int) -> list[NDArray[np.
     rest: list[int] = []
     for start in range(0, len(shuffled), BLOCK):
         block = [*rest, *shuffled[start : start + BLOCK].tolist()]
-        made, rest = _fit_block(block, lengths, size), []
-        for row, free in made:
-            if free <= (1 - FULL) * size or start + BLOCK >= len(shuffled):
+        made, rest = _fit_block(block, lengths, size, most), []
+        for row, free in sorted(made, key=lambda each: -each[1]):
+            if (
+                free <= (1 - FULL) * size
+                or len(row) == most
+                or start + BLOCK >= len(shuffled)
+                or len(rest) + len(row) > BLOCK
+            ):
                 rows.append(np.array(row))
             else:
                 rest += row
     return rows
 
 
-def _fit_block(numbers: list[int], lengths: NDArray[np.int64], size: int) -> list[tuple[list[int], int]]:
+def _fit_block(
+    numbers: list[int], lengths: NDArray[np.int64], size: int, most: int | None
+) -> list[tuple[list[int], int]]:
     """Rows with what is free in each."""
+    full: list[tuple[int, int]] = []  # as the open ones
     rows: list[list[int]] = []
     free: list[tuple[int, int]] = []  # of each open row, and its number; sorted
     sizes = lengths[numbers].tolist()
@@ -106,8 +147,11 @@ def _fit_block(numbers: list[int], lengths: NDArray[np.int64], size: int) -> lis
         if row == len(rows):
             rows.append([])
         rows[row].append(numbers[place])
-        insort(free, (left - sizes[place], row))
-    return [(rows[row], left) for left, row in sorted(free, key=lambda each: each[1])]
+        if len(rows[row]) == most:
+            full.append((left - sizes[place], row))
+        else:
+            insort(free, (left - sizes[place], row))
+    return [(rows[row], left) for left, row in sorted(full + free, key=lambda each: each[1])]
 
 
 # -- which documents --------------------------------------------------------------------------------------------
@@ -171,6 +215,7 @@ class Pairs(Changing):
     seed: int
     swapped: bool = False  # order, else next
     short: float = SHORT
+    steady: Steady | None = None
 
     def __len__(self) -> int:
         """How many rows an epoch has."""
@@ -241,10 +286,10 @@ def truncated(one: Range, two: Range, room: int, draw: Random) -> tuple[Range, R
 
 
 @lru_cache(maxsize=4)
-def _planned(pairs: Pairs, epoch: int) -> Rows:
+def _planned(pairs: Any, epoch: int) -> Rows:  # Any: what checks types at run time asks a sequence for its length
     ranges, labels = pairs.plan(epoch)
     seed = mixed(pairs.seed, epoch)
-    return Rows(pairs.corpus, pairs.frame, ranges, pairs.size, seed, labels)
+    return Rows(pairs.corpus, pairs.frame, ranges, pairs.size, seed, labels, pairs.steady)
 
 
 class _Turned(Sequence[Sample]):

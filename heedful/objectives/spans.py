@@ -15,8 +15,7 @@ from heedful.errors import HeedfulError
 from heedful.objectives.base import Batch, Pretext, Sample, Term, crossed, pack
 from heedful.objectives.draw import ordinary, uniform
 from heedful.tokenizer import Tokenizer
-
-SENTINEL = "<extra_id_{}>"  # counted from 0; published vocabularies have 100 of them, with descending ids
+from heedful.tokenizer.settings import SENTINEL
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +29,8 @@ from heedful.tokenizer import Tokenizer
 LEAST = 1e-3  # what a standard deviation counts at least
 
 
-class Words(NamedTuple):
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Words:
     """The words of a batch, and the teacher's sequences of the same words."""
 
     count: int
@@ -49,6 +49,7 @@ class Teacher:
         if loaded.tokenizer is None:
             raise HeedfulError(f"{loaded.source} has no tokenizer, so it cannot teach: put its tokenizer.json there")
         self.loaded, self.tokenizer = loaded.eval().requires_grad_(False), tokenizer
+        self.vocabulary = loaded.tokenizer
         self.width = loaded.config.model.width
         place = loaded.config.model.embedding.positions
         frame = Frame.of(loaded.tokenizer, pair=False)
@@ -65,9 +66,8 @@ class Teacher:
 
     @torch.no_grad()
     def states(self, words: Words) -> Float[Tensor, "words width"]:
-        """The mean of each word's rows, float32."""
-        precision = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-        with torch.autocast("cpu", precision[1], enabled=precision[0]):
+        """The mean of each word's rows, float32; the teacher computes in its own precision."""
+        with torch.autocast("cpu", enabled=False):
             rows = self.loaded.model(words.taught).float()
         return (mean_rows(rows, words.taught_places, words.taught_owners, words.count) - self.mean) / self.deviation
 
@@ -110,15 +110,21 @@ class Teacher:
             bounds=bounds,
         )
         at = np.flatnonzero(theirs >= 0)
-        return Words(int(kept.sum()), places[ours >= 0], ours[ours >= 0], taught, at, theirs[at])
+        return Words(
+            count=int(kept.sum()),
+            places=places[ours >= 0],
+            owners=ours[ours >= 0],
+            taught=taught,
+            taught_places=at,
+            taught_owners=theirs[at],
+        )
 
     def _pieces(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """The teacher's tokens of a word that has these of ours."""
         key = ids.tobytes()
         if key not in self._known:
-            assert self.loaded.tokenizer is not None
-            (found,) = self.loaded.tokenizer.ids([self.tokenizer.decode(ids.tolist())])
-            unknown = self.loaded.tokenizer.special.unknown
+            (found,) = self.vocabulary.ids([self.tokenizer.decode(ids.tolist())])
+            unknown = self.vocabulary.special.unknown
             self._known[key] = found if len(found) else np.array([unknown or 0], dtype=np.int32)
         return self._known[key]
 
@@ -146,7 +152,7 @@ class Taught(Masked):
         masked = super().batch(samples, keys)
         packed = pack(samples)
         words = self.teacher.words(packed, packed.tokens.numpy(), self.free)
-        return replace(masked, words=words, counts=(float(len(masked.targets)), float(words.count)))
+        return replace(masked, words=words, counts=(float(masked.weights.sum()), float(words.count)))
 
     def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
         """Cross-entropy of masked tokens, and of each word the mean over its numbers of (map(h) - state)^2."""

@@ -29,6 +29,7 @@ from heedful.runs.settings import (
     StartSettings,
     TagSettings,
 )
+from heedful.shipped import ENCODER
 from heedful.tasks.choose import Choose
 from heedful.tasks.classify import Classify, ClassifyMany
 from heedful.tasks.embed import Embed
@@ -116,12 +117,12 @@ def start(
     settings: StartSettings, source: Source[Any], seed: int, longest: int | None, said: Callable[[str], None]
 ) -> Loaded:
     """The model that training starts from: what was named, or a small encoder trained on the spot."""
-    if settings.model:
-        return load(settings.model, revision=settings.revision or None)
-    if source.kind is Rewritten:
+    if source.kind is Rewritten and settings.model in ("", ENCODER):
         raise HeedfulError(
             "no model was given, and to rewrite texts one with a decoder is needed: give --model the folder of one"
         )
+    if settings.model:
+        return load(settings.model, revision=settings.revision or None)
     longest = longest or LONGEST
     texts = list(islice(_texts(source), MOST_TEXTS))
     tokenizer = train(texts, TokenizerSettings(vocabulary=settings.vocabulary, max_length=longest))

@@ -27,8 +27,16 @@ from heedful.objectives.rows import HELD
 from heedful.runs.folder import BAD_ROWS, as_table, begin_on, environment, explained, refuse_other, write
 from heedful.runs.plots import draw
 from heedful.runs.pretrain_card import write_card
-from heedful.runs.pretrain_making import Pieces, fresh_or_started, objective_of, samples_of, saved
-from heedful.runs.pretrain_settings import PretrainSettings
+from heedful.runs.pretrain_making import (
+    Pieces,
+    foresee_model,
+    foresee_tokens,
+    fresh_or_started,
+    objective_of,
+    samples_of,
+    saved,
+)
+from heedful.runs.pretrain_settings import PretrainSettings, SpansSettings, TaughtSettings
 from heedful.runs.results import JOURNAL, RESULTS, read_results
 from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
@@ -40,6 +48,7 @@ from heedful.train.resume import only_run
 
 CORPUS, TOKENIZER, CARD = "corpus", "tokenizer", "README.md"
 FEW = 8  # sequences of a step up to which masked language modelling is known to stall (CORRECTNESS, trap 38)
+SENTINELS = 100  # of a tokenizer that is trained for spans; fewer where the vocabulary is small
 REPEATED = 0.2  # the share of repeated segments from which it is
 TOLD = 10.0  # seconds between two reports of a corpus that is made
 
@@ -83,12 +92,12 @@ class _Run:
         self.settings, self.folder, self.watch, self.ranks, self.skips = settings, folder, watch, ranks, skips
 
     def run(self) -> Pretrained:
+        if self.ranks.first:
+            begin_on(self.folder, self.settings)
+        self.ranks.wait()
         if (self.folder / RESULTS).exists():
             self.watch.said(f"{self.folder} is finished already")
         else:
-            if self.ranks.first:
-                begin_on(self.folder, self.settings)
-            self.ranks.wait()
             pieces = self._pieces()
             if not self._train(pieces):
                 return Pretrained(folder=self.folder, why="asked", results={})
@@ -104,13 +113,13 @@ class _Run:
     def _pieces(self) -> Pieces:
         """Tokenizer, corpus, and the model that starts; the first rank makes what others then read."""
         settings = self.settings
-        started = None
-        if settings.model.start:
-            name, revision = name_and_revision(settings.model.start)
-            started = load(name, revision=revision)
+        started = _loaded(settings.model.start) if settings.model.start else None
+        foresee_model(settings, started)
+        teacher = _loaded(settings.objective.teacher) if isinstance(settings.objective, TaughtSettings) else None
         tokenizer = self._tokenizer(started)
+        foresee_tokens(settings, tokenizer)
         corpus = self._corpus(tokenizer)
-        return Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=started)
+        return Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=started, teacher=teacher)
 
     def _given(self) -> Corpus | None:
         """A corpus that was made before."""
@@ -127,10 +136,16 @@ class _Run:
             return started.tokenizer
         if (given := self._given()) is not None and (given.folder / TOKENIZER).is_dir():
             return Tokenizer.load(given.folder / TOKENIZER)
-        if self.ranks.first and not kept.exists():
-            self.watch.said("training a tokenizer on the text; --tokenizer takes one that is there")
+        if self.ranks.first and not (kept / "tokenizer.json").exists():  # which is written last
+            asked = replace(settings.vocabulary, max_length=max(settings.lengths))
+            if isinstance(settings.objective, SpansSettings) and not asked.sentinels:
+                asked = replace(asked, sentinels=max(1, min(SENTINELS, asked.vocabulary // 20)))
+            self.watch.said(
+                f"training a tokenizer on the text ({asked.kind}, up to {asked.vocabulary:,} tokens); --tokenizer takes "
+                "one that is there"
+            )
             files = [path for path, _ in expand([Path(each) for each in settings.data])[0]]
-            made = train(_Texts(files, settings), replace(settings.vocabulary, max_length=max(settings.lengths)))
+            made = train(_Texts(files, settings), asked)
             made.save(kept)
         self.ranks.wait()
         return Tokenizer.load(kept)
@@ -207,7 +222,7 @@ class _Run:
             "main": next(name for name in found.numbers if name.endswith("_accuracy")),
             "base": self.settings.model.start,
             "steps": trainer.step,
-            "epochs": trainer.step / trainer.order.steps,
+            "epochs": trainer.epoch,
             "tokens": trainer.read,
             "seconds": round(trainer.seconds, 1),
             "splits": {"held out": {"numbers": found.numbers}},
@@ -223,6 +238,11 @@ class _Run:
         }
         write(self.folder / "results.csv", as_table(self.folder / JOURNAL))
         write(self.folder / RESULTS, results)
+
+
+def _loaded(asked: str) -> Loaded:
+    name, revision = name_and_revision(asked)
+    return load(name, revision=revision)
 
 
 def _size(folder: Path) -> int:
@@ -288,9 +308,10 @@ def _warn(settings: PretrainSettings, corpus: Corpus, samples: Sequence[Sample])
     repeated = corpus.about.get("repeated", {})
     worst = max(repeated, key=lambda name: repeated[name], default=None)
     if worst is not None and repeated[worst] >= REPEATED:
+        remedy = 'set corpus.duplicates = "exact", or ' if repeated.get("documents", 0.0) >= REPEATED else ""
         warnings.warn(
             f"{100 * repeated[worst]:.0f} % of the {worst} of this text are repeated: on repeated lines masked "
-            'language modelling is known to stall: set corpus.duplicates = "exact", or clean the text',
+            f"language modelling is known to stall: {remedy}clean the text",
             HeedfulWarning,
             stacklevel=2,
         )

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from heedful.checkpoint import Config, Loaded, assign, create, load, read_config
-from heedful.checkpoint.attach import attach
-from heedful.checkpoint.hub import name_and_revision
-from heedful.data.order import mixed
+from heedful.checkpoint import Config, Loaded, assign, create, read_config
+from heedful.checkpoint.attach import attach, new_head
+from heedful.data.order import mixed, order
 from heedful.data.shards import Corpus
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.families import FAMILIES, USUAL
@@ -24,7 +23,7 @@ from heedful.objectives.frame import Frame, run_of
 from heedful.objectives.masked import Masked, MaskedPairs
 from heedful.objectives.permuted import Permuted
 from heedful.objectives.replaced import Replaced, tied_generator
-from heedful.objectives.rows import HELD, Pairs, Rows, held_out, windows
+from heedful.objectives.rows import HELD, Pairs, Rows, Steady, held_out, windows
 from heedful.objectives.spans import Spans
 from heedful.objectives.taught import Taught, Teacher
 from heedful.runs.pretrain_settings import (
@@ -53,6 +52,43 @@ class Pieces:
     tokenizer: Tokenizer
     corpus: Corpus
     started: Loaded | None  # the trained model that goes on
+    teacher: Loaded | None = None
+
+
+# -- what can be told before a text is read -----------------------------------------------------------------------
+
+
+def foresee_model(settings: PretrainSettings, started: Loaded | None) -> None:
+    """Refuse a model that cannot learn this, before a text is read."""
+    if started is None:
+        config = Config(family=_family(settings), model=_usual(_family(settings)))
+    else:
+        config, longest = started.config, max(settings.lengths)
+        if started.limit is not None and longest > started.limit:
+            raise HeedfulError(f"length is {longest}, but {started.source} reads {started.limit} tokens")
+    new_head(config, _head(settings))
+
+
+def foresee_tokens(settings: PretrainSettings, tokenizer: Tokenizer) -> None:
+    """The same of a tokenizer, and of lengths."""
+    for length in settings.lengths:
+        _frame(settings, tokenizer).room(length)
+    match settings.objective:
+        case MaskedSettings(choose=choose) | NextSettings(choose=choose) | OrderSettings(choose=choose):
+            Masked(tokenizer=tokenizer, choose=choose)
+        case TaughtSettings(choose=choose):
+            Masked(tokenizer=tokenizer, choose=choose)
+        case ReplacedSettings():
+            Masked(tokenizer=tokenizer)
+        case SpansSettings(rate=rate, mean=mean):
+            Spans(tokenizer=tokenizer, rate=rate, mean=mean, start=0)
+
+
+def _family(settings: PretrainSettings) -> str:
+    family = settings.model.family or USUAL[settings.objective.kind]
+    if family not in FAMILIES:
+        raise HeedfulError(f'"{family}" is no family{did_you_mean(family, list(FAMILIES))}: {", ".join(FAMILIES)}')
+    return family
 
 
 # -- the model ----------------------------------------------------------------------------------------------------
@@ -65,15 +101,8 @@ def fresh_or_started(pieces: Pieces) -> Loaded:
     if pieces.started is not None:
         usual = pieces.started.config.model
         started = _remade(pieces.started, rated(usual, usual, settings.model.dropout))
-        made = attach(started, head, seed=seed)
-        longest = max(settings.lengths)
-        if made.limit is not None and longest > made.limit:
-            raise HeedfulError(f"length is {longest}, but {pieces.started.source} reads {made.limit} tokens")
-        return made
-    family = settings.model.family or USUAL[settings.objective.kind]
-    if family not in FAMILIES:
-        raise HeedfulError(f'"{family}" is no family{did_you_mean(family, list(FAMILIES))}: {", ".join(FAMILIES)}')
-    config = shaped(family, settings, pieces.tokenizer)
+        return attach(started, head, seed=seed)
+    config = shaped(_family(settings), settings, pieces.tokenizer)
     config = replace(config, model=rated(config.model, config.model, settings.model.dropout))
     bare = create(config, pieces.tokenizer.limited(max(settings.lengths)), seed=seed)
     return attach(bare, head, seed=seed)
@@ -124,7 +153,7 @@ def shaped(family: str, settings: PretrainSettings, tokenizer: Tokenizer) -> Con
     embedding = replace(
         embedding,
         vocabulary=tokenizer.size,
-        width=width if embedding.width == model.width else min(embedding.width, width),
+        width=width if embedding.width == model.width else min(embedding.width, max(1, width // 2)),  # stays narrower
         positions=place,
         padding=None if embedding.padding is None else tokenizer.special.pad,
     )
@@ -175,12 +204,10 @@ def objective_of(pieces: Pieces, loaded: Loaded, samples: Sequence[Sample]) -> P
     tokenizer, asked, seed = pieces.tokenizer, pieces.settings.objective, pieces.settings.train.seed
     match asked:
         case MaskedSettings():
-            return Masked(tokenizer=tokenizer, rate=asked.rate, choose=asked.choose, versions=asked.versions)
+            return Masked(tokenizer=tokenizer, versions=asked.versions, **_masks(pieces))
         case NextSettings() | OrderSettings():
             name = "next" if isinstance(asked, NextSettings) else "order"
-            return MaskedPairs(
-                tokenizer=tokenizer, rate=asked.rate, choose=asked.choose, versions=asked.versions, name=name
-            )
+            return MaskedPairs(tokenizer=tokenizer, versions=asked.versions, name=name, **_masks(pieces))
         case PermutedSettings():
             return Permuted(tokenizer=tokenizer)
         case SpansSettings():
@@ -194,29 +221,36 @@ def objective_of(pieces: Pieces, loaded: Loaded, samples: Sequence[Sample]) -> P
             generator = tied_generator(loaded, part=asked.part, seed=seed)
             return Replaced(tokenizer=tokenizer, generator=generator, rate=asked.rate, weight=asked.weight)
         case TaughtSettings():
-            name, revision = name_and_revision(asked.teacher)
-            teacher = Teacher(load(name, revision=revision), tokenizer)
+            assert pieces.teacher is not None
+            half = pieces.settings.train.precision == "bfloat16"
+            teacher = Teacher(pieces.teacher.to(torch.bfloat16 if half else torch.float32), tokenizer)
             with torch.random.fork_rng():
                 torch.manual_seed(mixed(seed, PROJECT))
                 project = nn.Linear(loaded.config.model.width, teacher.width)
             taught = Taught(
-                tokenizer=tokenizer,
-                teacher=teacher,
-                project=project,
-                rate=asked.rate,
-                choose=asked.choose,
-                weight=asked.weight,
+                tokenizer=tokenizer, teacher=teacher, project=project, weight=asked.weight, **_masks(pieces)
             )
             teacher.prepare([samples[number] for number in range(min(PROBE, len(samples)))], taught.free)
             return taught
     raise AssertionError(asked)
 
 
+def _masks(pieces: Pieces) -> dict[str, Any]:
+    """How tokens are chosen; of rows of one shape always as many."""
+    settings, count = pieces.settings, None
+    asked: Any = settings.objective
+    if settings.sequences is not None:
+        width = _frame(settings, pieces.tokenizer).width
+        least = max(settings.row, *settings.lengths) - settings.sequences * (1 + width)
+        count = max(1, round(asked.rate * least))
+    return {"rate": asked.rate, "choose": asked.choose, "count": count}
+
+
 # -- the samples --------------------------------------------------------------------------------------------------
 
 
 def samples_of(pieces: Pieces) -> tuple[list[Sequence[Sample]], list[Sample]]:
-    """Rows to learn from, for each phase, and those that are held out, in the shape of the last phase."""
+    """Rows to learn from, for each phase, and those that are held out, in the shape of the first phase."""
     settings, corpus = pieces.settings, pieces.corpus
     held = held_out(corpus, settings.held_out)
     learned, kept = np.flatnonzero(~held), np.flatnonzero(held)
@@ -225,11 +259,17 @@ def samples_of(pieces: Pieces) -> tuple[list[Sequence[Sample]], list[Sample]]:
             f"{len(corpus):,} documents are too few to hold out a share of {settings.held_out:g}: "
             f"{len(kept)} would be held out. Give more documents, or raise held_out"
         )
-    found = [_rows(pieces, learned, length, settings.train.seed) for length in settings.lengths]
+    if isinstance(settings.objective, NextSettings) and min(len(learned), len(kept)) < 2:
+        raise HeedfulError(
+            f"a second segment of another document needs two documents at least, but of {len(corpus):,} there are "
+            f"{len(learned):,} to learn from and {len(kept):,} held out: give more documents, or change held_out"
+        )
+    steady = _steady(pieces)
+    found = [_rows(pieces, learned, length, settings.train.seed, steady) for length in settings.lengths]
     measured = _rows(pieces, kept, settings.lengths[0], mixed(settings.train.seed, HELD))
     rows: list[Sample] = []
     left = settings.held_tokens
-    for number in range(len(measured)):
+    for number in order(len(measured), mixed(settings.train.seed, HELD), 0).tolist():  # as made, long ones are together
         if left <= 0:
             break
         rows.append(measured[number])
@@ -237,24 +277,38 @@ def samples_of(pieces: Pieces) -> tuple[list[Sequence[Sample]], list[Sample]]:
     return found, rows
 
 
-def _rows(pieces: Pieces, documents: Any, length: int, seed: int) -> Sequence[Sample]:
-    settings, corpus, tokenizer = pieces.settings, pieces.corpus, pieces.tokenizer
+def _steady(pieces: Pieces) -> Steady | None:
+    sequences, pad = pieces.settings.sequences, pieces.tokenizer.special.pad
+    if sequences is None:
+        return None
+    if not hasattr(pieces.settings.objective, "choose"):
+        kind = pieces.settings.objective.kind
+        raise HeedfulError(f'sequences is for objectives with masked tokens, but this one is "{kind}": unset it')
+    if pad is None:
+        raise HeedfulError("this tokenizer has no padding token, with which rows could be filled up: unset sequences")
+    return Steady(sequences=sequences, pad=pad)
+
+
+def _rows(pieces: Pieces, documents: Any, length: int, seed: int, steady: Steady | None = None) -> Sequence[Sample]:
+    settings, corpus, frame = pieces.settings, pieces.corpus, _frame(pieces.settings, pieces.tokenizer)
     size = max(settings.row, length)
     match settings.objective:
         case NextSettings(short=short) | OrderSettings(short=short) as asked:
-            if isinstance(asked, NextSettings) and len(documents) < 2:
-                raise HeedfulError(f"{len(documents)} documents: next-sentence prediction needs at least two")
-            frame = Frame.of(tokenizer, pair=True)
             swapped = isinstance(asked, OrderSettings)
             return Pairs(
                 corpus=corpus, documents=documents, frame=frame, length=length, size=size, seed=seed,
-                swapped=swapped, short=short,
+                swapped=swapped, short=short, steady=steady,
             )  # fmt: skip
+    return Rows(corpus, frame, windows(corpus, documents, frame.room(length)), size, seed, steady=steady)
+
+
+def _frame(settings: PretrainSettings, tokenizer: Tokenizer) -> Frame:
+    match settings.objective:
         case CausalSettings():
-            frame = _opened(tokenizer)
-        case _:
-            frame = Frame.of(tokenizer, pair=False)
-    return Rows(corpus, frame, windows(corpus, documents, frame.room(length)), size, seed)
+            return _opened(tokenizer)
+        case NextSettings() | OrderSettings():
+            return Frame.of(tokenizer, pair=True)
+    return Frame.of(tokenizer, pair=False)
 
 
 def _opened(tokenizer: Tokenizer) -> Frame:

@@ -194,6 +194,7 @@ class PretrainSettings:
     length: int = 128  # tokens of a sequence, at most
     phases: tuple[Phase, ...] = ()  # longer sequences towards the end, say
     row: int = 1024  # tokens of a sample: several whole sequences that fill it
+    sequences: int | None = None  # of a row, filled up, so that no shape ever changes; none: as many as fit
     held_out: float = 0.01  # share of the documents that are measured and not learned from
     held_tokens: int = 100_000  # of them, at most, in an evaluation
     evaluate: int = 500  # steps between two evaluations
@@ -230,6 +231,7 @@ def defaults(objective: str, width: int, *, going_on: bool) -> PretrainSettings:
     kind = OBJECTIVES[objective]
     return PretrainSettings(
         objective=kind(teacher="?") if kind is TaughtSettings else kind(),
+        vocabulary=replace(VOCABULARY, kind="bpe") if kind is CausalSettings else VOCABULARY,  # as published
         train=TrainSettings(
             length=Steps(count=10_000),
             batch=4,
@@ -257,9 +259,7 @@ def settled(
         if objective not in OBJECTIVES:
             close = did_you_mean(objective, list(OBJECTIVES))
             raise HeedfulError(f'"{objective}" is no objective{close}: use one of {", ".join(OBJECTIVES)}')
-        asked = table.get("objective")
-        if not (isinstance(asked, dict) and asked.get("kind", "masked") == objective):
-            named["objective"] = {"kind": objective}
+        assignments = [f"objective.kind={objective}", *assignments]  # with the others, which may say what it needs
     if data:
         named["data"] = [str(each) for each in data]
     named["model"] |= {key: value for key, value in (("size", size), ("start", model)) if value}

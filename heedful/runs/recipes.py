@@ -32,7 +32,8 @@ def offers() -> Iterator[Offer]:
     assets = files("heedful") / "assets"
     for path in sorted((assets / "recipes").iterdir(), key=lambda path: path.name):
         about = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        yield Offer(path.name.removesuffix(".toml"), about, path, "heedful finetune TASK DATA --recipe {}")
+        use = "pretrain DATA" if path.name.startswith("pretrain-") else "finetune TASK DATA"
+        yield Offer(path.name.removesuffix(".toml"), about, path, f"heedful {use} --recipe {{}}")
     for name, (about, task) in SAMPLES.items():
         yield Offer(name, about, assets / name, f"heedful finetune {task} {{}}")
 

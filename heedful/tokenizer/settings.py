@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 ANGLED = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # RoBERTa's special tokens, in the order of their ids
+SENTINEL = "<extra_id_{}>"  # counted from 0; published vocabularies have 100 of them, with descending ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +37,12 @@ class TokenizerSettings:
     alphabet: int = 1_000  # how many characters are kept, the most frequent ones (WordPiece; BPE keeps all 256 bytes)
     special: SpecialNames | None = None  # None: as published for the kind
     max_length: int | None = None  # in tokens, of the model to come; written to tokenizer_config.json
+    sentinels: int = 0  # <extra_id_0> and so on, which stand for spans; the last of the vocabulary, 0 the very last
+
+    @property
+    def room(self) -> int:
+        """How many tokens there are at most without sentinels."""
+        return self.vocabulary - self.sentinels
 
     @property
     def lower_cases(self) -> bool:

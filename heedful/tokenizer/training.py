@@ -20,7 +20,7 @@ from heedful.errors import HeedfulError, did_you_mean
 from heedful.tokenizer.build import byte_level, word_pieces, wrap
 from heedful.tokenizer.core import Tokenizer
 from heedful.tokenizer.guard import guarded
-from heedful.tokenizer.settings import TokenizerSettings
+from heedful.tokenizer.settings import SENTINEL, TokenizerSettings
 
 LONGEST_LINE = 16 * 2**20  # bytes
 OPENERS: dict[str, Callable[[Path, Literal["rb"]], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
@@ -44,15 +44,24 @@ def train(sources: Iterable[str | Path], settings: TokenizerSettings) -> Tokeniz
     names = tuple(asdict(settings.names).values())
     if len(set(names)) != len(names) or not all(names):
         raise HeedfulError(f"the special tokens are {names}: give five different ones")
-    if settings.vocabulary <= len(names):
-        raise HeedfulError(f"vocabulary is {settings.vocabulary}, but the {len(names)} special tokens need more")
+    if settings.sentinels < 0:
+        raise HeedfulError(f"sentinels is {settings.sentinels}; expected a whole number from 0")
+    if settings.room <= len(names):
+        raise HeedfulError(f"vocabulary is {_size(settings)}, but the {len(names)} special tokens need more")
     config = settings.names.config()
     if settings.max_length is not None:
         config["model_max_length"] = settings.max_length
     with guarded("training failed", REMEDY):
         backend = TRAINERS[settings.kind](lambda: lines(sources), settings, config)
         backend.add_special_tokens(list(names))
+        backend.add_special_tokens([SENTINEL.format(number) for number in reversed(range(settings.sentinels))])
     return Tokenizer(backend, config)
+
+
+def _size(settings: TokenizerSettings) -> str:
+    """How large a vocabulary may be, for a message."""
+    less = f" ({settings.room} without the {settings.sentinels} sentinels)" if settings.sentinels else ""
+    return f"{settings.vocabulary}{less}"
 
 
 Lines = Callable[[], Iterator[str]]
@@ -71,16 +80,16 @@ def _train_word_pieces(read: Lines, settings: TokenizerSettings, config: dict[st
     characters, inner = _characters(read(), backend, settings.alphabet)
     if not characters:
         raise HeedfulError("there is no text in the sources: give some to learn from")
-    if settings.vocabulary < len(names) + len(characters) + len(inner):
+    if settings.room < len(names) + len(characters) + len(inner):
         raise HeedfulError(
-            f"vocabulary is {settings.vocabulary}, but {len(names)} special tokens, {len(characters)} characters and "
+            f"vocabulary is {_size(settings)}, but {len(names)} special tokens, {len(characters)} characters and "
             f"{len(inner)} of them inside words need {len(names) + len(characters) + len(inner)}: raise vocabulary, "
             "or lower alphabet"
         )
     learner = tokenizers.Tokenizer(models.WordPiece(empty, unk_token=settings.names.unknown))
     learner.normalizer, learner.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
     trainer = trainers.WordPieceTrainer(
-        vocab_size=settings.vocabulary,
+        vocab_size=settings.room,
         min_frequency=settings.min_frequency,
         special_tokens=[*names, *characters, *(f"##{character}" for character in inner)],
         initial_alphabet=characters,
@@ -106,9 +115,9 @@ def _characters(texts: Iterator[str], backend: tokenizers.Tokenizer, most: int) 
 
 def _train_bytes(read: Lines, settings: TokenizerSettings, config: dict[str, Any]) -> tokenizers.Tokenizer:
     names = settings.names
-    if settings.vocabulary < 5 + 256:
+    if settings.room < 5 + 256:
         raise HeedfulError(
-            f"vocabulary is {settings.vocabulary}, but 5 special tokens and 256 bytes need 261: raise it"
+            f"vocabulary is {_size(settings)}, but 5 special tokens and 256 bytes need 261: raise it"
         )
     config |= {"bos_token": names.first, "eos_token": names.separator}
     learner = tokenizers.Tokenizer(models.BPE())
@@ -116,7 +125,7 @@ def _train_bytes(read: Lines, settings: TokenizerSettings, config: dict[str, Any
         learner.normalizer = normalizers.Sequence(steps)
     learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=settings.vocabulary,
+        vocab_size=settings.room,
         min_frequency=settings.min_frequency,
         special_tokens=[names.first, names.pad, names.separator, names.unknown, names.mask],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
@@ -145,7 +154,7 @@ def _train_unigram(read: Lines, settings: TokenizerSettings, config: dict[str, A
     )
     learner.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(
-        vocab_size=settings.vocabulary,
+        vocab_size=settings.room,
         special_tokens=names,
         unk_token=settings.names.unknown,
         show_progress=False,

@@ -131,6 +131,11 @@ class Trainer:
         return dict(self._parameters)
 
     @property
+    def epoch(self) -> float:
+        """How many times the samples have been seen."""
+        return self._epoch(self.step)
+
+    @property
     def total(self) -> int | None:
         """How many steps there will be; None: until the time is over."""
         match self.settings.length:
@@ -284,7 +289,8 @@ class Trainer:
                 if not _no_memory(error):
                     raise
                 raise _FullError(number) from None
-            total, count, tokens = total + loss[0], count + loss[1], tokens + sum(map(len, samples))
+            total, count = total + loss[0], count + loss[1]
+            tokens += sum(len(each) - each.filler for each in samples)
         return total, count, tokens
 
     def _learn(

@@ -222,7 +222,7 @@ def test_duplicates_and_short_ones_are_left_out(tmp_path: Path, tokenizer: Token
         corpus = build([file], tokenizer, tmp_path / duplicates, chosen, told=seen.append)
         left = corpus.about["left_out"]
         assert (left["exact"], left["near"], left["short"], left["empty"]) == (exact, alike, 41 - long, 1)
-        assert len(corpus) == 46 + len(near) - (41 - long) + 1 - 1 - exact - alike
+        assert len(corpus) == 47 + len(near) - (41 - long) - exact - alike
         assert len(set(corpus.hashes.tolist())) == len(corpus) - (6 if duplicates == "keep" else 0)
         repeated = corpus.about["repeated"]["documents"]
         assert repeated == pytest.approx(6 / len(corpus) if duplicates == "keep" else 0)

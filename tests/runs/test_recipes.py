@@ -11,6 +11,7 @@ import pytest
 
 from heedful.data import KINDS, read
 from heedful.errors import HeedfulError
+from heedful.runs.pretrain_settings import settled
 from heedful.runs.recipes import SAMPLES, copy, offers
 from heedful.runs.settings import TASKS, Wishes
 
@@ -22,6 +23,8 @@ def test_everything_on_offer() -> None:
     names = [offer.name for offer in found]
     assert names == [*sorted(set(names) - set(SAMPLES)), *SAMPLES] and len(set(names)) == len(names)
     assert {"paper", "stable", "patient", "clock", "lean", "layered", "squad"} <= set(names)
+    kinds = ("bert", "roberta", "albert", "xlnet", "t5", "gpt2", "electra", "domain")
+    assert {f"pretrain-{each}" for each in kinds} <= set(names)
     assert all(offer.about and len(offer.about) < 120 and "\n" not in offer.about for offer in found)
     assets = ROOT / "heedful" / "assets"
     assert {path.name for path in assets.iterdir()} == {"recipes", *SAMPLES}, "nothing ships that is not on offer"
@@ -33,6 +36,10 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
     path, offer = copy(name)
     if name not in SAMPLES:
         assert path == Path(f"{name}.toml") and path.read_bytes() == offer.place.read_bytes()
+        if name.startswith("pretrain-"):
+            assert offer.use == "heedful pretrain DATA --recipe {}" and offer.about.startswith("Pre-training: ")
+            assert settled(["a"], recipe=path).data == ("a",)
+            return
         assert offer.use == "heedful finetune TASK DATA --recipe {}"
         assert all(Wishes.read(task, path) for task in TASKS)
         return

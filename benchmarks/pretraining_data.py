@@ -1,0 +1,179 @@
+"""What a masked language model is pre-trained on: invented documents, as rows of windows and as rows of blocks."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from functools import cache
+from itertools import accumulate, pairwise
+from math import exp, log
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from lengths import CLS, FIRST_WORD, SEP
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from heedful.objectives import Sample
+    from heedful.objectives.masked import Masked
+
+PAD, UNKNOWN, MASK = 0, 100, 103  # of BERT's English vocabulary, as CLS and SEP are
+LENGTH, SHARE, SEED = 128, 0.15, 1
+DOCUMENT, SENTENCE = (400.0, 1.0), (24.0, 0.55)  # mean tokens, and the spread of the logarithm
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What is taken at once."""
+
+    row: int  # tokens of a sample
+    batch: int  # samples of a step
+    steps: int  # of a round: about a minute for all arms
+
+    @property
+    def tokens(self) -> int:
+        """Of a round, at most."""
+        return self.row * self.batch * self.steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Round:
+    """Rows of several sequences end to end, as they are and as they are read; labels are -100 where none is asked."""
+
+    tokens: NDArray[np.int64]
+    read: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    lengths: NDArray[np.int64]  # of the sequences
+    counts: NDArray[np.int64]  # how many sequences each row has
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], objective: Masked) -> Round:
+        """What Heedful's trainer makes of the samples in every epoch."""
+        from heedful.data.order import mixed
+
+        read, labels = [], []
+        for number, sample in enumerate(samples):
+            batch = objective.batch([sample], [mixed(SEED, 0, number)])
+            assert batch.rows is not None
+            read.append(batch.packed.tokens.numpy())
+            labels.append(np.full(len(sample), -100))
+            labels[-1][batch.rows.numpy()] = batch.targets.numpy()
+        return cls(
+            tokens=np.concatenate([sample.tokens.astype(np.int64) for sample in samples]),
+            read=np.concatenate(read),
+            labels=np.concatenate(labels),
+            lengths=np.concatenate([np.diff(sample.bounds) for sample in samples]),
+            counts=np.array([len(sample.bounds) - 1 for sample in samples]),
+        )
+
+    @classmethod
+    def open(cls, path: str) -> Round:
+        """What `save` wrote."""
+        with np.load(path) as file:
+            return cls(**file)
+
+    def save(self, path: Path) -> str:
+        """Write it to a file, and say which."""
+        np.savez(path, **{name: getattr(self, name) for name in self.__slots__})
+        return str(path)
+
+    def first(self, rows: int) -> Round:
+        """The first rows alone."""
+        sequences = int(self.counts[:rows].sum())
+        tokens = int(self.lengths[:sequences].sum())
+        flat = {name: getattr(self, name)[:tokens] for name in ("tokens", "read", "labels")}
+        return Round(**flat, lengths=self.lengths[:sequences], counts=self.counts[:rows])
+
+    def digest(self) -> str:
+        """A short name for exactly these."""
+        return hashlib.sha256(b"".join(each.astype("<i8").tobytes() for each in astuple(self))).hexdigest()[:16]
+
+    def samples(self) -> list[Sample]:
+        """As Heedful's trainer takes them."""
+        from heedful.objectives import Sample
+
+        found, at = [], 0
+        for lengths in np.split(self.lengths, np.cumsum(self.counts)[:-1]):
+            bounds = (0, *accumulate(lengths.tolist()))
+            tokens = self.tokens[at : at + bounds[-1]].astype(np.int32)
+            found.append(Sample(tokens=tokens, types=np.zeros(len(tokens), dtype=np.uint8), bounds=bounds))
+            at += bounds[-1]
+        return found
+
+
+def corpus(tokens: int, vocabulary: int) -> Any:
+    """Documents of random words, somewhat more tokens than that."""
+    from heedful.data.shards import Corpus
+
+    draw, documents, segments = random.Random(SEED), [0], [0]
+
+    def lognormal(mean: float, spread: float) -> int:
+        return max(2, round(exp(draw.gauss(log(mean) - spread**2 / 2, spread))))
+
+    while segments[-1] < tokens:
+        until = segments[-1] + lognormal(*DOCUMENT)
+        while segments[-1] < until:
+            segments.append(segments[-1] + lognormal(*SENTENCE))
+        documents.append(len(segments) - 1)
+    ids = np.array([draw.randrange(FIRST_WORD, vocabulary) for _ in range(segments[-1])], dtype=np.int32)
+
+    class Invented(Corpus):
+        """A corpus in memory."""
+
+        def __init__(self) -> None:
+            self.documents, self.segments = np.array(documents), np.array(segments)
+
+        def __len__(self) -> int:
+            return len(self.documents) - 1
+
+        def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
+            return ids[start:stop]
+
+    return Invented()
+
+
+def windows(given: Any, case: Case) -> list[Sample]:
+    """Rows of windows, as pre-training takes them; those of a round, any of all."""
+    from heedful.data.order import order
+    from heedful.objectives import rows
+    from heedful.objectives.frame import Frame, run_of
+
+    frame = Frame(runs=(run_of([(CLS, 0)]), run_of([(SEP, 0)])), kinds=(0,))
+    ranges = rows.windows(given, np.arange(len(given)), frame.room(LENGTH))
+    made = rows.Rows(given, frame, ranges, case.row, SEED)
+    found = [row for row in (made[number] for number in order(len(made), SEED, 0)) if len(row) >= rows.FULL * case.row]
+    assert len(found) >= case.batch * case.steps, "a longer corpus is needed, or longer rows"
+    return found[: case.batch * case.steps]
+
+
+def blocks(given: Any, case: Case) -> list[Sample]:
+    """Rows of blocks, as group_texts cuts them; those of a round, the first ones."""
+    from heedful.objectives import Sample
+
+    edges = given.segments[given.documents]
+    stream = np.concatenate([[CLS, *given.tokens(start, stop), SEP] for start, stop in pairwise(edges)])
+    return [
+        Sample(
+            tokens=stream[start : start + case.row].astype(np.int32),
+            types=np.zeros(case.row, dtype=np.uint8),
+            bounds=tuple(range(0, case.row + 1, LENGTH)),
+        )
+        for start in range(0, case.tokens, case.row)
+    ]
+
+
+@cache
+def objective(vocabulary: int) -> Masked:
+    """Masked tokens, the same ones in every epoch, of a vocabulary of so many words."""
+    import tokenizers
+
+    from heedful.objectives.masked import Masked
+    from heedful.tokenizer import Tokenizer
+
+    special = {"pad_token": PAD, "unk_token": UNKNOWN, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
+    words = {str(number): number for number in range(FIRST_WORD, vocabulary)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(special | words, unk_token="unk_token"))
+    return Masked(tokenizer=Tokenizer(backend, {name: name for name in special}), rate=SHARE, versions=1)

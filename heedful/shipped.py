@@ -1,0 +1,14 @@
+"""What ships with Heedful: the default encoder, by the name that `load` and `--model` know."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+ENCODER = "heedful-mini-en"
+
+
+def shipped(name: str) -> Path | None:
+    """The folder of a model that ships; None: none has that name."""
+    folder = Path(str(files("heedful"))) / "assets" / name
+    return folder if name == ENCODER else None

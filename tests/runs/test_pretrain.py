@@ -1,0 +1,618 @@
+"""pretrain from text to a run folder: every objective, resume, phases, ranks, and what is refused or warned about."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from corpora import Document, corpus_of, documents, trained, write
+from safetensors.torch import load_file
+from torch import Tensor
+
+import heedful
+from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.objectives.masked import Masked
+from heedful.objectives.rows import held_out
+from heedful.runs import pretrain as module
+from heedful.runs.folder import BEGUN
+from heedful.runs.pretrain import Pretrained, pretrain
+from heedful.runs.pretrain_settings import Phase, PretrainSettings, settled
+from heedful.runs.recipes import copy, offers
+from heedful.settings import from_file
+from heedful.tokenizer import Tokenizer
+from heedful.train.fit import Watch
+from heedful.train.loop import Step, Trainer
+
+ROOT = Path(__file__).parents[2]
+SMALL = {
+    "model.layers": 1,
+    "model.width": 32,
+    "model.heads": 2,
+    "train.length.count": 5,
+    "train.batch": 8,
+    "train.precision": "float32",
+    "length": 32,
+    "row": 64,
+    "held_out": 0.1,
+    "evaluate": 3,
+    "vocabulary.vocabulary": 400,
+    "corpus.documents": "blank",
+}
+MODELS = {  # transformers' class, and how it calls what our head gives
+    "masked": ("BertForMaskedLM", ("logits",)),
+    "masked+next": ("BertForPreTraining", ("prediction_logits", "seq_relationship_logits")),
+    "masked+order": ("AlbertForPreTraining", ("prediction_logits", "sop_logits")),
+    "permuted": ("XLNetLMHeadModel", ("logits",)),
+    "spans": ("T5ForConditionalGeneration", ("logits",)),
+    "causal": ("GPT2LMHeadModel", ("logits",)),
+    "replaced": ("ElectraForPreTraining", ("logits",)),
+    "taught": ("BertForMaskedLM", ("logits",)),
+}
+TERMS = {
+    "masked+next": ["masked", "next"],
+    "masked+order": ["masked", "order"],
+    "causal": ["next"],
+    "replaced": ["generator", "replaced"],
+    "taught": ["masked", "taught"],
+}
+ALWAYS = {
+    *("settings.toml", "environment.json", "journal.jsonl", "results.csv", "results.json", "run.lock"),
+    *("model", "state", "corpus", "tokenizer"),
+}
+TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No plots and no timing, but where a test undoes it; one thread, so that equal runs are equal."""
+    monkeypatch.setattr(module, "draw", lambda folder: [])
+    monkeypatch.setattr(module, "latency", lambda loaded: TIMES)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 documents."""
+    return write(tmp_path_factory.mktemp("text") / "text.txt", documents(120, seed=1))
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tokenizer of the text, so that not every run has to train one."""
+    folder = tmp_path_factory.mktemp("known")
+    trained(documents(120, seed=1), vocabulary=400).save(folder)
+    return folder
+
+
+class Seen(Watch):
+    """Every step; asks for a stop after the one of that number."""
+
+    def __init__(self, stop: int = 0) -> None:
+        self.stop = stop
+        self.steps: list[Step] = []
+        self.stages: list[tuple[int, int]] = []  # the stage, and the longest sequence of its first row
+        self.sentences: list[str] = []
+
+    def step(self, step: Step, trainer: Trainer) -> None:
+        self.steps.append(step)
+        row = trainer.samples[0]
+        longest = max(stop - start for start, stop in zip(row.bounds, row.bounds[1:], strict=False))
+        self.stages.append((trainer.stage, longest))
+        if step.number == self.stop:
+            trainer.stopping = True
+
+    def said(self, text: str) -> None:
+        self.sentences.append(text)
+
+
+def asked(data: Any, kind: str = "masked", more: dict[str, Any] | None = None, **named: Any) -> PretrainSettings:
+    """SMALL settings, with some that go over them."""
+    given = [f"{name}={value}" for name, value in (SMALL | (more or {})).items() if value is not None]
+    return settled(data if isinstance(data, list) else [data], objective=kind, assignments=given, **named)
+
+
+def go(data: Any, out: Path, kind: str = "masked", more: dict[str, Any] | None = None, **how: Any) -> Pretrained:
+    """A run of them."""
+    named = {name: how.pop(name) for name in ("tokenizer", "model", "recipe") if name in how}
+    return pretrain(asked(data, kind, more, **named), out, **how)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """The journal."""
+    return [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+
+
+def left(folder: Path) -> dict[str, Any]:
+    """All that has to be the same in equal runs: model, journal, and the newest checkpoint but for times."""
+    newest = max((folder / "state").glob("step-*"))
+    values = json.loads((newest / "values.json").read_text())
+    del values["seconds"]
+    found: dict[str, Any] = {"values": values, "journal": (folder / "journal.jsonl").read_bytes()}
+    for path in (newest / "tensors.safetensors", *sorted((folder / "model").glob("*"))):
+        if path.name != "README.md":
+            found[path.name] = path.read_bytes()
+    return found
+
+
+# -- every objective ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with a tokenizer of its own."""
+    folder = tmp_path_factory.mktemp("teacher")
+    own = trained(documents(30, seed=8), vocabulary=120)
+    own.save(folder)
+    torch.manual_seed(1)
+    config = transformers.BertConfig(
+        vocab_size=own.size, hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_run_is_complete(kind: str, tmp_path: Path, text: Path, teacher: Path) -> None:
+    folder, seen = tmp_path / "run", Seen()
+    more = {"objective.teacher": teacher} if kind == "taught" else {}
+    done = go(text, folder, kind, more, watch=seen)
+    assert done.why == "done" and done.folder == folder
+    assert {path.name for path in folder.iterdir()} == ALWAYS
+    assert from_file(PretrainSettings, folder / "settings.toml").objective.kind == kind
+    results = json.loads((folder / "results.json").read_text())
+    assert done.results == results
+    assert (results["task"], results["objective"], results["steps"]) == ("pretrain", kind, 5)
+    assert results["tokens"] == sum(step.tokens for step in seen.steps) > 5 * 8 * 50, "rows of up to 64 tokens"
+    assert results["epochs"] == seen.steps[-1].epoch
+    assert results["corpus"]["counts"]["documents"] == 120
+    check_numbers(kind, folder, results)
+    loaded = heedful.load(folder)
+    assert results["model"]["parameters"] == loaded.count() and loaded.limit in (32, None)
+    card = (folder / "model" / "README.md").read_text()
+    assert f"objective `{kind}`" in card and "120 documents" in card
+    check_model(kind, folder / "model")
+
+
+def check_numbers(kind: str, folder: Path, results: dict[str, Any]) -> None:
+    numbers = results["splits"]["held out"]["numbers"]
+    terms = TERMS.get(kind, [kind])
+    losses = [f"{name}_loss" for name in terms]
+    accuracies = [f"{name}_accuracy" for name in terms if name != "taught"]
+    assert set(numbers) == {"loss", "perplexity", "count", *losses, *accuracies}
+    assert all(0 <= numbers[name] <= 1 for name in accuracies) and results["main"] == accuracies[0]
+    weights = {"replaced": 50.0, "taught": 10.0}
+    total = sum(weights.get(name, 1.0) * numbers[f"{name}_loss"] for name in terms)
+    assert numbers["loss"] == pytest.approx(total)
+    assert 4 < numbers[losses[0]] < 8, "hardly anything was learned"
+    written = lines(folder)
+    assert [line["step"] for line in written if "loss" in line] == [1, 2, 3, 4, 5]
+    looks = {line["step"]: line for line in written if "dev" in line}
+    assert list(looks) == [3, 5] and looks[5]["dev"] == numbers and looks[5]["main"] == numbers[accuracies[0]]
+    assert all(line["norm"] > 0 for line in written if "loss" in line)
+
+
+def check_model(kind: str, folder: Path) -> None:
+    """transformers reads it and computes the same."""
+    name, outputs = MODELS[kind]
+    assert json.loads((folder / "config.json").read_text())["architectures"] == [name]
+    ours = heedful.load(folder).eval()
+    theirs, told = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"]
+    assert ours.tokenizer is not None and ours.head is not None
+    own = transformers.AutoTokenizer.from_pretrained(folder)
+    words = ("In the garden a rose falls today.", "In the mill a wheel turns.")
+    given: Any = words if kind in ("masked+next", "masked+order") else words[0]
+    batch, encoded = ours.tokenizer.pack([given]), own(*([[each] for each in words] if given is words else [[given]]))
+    assert encoded["input_ids"] == [batch.tokens.tolist()]
+    ids: dict[str, Tensor] = {"input_ids": batch.tokens[None]}
+    with torch.no_grad():
+        if kind == "spans":
+            target = ours.tokenizer.pack([words[1]])
+            found = ours.head(ours.rows(batch, target), target)
+            ids["decoder_input_ids"] = target.tokens[None]
+        else:
+            if kind != "causal":
+                ids["token_type_ids"] = batch.types[None]
+            found = ours.head(ours.rows(batch), batch)
+        expected = theirs.eval()(**ids)
+    for mine, output in zip(found if isinstance(found, tuple) else (found,), outputs, strict=True):
+        assert torch.allclose(mine, getattr(expected, output).reshape(mine.shape), atol=1e-5)
+
+
+def test_a_run_as_it_is(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With plots and timing."""
+    monkeypatch.undo()
+    done = go(text, tmp_path / "run")
+    assert (tmp_path / "run" / "plots" / "curves.png").stat().st_size > 1000
+    assert done.results["latency"]["16"]["p50"] > 0 and done.results["throughput"] > 0
+    header, *rows = (tmp_path / "run" / "results.csv").read_text().splitlines()
+    assert header.startswith("step,epoch,loss,rate,norm") and "dev_masked_accuracy" in header and len(rows) == 7
+
+
+@pytest.mark.parametrize(("kind", "vocabulary", "count"), [("spans", 400, 20), ("spans", 3000, 100), ("causal", 400, 0)])
+def test_the_tokenizer_that_is_trained(tmp_path: Path, text: Path, kind: str, vocabulary: int, count: int) -> None:
+    seen = Seen()
+    go(text, tmp_path / "run", kind, {"vocabulary.vocabulary": vocabulary, "train.length.count": 1}, watch=seen)
+    tokenizer = Tokenizer.load(tmp_path / "run" / "model")
+    sentinels = [tokenizer.id(f"<extra_id_{number}>") for number in range(count + 1)]
+    assert sentinels == [*range(tokenizer.size - 1, tokenizer.size - 1 - count, -1), None]
+    what = "bpe" if kind == "causal" else "wordpiece"
+    assert seen.sentences[0].startswith(f"training a tokenizer on the text ({what}, up to {vocabulary:,} tokens)")
+    assert tokenizer.max_length == 32 and (tokenizer.id("\u0120a") is not None) == (kind == "causal")
+
+
+@pytest.mark.parametrize("name", [offer.name for offer in offers() if offer.name.startswith("pretrain-")])
+def test_recipes_run(name: str, tmp_path: Path, text: Path, teacher: Path) -> None:
+    """With a small model, few steps and short sequences; all else is theirs."""
+    path, _ = copy(name, tmp_path / "recipe.toml")
+    published = settled([text], recipe=path)
+    more: dict[str, Any] = {"train.length.count": 2, "vocabulary.vocabulary": 420}
+    if published.phases:
+        more["phases"] = "[{after = 0.5, length = 40}]"
+    if published.vocabulary.sentinels:
+        more["vocabulary.sentinels"] = 20
+    if published.model.start:
+        with pytest.raises(HeedfulError, match="'path/to/a-model' is no folder here"):
+            go(text, tmp_path / "run", "", recipe=path)
+    named = {"model": str(teacher)} if published.model.start else {}
+    done = go(text, tmp_path / "run", "", more, recipe=path, **named)
+    assert done.why == "done" and done.results["objective"] == published.objective.kind
+    used = from_file(PretrainSettings, tmp_path / "run" / "settings.toml")
+    assert used.objective == published.objective and used.train.optimiser == published.train.optimiser
+    assert used.train.schedule == published.train.schedule and used.model.dropout == published.model.dropout
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert config["model_type"] == (published.model.family or "bert")
+    if name == "pretrain-bert":
+        optimiser = used.train.optimiser
+        assert (optimiser.rate, optimiser.eps, optimiser.bias_correction) == (1e-4, 1e-6, False)
+        assert (published.length, published.phases) == (128, (Phase(after=0.9, length=512),))
+
+
+def test_a_family_by_name(tmp_path: Path, text: Path, known: Path) -> None:
+    """Dropout while it trains is another than that of the model that is kept."""
+    rates = []
+
+    class Rated(Seen):
+        def step(self, step: Step, trainer: Trainer) -> None:
+            embedding = trainer.loaded.config.model.embedding
+            rates.append(embedding.dropout)
+            super().step(step, trainer)
+
+    for number, dropout in enumerate((0.0, 0.2)):
+        more = {"model.family": "roberta", "model.dropout": dropout, "train.length.count": 1}
+        go(text, tmp_path / str(number), more=more, tokenizer=str(known), watch=Rated())
+    assert rates == [0.0, 0.2]
+    config = json.loads((tmp_path / "0" / "model" / "config.json").read_text())
+    assert config["model_type"] == "roberta" and config["hidden_dropout_prob"] == 0.1
+    assert config["max_position_embeddings"] == 33 and config["pad_token_id"] == 0, "it begins after padding"
+    model = transformers.RobertaForMaskedLM.from_pretrained(tmp_path / "0" / "model").eval()
+    loaded = heedful.load(tmp_path / "0").eval()
+    assert loaded.tokenizer is not None and loaded.head is not None
+    batch = loaded.tokenizer.pack(["In the garden a rose falls."])
+    with torch.no_grad():
+        mine, other = loaded.head(loaded.rows(batch), batch), model(input_ids=batch.tokens[None]).logits[0]
+    assert torch.allclose(mine, other, atol=1e-5)
+
+
+# -- it learns ----------------------------------------------------------------------------------------------------
+
+
+def telling(count: int, seed: int = 0) -> list[Document]:
+    """Documents of four subjects; the subject's two words stand in turn in every sentence."""
+    draw, found = random.Random(seed), []
+    for number in range(count):
+        words = f"ba{'abcd'[number % 4]} du{'abcd'[number % 4]}"
+        found.append([" ".join([words] * draw.randint(2, 3)) for _ in range(draw.randint(4, 9))])
+    return found
+
+
+def test_hidden_tokens_and_what_follows_are_learned(tmp_path: Path) -> None:
+    found = telling(200)
+    tokenizer = trained(found)
+    aside = held_out(corpus_of(tmp_path / "all", found, tokenizer), 0.2)
+    seen: set[int] = set()
+    kept = []
+    for number, document in enumerate(found):  # of documents that are held out one of each subject: a random part is
+        if aside[number] and number % 4 in seen:  # always of another one then
+            continue
+        seen |= {number % 4} if aside[number] else set()
+        kept.append(document)
+    corpus = corpus_of(tmp_path / "some", kept, tokenizer)
+    more = {
+        "model.width": 48, "model.heads": 4, "length": 40, "row": 160, "held_out": 0.2, "evaluate": 200,
+        "train.batch": 6, "train.optimiser.rate": 1e-2, "train.length.count": 200,
+    }  # fmt: skip
+    with pytest.warns(HeedfulWarning, match="9. % of the segments of this text are repeated.*stall: clean the text"):
+        numbers = go(corpus.folder, tmp_path / "run", "masked+next", more).results["splits"]["held out"]["numbers"]
+    assert numbers["masked_accuracy"] >= 0.98 and numbers["next_accuracy"] >= 0.98, numbers
+
+
+# -- going on -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["masked+next", "replaced"])
+def test_trap_37_resumed_in_the_middle_of_epoch_two(kind: str, tmp_path: Path, text: Path, known: Path) -> None:
+    more = {"train.batch": 45, "train.length.count": 9, "model.dropout": 0.1, "evaluate": 4}
+    whole, seen = Seen(), Seen(6)
+    first = go(text, tmp_path / "whole", kind, more, tokenizer=str(known), watch=whole)
+    assert 1.2 < whole.steps[5].epoch < 1.9 and whole.steps[-1].epoch > 2
+    assert go(text, tmp_path / "run", kind, more, tokenizer=str(known), watch=seen).why == "asked"
+    assert not (tmp_path / "run" / "model").exists() and seen.steps[-1].number == 6
+    rest = Seen()
+    done = go(text, tmp_path / "run", kind, more, tokenizer=str(known), watch=rest)
+    assert "going on after step 6" in rest.sentences and [step.number for step in rest.steps] == [7, 8, 9]
+    assert left(tmp_path / "run") == left(tmp_path / "whole")
+    assert done.results["tokens"] == first.results["tokens"] == sum(step.tokens for step in whole.steps)
+
+
+def test_phases_of_other_lengths(tmp_path: Path, text: Path, known: Path) -> None:
+    """And a run goes on over the switch, and after it, with the same bits."""
+    more = {"phases": "[{after = 0.5, length = 60}]", "train.length.count": 8, "length": 20, "train.batch": 8}
+    seen = Seen()
+    done = go(text, tmp_path / "whole", "masked+next", more, tokenizer=str(known), watch=seen)
+    assert [stage for stage, _ in seen.stages] == [0] * 4 + [1] * 4
+    assert max(longest for stage, longest in seen.stages if stage == 0) <= 20
+    assert 20 < max(longest for stage, longest in seen.stages if stage == 1) <= 60
+    epochs = [step.epoch for step in seen.steps]
+    assert all(one < two for one, two in zip(epochs, epochs[1:], strict=False)), "they go on over the switch"
+    assert done.results["epochs"] == epochs[-1]
+    assert heedful.load(tmp_path / "whole").limit == 60
+    for stop in (4, 6):
+        out = tmp_path / str(stop)
+        assert go(text, out, "masked+next", more, tokenizer=str(known), watch=Seen(stop)).why == "asked"
+        assert go(text, out, "masked+next", more, tokenizer=str(known)).why == "done"
+        assert left(out) == left(tmp_path / "whole")
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, text: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        go(text, tmp_path / name, more={"model.dropout": 0.1, "train.seed": seed, "train.length.count": 3})
+    assert left(tmp_path / "a") == left(tmp_path / "b")
+    weights = [load_file(tmp_path / name / "model" / "model.safetensors") for name in "ac"]
+    assert not torch.equal(*(next(iter(each.values())) for each in weights))
+
+
+def test_a_finished_run_and_other_settings(tmp_path: Path, text: Path, known: Path) -> None:
+    run = tmp_path / "run"
+    done = go(text, run, tokenizer=str(known))
+    before, seen = left(run), Seen()
+    again = go(text, run, tokenizer=str(known), watch=seen)
+    assert again.results == done.results and seen.sentences == [f"{run} is finished already"] and not seen.steps
+    with pytest.raises(HeedfulError, match=r"other settings: train\.batch was 8 and is 9 now\. Give another folder"):
+        go(text, run, more={"train.batch": 9}, tokenizer=str(known))
+    assert left(run) == before
+    stopped = tmp_path / "stopped"
+    assert go(text, stopped, tokenizer=str(known), watch=Seen(2)).why == "asked"
+    with pytest.raises(HeedfulError, match=r"other settings: objective\.kind was 'masked' and is 'masked\+next' now"):
+        go(text, stopped, "masked+next", tokenizer=str(known))
+    write(tmp_path / "text.txt", documents(40))
+    with pytest.raises(HeedfulError, match="other settings: data was"):
+        go(tmp_path / "text.txt", stopped, tokenizer=str(known))
+
+
+def test_changed_text_is_refused(tmp_path: Path, known: Path) -> None:
+    text = write(tmp_path / "text.txt", documents(60))
+    assert go(text, tmp_path / "run", tokenizer=str(known), watch=Seen(2)).why == "asked"
+    write(text, documents(61))
+    with pytest.raises(HeedfulError, match="holds a corpus that is another one"):
+        go(text, tmp_path / "run", tokenizer=str(known))
+
+
+# -- where a model and a text come from ---------------------------------------------------------------------------
+
+
+def test_a_trained_model_goes_on(tmp_path: Path, text: Path) -> None:
+    go(text, tmp_path / "first", "masked+next")
+    other = write(tmp_path / "other.txt", documents(80, seed=7))
+    more = {"train.optimiser.rate": 1e-9, "train.length.count": 1, "model.layers": None, "model.dropout": 0.0}
+    done = go(other, tmp_path / "second", more=more, model=str(tmp_path / "first"))
+    assert done.results["base"] == str(tmp_path / "first")
+    assert not (tmp_path / "second" / "tokenizer").exists(), "it has its own"
+    one, two = (load_file(tmp_path / each / "model" / "model.safetensors") for each in ("first", "second"))
+    shared = one.keys() & two.keys()
+    assert {name for name in one.keys() - two.keys() if "pooler" not in name and "seq_relationship" not in name} == set()
+    assert all(torch.allclose(one[name], two[name], atol=1e-6) for name in shared) and len(shared) > 20
+    configs = [json.loads((tmp_path / each / "model" / "config.json").read_text()) for each in ("first", "second")]
+    assert configs[0]["hidden_dropout_prob"] == configs[1]["hidden_dropout_prob"] == 0.1
+    with pytest.raises(HeedfulError, match=r"length is 64, but .*first.* reads 32 tokens"):
+        go(other, tmp_path / "third", more=more | {"length": 64}, model=str(tmp_path / "first"))
+
+
+def test_a_corpus_that_was_made_before(tmp_path: Path, known: Path) -> None:
+    found = documents(120, seed=1)
+    corpus = corpus_of(tmp_path, found, Tokenizer.load(known))
+    go(corpus.folder, tmp_path / "from-corpus")
+    go(tmp_path / "text.txt", tmp_path / "from-text", tokenizer=str(known))
+    names = {path.name for path in (tmp_path / "from-corpus").iterdir()}
+    assert not names & {"corpus", "tokenizer"}
+    one, two = (left(tmp_path / each) for each in ("from-corpus", "from-text"))
+    assert one["journal"] == two["journal"] and one["model.safetensors"] == two["model.safetensors"]
+    trained(documents(9)).save(tmp_path / "other")
+    with pytest.raises(HeedfulError, match="was made with another tokenizer: give that one with --tokenizer"):
+        go(corpus.folder, tmp_path / "run", tokenizer=str(tmp_path / "other"))
+    assert {path.name for path in (tmp_path / "run").iterdir()} <= BEGUN
+
+
+def test_a_killed_tokenizer_is_trained_again(tmp_path: Path, text: Path) -> None:
+    """Its folder may be there without its last file."""
+    go(text, tmp_path / "run", watch=Seen(1))
+    (tmp_path / "run" / "tokenizer" / "tokenizer.json").unlink()
+    assert go(text, tmp_path / "run").why == "done"
+
+
+def test_versions_of_masks_return(tmp_path: Path, text: Path, known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: dict[str, list[set[int]]] = {}
+    original = Masked.batch
+
+    def noted(self: Masked, samples: Any, keys: Any) -> Any:
+        if self.tokenizer is not None and len(keys) > 1:  # evaluation takes one row at a time
+            drawn[name].append(set(keys))
+        return original(self, samples, keys)
+
+    monkeypatch.setattr(Masked, "batch", noted)
+    for name, versions in (("static", "2"), ("dynamic", '"none"')):
+        drawn[name] = []
+        more = {"objective.versions": versions, "train.length.count": 3, "train.batch": 1000, "train.tokens": 10**6}
+        go(text, tmp_path / name, more=more, tokenizer=str(known))
+    one, two, three = drawn["static"]
+    assert one == three != two and len(one) > 20
+    one, two, three = drawn["dynamic"]
+    assert not one & two and not one & three and drawn["static"][0] == one
+
+
+def test_a_tokenizer_that_is_given(tmp_path: Path, text: Path, known: Path) -> None:
+    with pytest.warns(HeedfulWarning, match=r'5\d % of the (documents|segments) of this text are repeated'):
+        go([text, text.parent], tmp_path / "run", more={"train.length.count": 1}, tokenizer=str(known))
+    assert heedful.load(tmp_path / "run").config.model.embedding.vocabulary == Tokenizer.load(known).size
+    assert not (tmp_path / "run" / "tokenizer").exists()
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["corpus"]["repeated"]["documents"] >= 0.2
+
+
+# -- what is refused and warned about -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "message"),
+    [
+        ("masked", {"model.family": "brt"}, r'"brt" is no family \(did you mean "bert"\?\)'),
+        ("masked+next", {"model.family": "roberta"}, 'this family has no head "pretraining"'),
+        ("masked", {"model.family": "gpt2"}, 'this family has no head "masked"'),
+        ("taught", {"objective.teacher": "nowhere"}, "'nowhere' is no folder here"),
+        ("masked", {"tokenizer": "maskless"}, "this tokenizer has no mask token"),
+        ("replaced", {"tokenizer": "maskless"}, "this tokenizer has no mask token"),
+        ("spans", {"tokenizer": "known"}, "this tokenizer has no token <extra_id_0>"),
+        ("masked", {"tokenizer": "nowhere"}, "nowhere"),
+        ("masked", {"model.start": "nowhere"}, "'nowhere' is no folder here"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_written(
+    tmp_path: Path, text: Path, known: Path, kind: str, more: dict[str, Any], message: str
+) -> None:
+    if more.get("tokenizer") == "maskless":
+        made = json.loads((known / "tokenizer.json").read_text())
+        made["added_tokens"] = [each for each in made["added_tokens"] if each["content"] != "[MASK]"]
+        made["model"]["vocab"]["mask"] = made["model"]["vocab"].pop("[MASK]")
+        (tmp_path / "maskless").mkdir()
+        (tmp_path / "maskless" / "tokenizer.json").write_text(json.dumps(made))
+        more = more | {"tokenizer": tmp_path / "maskless"}
+    elif more.get("tokenizer") == "known":
+        more = more | {"tokenizer": known}
+    with pytest.raises(HeedfulError, match=message):
+        go(text, tmp_path / "run", kind, more)
+    assert {path.name for path in (tmp_path / "run").iterdir()} <= BEGUN
+    assert go(text, tmp_path / "run", more={"train.length.count": 1}).why == "done", "the slip is mended there"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"objective.rate": 1.5}, "rate is 1.5; expected a share between 0 and 1"),
+        ({"length": 4}, "length is 4; expected 8 tokens or more in each phase"),
+        ({"phases": "[{after = 1.5, length = 60}]"}, "after is 1.5; expected a share of the run between 0 and 1"),
+        ({"phases": "[{after = 0.5, length = 60}, {after = 0.4, length = 90}]"}, "expected each phase after the one"),
+        ({"model.heads": 5}, "a width that the heads divide"),
+        ({"objective.versions": 0}, "versions is 0; expected a whole number from 1"),
+        ({"lenght": 9}, r'lenght is not a setting \(did you mean "length"\?\)'),
+    ],
+)
+def test_wrong_settings(text: Path, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(HeedfulError, match=message):
+        asked(text, more=more)
+
+
+def test_wrong_names_and_times(text: Path) -> None:
+    for given, message in (
+        ({"objective": "mask"}, r'"mask" is no objective \(did you mean "masked"\?\): use one of masked, masked\+next'),
+        ({"objective": "taught"}, "objective.teacher is missing"),
+        ({"duration": "soon"}, '"soon" is no duration: write 1h, 90m, 1h30m or 45s'),
+        ({"duration": "0h"}, '"0h" is no time at all'),
+        ({"size": "huge"}, r'model\.size is "huge", expected one of "tiny"'),
+    ):
+        with pytest.raises(HeedfulError, match=message):
+            settled([text], **given)  # type: ignore[arg-type]
+    with pytest.raises(HeedfulError, match="no text was given: name files or folders of text"):
+        pretrain(PretrainSettings(), "anywhere")
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "message"),
+    [
+        ("masked", 1, r"1 documents are too few to hold out a share of 0\.1: [01] would be held out\. Give more"),
+        ("masked+next", 12, r"needs two documents at least, but of 12 there are \d+ to learn from and 1 held out"),
+    ],
+)
+def test_too_few_documents(tmp_path: Path, known: Path, kind: str, count: int, message: str) -> None:
+    share, found = 0.1, documents(count, seed=6)
+    if count > 1:  # so that one is held out, wherever the hashes put them
+        hashes = sorted(_places(corpus_of(tmp_path / "first", found, Tokenizer.load(known))))
+        share = (hashes[0] + hashes[1]) / 2
+    text = write(tmp_path / "text.txt", found)
+    with pytest.raises(HeedfulError, match=message):
+        go(text, tmp_path / "run", kind, {"held_out": share}, tokenizer=str(known))
+    assert not (tmp_path / "run" / "state").exists()
+
+
+def _places(corpus: Any) -> list[float]:
+    """The share from which on each document is held out, to the nearest thousandth above."""
+    steps = [step / 1000 for step in range(1, 1000)]
+    sides = [held_out(corpus, share).tolist() for share in steps]
+    return [next(share for share, side in zip(steps, sides, strict=True) if side[n]) for n in range(len(corpus))]
+
+
+def test_trap_38_few_sequences_and_repeated_lines(tmp_path: Path, text: Path, known: Path) -> None:
+    few = {"train.batch": 4, "row": 32, "train.length.count": 1}
+    with pytest.warns(HeedfulWarning, match="a step has about [4-8] sequences: with 8 or fewer.*raise train.batch"):
+        go(text, tmp_path / "few", more=few, tokenizer=str(known))
+    twice = write(tmp_path / "twice.txt", [*documents(60), *documents(60)])
+    with pytest.warns(HeedfulWarning, match=r'5\d % of the (documents|segments) .* set corpus\.duplicates = "exact"'):
+        go(twice, tmp_path / "twice", more={"train.length.count": 1}, tokenizer=str(known))
+    one = {"train.length.count": 1, "corpus.duplicates": "exact"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        done = go(twice, tmp_path / "once", more=one, tokenizer=str(known))
+        assert done.results["corpus"]["counts"]["documents"] == 60
+        go(text, tmp_path / "sane", more={"train.length.count": 1}, tokenizer=str(known))
+
+
+# -- several processes --------------------------------------------------------------------------------------------
+
+
+def test_trap_33_two_ranks_are_one(tmp_path: Path, text: Path, known: Path) -> None:
+    """With the counts of both terms over all ranks, and no dropout."""
+    calm = {"train.optimiser.eps": 1e-2, "train.optimiser.rate": 2e-2, "train.tokens": 100, "train.batch": 7}
+    settings = asked(text, "masked+next", calm, tokenizer=str(known))
+    given = [f"{name}={value}" for name, value in (SMALL | calm).items()]
+    words = ["pretrain", str(text), "--objective", "masked+next", "--tokenizer", str(known), "--json"]
+    words += ["--out", str(tmp_path / "two"), *[part for each in given for part in ("--set", each)]]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--module", "heedful", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    done = pretrain(settings, tmp_path / "one")
+    out, err = process.communicate(timeout=110)
+    assert process.returncode == 0, err
+    two = json.loads(out)
+    assert two["tokens"] == done.results["tokens"] and two["steps"] == 5
+    mine, other = (load_file(tmp_path / each / "model" / "model.safetensors") for each in ("one", "two"))
+    assert mine.keys() == other.keys()
+    assert max(float((mine[name] - other[name]).abs().max()) for name in mine) < 1e-6
+    losses = [[line["loss"] for line in lines(tmp_path / each) if "loss" in line] for each in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    numbers = [each["splits"]["held out"]["numbers"] for each in (done.results, two)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)

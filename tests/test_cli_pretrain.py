@@ -1,0 +1,218 @@
+"""heedful pretrain on the command line: what it imports, prints, refuses, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from corpora import documents, write
+
+from heedful.cli import main
+from heedful.runs import pretrain as module
+from heedful.runs.pretrain_settings import PretrainSettings
+from heedful.settings import from_file
+from heedful.train.settings import Minutes
+
+ROOT = Path(__file__).parent.parent
+SMALL = {
+    "model.layers": 1,
+    "model.width": 32,
+    "model.heads": 2,
+    "train.batch": 8,
+    "train.precision": "float32",
+    "length": 32,
+    "row": 64,
+    "held_out": 0.1,
+    "evaluate": 4,
+    "vocabulary.vocabulary": 400,
+    "corpus.documents": "blank",
+}
+STEPS = {"train.length.count": 6}
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """As in the processes that are started here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the command in this process, without plots and timing."""
+    monkeypatch.setattr(module, "draw", lambda folder: [])
+    times = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
+    monkeypatch.setattr(module, "latency", lambda loaded: times)
+
+    def call(*arguments: object) -> Done:
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        done = capsys.readouterr()
+        assert "Traceback" not in done.err
+        return Done(int(stop.value.code or 0), done.out, done.err)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 documents."""
+    return write(tmp_path_factory.mktemp("text") / "harbour.txt", documents(120, seed=1))
+
+
+def sets(**more: Any) -> list[str]:
+    """SMALL settings, and more."""
+    return [part for name, value in (SMALL | more).items() for part in ("--set", f"{name}={value}")]
+
+
+def imported(*arguments: str) -> tuple[int, str, str]:
+    """The command in a process of its own: how it ended, what it said, and which heavy modules it imported."""
+    code = (
+        "import sys\n"
+        "from heedful.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as stop: code = int(stop.code or 0)\n"
+        "print({'torch', 'tokenizers', 'rich', 'numpy'} & set(sys.modules))\n"
+        "raise SystemExit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stderr, done.stdout.splitlines()[-1]
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code, err, heavy = imported("pretrain", "--help")
+    assert (code, err, heavy) == (0, "", "set()")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["x", "--set", "lenght=3"], '--set: lenght is not a setting (did you mean "length"?)'),
+        (["x", "--objective", "maskd"], '"maskd" is no objective (did you mean "masked"?)'),
+        (["x", "--for", "soon"], '"soon" is no duration: write 1h, 90m, 1h30m or 45s'),
+        (["x", "--size", "huge"], 'model.size is "huge"'),
+        ([], "no text was given: heedful pretrain FILES, or a recipe with data"),
+        (["no.toml"], "no.toml: there is no such file"),
+        (["one.toml", "--recipe", "two.toml"], "two recipes were given, one.toml and two.toml: give one"),
+    ],
+)
+def test_slips_are_told_before_torch_is_imported(arguments: list[str], message: str) -> None:
+    code, err, heavy = imported("pretrain", *arguments)
+    assert code == 2 and err.startswith("heedful: ") and message in err and err.count("\n") == 1
+    assert "torch" not in heavy and "tokenizers" not in heavy
+
+
+def test_what_a_person_sees(run: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("pretrain", text, "--objective", "masked+next", *sets(**STEPS))
+    assert done.code == 0
+    assert done.out.startswith("held out, ") and "  masked_accuracy  0." in done.out and "next_loss" in done.out
+    assert "The run is in pretrain-harbour: model, curves, model card." in done.out
+    assert "heedful pretrain MORE-TEXT --model pretrain-harbour" in done.out
+    said = done.err.splitlines()
+    assert said[0].startswith("training a tokenizer on the text (wordpiece, up to 400 tokens); --tokenizer takes one")
+    assert any(line.startswith("120 documents of ") and " rows of up to 64 tokens, 8 in a step" in line for line in said)
+    assert [line.split(",")[0] for line in said if line.startswith("step")] == ["step 4", "step 6"]
+    again = run("pretrain", text, "--objective", "masked+next", *sets(**STEPS))
+    assert again.out == done.out and "pretrain-harbour is finished already" in again.err
+    other = run("pretrain", text, *sets(**STEPS))
+    assert other.code == 2 and "holds a run with other settings: objective.kind was 'masked+next'" in other.err
+
+
+def test_json(run: Any, text: Path, tmp_path: Path) -> None:
+    done = run("pretrain", text, "--out", tmp_path / "run", "--json", *sets(**STEPS))
+    assert done.code == 0 and not done.err
+    (line,) = done.out.splitlines()
+    found = json.loads(line)
+    assert found["folder"] == str(tmp_path / "run") and found["steps"] == 6 and found["objective"] == "masked"
+    assert found["splits"]["held out"]["numbers"]["masked_loss"] > 0
+
+
+def test_a_time_budget(run: Any, text: Path, tmp_path: Path) -> None:
+    done = run("pretrain", text, "--out", tmp_path / "run", "--json", "--for", "1s", *sets())
+    found = json.loads(done.out)
+    assert found["seconds"] >= 1 and found["steps"] > 2, "as many steps as fit"
+    settings = from_file(PretrainSettings, tmp_path / "run" / "settings.toml")
+    assert settings.train.length == Minutes(count=1 / 60)
+    last = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
+    rates = [each["rate"] for each in last if "rate" in each]
+    assert rates[-1] < 0.3 * max(rates), "the schedule follows the clock"
+
+
+def test_a_recipe_alone(run: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(
+        f'data = ["{text}"]\nlength = 32\n[objective]\nkind = "masked+order"\n[train]\nbatch = 8\n', encoding="utf-8"
+    )
+    more = {name: value for name, value in (SMALL | STEPS).items() if name not in ("length", "train.batch")}
+    given = [part for name, value in more.items() for part in ("--set", f"{name}={value}")]
+    done = run("pretrain", "mine.toml", "--json", *given)
+    found = json.loads(done.out)
+    assert found["objective"] == "masked+order" and found["folder"] == "pretrain-harbour"
+
+
+INTERRUPTED = """
+import os, signal
+from heedful.cli import main, progress
+def step(self, step, trainer):
+    if step.number == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+progress.Progress.step = step
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as on a terminal, wherever the tests run
+main()
+"""
+
+
+def test_t10_the_command_goes_on(run: Any, text: Path, tmp_path: Path) -> None:
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background would ignore it
+    try:
+        words = ["pretrain", str(text), "--objective", "masked+next", *sets(**STEPS), "--out"]
+        stopped = subprocess.run(
+            [sys.executable, "-c", INTERRUPTED, *words, str(tmp_path / "run")],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert stopped.returncode == 130 and not stopped.stdout and "Traceback" not in stopped.stderr
+    place = tmp_path / "run"
+    assert stopped.stderr.splitlines()[-1] == f"stopped; everything is in {place}. The same command goes on from there."
+    assert run(*words, place).code == run(*words, tmp_path / "whole").code == 0
+    for name in ("journal.jsonl", "model/model.safetensors"):
+        assert (place / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_bad_rows(run: Any, tmp_path: Path) -> None:
+    rows = [json.dumps({"text": " ".join(each)}) for each in documents(80)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{broken"]) + "\n")
+    given = [tmp_path / "a.jsonl", "--out", tmp_path / "run", *sets(**STEPS)]
+    done = run("pretrain", *given)
+    assert done.code == 2 and "a.jsonl" in done.err and "81" in done.err
+    assert run("pretrain", *given, "--bad-rows", "skip").code == 0
+    assert "broken" in (tmp_path / "run" / "bad-rows.jsonl").read_text()
