@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from heedful.packed import Packed as Packed
     from heedful.runs.evaluate import evaluate as evaluate
     from heedful.runs.finetune import finetune as finetune
+    from heedful.runs.pretrain import pretrain as pretrain
     from heedful.tokenizer import Tokenizer as Tokenizer
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ _HOMES = {
     "Tokenizer": "heedful.tokenizer",
     "Engine": "heedful.infer.engine",
     "finetune": "heedful.runs.finetune",
+    "pretrain": "heedful.runs.pretrain",
     "evaluate": "heedful.runs.evaluate",
     "HeedfulError": "heedful.errors",
     "HeedfulWarning": "heedful.errors",

@@ -18,6 +18,7 @@ WORDS = [
 NAMES = {"ada": "PER", "zed": "PER", "paris": "LOC", "france": "LOC"}  # words that are named, and as what
 SIZES = {"train": 24, "dev": 8, "test": 8}
 SMALL = {  # settings of a run that takes about a second
+    "start.model": '""',  # an encoder on the spot
     "start.steps": 0,
     "start.layers": 1,
     "start.width": 32,

@@ -119,13 +119,7 @@ def load(
     "classes", ...). Whatever is not understood is refused: unknown config keys (unless listed in `ignore`), tensors
     that are missing, left over or of another shape, pickles, a tokenizer that is not the model's.
     """
-    folder, local = Path(name), os.path.isdir(name)
-    if os.path.isfile(name):
-        raise HeedfulError(f"{name} is a file; expected the folder that holds config.json and {WEIGHTS}")
-    if not local:
-        folder = shipped(str(name)) or hub.fetch(str(name), revision)
-    elif not (folder / "config.json").exists() and (folder / RUN_MODEL / "config.json").exists():
-        folder = folder / RUN_MODEL
+    folder = _folder(name, revision)
     values = read_json(folder / "config.json")
     config = read_config(values, str(folder / "config.json"), head=head, ignore=ignore)
     slots: dict[str, Slot] = {}
@@ -142,7 +136,8 @@ def load(
     assign(loaded, _load_tensors(table, slots, dtype, folder), device)
     loaded.tokenizer = _load_tokenizer(folder, config.family, config.model)
     loaded.thresholds, loaded.between = _thresholds(folder), _between(folder)
-    loaded.source = str(name) if local or shipped(str(name)) else f"{name}@{folder.name}"
+    local = os.path.isdir(name) or shipped(str(name))
+    loaded.source = str(name) if local else f"{name}@{folder.name}"
     loaded.unused = unused
     stacks = [stack for stack in (config.model.encoder, config.model.decoder) if stack is not None]
     if dtype == torch.float16 and any(stack.norm == "rms" and stack.score_scale == 1.0 for stack in stacks):
@@ -156,6 +151,24 @@ def load(
             stacklevel=2,
         )
     return loaded.eval()
+
+
+def config_of(name: str | Path, *, revision: str | None = None) -> Config:
+    """What `load` would read of that folder or name, without its weights."""
+    folder = _folder(name, revision)
+    return read_config(read_json(folder / "config.json"), str(folder / "config.json"))
+
+
+def _folder(name: str | Path, revision: str | None) -> Path:
+    """Where the model lies, fetched if need be."""
+    folder = Path(name)
+    if os.path.isfile(name):
+        raise HeedfulError(f"{name} is a file; expected the folder that holds config.json and {WEIGHTS}")
+    if not os.path.isdir(name):
+        return shipped(str(name)) or hub.fetch(str(name), revision)
+    if not (folder / "config.json").exists() and (folder / RUN_MODEL / "config.json").exists():
+        return folder / RUN_MODEL
+    return folder
 
 
 def read_config(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.cli import pretrain, train
+from heedful.cli import pretrain, serve, train
 from heedful.cli.show import clean, facts_of, note, show, show_warning, table, write_json
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 
@@ -238,6 +238,18 @@ def convert(
 def predict(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A model folder, or NAME@REVISION on the hub.")],
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Else one on each line of stdin.")] = None,
+    file: Annotated[
+        list[Path] | None, typer.Option(help="Files, or folders of them, to answer; what follows are more.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for the answers to files; one that was begun goes on.")
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="How these are written: parquet or jsonl.")] = "parquet",
+    rows: Annotated[int, typer.Option(help="Rows of the input in each part of them.")] = 10_000,
+    without_inputs: Annotated[bool, typer.Option("--without-inputs", help="Write them without the input.")] = False,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help='How files are read, as columns.text="review".')
+    ] = None,
     pair: Annotated[str | None, typer.Option(help="The second text of each pair.")] = None,
     question: Annotated[str | None, typer.Option(help="The question that each TEXT is searched for.")] = None,
     choice: Annotated[list[str] | None, typer.Option(help="A candidate; give it twice or more.")] = None,
@@ -252,9 +264,13 @@ def predict(
     """Answer texts with a model.
 
     Its head decides how: filled masks, next sentence, classes, tags, found answers, choices, embeddings, or a text. An
-    empty line is an empty text and is answered too, so that answer N belongs to line N.
+    empty line is an empty text and is answered too, so that answer N belongs to line N. With --file, rows of CSV, TSV,
+    JSON lines or Parquet are answered into a folder of parts; the same command goes on where one was stopped, and
+    several at once share the work.
     """
-    chunks = _texts(texts)
+    if file is None and (named := _of_files(out, form, rows, without_inputs, assignments)):
+        raise HeedfulError(f"{named} is for files: name them with --file")
+    chunks = iter(()) if file else _texts(texts)
     from heedful.checkpoint.hub import name_and_revision
     from heedful.infer.engine import Engine
 
@@ -262,8 +278,25 @@ def predict(
     engine = Engine(name, revision=revision, head=head)
     options = {"pair": pair, "question": question, "choice": choice or None}
     manner: dict[str, Any] = {"beams": beams, "temperature": temperature, "most": most, "seed": seed}
-    _check_options(engine, {name for name, value in (options | manner).items() if value is not None})
+    given = {name for name, value in (options | manner).items() if value is not None}
+    if file and (fixed := sorted(given & options.keys())):
+        raise HeedfulError(f"--{fixed[0]} is for texts; of files a column says it")
+    _check_options(engine, given, needed=not file)
     engine.writing = _writing(top_k, **manner)
+    if file:
+        from heedful.cli.predict_files import predict_files
+
+        return predict_files(
+            engine,
+            [*file, *map(Path, texts or ())],
+            out,
+            rows=rows,
+            form=form,
+            without_inputs=without_inputs,
+            assignments=assignments or [],
+            top_k=top_k,
+            as_json=as_json,
+        )
     if not as_json:
         facts = facts_of(engine.loaded)
         note(f"{facts['read']}: {facts['family']}, {facts['head']}, {facts['parameters']:,} parameters\n")
@@ -277,6 +310,7 @@ def predict(
         sys.stdout.flush()
 
 
+app.command()(serve.serve)
 app.command()(train.recipe)
 
 
@@ -344,11 +378,17 @@ _TAKES: dict[str, tuple[str, ...]] = {
 _NEEDS = ("span", "choice", "next")
 
 
-def _check_options(engine: Engine, given: set[str]) -> None:
+def _of_files(out: Path | None, form: str, rows: int, without_inputs: bool, assignments: list[str] | None) -> str:
+    """An option that was given and is for files alone."""
+    names = {"--out": out, "--format": form != "parquet", "--rows": rows != 10_000, "--set": assignments}
+    return next((name for name, given in (names | {"--without-inputs": without_inputs}).items() if given), "")
+
+
+def _check_options(engine: Engine, given: set[str], *, needed: bool = True) -> None:
     taken = _TAKES.get(engine.kind, ())
     for name in sorted(given.difference(taken)):
         raise HeedfulError(f"--{name} is not for this model: its {engine.kind} head expects {engine.expects}")
-    if engine.kind in _NEEDS and not given:
+    if needed and engine.kind in _NEEDS and not given:
         raise HeedfulError(f"this model's {engine.kind} head needs --{taken[0]} beside the texts")
 
 

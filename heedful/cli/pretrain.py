@@ -67,7 +67,7 @@ def pretrain(
     keep_freed()
 
     from heedful.cli.progress import Progress
-    from heedful.runs.pretrain import pretrain as run
+    from heedful.runs.pretrain import run
     from heedful.train.ranks import ranks
 
     with ranks() as group, Progress(quiet=as_json or not group.first) as progress:

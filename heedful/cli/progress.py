@@ -6,7 +6,7 @@ import sys
 import time
 from types import TracebackType
 
-from heedful.cli.show import clean, note
+from heedful.cli.show import clean, duration, note
 from heedful.runs.timing import memory
 from heedful.train.fit import Scored, Watch
 from heedful.train.loop import Step, Trainer
@@ -61,7 +61,7 @@ class Progress(Watch):
         elif not self._quiet and time.monotonic() - self._said >= EVERY:
             self._said = time.monotonic()
             left = trainer.seconds / max(trainer.done, 1e-9) * (1 - trainer.done)
-            note(f"step {step.number:,}, epoch {step.epoch:.2f}: {rest}, about {_duration(left)} left")
+            note(f"step {step.number:,}, epoch {step.epoch:.2f}: {rest}, about {duration(left)} left")
 
     def scored(self, step: int, scored: Scored, best: bool) -> None:
         """After each evaluation."""
@@ -76,17 +76,3 @@ class Progress(Watch):
             self._bar.console.print(clean(text), markup=False, highlight=False)
         else:
             note(clean(text))
-
-
-def _duration(seconds: float) -> str:
-    """In words.
-
-    >>> _duration(42.0), _duration(150.0), _duration(9000.0)
-    ('42 s', '2 min 30 s', '2 h 30 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -108,6 +108,20 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def duration(seconds: float) -> str:
+    """In words.
+
+    >>> duration(42.0), duration(150.0), duration(9000.0)
+    ('42 s', '2 min 30 s', '2 h 30 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 def write_json(value: Any) -> None:
     print(json.dumps(value))  # in ASCII, whatever the terminal's encoding
 

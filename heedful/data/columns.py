@@ -141,7 +141,16 @@ def _is_list(table: Table, columns: Columns, role: str) -> bool:
 
 
 def _resolve(table: Table, kind: type[Example], given: Given) -> Columns:
-    needed, more = ROLES[kind]
+    found = find_columns(table, *ROLES[kind], given)
+    if kind is Choices and not {"prompt", "ask"} & set(found):
+        raise _missing(table, "prompt")
+    return Columns(kind=kind, of=found, unused=unused(table, found))
+
+
+def find_columns(
+    table: Table, needed: tuple[str, ...], more: tuple[str, ...], given: Given
+) -> dict[str, tuple[str, ...]]:
+    """The columns of roles that are needed, and of those that may be there."""
     roles = (*needed, *more)
     for role in given:
         if role not in roles:
@@ -159,9 +168,13 @@ def _resolve(table: Table, kind: type[Example], given: Given) -> Columns:
         if names:
             found[role] = names
             taken |= set(names)
-    if kind is Choices and not {"prompt", "ask"} & set(found):
-        raise _missing(table, "prompt")
-    return Columns(kind=kind, of=found, unused=tuple(name for name in table.names if name not in taken))
+    return found
+
+
+def unused(table: Table, found: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The columns that have no role."""
+    taken = {name for names in found.values() for name in names}
+    return tuple(name for name in table.names if name not in taken)
 
 
 def _by_name(table: Table, role: str, taken: set[str]) -> tuple[str, ...]:

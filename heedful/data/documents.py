@@ -62,7 +62,7 @@ def expand(files: Sequence[Path]) -> tuple[list[tuple[Path, str]], list[str]]:
     return found, said
 
 
-class _Watched(type(Path())):  # type: ignore[misc]
+class Watched(type(Path())):  # type: ignore[misc]
     """A path of which is known how far its file was read."""
 
     handle: Any = None
@@ -73,6 +73,7 @@ class _Watched(type(Path())):  # type: ignore[misc]
 
     @property
     def read(self) -> int:
+        """Bytes of the file, packed as it is."""
         return 0 if self.handle is None or self.handle.closed else int(self.handle.tell())
 
 
@@ -82,10 +83,10 @@ class Reading:
     def __init__(self, files: list[Path], settings: CorpusSettings, sieve: Sieve, said: list[str]) -> None:
         self.sieve, self.said, self.cut = sieve, list(said), 0  # documents that were cut for their size
         self._settings = settings
-        self._files = [_Watched(path) for path in files]
+        self._files = [Watched(path) for path in files]
         self._sizes = [path.stat().st_size for path in files]
         self._done = 0
-        self._at: _Watched | None = None
+        self._at: Watched | None = None
 
     @property
     def share(self) -> float:

@@ -33,6 +33,10 @@ MARKS = (  # longest first: UTF-32's begins with UTF-16's
 )
 
 
+class NoRowsError(HeedfulError):
+    """There is nothing in it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class File:
     """A file and how its bytes are text."""
@@ -67,7 +71,7 @@ def find(path: Path, *, encoding: str | None = None, longest: int = LONGEST) -> 
     with _unpacked(path) as stream:
         head = stream.read(CHUNK)
     if not head:
-        raise HeedfulError(f"{path}: is empty")
+        raise NoRowsError(f"{path}: is empty")
     said = []
     mark, name = next(((mark, name) for mark, name in MARKS if head.startswith(mark)), (b"", given or "utf-8"))
     if mark:

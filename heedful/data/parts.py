@@ -98,12 +98,42 @@ def open_part(path: Path, kind: type[Example] | None, settings: DataSettings, si
     if form == "text":
         _refuse_kind(file, kind, Plain, "plain text")
         return Part(shown=file.shown, kind=Plain, read=lambda sieve: texts(file, sieve), said=(*said, TEXT))
-    if form in ("csv", "tsv"):
-        return of_table(_separated(file, form, settings, sieve), kind, settings, said)
+    return of_table(_rows_of(file, form, settings, sieve), kind, settings, said)
+
+
+def open_table(path: Path, settings: DataSettings, sieve: Sieve) -> Table:
+    """A file as rows and columns, whatever these are for; of plain text each line is a row."""
+    suffix = bare_name(path)[1]
+    if settings.format == "parquet" or (settings.format is None and suffix == ".parquet"):
+        if not path.is_file():
+            raise HeedfulError(f"{path}: there is no such file")
+        return parquet(path, sieve)
+    file, said = find(path, encoding=settings.encoding, longest=settings.longest)
+    form = settings.format or SUFFIXES.get(suffix)
+    if form is None:
+        raise _unknown(file)
+    if form == "text":
+        table = Table(shown=file.shown, names=("text",), first=[""], rows=lambda sieve: _as_rows(file, sieve))
+        return replace(table, said=(*said, TEXT))
+    if form not in ("csv", "tsv", "json", "jsonl") or (form == "json" and is_squad(file)):
+        what = "SQuAD's JSON" if form == "json" else form
+        raise HeedfulError(f"{path}: {what} is no table: make it CSV, TSV, JSON lines or Parquet, a row for each input")
+    table = _rows_of(file, form, settings, sieve)
+    return replace(table, said=(*said, *table.said))
+
+
+def _as_rows(file: File, sieve: Sieve) -> Iterator[tuple[int, list[str]]]:
+    for example in texts(file, sieve):
+        yield example.line, [example.text]
+
+
+def _rows_of(file: File, form: Format, settings: DataSettings, sieve: Sieve) -> Table:
+    if form == "csv" or form == "tsv":
+        return _separated(file, form, settings, sieve)
     if form not in ("json", "jsonl"):
-        raise HeedfulError(f"{path}: {form} is a folder, and this is a file")
+        raise HeedfulError(f"{file.shown}: {form} is a folder, and this is a file")
     by_line = form == "jsonl" or is_lines(file)
-    return of_table((json_lines if by_line else json_list)(file, sieve), kind, settings, said)
+    return (json_lines if by_line else json_list)(file, sieve)
 
 
 def of_object(name: str, data: Any, kind: type[Example] | None, settings: DataSettings, sieve: Sieve) -> Part:
@@ -149,12 +179,14 @@ def _found(file: File, kind: type[Example] | None) -> Format:
         if conll.looks_like(head_of(file)) or kind is Tagged:
             return "conll"
         if form is None:
-            known = ", ".join(SUFFIXES)
-            raise HeedfulError(
-                f"{file.shown}: the format is not known: its name should end in {known}, or say --format"
-            )
+            raise _unknown(file)
     assert form is not None
     return form
+
+
+def _unknown(file: File) -> HeedfulError:
+    known = ", ".join(SUFFIXES)
+    return HeedfulError(f"{file.shown}: the format is not known: its name should end in {known}, or say --format")
 
 
 def _separated(file: File, form: Literal["csv", "tsv"], settings: DataSettings, sieve: Sieve) -> Table:

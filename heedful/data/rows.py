@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.data.bad import BadRow, CellError, Sieve, shown
-from heedful.data.files import FREE, MOST_RATIO, File, Line, all_lines, json_text, lines
+from heedful.data.files import FREE, MOST_RATIO, File, Line, NoRowsError, all_lines, json_text, lines
 from heedful.errors import HeedfulError
 
 Cells = list[str] | dict[str, Any]
@@ -136,12 +136,12 @@ def separated(
 
     top = list(islice(raw(sieve), 2))
     if not top:
-        raise HeedfulError(f"{file.shown}: has no rows")
+        raise NoRowsError(f"{file.shown}: has no rows")
     start, cells = top[0]
     header = is_header(cells)
     names = tuple(cell.strip() for cell in cells) if header else tuple(str(n) for n in range(1, len(cells) + 1))
     if len(top) == header:
-        raise HeedfulError(f"{file.shown}: has a header and no rows")
+        raise NoRowsError(f"{file.shown}: has a header and no rows")
     if header and (twice := [name for name in names if names.count(name) > 1 and name]):
         raise HeedfulError(f"{file.shown}:{start}: two columns are called {shown(twice[0])}")
     width = len(cells)
@@ -230,7 +230,7 @@ def json_list(file: File, sieve: Sieve) -> Table:
 def _named(name: str, rows: Callable[[Sieve], Rows], sieve: Sieve, **more: Any) -> Table:
     first = next(rows(sieve), None)
     if first is None:
-        raise HeedfulError(f"{name}: has no rows")
+        raise NoRowsError(f"{name}: has no rows")
     return Table(shown=name, names=tuple(first[1]), first=first[1], rows=rows, **more)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,13 +27,25 @@ TOKEN_BUDGET = 4096  # of a batch; benchmarks/results/forward-minilm-batches-202
 TYPICAL = 64  # tokens of a text, for explain()
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """A window that waits for its scores."""
 
-    question: int  # which input it belongs to
     answerer: Answerer
     encoded: Encoded
     places: list[int]  # the tokens to score; none: the whole window
+
+
+class Asked(NamedTuple):
+    """An input that was read: what answers it, and its windows in which something is to be scored."""
+
+    given: Any
+    answerer: Answerer
+    pieces: list[Piece]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are to be scored."""
+        return sum(len(piece.encoded) for piece in self.pieces)
 
 
 class Engine:
@@ -90,17 +103,42 @@ class Engine:
             raise HeedfulError(f"inputs is {_shown(inputs)}: give a list; this model's head expects {self.expects}")
         if top_k < 1:
             raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
-        inputs = list(inputs)
+        return self.answers(self.encode(list(inputs)), top_k=top_k)
+
+    def answers(self, asked: Sequence[Asked], *, top_k: int = 5) -> list[Answer]:
+        """What a call does after the first of its three steps, which `encode`, `score` and `answer` are."""
+        pieces = [piece for each in asked for piece in each.pieces]
+        scores: dict[int, Any] = {}
+        for numbers in self._batches(pieces):
+            scores.update(zip(numbers, self.score([pieces[number] for number in numbers]), strict=True))
+        made = (scores[number] for number in range(len(pieces)))
+        return [self.answer(each, list(islice(made, len(each.pieces))), top_k=top_k) for each in asked]
+
+    def encode(self, inputs: Sequence[Any]) -> list[Asked]:
+        """The first of the three steps that a call consists of: inputs become windows of tokens."""
         read = [self._read(number, given) for number, given in enumerate(inputs)]
-        pieces = self._pieces(read)
-        setting = Setting(tokenizer=self.tokenizer, head=self._head, top_k=top_k, thresholds=self.loaded.thresholds)
-        seen: list[list[Window]] = [[] for _ in inputs]
-        for piece, scores in zip(pieces, self._scores(pieces), strict=True):
-            seen[piece.question].append(Window(piece.encoded, piece.places, scores))
+        encoded = iter(self._encode([item for _, items in read for item in items]))
         return [
-            answerer.answer(given, seen[number], setting)
-            for number, (given, (answerer, _)) in enumerate(zip(inputs, read, strict=True))
+            Asked(given, answerer, self._pieces(number, answerer, items, [next(encoded) for _ in items]))
+            for number, (given, (answerer, items)) in enumerate(zip(inputs, read, strict=True))
         ]
+
+    def score(self, pieces: Sequence[Piece], writing: Writing | None = None) -> list[Any]:
+        """The second step: what the head says of each piece of one batch, on the host; one answerer takes them all."""
+        assert all(piece.answerer is pieces[0].answerer for piece in pieces)
+        training = self.loaded.training
+        self.loaded.eval()
+        try:
+            with torch.inference_mode():
+                return self._run(pieces, writing or self.writing)
+        finally:
+            self.loaded.train(training)
+
+    def answer(self, asked: Asked, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
+        """The third step: the scores of an input's pieces become its answer."""
+        windows = [Window(piece.encoded, piece.places, each) for piece, each in zip(asked.pieces, scores, strict=True)]
+        setting = Setting(tokenizer=self.tokenizer, head=self._head, top_k=top_k, thresholds=self.loaded.thresholds)
+        return asked.answerer.answer(asked.given, windows, setting)
 
     def explain(self) -> str:
         """Which attention kernel takes a typical batch, and why no other one."""
@@ -122,45 +160,23 @@ class Engine:
                 return answerer, [item + self.loaded.between if isinstance(item, str) else item for item in items]
         raise HeedfulError(f"input {number} is {_shown(given)}: this model's {self.kind} head expects {self.expects}")
 
-    def _pieces(self, read: list[tuple[Answerer, list[Item]]]) -> list[_Piece]:
-        """The windows of every input; those in which nothing is to be scored are left out."""
-        encoded = iter(self._encode([item for _, items in read for item in items]))
-        found = []
-        for number, (answerer, items) in enumerate(read):
-            mine = [next(encoded) for _ in items]
-            try:
-                several = [each for seen in all_windows(answerer, items, mine, self.limit) for each in seen]
-            except HeedfulError as error:
-                raise HeedfulError(f"input {number}: {error}") from None
-            if answerer.places is None:
-                found += [_Piece(number, answerer, each, []) for each in several]
-                continue
-            places = of_windows(answerer.places(several, self.tokenizer), len(several))
-            found += [
-                _Piece(number, answerer, each, taken) for each, taken in zip(several, places, strict=True) if taken
-            ]
-        return found
+    def _pieces(self, number: int, answerer: Answerer, items: list[Item], encoded: list[Encoded]) -> list[Piece]:
+        """The windows of an input; those in which nothing is to be scored are left out."""
+        try:
+            several = [each for seen in all_windows(answerer, items, encoded, self.limit) for each in seen]
+        except HeedfulError as error:
+            raise HeedfulError(f"input {number}: {error}") from None
+        if answerer.places is None:
+            return [Piece(answerer, each, []) for each in several]
+        places = of_windows(answerer.places(several, self.tokenizer), len(several))
+        return [Piece(answerer, each, taken) for each, taken in zip(several, places, strict=True) if taken]
 
     def _encode(self, items: list[Item]) -> list[Encoded]:
         if self.limit is not None and all(answerer.long == "cut" for answerer in self._answerers):
             return self.tokenizer.encode_batch(items, max_length=self.limit, truncate="longest_first")
         return self.tokenizer.encode_batch(items)
 
-    def _scores(self, pieces: list[_Piece]) -> list[Any]:
-        """What the head says of each piece, on the host; batches take pieces of like length."""
-        scores: dict[int, Any] = {}
-        training = self.loaded.training
-        self.loaded.eval()
-        try:
-            with torch.inference_mode():
-                for numbers in self._batches(pieces):
-                    made = self._run([pieces[number] for number in numbers])
-                    scores.update(zip(numbers, made, strict=True))
-        finally:
-            self.loaded.train(training)
-        return [scores[number] for number in range(len(pieces))]
-
-    def _batches(self, pieces: list[_Piece]) -> Iterator[list[int]]:
+    def _batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
         """The numbers of the pieces of each batch: one answerer, longest first, within the budget."""
         batch: list[int] = []
         rows = 0
@@ -177,12 +193,12 @@ class Engine:
         if batch:
             yield batch
 
-    def _run(self, pieces: list[_Piece]) -> list[Any]:
+    def _run(self, pieces: Sequence[Piece], writing: Writing) -> list[Any]:
         device = next(self.loaded.parameters()).device
         batch = Packed.of([piece.encoded.ids for piece in pieces], [piece.encoded.types for piece in pieces]).to(device)
         answerer = pieces[0].answerer
         if answerer.writes is not None:
-            return answerer.writes(self.loaded, self.tokenizer, batch, self.writing)
+            return answerer.writes(self.loaded, self.tokenizer, batch, writing)
         head = self._module(answerer)
         rows = self.loaded.rows(batch)
         if answerer.places is None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from heedful.checkpoint.files import read_json
+from heedful.durable import put, whole
 from heedful.errors import HeedfulError
 from heedful.runs.card_use import METRICS, TASKS, usage
 from heedful.runs.results import as_float, measured, predictions, read_results
-from heedful.train.durable import put, whole
 
 MISTAKES = 5  # that are shown
 LONGEST = 240  # characters of a text that is quoted

@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 import torch
 
-from heedful.checkpoint import RUN_MODEL, Loaded, load, save
+from heedful.checkpoint import RUN_MODEL, Loaded, config_of, load, save
 from heedful.checkpoint.hub import name_and_revision
 from heedful.data import LeaveOut, MultiLabelled, Source, Stop
+from heedful.durable import whole
 from heedful.errors import HeedfulError
 from heedful.runs.card import write_card
 from heedful.runs.folder import (
@@ -40,7 +41,6 @@ from heedful.settings import to_mapping
 from heedful.tasks.embed import Embed
 from heedful.tasks.metrics import merge_all
 from heedful.tasks.task import Measure, Read, Task
-from heedful.train.durable import whole
 from heedful.train.fit import Scored, Watch, fit
 from heedful.train.loop import Trainer, precision
 from heedful.train.ranks import ALONE, Ranks
@@ -115,11 +115,13 @@ def prepare(
     found = survey(source, ("train", *(split for split in source.splits if split != "train")))
     refuse_dull(source, found)
     kind = "multiple" if source.kind is MultiLabelled else task
-    settings, why = defaults(kind, found.counts["train"], fresh=not (model or told.start.model))
-    settings = wishes.over(settings)
+    start = told.start
     if model:
         name, revision = name_and_revision(model)
-        settings = replace(settings, start=replace(settings.start, model=name, revision=revision or ""))
+        start = replace(start, model=name, revision=revision or "")
+    width = config_of(start.model, revision=start.revision or None).model.width if start.model else 0
+    settings, why = defaults(kind, found.counts["train"], fresh=not start.model, width=width)
+    settings = replace(wishes.over(settings), start=start)
     how: Literal["float32", "bfloat16"] = "float32"
     if precision(settings.train.precision) == torch.bfloat16:
         how = "bfloat16"

@@ -19,10 +19,10 @@ from safetensors import SafetensorError
 
 import heedful
 from heedful.data import SetAside, Source, escape_cell
+from heedful.durable import put, sweep, whole
 from heedful.errors import HeedfulError
 from heedful.runs.settings import FinetuneSettings
 from heedful.settings import from_file, to_mapping, to_toml
-from heedful.train.durable import put, sweep, whole
 from heedful.train.journal import records
 from heedful.train.resume import LOCK
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float64
 
+from heedful.durable import put_folder
 from heedful.errors import HeedfulError
 from heedful.runs.curves import curves
 from heedful.runs.labels import drawable
 from heedful.runs.results import JOURNAL, RESULTS, as_float, measured, predictions, read_results
 from heedful.runs.style import BLUE, GREY, INK, ORANGE, SKY, blank, prepare, title, write
 from heedful.tasks.metrics import Result
-from heedful.train.durable import put_folder
 from heedful.train.journal import records
 
 if TYPE_CHECKING:

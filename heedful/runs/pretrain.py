@@ -36,7 +36,7 @@ from heedful.runs.pretrain_making import (
     samples_of,
     saved,
 )
-from heedful.runs.pretrain_settings import PretrainSettings, SpansSettings, TaughtSettings
+from heedful.runs.pretrain_settings import PretrainSettings, SpansSettings, TaughtSettings, settled
 from heedful.runs.results import JOURNAL, RESULTS, read_results
 from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
@@ -47,6 +47,7 @@ from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
 
 CORPUS, TOKENIZER, CARD = "corpus", "tokenizer", "README.md"
+BESIDE = "generator"  # the model that learned beside the other
 FEW = 8  # sequences of a step up to which masked language modelling is known to stall (CORRECTNESS, trap 38)
 SENTINELS = 100  # of a tokenizer that is trained for spans; fewer where the vocabulary is small
 REPEATED = 0.2  # the share of repeated segments from which it is
@@ -63,6 +64,39 @@ class Pretrained:
 
 
 def pretrain(
+    data: Sequence[str | Path],
+    out: str | Path,
+    *,
+    objective: str = "",
+    size: str = "",
+    model: str | Path = "",
+    tokenizer: str | Path = "",
+    duration: str = "",
+    recipe: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    skip_bad_rows: bool = False,
+    watch: Watch | None = None,
+    ranks: Ranks = ALONE,
+) -> Pretrained:
+    """Pre-train a model on files and folders of text, or on one folder that holds a corpus (see data.corpus.build).
+
+    `out` becomes the run folder, or is one that was interrupted and goes on. `model` is a folder, or NAME@REVISION on
+    the hub, that goes on; without it a fresh model of that size is trained. `duration` is a time budget, as "1h".
+    """
+    settings = settled(
+        data,
+        objective=objective,
+        size=size,
+        model=str(model),
+        tokenizer=str(tokenizer),
+        duration=duration,
+        recipe=recipe,
+        assignments=assignments,
+    )
+    return run(settings, out, skip_bad_rows=skip_bad_rows, watch=watch, ranks=ranks)
+
+
+def run(
     settings: PretrainSettings,
     out: str | Path,
     *,
@@ -70,10 +104,7 @@ def pretrain(
     watch: Watch | None = None,
     ranks: Ranks = ALONE,
 ) -> Pretrained:
-    """Pre-train a model on text; `out` becomes the run folder, or is one that was interrupted and goes on.
-
-    The text is `settings.data`: files and folders, or one folder that holds a corpus (see data.corpus.build).
-    """
+    """The same of settings, which name the text too."""
     folder = Path(out)
     if not settings.data:
         raise HeedfulError("no text was given: name files or folders of text, or put data into the recipe")
@@ -83,8 +114,7 @@ def pretrain(
     settings = replace(settings, train=replace(settings.train, precision=how))
     refuse_other(folder)
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
-        run = _Run(settings, folder, watch or Watch() if ranks.first else Watch(), ranks, skip_bad_rows)
-        return run.run()
+        return _Run(settings, folder, watch or Watch() if ranks.first else Watch(), ranks, skip_bad_rows).run()
 
 
 class _Run:
@@ -141,8 +171,8 @@ class _Run:
             if isinstance(settings.objective, SpansSettings) and not asked.sentinels:
                 asked = replace(asked, sentinels=max(1, min(SENTINELS, asked.vocabulary // 20)))
             self.watch.said(
-                f"training a tokenizer on the text ({asked.kind}, up to {asked.vocabulary:,} tokens); --tokenizer takes "
-                "one that is there"
+                f"training a tokenizer on the text ({asked.kind}, up to {asked.vocabulary:,} tokens); "
+                "--tokenizer takes one that is there"
             )
             files = [path for path, _ in expand([Path(each) for each in settings.data])[0]]
             made = train(_Texts(files, settings), asked)
@@ -215,6 +245,8 @@ class _Run:
 
     def _write(self, pieces: Pieces, loaded: Loaded, trainer: Trainer, found: Scored) -> None:
         save(loaded, self.folder / RUN_MODEL, overwrite=True)
+        if isinstance(beside := trainer.objective.beside, Loaded):
+            save(beside, self.folder / BESIDE, overwrite=True)
         about = environment()
         results = {
             "task": "pretrain",
@@ -286,16 +318,19 @@ def _scored(objective: Pretext, shares: Sequence[dict[str, tuple[float, float]]]
     names = list(dict.fromkeys(name for share in shares for name in share))
     sums = {name: [sum(each.get(name, (0.0, 0.0))[at] for each in shares) for at in (0, 1)] for name in names}
     numbers: dict[str, Any] = {name: total / count for name, (total, count) in sums.items() if count}
-    first = next(name for name in numbers if name.endswith("_loss"))
-    terms = [name for name in numbers if name.endswith("_loss")]
-    loss = sum(balance * numbers[name] for balance, name in zip(objective.balance, terms, strict=True))
-    perplexity = math.exp(min(numbers[first], 700.0))
-    main = numbers[first.removesuffix("_loss") + "_accuracy"]
-    return Scored(main=main, numbers={"loss": loss, "perplexity": perplexity} | numbers | {"count": sums[first][1]})
+    terms = [name for name in names if name.endswith("_loss")]
+    if not terms or terms[0] not in numbers:
+        raise HeedfulError("what is held out has no target: hold out more documents, or longer ones")
+    loss = sum(balance * numbers.get(name, 0.0) for balance, name in zip(objective.balance, terms, strict=True))
+    perplexity = math.exp(min(numbers[terms[0]], 700.0))
+    main = numbers[terms[0].removesuffix("_loss") + "_accuracy"]
+    return Scored(main=main, numbers={"loss": loss, "perplexity": perplexity} | numbers | {"count": sums[terms[0]][1]})
 
 
 def _warn(settings: PretrainSettings, corpus: Corpus, samples: Sequence[Sample]) -> None:
-    """Of what is known to stall."""
+    """Of what is known to stall masked language modelling."""
+    if not hasattr(settings.objective, "choose"):
+        return
     probe = [samples[number] for number in range(min(8, len(samples)))]
     sequences = settings.train.batch * sum(len(each.bounds) - 1 for each in probe) / len(probe)
     if sequences <= FEW:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from heedful.durable import put, whole
 from heedful.runs.card import plain, table
 from heedful.runs.results import read_results
-from heedful.train.durable import put, whole
 
 CODE = """import heedful
 

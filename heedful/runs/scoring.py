@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from heedful.checkpoint import Loaded
+from heedful.durable import whole
 from heedful.infer.engine import Engine
 from heedful.tasks.base import Answer
 from heedful.tasks.classify import ClassifyMany
 from heedful.tasks.extract import NO_ANSWER, Extract
 from heedful.tasks.rewrite import Rewrite, Writing
 from heedful.tasks.task import Judged, Measure, Task, evaluate
-from heedful.train.durable import whole
 from heedful.train.ranks import ALONE, Ranks
 
 AT_ONCE = 1000  # predictions that are put in order together

@@ -159,20 +159,21 @@ class FinetuneSettings:
             raise HeedfulError(f"max_length is {self.max_length}; expected a number of tokens from 8")
 
 
-def defaults(kind: str, examples: int, *, fresh: bool) -> tuple[FinetuneSettings, str]:
+def defaults(kind: str, examples: int, *, fresh: bool, width: int = 768) -> tuple[FinetuneSettings, str]:
     """Settings for so many training examples, and why, in a sentence; `fresh`: the encoder has seen little text.
 
-    Small data needs more passes to converge and a smaller batch (Mosbach et al. 2021); a fresh encoder a higher rate.
+    Small data needs more passes to converge and a smaller batch (Mosbach et al. 2021); a fresh encoder a higher rate,
+    and so does a narrow one: 0.04 / width is 5e-5 for the published base sizes (Devlin et al. 2019, appendix A.3).
     """
     epochs = next(count for least, count in EPOCHS if examples >= least)
     batch = 32 if examples >= 10_000 else 16
-    rate = 5e-4 if fresh else 5e-5
+    rate = 5e-4 if fresh else float(f"{0.04 / width:.0e}")
     settings = FinetuneSettings(
         task=TASKS[kind](),
         train=TrainSettings(length=Epochs(count=epochs), batch=batch, optimiser=AdamW(rate=rate)),
         fit=FitSettings(evaluate=1.0 if epochs > 2 else 0.5),
     )
-    encoder = "a fresh encoder" if fresh else "a trained encoder"
+    encoder = "a fresh encoder" if fresh else f"a trained encoder {width} wide"
     why = f"defaults for {examples:,} examples and {encoder}: {epochs:g} epochs, batches of {batch}, rate {rate:g}"
     return settings, why
 

@@ -116,9 +116,7 @@ def _characters(texts: Iterator[str], backend: tokenizers.Tokenizer, most: int) 
 def _train_bytes(read: Lines, settings: TokenizerSettings, config: dict[str, Any]) -> tokenizers.Tokenizer:
     names = settings.names
     if settings.room < 5 + 256:
-        raise HeedfulError(
-            f"vocabulary is {_size(settings)}, but 5 special tokens and 256 bytes need 261: raise it"
-        )
+        raise HeedfulError(f"vocabulary is {_size(settings)}, but 5 special tokens and 256 bytes need 261: raise it")
     config |= {"bos_token": names.first, "eos_token": names.separator}
     learner = tokenizers.Tokenizer(models.BPE())
     if steps := _accents_and_case(settings, normalizers.NFD(), normalizers.NFC()):

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from heedful.durable import put_folder, sync
 from heedful.errors import HeedfulError
-from heedful.train.durable import put_folder, sync
 
 
 class Journal:

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from heedful.durable import Chunk, measure, put, put_folder, raw, remove, sweep, whole
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.train.durable import Chunk, measure, put, put_folder, raw, remove, sweep, whole
 
 FORMAT = 1
 TENSORS, VALUES, MANIFEST, LATEST = "tensors.safetensors", "values.json", "manifest.json", "latest"

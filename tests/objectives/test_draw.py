@@ -46,5 +46,7 @@ def test_below_never_reaches_the_bound() -> None:
 def test_ordinary_tokens_are_those_of_the_text() -> None:
     tokenizer = trained(documents(5))
     special = tokenizer.special
-    ids = np.array([special.first, 9, special.mask, 10, special.unknown, special.separator, special.pad], dtype=np.int32)
+    ids = np.array(
+        [special.first, 9, special.mask, 10, special.unknown, special.separator, special.pad], dtype=np.int32
+    )
     assert ordinary(ids, tokenizer).tolist() == [False, True, False, True, True, False, False]

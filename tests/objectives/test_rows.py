@@ -179,9 +179,7 @@ def pairs(corpus: Corpus, tokenizer: Tokenizer, **more: Any) -> Pairs:
 def planned(made: Pairs, epoch: int = 0) -> list[tuple[Pair, int]]:
     """Ranges and label of each pair."""
     ranges, labels = made.plan(epoch)
-    return [
-        (((a, b), (c, d)), label) for ((a, b), (c, d)), label in zip(ranges.tolist(), labels.tolist(), strict=True)
-    ]
+    return [(((a, b), (c, d)), label) for ((a, b), (c, d)), label in zip(ranges.tolist(), labels.tolist(), strict=True)]
 
 
 def test_trap_29_what_follows_and_what_does_not(corpus: Corpus, tokenizer: Tokenizer) -> None:

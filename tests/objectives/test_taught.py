@@ -34,7 +34,9 @@ FEW, MANY = tokenizer("wordpiece", 70), tokenizer("wordpiece", 200)
 
 def bare(own: Tokenizer, width: int, places: int = 200, seed: int = 1) -> Loaded:
     """A random model of two layers."""
-    embedding = EmbeddingConfig(vocabulary=own.size, width=width, positions=Learned(count=places), types=2, norm="layer")
+    embedding = EmbeddingConfig(
+        vocabulary=own.size, width=width, positions=Learned(count=places), types=2, norm="layer"
+    )
     encoder = StackConfig(width=width, layers=2, heads=2, head_width=width // 2, inner_width=32, dropout=0.3)
     made = create(Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder)), own, seed=seed)
     with torch.no_grad():
@@ -71,14 +73,12 @@ def test_words_are_aligned(ours: int, kind: str) -> None:
     own = tokenizer(kind, ours)
     teacher = Teacher(bare(MANY if ours != 200 else FEW, 8), own)
     objective = taught(teacher, own, 8)
-    lower = [text.lower() if kind == "wordpiece" else text.lower() for text in TEXTS]
+    lower = [text.lower() for text in TEXTS]
     batch = objective.batch(samples(own, lower), [1, 2, 3, 4])
     words, packed = batch.words, pack(samples(own, lower))
     assert teacher.loaded.tokenizer is not None
     one = spelled(own, packed.tokens, words.places, words.owners, words.count)
-    two = spelled(
-        teacher.loaded.tokenizer, words.taught.tokens, words.taught_places, words.taught_owners, words.count
-    )
+    two = spelled(teacher.loaded.tokenizer, words.taught.tokens, words.taught_places, words.taught_owners, words.count)
     if kind == "wordpiece":
         expected = [word for text in lower for word in text.replace(".", " .").replace(",", " ,").split()]
         assert one == two == expected
@@ -195,7 +195,9 @@ def test_words_past_the_teachers_limit_are_left_out() -> None:
 def test_a_teacher_needs_a_tokenizer() -> None:
     loaded = bare(MANY, 8)
     alone = Loaded(loaded.config, None, "there")
-    with pytest.raises(HeedfulError, match=r"there has no tokenizer, so it cannot teach: put its tokenizer\.json there"):
+    with pytest.raises(
+        HeedfulError, match=r"there has no tokenizer, so it cannot teach: put its tokenizer\.json there"
+    ):
         Teacher(alone, FEW)
 
 

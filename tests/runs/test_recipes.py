@@ -37,7 +37,7 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
     if name not in SAMPLES:
         assert path == Path(f"{name}.toml") and path.read_bytes() == offer.place.read_bytes()
         if name.startswith("pretrain-"):
-            assert offer.use == "heedful pretrain DATA --recipe {}" and offer.about.startswith("Pre-training: ")
+            assert offer.use == "heedful pretrain DATA --recipe {}"
             assert settled(["a"], recipe=path).data == ("a",)
             return
         assert offer.use == "heedful finetune TASK DATA --recipe {}"

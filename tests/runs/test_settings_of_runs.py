@@ -20,7 +20,9 @@ from heedful.train import fit, loop, optim, settings
 from heedful.train.settings import AdamW, Epochs, Google, Minutes
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted(Path(str(files("heedful") / "assets" / "recipes")).iterdir())
+RECIPES = sorted(
+    path for path in Path(str(files("heedful") / "assets" / "recipes")).iterdir() if "pretrain" not in path.stem
+)
 
 
 def wished(task: str = "classify", recipe: Path | None = None, *assignments: str, examples: int = 600) -> Any:
@@ -44,7 +46,10 @@ def test_defaults_follow_from_the_size(examples: int, epochs: int, batch: int, e
     found, why = defaults("classify", examples, fresh=False)
     assert (found.train.length, found.train.batch, found.fit.evaluate) == (Epochs(count=float(epochs)), batch, evaluate)
     assert found.train.optimiser.rate == 5e-5
-    assert f"{examples:,} examples and a trained encoder: {epochs} epochs, batches of {batch}, rate 5e-05" in why
+    encoder = "a trained encoder 768 wide"
+    assert f"{examples:,} examples and {encoder}: {epochs} epochs, batches of {batch}, rate 5e-05" in why
+    for width, rate in ((256, 2e-4), (384, 1e-4), (1024, 4e-5)):
+        assert defaults("classify", examples, fresh=False, width=width)[0].train.optimiser.rate == rate
     fresh, why = defaults("classify", examples, fresh=True)
     assert fresh.train.length == found.train.length and fresh.train.optimiser.rate == 5e-4
     assert "a fresh encoder" in why

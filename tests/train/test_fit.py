@@ -19,8 +19,8 @@ from nursery import left
 from tiny_runs import FAULTS, LINES, Faulty, same, settings, trainer, wave, weights
 from torch import Tensor
 
+from heedful import durable
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.train import durable
 from heedful.train import fit as fit_module
 from heedful.train.fit import FitSettings, Fitted, Scored, Watch, fit
 from heedful.train.journal import Journal, records

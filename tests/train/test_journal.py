@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heedful import durable
 from heedful.errors import HeedfulError
-from heedful.train import durable, journal
+from heedful.train import journal
 from heedful.train.journal import Journal, records
 
 

@@ -27,8 +27,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from heedful import durable
 from heedful.errors import HeedfulError
-from heedful.train import durable
 from heedful.train.resume import Store
 
 REFUSABLE = ("_open", "_write", "_fsync", "_mkdir", "_rename")  # _remove does what it can

@@ -64,9 +64,13 @@ def sync(folder: Path) -> None:
 
 
 @contextmanager
-def whole(target: Path, *, folder: bool = False) -> Iterator[Path]:
-    """A temporary name, or a temporary folder, that then becomes the target for good, or disappears."""
-    part = _temporary(target)
+def whole(target: Path, *, folder: bool = False, owner: str = "") -> Iterator[Path]:
+    """A temporary name, or a temporary folder, that then becomes the target for good, or disappears.
+
+    `owner` stands in the temporary name instead of the process, for a folder that several machines write to; what such
+    an owner leaves is not swept.
+    """
+    part = _temporary(target, owner)
     try:
         if folder:
             _mkdir(part)
@@ -95,8 +99,8 @@ def sweep(folder: Path) -> None:
             _remove(path)
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
+def _temporary(path: Path, owner: str = "") -> Path:
+    return path.with_name(f".{path.name}.{owner or os.getpid()}.part")
 
 
 def _is_of_another(pid: int) -> bool:

@@ -1,0 +1,110 @@
+"""Does the unlabelled step pay? MiniLM goes on with unlabelled reviews, then learns from 1,000 labels, or it does not.
+
+HEEDFUL_DATA=folder python benchmarks/unlabelled.py --minutes 20 --seeds 1 2 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import lzma
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from engines import minilm
+from report import RESULTS, facts
+
+import heedful
+
+LABELLED, MEASURED = 1000, 2000  # reviews
+LONGEST = 128  # tokens of a review that are read when learning from labels, and when measured
+
+
+def reviews(name: str) -> Iterator[dict[str, str]]:
+    """Those of a split."""
+    path = Path(os.environ["HEEDFUL_DATA"], "tasks", "imdb", f"{name}.jsonl.xz")
+    with lzma.open(path, "rt", encoding="utf-8", newline="\n") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def plain(text: str) -> str:
+    """Without the tags of line ends."""
+    return " ".join(text.replace("<br />", " ").split())
+
+
+def sample(name: str, count: int, seed: int) -> list[tuple[str, str]]:
+    """So many labelled reviews, the same each time."""
+    rows = [(plain(each["text"]), each["label"]) for each in reviews(name)]
+    return random.Random(seed).sample(rows, count)
+
+
+def write(path: Path, rows: list[tuple[str, str]]) -> None:
+    """As CSV."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+
+
+def gone_on(folder: Path, minutes: float) -> dict[str, Any]:
+    """MiniLM after so many minutes of unlabelled reviews that are not in test; what they did to the held-out loss."""
+    tested = {plain(each["text"]) for each in reviews("test")}
+    texts = [text for text in (plain(each["text"]) for each in reviews("unsupervised")) if text not in tested]
+    path = folder / "unlabelled.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    done = heedful.pretrain(
+        [path],
+        folder / "gone-on",
+        model=minilm(),
+        duration=f"{minutes}m",
+        assignments=["evaluate=100", "train.batch=4", "train.optimiser.rate=1e-4", "corpus.duplicates=exact"],
+    )
+    journal = [json.loads(line) for line in (folder / "gone-on" / "journal.jsonl").read_text().splitlines()]
+    looks = [
+        (line["step"], line["dev"]["masked_loss"], line["dev"]["masked_accuracy"]) for line in journal if "dev" in line
+    ]
+    return {"reviews": len(texts), "steps": done.results["steps"], "tokens": done.results["tokens"], "held_out": looks}
+
+
+def main() -> None:
+    """Both arms with each seed; the labelled sample changes with the seed too."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=RESULTS / "unlabelled.json")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        about = gone_on(folder, given.minutes)
+        print(json.dumps(about), flush=True)
+        starts = {"as published": minilm(), "gone on": folder / "gone-on" / "model"}
+        scores: dict[str, list[float]] = {name: [] for name in starts}
+        data = folder / "data"
+        data.mkdir()
+        write(data / "test.csv", sample("test", MEASURED, seed=0))
+        for seed in given.seeds:
+            write(data / "train.csv", sample("train", LABELLED, seed))
+            for name, start in starts.items():
+                began = time.monotonic()
+                wishes = [f"train.seed={seed}", f"max_length={LONGEST}", "long=cut", "data.dev=0.0"]
+                done = heedful.finetune("classify", data, folder / f"{name}-{seed}", model=start, assignments=wishes)
+                scores[name].append(100 * done.results["splits"]["test"]["numbers"]["accuracy"])
+                print(name, seed, scores[name][-1], f"{time.monotonic() - began:.0f} s", flush=True)
+                facts_now = {"about": about, "labelled": LABELLED, "measured": MEASURED, "scores": scores}
+                given.out.write_text(json.dumps({"facts": facts(), **facts_now}, indent=2) + "\n")
+    for name, each in scores.items():
+        spread = statistics.stdev(each) if len(each) > 1 else float("nan")
+        print(f"{name}: {statistics.fmean(each):.2f} (standard deviation {spread:.2f}, {len(each)} seeds)")
+
+
+if __name__ == "__main__":
+    main()

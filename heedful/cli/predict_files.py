@@ -1,0 +1,113 @@
+"""The verb predict over files: what is asked of it, how far it is, and what came out."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Literal
+
+from heedful.cli.show import clean, duration, note, table, write_json
+from heedful.errors import HeedfulError, did_you_mean
+
+if TYPE_CHECKING:
+    from heedful.infer.batch import Progress
+    from heedful.infer.engine import Engine
+
+EVERY = 30.0  # seconds between plain lines
+FORMATS = ("parquet", "jsonl")
+
+
+def predict_files(
+    engine: Engine,
+    files: list[Path],
+    out: Path | None,
+    *,
+    rows: int,
+    form: str,
+    without_inputs: bool,
+    assignments: list[str],
+    top_k: int,
+    as_json: bool,
+) -> None:
+    """Answer files into a folder."""
+    from heedful.data import DataSettings
+    from heedful.data.parts import bare_name
+    from heedful.infer.batch import BatchSettings
+    from heedful.infer.batch import predict_files as run
+    from heedful.settings import apply
+
+    settings = BatchSettings(rows=rows, format=_format(form), inputs=not without_inputs)
+    folder = out or Path(f"{bare_name(files[0].absolute())[0]}-answers")
+    first = os.environ.get("RANK", "0") == "0"
+    with Told(quiet=as_json or not first) as told:
+        try:
+            done = run(engine, files, folder, settings, data=apply(DataSettings(), assignments), top_k=top_k, told=told)
+        except KeyboardInterrupt:
+            note(f"stopped: what is finished is in {clean(str(folder))}. The same command goes on from there.")
+            raise SystemExit(130) from None
+    if not first:
+        return
+    if as_json:
+        return write_json(asdict(done) | {"folder": str(done.folder)})
+    for sentence in done.stated:
+        note(clean(sentence))
+    if done.errors:
+        note(clean(f'{done.errors:,} rows have no answer; the column "error" says why: {done.first_error}'))
+    speed = f", {done.made / done.seconds:,.0f} a second" if done.made else " (all were there)"
+    table(
+        [
+            ["rows", f"{done.rows:,}"],
+            ["answered", f"{done.answered:,}"],
+            ["errors", f"{done.errors:,}"],
+            ["made here", f"{done.made:,} in {duration(done.seconds)}{speed}"],
+            ["written", f"{quote(str(done.folder))}: {done.parts:,} parts, {done.size / 2**20:,.1f} MiB"],
+        ]
+    )
+
+
+def _format(given: str) -> Literal["parquet", "jsonl"]:
+    match given:
+        case "parquet" | "jsonl":
+            return given
+    raise HeedfulError(f'--format is "{given}"{did_you_mean(given, FORMATS)}: use parquet or jsonl')
+
+
+class Told:
+    """Rows, rows a second and time left on stderr: a live line on a terminal, a plain one now and then elsewhere."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet, self._live = quiet, sys.stderr.isatty() and not quiet
+        self._said = time.monotonic()
+        self._wide = 0
+
+    def __enter__(self) -> Told:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._wide:
+            print("\r" + " " * self._wide + "\r", end="", file=sys.stderr, flush=True)
+
+    def __call__(self, progress: Progress) -> None:
+        """After each chunk of rows."""
+        if self._quiet or not (self._live or time.monotonic() - self._said >= EVERY):
+            return
+        self._said = time.monotonic()
+        text = line(progress)
+        if self._live:
+            print("\r" + text.ljust(self._wide), end="", file=sys.stderr, flush=True)
+            self._wide = len(text)
+        else:
+            note(text)
+
+
+def line(progress: Progress) -> str:
+    """How far it is, in one line."""
+    if progress.waiting:
+        return f"waiting for {progress.waiting:,} parts that other processes make"
+    errors = f", {progress.errors:,} without an answer" if progress.errors else ""
+    left = "" if progress.left is None else f", about {duration(progress.left)} left"
+    return f"{progress.rows:,} rows{errors}, {progress.speed:,.0f} rows/s, {progress.share:.0%} of the input{left}"

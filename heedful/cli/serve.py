@@ -1,0 +1,67 @@
+"""The verb that serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from heedful.cli.show import note
+from heedful.errors import HeedfulError
+
+if TYPE_CHECKING:
+    from heedful.serve.settings import ServeSettings
+
+
+def serve(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN", help="A run, a model folder, or NAME@REVISION on the hub; as NAME=RUN."),
+    ],
+    port: Annotated[int, typer.Option(help="Where it listens; 0: any free port.", min=0, max=65535)] = 8080,
+    host: Annotated[str, typer.Option(help="127.0.0.1: this machine only.")] = "127.0.0.1",
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="Keys, one on each line, of which each request needs one.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting, as limits.requests=64 or deadlines.request=5.")
+    ] = None,
+    settings: Annotated[Path | None, typer.Option(help="Settings as a .toml or .json file.")] = None,
+) -> None:
+    """Answer over HTTP.
+
+    Embeddings, classes, tags, answers, masks, texts and attention, in batches, with deadlines; a page to try it at /.
+    Ctrl-C or SIGTERM answers what is there and ends; SIGHUP reads the models anew.
+    """
+    from heedful.serve.settings import LOOPBACK, ServeSettings
+    from heedful.settings import apply, from_file
+
+    chosen = apply(from_file(ServeSettings, settings) if settings else ServeSettings(), assignments or [])
+    if host not in LOOPBACK and api_key_file is None and not chosen.anyone:
+        raise HeedfulError(
+            f"--host {host} lets other machines ask: give --api-key-file FILE, or --set anyone=true where something "
+            "before it checks who asks"
+        )
+    keys, hosts = _keys(api_key_file), _hosts(host, chosen)
+    from heedful.serve.run import run
+    from heedful.serve.service import named
+
+    run(named(runs), chosen, host=host, port=port, keys=keys, hosts=hosts, tell=note)
+
+
+def _keys(file: Path | None) -> tuple[bytes, ...]:
+    try:
+        from heedful.serve.guard import read_keys
+    except ModuleNotFoundError as error:
+        raise HeedfulError(f"{error.name} is not installed: pip install 'heedful[serve]'") from None
+    return () if file is None else read_keys(file)
+
+
+def _hosts(host: str, settings: ServeSettings) -> tuple[str, ...] | None:
+    """By which names it may be called; None: any, since whoever asks needs a key or is checked before."""
+    from heedful.serve.settings import LOOPBACK
+
+    if host in LOOPBACK or settings.hosts:
+        return (*LOOPBACK, host, *(name.lower() for name in settings.hosts))
+    return None

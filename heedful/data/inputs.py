@@ -1,0 +1,243 @@
+"""Rows of files as inputs of a model: what is asked, with no answer beside it; bad rows keep their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from heedful.data.bad import BadRow, CellError, LeaveOut, Sieve, shown
+from heedful.data.columns import Columns, MissingColumnError, Reader, find_columns, unused
+from heedful.data.documents import Watched, expand
+from heedful.data.examples import Plain
+from heedful.data.fields import filled
+from heedful.data.files import NoRowsError
+from heedful.data.parts import DataSettings, bare_name, open_table
+from heedful.data.rows import Cells, Table
+from heedful.errors import HeedfulError, did_you_mean
+
+MOST_BAD = 100_000  # bad rows, one after another, of one file
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """What a row asks: the columns that are needed, those that may be there, and the input that they make."""
+
+    needed: tuple[str, ...]
+    more: tuple[str, ...] = ()
+    make: Callable[[Reader, Cells], Any]
+
+
+def _text(read: Reader, cells: Cells) -> Any:
+    text, pair = read.text(cells, "text"), read.pair(cells)
+    return text if pair is None else (text, pair)
+
+
+def _choices(read: Reader, cells: Cells) -> Any:
+    asked = read.value(cells, "ask") if read.has("ask") else None
+    if isinstance(asked, list):
+        raise CellError(read.name("ask"), f"holds {len(asked)} questions: give each a row of its own")
+    value = read.value(cells, "candidates")
+    if isinstance(value, dict) and isinstance(cells, dict):  # {"text": [...], "label": ["A", ...]}
+        cells = {**cells, read.name("candidates"): value.get("text")}
+    candidates = list(read.texts(cells, "candidates"))
+    if len(candidates) < 2:
+        raise CellError(read.name("candidates"), f"has {len(candidates)} candidates, expected two or more")
+    ask = read.text(cells, "ask") if read.has("ask") else None
+    if not read.has("prompt"):
+        return {"prompt": ask, "choices": candidates}
+    if ask is not None:
+        candidates = [filled(ask, candidate) for candidate in candidates]
+    return {"prompt": read.text(cells, "prompt"), "choices": candidates}
+
+
+TEXT = Ask(needed=("text",), make=lambda read, cells: read.text(cells, "text"))
+TEXT_OR_PAIR = Ask(needed=("text",), more=("pair",), make=_text)
+PAIR = Ask(needed=("text", "pair"), make=_text)
+BOTH = Ask(needed=("a", "b"), make=lambda read, cells: (read.text(cells, "a"), read.text(cells, "b")))
+SOURCE = Ask(needed=("source",), make=lambda read, cells: read.text(cells, "source"))
+WORDS = Ask(needed=("words",), make=lambda read, cells: list(read.texts(cells, "words")))
+QUESTION = Ask(
+    needed=("question", "context"),
+    make=lambda read, cells: {"question": read.text(cells, "question"), "context": read.text(cells, "context")},
+)
+PROMPT = Ask(needed=("prompt", "candidates"), more=("ask",), make=_choices)
+ASKED = Ask(needed=("ask", "candidates"), make=_choices)
+ASKS: dict[str, tuple[Ask, ...]] = {  # by the kind of head; the first whose columns are there
+    "masked": (TEXT,),
+    "next": (PAIR,),
+    "pretraining": (TEXT_OR_PAIR,),
+    "classes": (TEXT_OR_PAIR,),
+    "tokens": (WORDS, TEXT),
+    "span": (QUESTION,),
+    "choice": (PROMPT, ASKED),
+    "embedding": (BOTH, TEXT_OR_PAIR),
+    "next_token": (SOURCE, TEXT),
+}
+
+
+def find_ask(table: Table, kind: str, given: Any) -> tuple[Ask, Columns]:
+    """What the rows of a table ask a head of that kind."""
+    asks = [ask for ask in ASKS[kind] if set(given) <= {*ask.needed, *ask.more}]
+    if not asks:
+        roles = list(dict.fromkeys(chain(*((*ask.needed, *ask.more) for ask in ASKS[kind]))))
+        wrong = next((role for role in given if role not in roles), None)
+        if wrong is None:
+            raise HeedfulError(f"columns {' and '.join(given)} do not go together for this model's {kind} head")
+        raise HeedfulError(
+            f"column {shown(wrong)} is not one of {', '.join(roles)}{did_you_mean(wrong, roles)}, "
+            f"which this model's {kind} head reads"
+        )
+    for ask in asks:
+        try:
+            found = find_columns(table, ask.needed, ask.more, given)
+        except MissingColumnError:
+            if ask is asks[-1]:
+                raise
+        else:
+            return ask, Columns(kind=Plain, of=found, unused=unused(table, found))
+    raise AssertionError
+
+
+# ---------------------------------------------------------------------------------------------------- files
+
+
+class Row(NamedTuple):
+    """A row where it stands: its cells, or why it cannot be read."""
+
+    number: int  # from 1, in its file
+    line: int  # where it begins; in Parquet its number
+    cells: Cells | None
+    error: str | None
+
+
+class _Listening(Sieve):
+    """Keeps bad rows until their place is known."""
+
+    def __init__(self) -> None:
+        super().__init__(LeaveOut())
+        self.heard: list[BadRow] = []
+
+    def refuse(self, bad: BadRow, *, number: int = 0, stage: str = "row") -> None:
+        self.heard.append(bad)
+        if len(self.heard) > MOST_BAD:
+            raise HeedfulError(f"more than {MOST_BAD:,} rows one after another cannot be read, the last is {bad}")
+
+
+class Inputs:
+    """The rows of one file, as a head of some kind reads them."""
+
+    def __init__(self, path: Path, name: str, kind: str, settings: DataSettings) -> None:
+        self.path, self.name = Watched(path), name
+        self.stamp = stamp(path)
+        self.size = self.stamp[0]
+        self._read, self._ended = 0, False  # rows of Parquet, and whether all of the file is read
+        self._count: int | None = None  # of Parquet
+        self.table: Table | None = None  # None: there are no rows
+        self.roles: tuple[str, ...] = ()
+        sieve = _Listening()
+        try:
+            self.table = open_table(self.path, settings, sieve)
+        except NoRowsError as error:
+            if sieve.heard:
+                raise HeedfulError(f"{path}: no row of it can be read, the first is {sieve.heard[0]}") from None
+            self.said = [str(error)]
+            return
+        self._ask, columns = find_ask(self.table, kind, settings.columns or {})
+        self._reader = Reader(self.table, columns, settings.longest)
+        self.roles = tuple(columns.of)
+        self.said = [*self.table.said, f"{name}: {columns.said}"]
+        self.form = settings.format or bare_name(path)[1].removeprefix(".")
+        if self.form == "parquet":
+            from pyarrow.parquet import read_metadata
+
+            self._count = read_metadata(path).num_rows
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What the columns are called; one whose name is empty by its number."""
+        names = self.table.names if self.table is not None else ()
+        return tuple(name or f"column {number}" for number, name in enumerate(names, start=1))
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """The same, to look one up."""
+        return frozenset(self.names)
+
+    def named(self, cells: Cells) -> dict[str, Any]:
+        """The cells of a row by their columns."""
+        return cells if isinstance(cells, dict) else dict(zip(self.names, cells, strict=False))
+
+    @property
+    def share(self) -> float:
+        """How much of it is read, by bytes or by rows."""
+        if self._ended:
+            return 1.0
+        return self.path.read / max(self.size, 1) if self._count is None else self._read / max(self._count, 1)
+
+    def rows(self) -> Iterator[Row]:
+        """All rows in order, bad ones too."""
+        if self.table is None:
+            return
+        sieve, number, self._ended = _Listening(), 0, False
+        source = self.table.rows(sieve)
+        while True:
+            found = next(source, None)
+            for bad in sieve.heard:
+                number += 1
+                yield Row(number, bad.line, None, f"{bad.column}: {bad.reason}" if bad.column else bad.reason)
+            sieve.heard.clear()
+            if found is None:
+                self._ended = True
+                return
+            number += 1
+            self._read = number
+            line, cells = found
+            yield Row(number, line, cells, None)
+
+    def ask(self, row: Row) -> tuple[Any, str | None]:
+        """The input that a row makes, or why it makes none."""
+        if row.cells is None:
+            return None, row.error
+        try:
+            return self._ask.make(self._reader, row.cells), None
+        except CellError as wrong:
+            return None, f"{wrong.column}: {wrong.reason}"
+
+
+def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, *, but: Path) -> list[Inputs]:
+    """Files, and what folders hold of a known kind, by the names that tell them apart; nothing of the folder `but`."""
+    found, _ = expand([Path(file) for file in files])
+    apart = but.resolve()
+    found = [(path, name) for path, name in found if apart not in path.resolve().parents]
+    seen: set[Path] = set()
+    for path, _ in found:
+        if path.resolve() in seen:
+            raise HeedfulError(f"{path}: is given twice")
+        seen.add(path.resolve())
+    names = [name for _, name in found]
+    several = [Inputs(path, str(path) if names.count(name) > 1 else name, kind, settings) for path, name in found]
+    filled = [each for each in several if each.table is not None]
+    if other := next((each for each in filled if each.roles != filled[0].roles), None):
+        raise HeedfulError(
+            f"{filled[0].path} has columns for {', '.join(filled[0].roles)}, but {other.path} for "
+            f"{', '.join(other.roles)}: answer them apart, or say which columns count (--set columns.text=NAME)"
+        )
+    return several
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    """Size and time of change of a file."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise HeedfulError(f"{path}: cannot be read: {error.strerror}") from None
+    return found.st_size, found.st_mtime_ns
+
+
+def as_given(settings: DataSettings) -> DataSettings:
+    """Without what matters to training only."""
+    return replace(settings, dev=0.0, seed=0)

@@ -1,0 +1,372 @@
+"""Files in, files out: every row is answered, in parts that are there whole or not at all, in bounded memory."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from heedful.data.bad import shown
+from heedful.data.inputs import Inputs, Row, as_given, open_inputs, stamp
+from heedful.data.parts import DataSettings
+from heedful.durable import raw
+from heedful.errors import HeedfulError
+from heedful.infer.each import answers_each, encode_each
+from heedful.infer.engine import Asked, Engine
+from heedful.infer.filled import Filled, opened
+from heedful.infer.formats import Format, Said, json_lines, parquet, schema_of
+from heedful.settings import to_mapping
+
+VERSION = 1
+CHUNK = 1024  # rows that go through the model together
+FEW = 128  # the same where the scores of a row are as many as the vocabulary
+CHARACTERS = 200_000  # of such rows: their tokens take some hundred times that
+AHEAD = 2  # chunks that wait for the model with their tokens
+WIDE = ("masked", "pretraining", "next_token")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchSettings:
+    """How answers are written."""
+
+    rows: int = 10_000  # of the input, in each part
+    format: Format = "parquet"
+    inputs: bool = True  # whether the columns of the input stand beside the answers
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise HeedfulError(f"rows is {self.rows}: give how many rows a part has, from 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far this process is."""
+
+    rows: int = 0  # that it answered, bad ones too
+    errors: int = 0
+    parts: int = 0  # that it finished
+    share: float = 0.0  # of the input that is read
+    speed: float = 0.0  # rows a second
+    left: float | None = None  # seconds
+    waiting: int = 0  # parts that other processes still make
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """All answers of all processes, and what this one did."""
+
+    folder: Path
+    parts: int
+    rows: int
+    answered: int
+    errors: int
+    first_error: str  # with its place; "": there is none
+    size: int  # bytes
+    made: int  # rows that this call answered; the others were there, or other processes made them
+    seconds: float
+    stated: tuple[str, ...]  # what was found out about the files
+
+
+class _Chunk(NamedTuple):
+    """Rows of one part on their way."""
+
+    part: int
+    rows: list[tuple[Inputs, Row]]
+    asked: list[Asked]  # of the rows without an error
+    errors: list[str | None]
+    last: bool
+    share: float
+
+
+DEFAULT, DATA = BatchSettings(), DataSettings()
+
+
+def predict_files(
+    model: Engine | str | Path,
+    files: Sequence[str | Path] | str | Path,
+    out: str | Path,
+    settings: BatchSettings = DEFAULT,
+    *,
+    data: DataSettings = DATA,
+    top_k: int = 5,
+    told: Callable[[Progress], None] | None = None,
+) -> Summary:
+    """Answer every row of files, and of folders with files, into parts in the folder `out`.
+
+    Rows that cannot be read or answered get an `error`. The same call goes on where one was stopped or killed, and
+    several at once, on machines that share the folder, divide the parts between them; each ends when all is there.
+    """
+    start = time.monotonic()
+    engine = model if isinstance(model, Engine) else Engine(model)
+    if top_k < 1:
+        raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
+    several = open_inputs([files] if isinstance(files, str | Path) else files, engine.kind, data, but=Path(out))
+    plan = _plan(engine, several, settings, data, top_k)
+    stated = tuple(dict.fromkeys(text for each in several for text in each.said))
+    try:
+        with opened(Path(out), plan, settings.format) as filled:
+            run = _Run(engine, several, settings, top_k, filled, told)
+            found = filled.done() or run.all()
+    except OSError as error:
+        raise HeedfulError(
+            f"{out}: answers could not be written: {error.strerror or error}. Mend that and give the same command: "
+            f"parts that are there stay, and it goes on"
+        ) from error
+    each = found["each"]
+    left_out = sorted({name for tally in each for name in tally["left_out"]})
+    if left_out:
+        stated += (f"keys that the first row of their file has not are left out: {', '.join(map(shown, left_out))}",)
+    return Summary(
+        folder=Path(out),
+        parts=found["parts"],
+        rows=found["rows"],
+        answered=found["answered"],
+        errors=found["errors"],
+        first_error=next((tally["first_error"] for tally in each if tally["first_error"]), ""),
+        size=found["bytes"],
+        made=run.rows,
+        seconds=time.monotonic() - start,
+        stated=stated,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- plan
+
+
+def _plan(
+    engine: Engine, several: Sequence[Inputs], settings: BatchSettings, data: DataSettings, top_k: int
+) -> dict[str, Any]:
+    """All that decides what the parts hold."""
+    return {
+        "version": VERSION,
+        "model": fingerprint(engine),
+        "settings": to_mapping(settings) | {"top_k": top_k},
+        "data": to_mapping(as_given(data)),
+        "columns": {each.name: list(each.roles) for each in several},
+        "files": {each.name: {"bytes": each.size, "sha256": _digest(each.path)} for each in several},
+    }
+
+
+def fingerprint(engine: Engine) -> str:
+    """ "sha256:..." over all that decides answers: weights, configuration, tokenizer, thresholds, how it writes."""
+    loaded = engine.loaded
+    digest = hashlib.sha256()
+    for name, tensor in sorted(loaded.named().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(raw(tensor))
+    config, thresholds = loaded.config, sorted(loaded.thresholds.items())
+    writing = engine.writing if engine.kind == "next_token" else None
+    about = (config.family, config.model, config.head, thresholds, loaded.between, engine.limit, writing)
+    digest.update(f"{about!r} {engine.tokenizer.fingerprint}".encode(errors="backslashreplace"))
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _digest(path: Path) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise HeedfulError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+# ---------------------------------------------------------------------------------------------------- running
+
+
+class _Run:
+    """Rows read and made into tokens in one thread, answered and written in another."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        several: Sequence[Inputs],
+        settings: BatchSettings,
+        top_k: int,
+        filled: Filled,
+        told: Callable[[Progress], None] | None,
+    ) -> None:
+        self.rows = self.errors = self.parts = 0
+        self._engine, self._several, self._settings, self._top_k = engine, several, settings, top_k
+        self._filled, self._told = filled, told
+        self._total = 0  # rows of the input, when it was read to its end
+        self._begun: tuple[float, float] | None = None  # when the first chunk was taken up, and the share before it
+        self._schema = schema_of(engine, several, inputs=settings.inputs) if settings.format == "parquet" else None
+        self._chunk = FEW if engine.kind in WIDE else CHUNK
+
+    def all(self) -> dict[str, Any]:
+        """Until every part is there."""
+        while True:
+            self._pass()
+            count = -(-self._total // self._settings.rows)
+            left = [number for number in range(count) if self._filled.finished(number) is None]
+            if left:
+                self._tell(1.0, waiting=len(left))
+                if self._filled.wait(left):
+                    continue
+            if changed := [str(each.path) for each in self._several if stamp(each.path) != each.stamp]:
+                raise HeedfulError(f"{', '.join(changed)}: changed while it was read: answer it again in a new folder")
+            return self._filled.finish(count, {"version": VERSION})
+
+    def _pass(self) -> None:
+        """Once through the input: every part that nobody else has is made."""
+        waiting: queue.Queue[_Chunk | BaseException | None] = queue.Queue(AHEAD)
+        stop = threading.Event()
+        reader = threading.Thread(target=self._fill, args=(waiting, stop), name="heedful-reader", daemon=True)
+        reader.start()
+        try:
+            chunks = _until_none(waiting)
+            for first in chunks:
+                self._part(first, chunks)
+        finally:
+            stop.set()
+            reader.join()
+
+    def _part(self, first: _Chunk, others: Iterator[_Chunk]) -> None:
+        """Answer and write one part."""
+        tally: dict[str, Any] = {"rows": 0, "answered": 0, "errors": 0, "first_error": "", "left_out": []}
+        said = self._said(first, others, tally)
+        inputs = self._settings.inputs
+        data = json_lines(said, inputs=inputs) if self._schema is None else parquet(said, self._schema)
+        self._filled.write(first.part, data, lambda: tally)
+        self._filled.release(first.part)
+        self.parts += 1
+
+    def _said(self, chunk: _Chunk, others: Iterator[_Chunk], tally: dict[str, Any]) -> Iterator[list[Said]]:
+        while True:
+            self._begun = self._begun or (time.monotonic(), chunk.share)
+            answers = iter(answers_each(self._engine, chunk.asked, top_k=self._top_k))
+            found = []
+            for (inputs, row), error in zip(chunk.rows, chunk.errors, strict=True):
+                answer = error or next(answers)
+                cells = None if row.cells is None else inputs.named(row.cells)
+                place = inputs.name, row.number, row.line, cells
+                found.append(Said(*place, None, answer) if isinstance(answer, str) else Said(*place, answer, None))
+                _count(tally, found[-1], inputs, self._schema is not None and self._settings.inputs)
+            self.rows += len(found)
+            self.errors += sum(each.error is not None for each in found)
+            yield found
+            self._tell(chunk.share)
+            if chunk.last:
+                return
+            chunk = next(others)
+
+    def _tell(self, share: float, waiting: int = 0) -> None:
+        if self._told is None:
+            return
+        speed, left = 0.0, None
+        if self._begun is not None:
+            seconds = max(time.monotonic() - self._begun[0], 1e-9)
+            speed = self.rows / seconds
+            if share > self._begun[1]:
+                left = seconds * (1 - share) / (share - self._begun[1])
+        self._told(
+            Progress(
+                rows=self.rows,
+                errors=self.errors,
+                parts=self.parts,
+                share=share,
+                speed=speed,
+                left=left,
+                waiting=waiting,
+            )
+        )
+
+    # -- in the other thread
+
+    def _fill(self, waiting: queue.Queue[_Chunk | BaseException | None], stop: threading.Event) -> None:
+        last: _Chunk | BaseException | None = None
+        try:
+            for chunk in self._chunks():
+                if not _give(waiting, chunk, stop):
+                    return
+        except BaseException as error:  # the other thread raises it
+            last = error
+        _give(waiting, last, stop)
+
+    def _chunks(self) -> Iterator[_Chunk]:
+        """The rows of all parts that can be claimed, with their tokens."""
+        size = self._settings.rows
+        rows: list[tuple[Inputs, Row]] = []
+        given: list[tuple[Any, str | None]] = []
+        characters, number, mine = 0, 0, False
+
+        def chunk(part: int, last: bool) -> _Chunk:
+            nonlocal characters
+            asked, errors = encode_each(self._engine, given)
+            made = _Chunk(part, rows.copy(), asked, errors, last, self._share(rows[-1][0]))
+            rows.clear()
+            given.clear()
+            characters = 0
+            return made
+
+        for inputs, row in self._numbered():
+            part, place = divmod(number, size)
+            if place == 0:
+                if mine:
+                    yield chunk(part - 1, True)
+                mine = self._filled.claim(part)
+            number += 1
+            if not mine:
+                continue
+            if len(rows) >= self._chunk or characters >= CHARACTERS:
+                yield chunk(part, False)
+            rows.append((inputs, row))
+            given.append(inputs.ask(row))
+            characters += _size(given[-1][0])
+        if mine:
+            yield chunk((number - 1) // size, True)
+        self._total = number
+
+    def _numbered(self) -> Iterator[tuple[Inputs, Row]]:
+        for inputs in self._several:
+            for row in inputs.rows():
+                yield inputs, row
+
+    def _share(self, at: Inputs) -> float:
+        place = self._several.index(at)
+        whole = sum(each.size for each in self._several)
+        return min(1.0, (sum(each.size for each in self._several[:place]) + at.share * at.size) / max(whole, 1))
+
+
+def _until_none(waiting: queue.Queue[_Chunk | BaseException | None]) -> Iterator[_Chunk]:
+    while (found := waiting.get()) is not None:
+        if isinstance(found, BaseException):
+            raise found
+        yield found
+
+
+def _give(waiting: queue.Queue[Any], value: Any, stop: threading.Event) -> bool:
+    """Whether it was taken before all was stopped."""
+    while not stop.is_set():
+        try:
+            waiting.put(value, timeout=0.1)
+        except queue.Full:
+            continue
+        return True
+    return False
+
+
+def _count(tally: dict[str, Any], said: Said, inputs: Inputs, fixed: bool) -> None:
+    tally["rows"] += 1
+    tally["answered" if said.error is None else "errors"] += 1
+    if said.error is not None and not tally["first_error"]:
+        tally["first_error"] = f"{said.file}:{said.line}: {said.error}"[:500]
+    if fixed and said.cells is not None and len(tally["left_out"]) < 20:
+        more = [name for name in said.cells if name not in inputs.known and name not in tally["left_out"]]
+        tally["left_out"] += more[:20]
+
+
+def _size(given: Any) -> int:
+    """Characters of an input."""
+    match given:
+        case str():
+            return len(given)
+        case dict():
+            return sum(map(_size, given.values()))
+        case list() | tuple():
+            return sum(map(_size, given)) + len(given)
+    return 0

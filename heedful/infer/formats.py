@@ -1,0 +1,266 @@
+"""Answers as the bytes of Parquet or of JSON lines, a chunk of rows at a time."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+import torch
+from pyarrow.parquet import ParquetWriter, read_schema
+
+from heedful.data.inputs import Inputs
+from heedful.infer.engine import Engine
+from heedful.model.config import Classes, TokenClasses
+from heedful.model.decode import Beam
+from heedful.tasks.base import Answer, label_names
+from heedful.tasks.extract import NO_ANSWER
+
+Format = Literal["parquet", "jsonl"]
+GROUP = 64_000_000  # bytes of a row group in memory
+PLACES = {"file": pa.string(), "row": pa.int64(), "line": pa.int64()}
+TEXT, NUMBER, WHOLE = pa.string(), pa.float64(), pa.int64()
+
+
+class Said(NamedTuple):
+    """One row of the output."""
+
+    file: str
+    row: int
+    line: int
+    cells: dict[str, Any] | None  # None: the row could not be read
+    answer: Answer | None
+    error: str | None
+
+
+# ---------------------------------------------------------------------------------------------------- JSON lines
+
+
+def json_lines(chunks: Iterable[Sequence[Said]], *, inputs: bool) -> Iterator[bytes]:
+    """An object on each line."""
+    for chunk in chunks:
+        yield b"".join(_line(said, inputs) for said in chunk)
+
+
+def _line(said: Said, inputs: bool) -> bytes:
+    found: dict[str, Any] = {"file": said.file, "row": said.row, "line": said.line}
+    if inputs:
+        found["input"] = said.cells
+    found |= said.answer or {}
+    found["error"] = said.error
+    try:
+        text = json.dumps(found, ensure_ascii=False, allow_nan=False, default=_plain)
+    except ValueError:  # an input that is not finite
+        text = json.dumps(_finite(found), ensure_ascii=False, allow_nan=False, default=_plain)
+    return text.encode(errors="backslashreplace") + b"\n"  # half a surrogate pair becomes \udxxx, as JSON writes it
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for, of Parquet's columns: times as ISO 8601, bytes as base64, all else as text."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {name: _finite(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_finite(each) for each in value]
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------- Parquet
+
+
+class _Sink:
+    """Takes what a writer writes until it is fetched."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def write(self, data: Any) -> int:
+        self._parts.append(bytes(data))
+        self._size += len(self._parts[-1])
+        return len(self._parts[-1])
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def fetch(self) -> bytes:
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+
+def parquet(chunks: Iterable[Sequence[Said]], schema: pa.Schema) -> Iterator[bytes]:
+    """A file whose columns are the schema's."""
+    sink = _Sink()
+    with ParquetWriter(pa.PythonFile(sink, mode="w"), schema, compression="zstd") as writer:
+        waiting: list[pa.RecordBatch] = []
+        for chunk in chunks:
+            waiting.append(batch(chunk, schema))
+            if sum(each.nbytes for each in waiting) > GROUP:
+                writer.write_table(pa.Table.from_batches(waiting, schema))
+                waiting.clear()
+                yield sink.fetch()
+        if waiting:
+            writer.write_table(pa.Table.from_batches(waiting, schema))
+    yield sink.fetch()
+
+
+def batch(chunk: Sequence[Said], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows as columns."""
+    return pa.RecordBatch.from_arrays([_column(field, chunk) for field in schema], schema=schema)
+
+
+def _column(field: pa.Field, chunk: Sequence[Said]) -> pa.Array:
+    if field.name in (*PLACES, "error"):
+        return _array([getattr(said, field.name) for said in chunk], field.type)
+    if field.name != "input":
+        return _array([None if said.answer is None else said.answer.get(field.name) for said in chunk], field.type)
+    cells = [
+        _array(
+            [None if said.cells is None else _fitting(said.cells.get(each.name), each.type) for said in chunk],
+            each.type,
+        )
+        for each in field.type
+    ]
+    missing = pa.array([said.cells is None for said in chunk], pa.bool_())
+    return pa.StructArray.from_arrays(cells, fields=list(field.type), mask=missing)
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(values, kind)
+    except UnicodeEncodeError:  # half a surrogate pair
+        return pa.array([_whole(value) for value in values], kind)
+
+
+def _whole(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode(errors="backslashreplace").decode()
+        case dict():
+            return {_whole(name): _whole(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_whole(each) for each in value]
+    return value
+
+
+def _fitting(value: Any, kind: pa.DataType) -> Any:
+    """The value itself, or where text is expected and it is none, as JSON."""
+    if value is None or isinstance(value, str) or kind != TEXT:
+        return value
+    return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+# ---------------------------------------------------------------------------------------------------- schemas
+
+
+def schema_of(engine: Engine, several: Sequence[Inputs], *, inputs: bool) -> pa.Schema:
+    """The columns of every part: the place, the input's columns, the answer's fields, and the error."""
+    fields = list(PLACES.items())
+    if inputs and (columns := input_types(several)):
+        fields.append(("input", pa.struct(list(columns.items()))))
+    roles = next((each.roles for each in several if each.table is not None), ())
+    fields += answer_types(engine, pair="pair" in roles or "b" in roles).items()
+    return pa.schema([*fields, ("error", TEXT)])
+
+
+def input_types(several: Sequence[Inputs]) -> dict[str, pa.DataType]:
+    """Parquet's own types; of other files, and where files do not agree, text."""
+    found: dict[str, pa.DataType] = {}
+    for each in several:
+        if each.table is None:
+            continue
+        own = {field.name: _kept(field.type) for field in read_schema(each.path)} if each.form == "parquet" else {}
+        for name in each.names:
+            kind = own.get(name, TEXT)
+            found[name] = kind if found.get(name, kind) == kind else TEXT
+    return found
+
+
+def _kept(kind: pa.DataType) -> pa.DataType:
+    """A type that values keep on their way through Python, or text."""
+    if pa.types.is_dictionary(kind):
+        return _kept(kind.value_type)
+    if pa.types.is_struct(kind):
+        inner = [(field.name, _kept(field.type)) for field in kind]
+        return (
+            pa.struct(inner) if all(kept == field.type for (_, kept), field in zip(inner, kind, strict=True)) else TEXT
+        )
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return kind if _kept(kind.value_type) == kind.value_type else TEXT
+    plain = (pa.types.is_primitive, pa.types.is_string, pa.types.is_large_string, pa.types.is_decimal)
+    return kind if any(test(kind) for test in (*plain, pa.types.is_binary, pa.types.is_large_binary)) else TEXT
+
+
+def answer_types(engine: Engine, *, pair: bool) -> dict[str, pa.DataType]:
+    """The fields of an answer of this engine."""
+    head, loaded = engine.loaded.config.head, engine.loaded
+    double = next(loaded.parameters()).dtype == torch.float64
+    vector = pa.list_(pa.float64() if double else pa.float32())
+    match engine.kind:
+        case "next":
+            return {"follows": NUMBER}
+        case "masked":
+            return _masks()
+        case "pretraining":
+            return _masks() | {"follows": NUMBER}
+        case "embedding" if pair:
+            return {"similarity": NUMBER, "vectors": pa.list_(vector), "cut": WHOLE}
+        case "embedding":
+            return {"vector": vector, "tokens": WHOLE, "cut": WHOLE}
+        case "choice":
+            return {
+                "choice": TEXT,
+                "number": WHOLE,
+                "probability": NUMBER,
+                "probabilities": pa.list_(NUMBER),
+                **_windows(),
+            }
+        case "span":
+            found = {"answer": TEXT, "start": WHOLE, "end": WHOLE, "score": NUMBER, "no_answer_score": NUMBER}
+            return found | ({"best": TEXT} if NO_ANSWER in loaded.thresholds else {}) | _windows()
+        case "next_token":
+            text = {"text": TEXT, "log_probability": NUMBER, "tokens": WHOLE, "complete": pa.bool_()}
+            beams = isinstance(engine.writing.how, Beam)
+            return text | ({"others": pa.list_(pa.struct(list(text.items())))} if beams else {})
+    if isinstance(head, TokenClasses):
+        place = [("start", WHOLE), ("end", WHOLE)]
+        word = pa.struct([("word", TEXT), ("label", TEXT), ("probability", NUMBER), *place])
+        entity = pa.struct([("label", TEXT), ("text", TEXT), *place, ("probability", NUMBER)])
+        return {"words": pa.list_(word), "entities": pa.list_(entity), **_windows()}
+    assert isinstance(head, Classes)
+    each = pa.struct([(name, NUMBER) for name in label_names(head.labels)])
+    match head.problem:
+        case "regression":
+            return {"numbers": each, **_windows()}
+        case "multiple":
+            return {"labels": pa.list_(TEXT), "probabilities": each, **_windows()}
+    return {"label": TEXT, "probability": NUMBER, "probabilities": each, **_windows()}
+
+
+def _windows() -> dict[str, pa.DataType]:
+    return {"windows": WHOLE}
+
+
+def _masks() -> dict[str, pa.DataType]:
+    token = pa.struct([("token", TEXT), ("text", TEXT), ("probability", NUMBER)])
+    mask = pa.struct([("start", WHOLE), ("end", WHOLE), ("tokens", pa.list_(token))])
+    return {"masks": pa.list_(mask), "windows": WHOLE, "note": TEXT}

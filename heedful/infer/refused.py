@@ -1,0 +1,51 @@
+"""Why a request has no answer, in words for whoever asked."""
+
+from __future__ import annotations
+
+from heedful.errors import HeedfulError
+
+
+class Refused(Exception):  # noqa: N818  # a base of several
+    """A request that is not answered; the message may be shown to whoever asked."""
+
+
+class Full(Refused):
+    """Too much waits already; `retry` says in how many seconds less will."""
+
+    def __init__(self, message: str, retry: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
+class Unavailable(Refused):
+    """The model is loading, or the server is stopping."""
+
+
+class Expired(Refused):
+    """The deadline passed; what had not been started never will be."""
+
+
+class TooLong(Refused):
+    """More tokens than one request may have."""
+
+
+class Failed(Refused):
+    """The model, or its tokenizer, failed on this request; `reason` is for the log alone."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("the model failed on this input; other requests are not affected")
+        self.reason = reason
+
+
+def told(error: BaseException) -> Exception:
+    """What a person can mend is told; anything else, a tokenizer's panic too, is our failure, of this request alone."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, HeedfulError):
+        if error.__cause__ is None or isinstance(error.__cause__, HeedfulError):
+            return error
+        error = error.__cause__
+    frames, last = error.__traceback__, ""
+    while frames is not None:  # where it was raised, without what was given
+        last, frames = f"{frames.tb_frame.f_code.co_name}:{frames.tb_lineno}", frames.tb_next
+    return Failed(f"{type(error).__name__} in {last}")

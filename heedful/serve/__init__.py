@@ -1,0 +1,1 @@
+"""Layer 11: models behind HTTP, within limits."""

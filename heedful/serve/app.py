@@ -1,0 +1,268 @@
+"""The application: routes, each of which reads a body by its type, asks a model, and ends with its client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive
+
+import heedful
+from heedful.errors import HeedfulError
+from heedful.infer.refused import Failed
+from heedful.serve import openapi, protocol
+from heedful.serve import schemas as s
+from heedful.serve.guard import Gone, Guard, Record, Trouble, read_body, trouble_of
+from heedful.serve.routes import QUESTIONS, Call, Question
+from heedful.serve.service import Service, kind_of
+from heedful.serve.settings import LOOPBACK
+
+WEB = Path(__file__).parent / "web"
+FILES = {"/": ("index.html", "text/html"), "/web/page.js": ("page.js", "text/javascript")}
+FILES["/web/page.css"] = ("page.css", "text/css")
+Endpoint = Callable[[Request], Awaitable[Response]]
+Ask = Callable[[Call, Request, Any], Coroutine[Any, Any, Any]]
+
+
+def application(
+    service: Service, *, keys: tuple[bytes, ...] = (), hosts: tuple[str, ...] | None = LOOPBACK, wait: bool = True
+) -> Starlette:
+    """The ASGI application of a service; with `wait` it loads the models before it begins."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        if wait:
+            await service.start()
+        yield
+        await asyncio.to_thread(service.queue.close)
+
+    guard = Middleware(Guard, settings=service.settings, keys=keys, hosts=hosts, seen=service.metrics.saw)
+    return Starlette(
+        routes=[*_questions(service), *_protocol(service), *_views(service, bool(keys)), *_pages()],
+        middleware=[guard],
+        exception_handlers={HTTPException: _no_route},
+        lifespan=lifespan,
+    )
+
+
+def _questions(service: Service) -> list[Route]:
+    def ask(question: Question) -> Ask:
+        return lambda call, request, body: question.handler(call, body)
+
+    return [_post(service, each.path, each.body, ask(each)) for each in QUESTIONS]
+
+
+def _post(service: Service, path: str, body: Any, ask: Ask) -> Route:
+    decoder = msgspec.json.Decoder(body, strict=True)
+
+    async def endpoint(request: Request) -> Response:
+        record = _record(request, path)
+        deadlines, limits = service.settings.deadlines, service.settings.limits
+        raw = await read_body(request.receive, limits.body, deadlines.body)
+        call = Call(service=service, record=record)
+        try:
+            answer = await _while_connected(request.receive, ask(call, request, decode(decoder, raw)))
+            return _json(answer)
+        except (Trouble, Gone, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            record.reason = error.reason if isinstance(error, Failed) else type(error).__name__
+            raise trouble_of(error) from None
+
+    return Route(path, endpoint, methods=["POST"])
+
+
+def decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
+    """The body as its type; no key twice."""
+    try:
+        body = decoder.decode(raw)
+        json.loads(raw, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:  # msgspec's errors, and UnicodeDecodeError, are of the first kind
+        message = str(error) if isinstance(error, msgspec.ValidationError | _TwiceError) else "it is no JSON in UTF-8"
+        raise Trouble(422, "validation", f"the body is not understood: {message[:150]}") from None
+    return body
+
+
+class _TwiceError(ValueError):
+    pass
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _TwiceError("a key is given twice")
+    return found
+
+
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
+    """The work's result; it is cancelled when the client leaves."""
+    task = asyncio.ensure_future(work)
+    left = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Gone
+        return task.result()
+    finally:
+        left.cancel()
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _record(request: Request, route: str) -> Record:
+    record: Record = request.scope["heedful"]
+    record.route = route
+    return record
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    told = {404: "there is no such path: GET /openapi.json lists them", 405: "this path has another method"}
+    raise Trouble(
+        error.status_code,
+        "not_found" if error.status_code == 404 else "validation",
+        told.get(error.status_code, "it cannot be answered"),
+        list((error.headers or {}).items()),
+    )
+
+
+# -- the Open Inference Protocol ------------------------------------------------------------------------------------
+
+
+def _protocol(service: Service) -> list[Route]:
+    async def infer(call: Call, request: Request, body: Any) -> Any:
+        return await protocol.infer(call, request.path_params["name"], body)
+
+    def facts(request: Request) -> Any:
+        name, lane = service.lane(request.path_params["name"], None)
+        return {
+            "name": name,
+            "platform": "heedful",
+            "versions": ["1"],
+            "inputs": protocol.reads(kind_of(lane)),
+            "outputs": protocol.gives(kind_of(lane), _labels(lane.engine)),
+        }
+
+    def ready(request: Request) -> Any:
+        service.lane(request.path_params["name"], None)
+        return {"ready": not service.queue.draining}
+
+    def server(request: Request) -> Any:
+        return {"name": "heedful", "version": heedful.__version__, "extensions": []}
+
+    return [
+        _post(service, "/v2/models/{name}/infer", s.InferBody, infer),
+        _get("/v2/models/{name}", facts),
+        _get("/v2/models/{name}/ready", ready),
+        _get("/v2", server),
+    ]
+
+
+# -- what is shown --------------------------------------------------------------------------------------------------
+
+
+def _get(path: str, show: Callable[[Request], Any], status: Callable[[], int] = lambda: 200) -> Route:
+    async def endpoint(request: Request) -> Response:
+        _record(request, path)
+        try:
+            return _json(show(request), status())
+        except (Trouble, HeedfulError) as error:
+            raise trouble_of(error) from None
+        except Exception as error:
+            raise trouble_of(error) from None
+
+    return Route(path, endpoint, methods=["GET"])
+
+
+def _views(service: Service, keys: bool) -> list[Route]:
+    document = openapi.document(heedful.__version__, keys)
+
+    def fit() -> int:
+        return 200 if service.status == "ok" else 503
+
+    async def metrics(request: Request) -> Response:
+        _record(request, "/metrics")
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    return [
+        _get("/info", lambda request: info(service, request.query_params.get("model"))),
+        _get("/health", lambda request: {"status": service.status}, fit),
+        *(_get(path, lambda request: {"live": True}) for path in ("/live", "/v2/health/live")),
+        *(_get(path, lambda request: {"ready": fit() == 200}, fit) for path in ("/ready", "/v2/health/ready")),
+        _get("/openapi.json", lambda request: document),
+        Route("/metrics", metrics, methods=["GET"]),
+    ]
+
+
+def info(service: Service, name: str | None) -> dict[str, Any]:
+    """What a model is, and what it may be asked; no path."""
+    name, lane = service.lane(name, None)
+    engine: Any = lane.engine
+    limits, loaded = service.settings.limits, engine.loaded
+    labels = _labels(engine)
+    model_type: dict[str, Any] = {engine.kind: {}}
+    if engine.kind == "embedding":
+        model_type = {"embedding": {"pooling": getattr(loaded.config.head, "pooling", None)}}
+    elif engine.kind == "classes":
+        numbered = dict(enumerate(labels or []))
+        model_type = {"classifier": {"id2label": {str(id): label for id, label in numbered.items()}}}
+        model_type["classifier"]["label2id"] = {label: id for id, label in numbered.items()}
+    return {
+        "model_id": name,
+        "model_dtype": str(next(loaded.parameters()).dtype).removeprefix("torch."),
+        "model_type": model_type,
+        "family": loaded.config.family,
+        "parameters": loaded.count(),
+        "routes": [each.path for each in QUESTIONS if each.kinds is None or engine.kind in each.kinds],
+        "labels": labels,
+        "max_input_length": engine.limit,
+        "max_batch_tokens": limits.batch_tokens,
+        "max_concurrent_requests": limits.requests,
+        "max_client_batch_size": limits.inputs,
+        "auto_truncate": engine.kind == "embedding",
+        "models": list(service.lanes),
+        "version": heedful.__version__,
+    }
+
+
+def _labels(engine: Any) -> list[str] | None:
+    from heedful.tasks.base import label_names
+
+    labels = getattr(engine.loaded.config.head, "labels", None)
+    return None if labels is None else label_names(labels)
+
+
+def _pages() -> list[Route]:
+    def page(path: str, name: str, kind: str) -> Route:
+        content = (WEB / name).read_bytes()
+
+        async def endpoint(request: Request) -> Response:
+            _record(request, path)
+            return Response(content, media_type=kind)
+
+        return Route(path, endpoint, methods=["GET"])
+
+    return [page(path, name, kind) for path, (name, kind) in FILES.items()]

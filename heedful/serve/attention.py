@@ -1,0 +1,55 @@
+"""What each token of a text looks at, as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from heedful.errors import HeedfulError
+from heedful.infer.engine import Engine
+from heedful.infer.refused import TooLong
+from heedful.model.trace import Trace
+from heedful.packed import Packed
+from heedful.tokenizer import Encoded, Item, Tokenizer
+
+
+def attention(engine: Engine, item: Item, layers: list[int] | None, heads: list[int] | None, most: int) -> Any:
+    """Tokens, and weights of layers and heads from 0 (None: all), of which an answer has at most so many numbers."""
+    loaded = engine.loaded
+    encoded = engine.tokenizer.encode(item)
+    if engine.limit is not None and len(encoded) > engine.limit:
+        raise TooLong(f"the text has {len(encoded)} tokens, and this model reads {engine.limit} at once")
+    stacks = [stack for stack in (loaded.config.model.encoder, loaded.config.model.decoder) if stack is not None]
+    parts: list[Any] = ["encoder"] if loaded.needs_target else ["encoder", "decoder", "cross"]
+    for what, asked, count in (
+        ("layers", layers, max(stack.layers for stack in stacks)),
+        ("heads", heads, min(stack.heads for stack in stacks)),
+    ):
+        if asked is not None and (wrong := [each for each in asked if each >= count]):
+            raise HeedfulError(f"{what} {wrong[:5]} were asked for, but there are {count}, from 0")
+    asked_layers = sum(len(set(layers)) if layers is not None else stack.layers for stack in stacks)
+    asked_heads = len(heads) if heads is not None else max(stack.heads for stack in stacks)
+    count = asked_layers * asked_heads * len(encoded) ** 2
+    if count > most:
+        raise TooLong(f"these are {count} weights, and an answer has at most {most}: ask for some layers and heads")
+    batch = Packed.of([encoded.ids], [encoded.types])
+    trace = Trace(layers=layers, heads=heads, parts=parts)
+    with torch.inference_mode():
+        loaded.rows(batch, Packed.of([[0]]) if loaded.needs_target else None, trace=trace)
+    found = []
+    for (part, layer, _), attended in sorted(trace.attention.items()):
+        assert attended.weights is not None
+        names = list(range(attended.weights.shape[0])) if heads is None else heads
+        weights = attended.weights.to("cpu", torch.float64).round(decimals=6)
+        found.append({"part": part, "layer": layer, "heads": names, "weights": weights.tolist()})
+    return {"tokens": tokens(encoded, engine.tokenizer), "layers": found}
+
+
+def tokens(encoded: Encoded, tokenizer: Tokenizer, *, special: bool = True) -> list[dict[str, Any]]:
+    """Each token: its id and name, and which characters of its text it stands for."""
+    return [
+        {"id": id, "text": tokenizer.name(id), "special": alone, "start": start, "stop": stop}
+        for id, alone, (start, stop) in zip(encoded.ids, encoded.special, encoded.offsets, strict=True)
+        if special or not alone
+    ]

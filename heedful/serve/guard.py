@@ -1,0 +1,287 @@
+"""Guard: who may ask, how much and how long; what is answered when something is wrong; one line of log for each."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import random
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from heedful.errors import HeedfulError
+from heedful.infer.refused import Expired, Failed, Full, TooLong, Unavailable
+from heedful.serve.settings import LOOPBACK, ServeSettings
+
+LOG = logging.getLogger("heedful.serve")
+OPEN = ("/health", "/live", "/ready", "/v2/health/live", "/v2/health/ready")  # no key is needed to see whether it runs
+CLOSE = ("connection", "close")
+LONGEST_MESSAGE = 400  # characters
+KEY_LENGTH = 16
+HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"x-frame-options", b"DENY"),
+    (b"cache-control", b"no-store"),
+]
+CONTENT_POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
+    b"form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class Trouble(Exception):  # noqa: N818  # it is told, not raised to anybody's face
+    """An answer that is no answer."""
+
+    def __init__(self, status: int, kind: str, message: str, headers: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.message, self.headers = status, kind, message, headers
+
+
+class Gone(Exception):  # noqa: N818
+    """The client went away."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Record:
+    """What the log says of a request."""
+
+    start: float
+    deadline: float
+    route: str = ""
+    status: int = 0
+    tokens: int = 0
+    reason: str = ""
+    text: Any = None
+    headers: dict[bytes, list[bytes]] = field(default_factory=dict)
+
+    def header(self, name: bytes) -> str:
+        """Its value, "" where there is none."""
+        return b", ".join(self.headers.get(name, [])).decode("latin-1")
+
+
+def trouble_of(error: BaseException) -> Trouble:
+    """What is told of an exception: nothing but what the asker can do about it."""
+    match error:
+        case Trouble():
+            return error
+        case Full():
+            seconds = str(max(1, int(error.retry)) + random.randint(0, 2))  # all at once would be as bad as now
+            return Trouble(429, "overloaded", str(error), [("retry-after", seconds)])
+        case Unavailable():
+            return Trouble(503, "unhealthy", str(error), [("retry-after", str(1 + random.randint(0, 2)))])
+        case Expired():
+            return Trouble(504, "timeout", str(error))
+        case TooLong():
+            return Trouble(413, "too_large", str(error))
+        case Failed():
+            return Trouble(500, "backend", str(error))
+        case HeedfulError():
+            return Trouble(422, "validation", str(error))
+    return Trouble(500, "backend", "something went wrong here; it was logged")
+
+
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """The keys of a file, one on each line."""
+    try:
+        lines = [line.strip() for line in path.read_bytes().splitlines()]
+    except OSError as error:
+        raise HeedfulError(f"{path} cannot be read: {error.strerror}") from None
+    keys = tuple(line for line in lines if line)
+    if not keys or any(len(key) < KEY_LENGTH or not re.fullmatch(rb"[!-~]+", key) for key in keys):
+        raise HeedfulError(
+            f"{path} holds no key: write one on a line, {KEY_LENGTH} or more ASCII characters without spaces, "
+            "as python -c 'import secrets; print(secrets.token_urlsafe(32))' makes it"
+        )
+    return keys
+
+
+class Guard:
+    """ASGI middleware around everything: checks the head of each request, and logs and counts each answer."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        settings: ServeSettings,
+        keys: tuple[bytes, ...] = (),
+        hosts: tuple[str, ...] | None = LOOPBACK,
+        seen: Callable[[str, Record, float], None] | None = None,
+    ) -> None:
+        """`hosts` are the names by which the server may be called; None: any. `seen` is told of each request."""
+        self.app, self.settings, self.keys, self.hosts, self.seen = app, settings, keys, hosts, seen
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return await send({"type": "websocket.close", "code": 1008})
+        now = time.monotonic()
+        record = Record(start=now, deadline=now + self.settings.deadlines.request)
+        for name, value in scope["headers"]:
+            record.headers.setdefault(name.lower(), []).append(value)
+        scope["heedful"] = record
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [*message.get("headers", []), *self._headers(record)]
+            await send(message)
+
+        try:
+            try:
+                self._check(scope, record)
+                await self.app(scope, receive, sending)
+            except Trouble as trouble:
+                record.reason = trouble.kind
+                await reply(sending, trouble, scope["path"])
+        except Gone:
+            record.status, record.reason = 499, "gone"
+        except asyncio.CancelledError:
+            record.status, record.reason = 499, "cancelled"
+            raise
+        except Exception as error:
+            record.reason = f"{type(error).__name__}"
+            if not record.status:
+                await reply(sending, trouble_of(error), scope["path"])
+        finally:
+            self._log(scope, record)
+
+    def _headers(self, record: Record) -> list[tuple[bytes, bytes]]:
+        found = [*HEADERS, (b"content-security-policy", CONTENT_POLICY)]
+        if (origin := record.header(b"origin")) in self.settings.origins and origin:
+            found += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
+        return found
+
+    def _check(self, scope: Scope, record: Record) -> None:
+        """Refuse by what the head says; nothing of the body was read yet."""
+        path: str = scope["path"]
+        headers = record.headers
+        if not path.startswith("/") or len(path) > 1000 or re.search(r"[\0-\x1f\\]|(^|/)\.\.(/|$)", path):
+            raise Trouble(404, "not_found", "there is no such path")
+        if b"transfer-encoding" in headers and b"content-length" in headers:
+            raise Trouble(400, "validation", "give content-length or transfer-encoding, not both", [CLOSE])
+        if len(headers.get(b"host", [])) != 1:
+            raise Trouble(400, "validation", "give one host header", [CLOSE])
+        if self.hosts is not None and _name(record.header(b"host")) not in self.hosts:
+            raise Trouble(403, "forbidden", "this server is not called so: name it with --set hosts")
+        if b"upgrade" in headers:
+            raise Trouble(403, "forbidden", "there is nothing to upgrade to")
+        self._check_origin(record)
+        if self.keys and path not in OPEN and not (path == "/" or path.startswith("/web/")):
+            self._check_key(record)
+        if scope["method"] in ("POST", "PUT", "PATCH"):
+            self._check_body(record)
+        if given := record.header(b"x-request-timeout-ms"):
+            if not re.fullmatch(r"[0-9]{1,9}", given) or not int(given):
+                raise Trouble(400, "validation", "X-Request-Timeout-Ms is to be milliseconds, from 1")
+            record.deadline = record.start + min(int(given) / 1000, self.settings.deadlines.longest)
+
+    def _check_origin(self, record: Record) -> None:
+        if b"origin" not in record.headers:
+            if record.header(b"sec-fetch-site") in ("cross-site", "same-site"):
+                raise Trouble(403, "forbidden", "pages of other sites may not call this server")
+            return
+        origin = record.header(b"origin")
+        own = urlsplit(origin).netloc if origin.startswith(("http://", "https://")) else ""
+        if origin not in self.settings.origins and (not own or own != record.header(b"host")):
+            raise Trouble(403, "forbidden", "pages of this origin may not call this server: see --set origins")
+
+    def _check_key(self, record: Record) -> None:
+        given = record.header(b"authorization").encode("latin-1")
+        given = given[7:] if given[:7].lower() == b"bearer " else b""
+        if not sum(hmac.compare_digest(given, key) for key in self.keys):  # a sum compares all of them
+            raise Trouble(
+                401, "unauthorized", "give a key: Authorization: Bearer KEY", [("www-authenticate", "Bearer")]
+            )
+
+    def _check_body(self, record: Record) -> None:
+        kind, _, parameters = record.header(b"content-type").lower().partition(";")
+        charset = re.search(r"charset=\"?([^\s;\"]+)", parameters)
+        if kind.strip() != "application/json" or (charset and charset[1] not in ("utf-8", "utf8")):
+            raise Trouble(415, "media_type", "send application/json, in UTF-8")
+        if record.header(b"content-encoding").lower() not in ("", "identity"):
+            raise Trouble(415, "media_type", "compressed bodies are not read")
+        length = record.header(b"content-length")
+        if length and (not re.fullmatch(r"[0-9]{1,18}", length) or int(length) > self.settings.limits.body):
+            raise too_large(self.settings.limits.body)
+
+    def _log(self, scope: Scope, record: Record) -> None:
+        seconds = time.monotonic() - record.start
+        if self.seen is not None:
+            self.seen(scope["method"], record, seconds)
+        line = {
+            "method": scope["method"][:20],
+            "path": scope["path"][:200],
+            "status": record.status,
+            "ms": round(1000 * seconds, 1),
+            "tokens": record.tokens,
+        }
+        if record.reason:
+            line["reason"] = record.reason
+        if self.settings.log_text and record.text is not None:
+            line["text"] = record.text
+        LOG.log(logging.WARNING if record.status >= 500 else logging.INFO, "%s", json.dumps(line))  # ASCII: one line
+
+
+def too_large(most: int) -> Trouble:
+    """A body over the limit."""
+    return Trouble(413, "too_large", f"the body is larger than {most} bytes")
+
+
+async def read_body(receive: Receive, most: int, seconds: float) -> bytes:
+    """The whole body, of at most so many bytes and in at most so many seconds."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Gone
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > most:
+                    raise too_large(most)
+                if not message.get("more_body"):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise Trouble(408, "timeout", "the body did not come in time") from None
+
+
+async def reply(send: Send, trouble: Trouble, path: str) -> None:
+    """Tell a trouble, in at most 2 kB; under /v1 in OpenAI's form."""
+    message = trouble.message if len(trouble.message) <= LONGEST_MESSAGE else trouble.message[:LONGEST_MESSAGE] + "…"
+    message = message.encode("utf-8", "replace").decode()
+    content: Mapping[str, Any] = {"error": message, "error_type": trouble.kind}
+    if path.startswith("/v1/"):
+        content = {"error": {"message": message, "type": trouble.kind, "code": trouble.status}}
+    headers = [(name.encode(), value.encode()) for name, value in trouble.headers]
+    await send_json(send, content, trouble.status, headers)
+
+
+async def send_json(send: Send, content: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    """An answer."""
+    body = orjson.dumps(content)
+    about = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*about, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _name(host: str) -> str:
+    """The host without its port, in lower case."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] if host.count(":") == 1 else host

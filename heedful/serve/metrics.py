@@ -1,0 +1,80 @@
+"""What Prometheus scrapes."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from heedful.infer.queue import Queue
+from heedful.serve.guard import Record
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+POWERS = tuple(float(2**power) for power in range(15))
+METHODS = ("GET", "HEAD", "POST")
+
+
+class Metrics:
+    """Counts and histograms of one server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        here = self.registry
+        self.requests = Counter(
+            "heedful_requests", "Requests by route and status", ["route", "method", "status"], registry=here
+        )
+        self.seconds = Histogram(
+            "heedful_request_seconds", "From head to answer", ["route"], buckets=SECONDS, registry=here
+        )
+        self.tokens = Counter("heedful_tokens", "Tokens of answered requests", registry=here)
+        self.batch_sequences = Histogram("heedful_batch_sequences", "Windows in a batch", buckets=POWERS, registry=here)
+        self.batch_tokens = Histogram("heedful_batch_tokens", "Tokens in a batch", buckets=POWERS, registry=here)
+        self.batch_seconds = Histogram("heedful_batch_seconds", "The model's time", buckets=SECONDS, registry=here)
+
+    def saw(self, method: str, record: Record, seconds: float) -> None:
+        """A request was answered."""
+        route = record.route or "none"  # a path that anybody invents is no label
+        method = method if method in METHODS else "other"
+        self.requests.labels(route, method, str(record.status)).inc()
+        self.seconds.labels(route).observe(seconds)
+        self.tokens.inc(record.tokens)
+
+    def ran(self, sequences: int, tokens: int, seconds: float) -> None:
+        """A batch was run."""
+        self.batch_sequences.observe(sequences)
+        self.batch_tokens.observe(tokens)
+        self.batch_seconds.observe(seconds)
+
+    def watch(self, queue: Queue) -> None:
+        """Show the queue, as it is whenever somebody looks."""
+        self.registry.register(_Shown(queue))
+
+    def text(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class _Shown:
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+
+    def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
+        queue = self.queue
+        gauges = {
+            "queue_requests": ("Requests that wait or run", queue.requests),
+            "queue_tokens": ("Tokens that wait", queue.tokens),
+            "queue_requests_cap": ("The most of them", queue.caps.requests),
+            "queue_tokens_cap": ("The most of them", queue.caps.tokens),
+            "draining": ("1 when the server is stopping", int(queue.draining)),
+        }
+        counts = queue.counts
+        totals = {
+            "batch_retries": ("Batches run again in parts, as an input made them fail", counts.retries),
+            "failed": ("Inputs on which the model failed", counts.failed),
+            "refused": ("Requests for which there was no room", counts.full),
+            "expired": ("Requests whose deadline passed", counts.expired),
+            "cancelled": ("Requests whose client left", counts.cancelled),
+        }
+        return [
+            *(GaugeMetricFamily(f"heedful_{name}", told, value=value) for name, (told, value) in gauges.items()),
+            *(CounterMetricFamily(f"heedful_{name}", told, value=value) for name, (told, value) in totals.items()),
+        ]

@@ -1,0 +1,93 @@
+"""/openapi.json, made of the types by which requests are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from heedful.serve import schemas as s
+from heedful.serve.routes import QUESTIONS
+
+TOLD = {
+    400: "the head of the request is not understood",
+    401: "a key is missing or wrong",
+    403: "not from here: host or origin",
+    404: "no such path or model",
+    405: "another method",
+    408: "the body did not come in time",
+    413: "more than a request may have",
+    415: "not JSON in UTF-8",
+    422: "the body is not what this route reads",
+    429: "too much waits already",
+    431: "the headers are too large",
+    500: "the model failed on this input",
+    503: "loading, stopping, or too many connections",
+    504: "the deadline passed",
+}
+OPENAI = "/v1/"
+ALWAYS = (400, 401, 403, 404, 405, 431, 500, 503)
+WITH_BODY = (408, 413, 415, 422, 429, 504)
+VIEWS: tuple[tuple[str, Any, str], ...] = (  # of GET: path, what it answers, in a sentence
+    ("/info", s.Info, "A model, and what it may be asked."),
+    ("/health", s.Health, "Whether all models answer."),
+    ("/live", s.Live, "Whether the server runs."),
+    ("/ready", s.Ready, "Whether all models answer."),
+    ("/v2", s.ServerFacts, "The server."),
+    ("/v2/health/live", s.Live, "Whether the server runs."),
+    ("/v2/health/ready", s.Ready, "Whether all models answer."),
+    ("/v2/models/{name}", s.ModelFacts, "A model's tensors."),
+    ("/v2/models/{name}/ready", s.Ready, "Whether the model answers."),
+)
+
+
+def document(version: str, keys: bool) -> dict[str, Any]:
+    """OpenAPI 3.1."""
+    asked = [(each.path, each.body, each.answer, each.told, each.example) for each in QUESTIONS]
+    asked.append(("/v2/models/{name}/infer", s.InferBody, s.Inferred, "The Open Inference Protocol.", {}))
+    types = [kind for _, body, answer, _, _ in asked for kind in (body, answer)]
+    types += [answer for _, answer, _ in VIEWS] + [s.Error, s.OpenAIError]
+    made, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schema = iter(made)
+    paths: dict[str, Any] = {}
+    for path, _, _, told, example in asked:
+        body, answer = next(schema), next(schema)
+        content = {"schema": body} | ({"example": example} if example else {})
+        paths[path] = {
+            "post": _operation(path, told, answer, (*ALWAYS, *WITH_BODY))
+            | {"requestBody": {"required": True, "content": {"application/json": content}}}
+        }
+    for path, _, told in VIEWS:
+        more = (422,) if path == "/info" else ()
+        paths[path] = {"get": _operation(path, told, next(schema), (*ALWAYS, *more))}
+    text = {"description": "Prometheus' text format", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    paths["/metrics"] = {"get": _operation("/metrics", "Counts and histograms.", {}, ALWAYS)}
+    paths["/metrics"]["get"]["responses"]["200"] = text
+    found: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Heedful", "version": version},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if keys:
+        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"key": []}]
+    return found
+
+
+def _operation(path: str, told: str, answer: Any, statuses: tuple[int, ...]) -> dict[str, Any]:
+    error = "OpenAIError" if path.startswith(OPENAI) else "Error"
+    refused = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
+    responses: dict[str, Any] = {
+        "200": {"description": "the answer", "content": {"application/json": {"schema": answer}}}
+    }
+    for status in sorted(statuses):
+        responses[str(status)] = {"description": TOLD[status], "content": refused}
+    if path.endswith("ready") or path == "/health":
+        responses["503"]["content"] = responses["200"]["content"]
+    found: dict[str, Any] = {"summary": told, "responses": responses}
+    if "{name}" in path:
+        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if path == "/info":
+        found["parameters"] = [{"name": "model", "in": "query", "schema": {"type": "string"}}]
+    return found

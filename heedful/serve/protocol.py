@@ -1,0 +1,89 @@
+"""The Open Inference Protocol: texts in, tensors out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from heedful.errors import HeedfulError
+from heedful.serve import schemas as s
+from heedful.serve.routes import Call, labels_of, vectors
+
+_READS = {"span": ("question", "context"), "next": ("text", "pair"), "choice": ()}
+_PAIRS = ("classes",)  # may have a second text
+
+
+def reads(kind: str) -> list[dict[str, Any]]:
+    """The tensors that a model of such a head reads."""
+    names = _READS.get(kind, ("text",))
+    return [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in names]
+
+
+def gives(kind: str, labels: list[str] | None) -> list[dict[str, Any]]:
+    """The tensors that it gives; what is no number is JSON."""
+    if kind == "embedding":
+        return [{"name": "embedding", "datatype": "FP32", "shape": [-1, -1]}]
+    if kind == "classes":
+        scores = {"name": "scores", "datatype": "FP32", "shape": [-1, len(labels or [])]}
+        return [scores, {"name": "label", "datatype": "BYTES", "shape": [-1]}]
+    return [{"name": "answer", "datatype": "BYTES", "shape": [-1]}]
+
+
+async def infer(call: Call, name: str, body: s.InferBody) -> Any:
+    """Texts in, tensors out: the Open Inference Protocol."""
+    _, lane = call.lane(name, None)
+    kind = getattr(lane.engine, "kind", "")
+    given = {tensor.name: tensor for tensor in body.inputs}
+    wanted = [each["name"] for each in reads(kind)]
+    if len(given) != len(body.inputs):
+        raise HeedfulError("two tensors have one name")
+    if not wanted:
+        raise HeedfulError("a model that chooses is asked by /choose")
+    if set(given) != set(wanted) and not (kind in _PAIRS and set(given) == {"text", "pair"}):
+        raise HeedfulError(f"this model reads the tensors {', '.join(wanted)}: see /v2/models/{name}")
+    columns = {each.name: each.data for each in body.inputs}
+    for tensor in body.inputs:
+        if tensor.shape != [len(tensor.data)]:
+            raise HeedfulError(f"a tensor has {len(tensor.data)} texts: its shape is to be [{len(tensor.data)}]")
+    if len({len(column) for column in columns.values()}) != 1:
+        raise HeedfulError("the tensors have different lengths")
+    if kind == "embedding":
+        found: list[Any] = await vectors(call, lane, columns["text"], unit=False)
+    else:
+        inputs = _rows(columns)
+        call.texts(*("".join(column) for column in zip(*columns.values(), strict=True)))
+        found = await call.ask(lane, inputs) if inputs else []
+    made = {each["name"]: each for each in _outputs(kind, found)}
+    if body.outputs is not None:
+        if missing := [each.name for each in body.outputs if each.name not in made]:
+            raise HeedfulError(f"there is no output {missing[0][:80]!r}: this model gives {', '.join(made)}")
+        made = {each.name: made[each.name] for each in body.outputs}
+    return {"model_name": name, "outputs": list(made.values())} | ({} if body.id is None else {"id": body.id})
+
+
+def _rows(columns: dict[str, list[str]]) -> list[Any]:
+    if set(columns) == {"question", "context"}:
+        asked = zip(columns["question"], columns["context"], strict=True)
+        return [{"question": question, "context": context} for question, context in asked]
+    if "pair" in columns:
+        return list(zip(columns["text"], columns["pair"], strict=True))
+    return list(columns["text"])
+
+
+def _outputs(kind: str, found: list[Any]) -> list[dict[str, Any]]:
+    count = len(found)
+    if kind == "embedding":
+        flat = [each for vector in found for each in vector]
+        return [_tensor("embedding", [count, len(found[0]) if found else 0], flat)]
+    if kind == "classes":
+        scores = [list((each.get("probabilities") or each["numbers"]).values()) for each in found]
+        labels = [labels_of(each)[0]["label"] for each in found]
+        flat = [each for row in scores for each in row]
+        return [_tensor("scores", [count, len(scores[0]) if scores else 0], flat), _tensor("label", [count], labels)]
+    return [_tensor("answer", [count], [orjson.dumps(each).decode() for each in found])]
+
+
+def _tensor(name: str, shape: list[int], data: list[Any]) -> dict[str, Any]:
+    numbers = name in ("embedding", "scores")
+    return {"name": name, "shape": shape, "datatype": "FP32" if numbers else "BYTES", "data": data}

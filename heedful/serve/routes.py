@@ -1,0 +1,393 @@
+"""What each route asks of which models, and how the answer is put."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from heedful.errors import HeedfulError
+from heedful.infer.queue import Lane
+from heedful.infer.refused import TooLong
+from heedful.model.decode import Beam, Greedy, How, Sample
+from heedful.serve import schemas as s
+from heedful.serve.guard import Record
+from heedful.serve.service import Service
+from heedful.tasks import Writing
+
+LETTERS = 16  # characters for each token that a model reads: what is beyond is cut before it is tokenised
+EMBEDDING, CLASSES = ("embedding",), ("classes",)
+
+
+@dataclass(kw_only=True, slots=True)
+class Call:
+    """One request, on its way."""
+
+    service: Service
+    record: Record
+
+    def lane(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, Lane]:
+        """The model that answers."""
+        return self.service.lane(name, kinds)
+
+    def texts(self, *texts: str) -> None:
+        """Refuse more texts, or longer ones, than a request may have; nothing was tokenised yet."""
+        limits = self.service.settings.limits
+        if len(texts) > limits.inputs:
+            raise TooLong(f"the request has {len(texts)} texts, and may have {limits.inputs}")
+        if (count := sum(map(len, texts))) > limits.characters:
+            raise TooLong(f"the texts have {count} characters, and those of a request may have {limits.characters}")
+        if self.service.settings.log_text:
+            self.record.text = [text[:1000] for text in texts[:10]]
+
+    async def ask(self, lane: Lane, inputs: Sequence[Any], **more: Any) -> list[Any]:
+        """The engine's answers."""
+        answers, tokens = await lane.ask(inputs, deadline=self.record.deadline, **more)
+        self.record.tokens += tokens
+        return answers
+
+
+Handler = Callable[[Call, Any], Coroutine[Any, Any, Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """A route that asks a model something."""
+
+    path: str
+    handler: Handler
+    body: Any
+    answer: Any
+    kinds: tuple[str, ...] | None = None  # of heads; None: all
+    example: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def told(self) -> str:
+        """What it does, in a sentence."""
+        return (self.handler.__doc__ or "").strip().partition("\n")[0]
+
+
+def many(given: Any) -> list[Any]:
+    """A list, whether one or several were given."""
+    return given if isinstance(given, list) else [given]
+
+
+def like(given: Any, answers: list[Any]) -> Any:
+    """One answer to one, a list to a list."""
+    return answers if isinstance(given, list) else answers[0]
+
+
+# -- sentence embeddings ----------------------------------------------------------------------------------------
+
+
+async def vectors(
+    call: Call, lane: Lane, texts: list[str], *, truncate: bool = True, dimensions: int | None = None, unit: bool = True
+) -> list[list[float]]:
+    """A vector for each text, of length 1 if asked."""
+    limit = getattr(lane.engine, "limit", None)
+    if limit is not None and any(len(text) > LETTERS * limit for text in texts):
+        if not truncate:
+            raise TooLong(f"a text has more characters than the {limit} tokens that this model reads can stand for")
+        texts = [text[: LETTERS * limit] for text in texts]
+    call.texts(*texts)
+    found = []
+    for answer in await call.ask(lane, texts):
+        if answer["cut"] and not truncate:
+            raise TooLong(f"a text has {answer['cut']} tokens more than this model reads, and truncate is false")
+        vector = answer["vector"]
+        if dimensions is not None and dimensions > len(vector):
+            raise HeedfulError(f"dimensions is {dimensions}, and this model's vectors have {len(vector)}")
+        vector = vector[:dimensions]
+        length = math.sqrt(sum(each * each for each in vector)) if unit else 1.0
+        found.append([each / max(length, 1e-12) for each in vector])
+    return found
+
+
+async def embed(call: Call, body: s.EmbedBody) -> Any:
+    """A vector for each text."""
+    _, lane = call.lane(body.model, EMBEDDING)
+    return await vectors(
+        call, lane, many(body.inputs), truncate=body.truncate, dimensions=body.dimensions, unit=body.normalize
+    )
+
+
+async def embeddings(call: Call, body: s.EmbeddingsBody) -> Any:
+    """A vector for each text, in OpenAI's form."""
+    name, lane = call.lane(body.model, EMBEDDING)
+    found: list[Any] = await vectors(call, lane, many(body.input), dimensions=body.dimensions)
+    if body.encoding_format == "base64":
+        from base64 import b64encode
+
+        found = [b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode() for vector in found]
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": number, "embedding": each} for number, each in enumerate(found)],
+        "model": name,
+        "usage": {"prompt_tokens": call.record.tokens, "total_tokens": call.record.tokens},
+    }
+
+
+async def similarity(call: Call, body: s.SimilarityBody) -> Any:
+    """The cosine of a sentence's vector and that of each of the others."""
+    _, lane = call.lane(body.model, EMBEDDING)
+    first, *others = await vectors(call, lane, [body.inputs.source_sentence, *body.inputs.sentences])
+    return [_dot(first, other) for other in others]
+
+
+def _dot(a: list[float], b: list[float]) -> float:
+    return max(-1.0, min(1.0, math.fsum(x * y for x, y in zip(a, b, strict=True))))
+
+
+async def rerank(call: Call, body: s.RerankBody) -> Any:
+    """Texts by what they have to do with the query, best first: by a model of pairs, else by the cosine of vectors."""
+    _, lane = call.lane(body.model, (*CLASSES, *EMBEDDING))
+    if getattr(lane.engine, "kind", "") == "embedding":
+        first, *others = await vectors(call, lane, [body.query, *body.texts])
+        scores = [_dot(first, other) for other in others]
+    else:
+        call.texts(*(body.query + text for text in body.texts))
+        answers = await call.ask(lane, [(body.query, text) for text in body.texts])
+        scores = [_relevance(answer, body.raw_scores) for answer in answers]
+    ranked = sorted(range(len(scores)), key=lambda number: -scores[number])
+    shown = {number: {"text": body.texts[number]} if body.return_text else {} for number in ranked}
+    return [{"index": number, "score": scores[number]} | shown[number] for number in ranked]
+
+
+def _relevance(answer: dict[str, Any], raw: bool) -> float:
+    """The one number, between 0 and 1 unless raw; or the probability of the second of two labels."""
+    if "numbers" in answer and len(answer["numbers"]) == 1:
+        (number,) = answer["numbers"].values()
+        return float(number) if raw else 0.5 * (1 + math.tanh(number / 2))
+    if "label" in answer and len(answer["probabilities"]) == 2 and not raw:
+        return float(list(answer["probabilities"].values())[1])
+    raise HeedfulError("this model cannot rank: it needs to give one number, or two labels and raw_scores false")
+
+
+# -- heads ------------------------------------------------------------------------------------------------------
+
+
+async def predict(call: Call, body: s.PredictBody) -> Any:
+    """The labels of each text or pair with their scores, best first."""
+    _, lane = call.lane(body.model, CLASSES)
+    given: list[Any] = [[body.inputs]] if isinstance(body.inputs, str) else body.inputs
+    call.texts(*(text for texts in given for text in texts))
+    answers = await call.ask(lane, [texts[0] if len(texts) == 1 else tuple(texts) for texts in given])
+    return like(body.inputs, [labels_of(answer) for answer in answers])
+
+
+def labels_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    scores: dict[str, float] = answer.get("probabilities") or answer["numbers"]
+    chosen = answer.get("labels")
+    found = [
+        {"label": label, "score": score} | ({} if chosen is None else {"chosen": label in chosen})
+        for label, score in scores.items()
+    ]
+    return sorted(found, key=lambda each: -each["score"])
+
+
+async def tag(call: Call, body: s.TagBody) -> Any:
+    """A label for each word, and the entities that they make."""
+    _, lane = call.lane(body.model, ("tokens",))
+    given = many(body.inputs)
+    words = [[each] if isinstance(each, str) else each for each in given]
+    if len(given) > call.service.settings.limits.inputs:
+        raise TooLong(f"the request has {len(given)} texts, and may have {call.service.settings.limits.inputs}")
+    call.texts(*(" ".join(each) for each in words))
+    return like(body.inputs, await call.ask(lane, given))
+
+
+async def answer(call: Call, body: s.AnswerBody) -> Any:
+    """The answer to each question, as it stands in its context."""
+    _, lane = call.lane(body.model, ("span",))
+    given = many(body.inputs)
+    call.texts(*(each.question + each.context for each in given))
+    inputs = [{"question": each.question, "context": each.context} for each in given]
+    return like(body.inputs, await call.ask(lane, inputs))
+
+
+async def choose(call: Call, body: s.ChooseBody) -> Any:
+    """The candidate that fits each prompt best."""
+    _, lane = call.lane(body.model, ("choice",))
+    given = many(body.inputs)
+    call.texts(*(each.prompt + choice for each in given for choice in each.choices))
+    inputs = [{"prompt": each.prompt, "choices": each.choices} for each in given]
+    return like(body.inputs, await call.ask(lane, inputs))
+
+
+async def follows(call: Call, body: s.FollowsBody) -> Any:
+    """Whether the second text of each pair follows the first."""
+    _, lane = call.lane(body.model, ("next", "pretraining"))
+    call.texts(*(text for pair in body.inputs for text in pair))
+    return await call.ask(lane, [tuple(pair) for pair in body.inputs])
+
+
+async def fill(call: Call, body: s.FillBody) -> Any:
+    """The likeliest tokens for each mask of each text."""
+    _, lane = call.lane(body.model, ("masked", "pretraining"))
+    call.texts(*many(body.inputs))
+    return like(body.inputs, await call.ask(lane, many(body.inputs), top_k=body.top_k))
+
+
+async def generate(call: Call, body: s.GenerateBody) -> Any:
+    """A text for each text: translated, summed up, gone on from, as the model learned."""
+    _, lane = call.lane(body.model, ("next_token",))
+    call.texts(*many(body.inputs))
+    most = call.service.settings.limits.written
+    if body.most > most:
+        raise TooLong(f"most is {body.most}, and this server writes {most} tokens at most")
+    if body.beams is not None and body.temperature is not None:
+        raise HeedfulError("beams and temperature were given: beams look for the best text, nothing is drawn then")
+    how: How = Greedy()
+    if body.beams is not None:
+        how = Beam(width=body.beams, best=body.beams)
+    elif body.temperature is not None:
+        how = Sample(temperature=body.temperature)
+    writing = Writing(how=how, most=body.most, seed=body.seed)
+    return like(body.inputs, await call.ask(lane, many(body.inputs), writing=writing))
+
+
+# -- looking inside -----------------------------------------------------------------------------------------------
+
+
+async def attention(call: Call, body: s.AttentionBody) -> Any:
+    """What each token of a text looks at, in chosen layers and heads."""
+    _, lane = call.lane(body.model, None)
+    item = body.inputs if isinstance(body.inputs, str) else (body.inputs[0], body.inputs[1])
+    call.texts(*many(body.inputs))
+    most = call.service.settings.limits.weights
+
+    def look(engine: Any) -> Any:
+        from heedful.serve.attention import attention
+
+        return attention(engine, item, body.layers, body.heads, most)
+
+    size = 1 + min(sum(map(len, many(body.inputs))), call.service.settings.limits.tokens - 1)  # tokens, at most
+    found = await lane.call(look, tokens=size, deadline=call.record.deadline)
+    call.record.tokens += len(found["tokens"])
+    return found
+
+
+async def tokenize(call: Call, body: s.TokenizeBody) -> Any:
+    """The tokens of each text, as the model reads it."""
+    _, lane = call.lane(body.model, None)
+    texts = many(body.inputs)
+    call.texts(*texts)
+    most = call.service.settings.limits.tokens
+
+    def cut(engine: Any) -> Any:
+        from heedful.serve.attention import tokens
+
+        found = engine.tokenizer.encode_batch(texts)
+        if (count := sum(map(len, found))) > most:
+            raise TooLong(f"the texts have {count} tokens, and an answer has at most {most}")
+        return [tokens(each, engine.tokenizer, special=body.add_special_tokens) for each in found]
+
+    return await lane.read(cut, deadline=call.record.deadline)
+
+
+QUESTIONS = (
+    Question(
+        path="/embed",
+        handler=embed,
+        body=s.EmbedBody,
+        answer=list[s.Vector],
+        kinds=EMBEDDING,
+        example={"inputs": ["a text", "another"]},
+    ),
+    Question(
+        path="/v1/embeddings",
+        handler=embeddings,
+        body=s.EmbeddingsBody,
+        answer=s.Embeddings,
+        kinds=EMBEDDING,
+        example={"input": ["a text"]},
+    ),
+    Question(
+        path="/similarity",
+        handler=similarity,
+        body=s.SimilarityBody,
+        answer=list[float],
+        kinds=EMBEDDING,
+        example={"inputs": {"source_sentence": "It rains.", "sentences": ["It pours.", "I read a book."]}},
+    ),
+    Question(
+        path="/rerank",
+        handler=rerank,
+        body=s.RerankBody,
+        answer=list[s.Ranked],
+        kinds=(*CLASSES, *EMBEDDING),
+        example={"query": "weather", "texts": ["It rains.", "I read a book."]},
+    ),
+    Question(
+        path="/predict",
+        handler=predict,
+        body=s.PredictBody,
+        answer=list[s.Label | list[s.Label]],
+        kinds=CLASSES,
+        example={"inputs": "a text"},
+    ),
+    Question(
+        path="/tag",
+        handler=tag,
+        body=s.TagBody,
+        answer=s.Tags | list[s.Tags],
+        kinds=("tokens",),
+        example={"inputs": "Ada lives in Paris."},
+    ),
+    Question(
+        path="/answer",
+        handler=answer,
+        body=s.AnswerBody,
+        answer=s.Found | list[s.Found],
+        kinds=("span",),
+        example={"inputs": {"question": "Who wrote it?", "context": "Ada wrote it."}},
+    ),
+    Question(
+        path="/choose",
+        handler=choose,
+        body=s.ChooseBody,
+        answer=s.Chosen | list[s.Chosen],
+        kinds=("choice",),
+        example={"inputs": {"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}},
+    ),
+    Question(
+        path="/follows",
+        handler=follows,
+        body=s.FollowsBody,
+        answer=list[s.Follows],
+        kinds=("next", "pretraining"),
+        example={"inputs": [["It rains.", "The street is wet."]]},
+    ),
+    Question(
+        path="/fill",
+        handler=fill,
+        body=s.FillBody,
+        answer=s.Filled | list[s.Filled],
+        kinds=("masked", "pretraining"),
+        example={"inputs": "the cat [MASK] on the mat"},
+    ),
+    Question(
+        path="/generate",
+        handler=generate,
+        body=s.GenerateBody,
+        answer=s.Written | list[s.Written],
+        kinds=("next_token",),
+        example={"inputs": "a text", "most": 32},
+    ),
+    Question(
+        path="/attention",
+        handler=attention,
+        body=s.AttentionBody,
+        answer=s.Attention,
+        example={"inputs": "a text", "layers": [0], "heads": [0]},
+    ),
+    Question(
+        path="/tokenize",
+        handler=tokenize,
+        body=s.TokenizeBody,
+        answer=list[list[s.Token]],
+        example={"inputs": "a text"},
+    ),
+)

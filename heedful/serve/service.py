@@ -1,0 +1,126 @@
+"""The models of a server: loaded beside the event loop, and exchanged without a request being lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from heedful.errors import HeedfulError
+from heedful.infer.queue import Caps, Lane, Queue
+from heedful.infer.refused import Unavailable
+from heedful.serve.guard import Trouble
+from heedful.serve.metrics import Metrics
+from heedful.serve.settings import ServeSettings
+
+LOG = logging.getLogger("heedful.serve")
+NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+def named(runs: Iterable[str]) -> dict[str, str]:
+    """What is served by its name: "name=folder", else the last part of the folder's name."""
+    found: dict[str, str] = {}
+    for run in runs:
+        name, equals, folder = run.partition("=")
+        if not equals or not NAME.fullmatch(name):
+            folder = run
+            name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(run.partition("@")[0]).name).strip("-.")[:100] or "model"
+        if name in found:
+            raise HeedfulError(f"two models are called {name!r}: name them apart, as {name}-2={folder}")
+        found[name] = folder
+    if not found:
+        raise HeedfulError("no model was given: heedful serve RUN")
+    return found
+
+
+def load(folder: str) -> Any:
+    """An engine from a folder, a run or NAME@REVISION on the hub."""
+    from heedful.checkpoint.hub import name_and_revision
+    from heedful.infer.engine import Engine
+
+    name, revision = name_and_revision(folder)
+    return Engine(name, revision=revision)
+
+
+class Service:
+    """Models by name, each with its lane in one queue."""
+
+    def __init__(
+        self, runs: dict[str, str], settings: ServeSettings | None = None, *, loader: Callable[[str], Any] = load
+    ) -> None:
+        self.settings = settings or ServeSettings()
+        self.runs, self.loader, self.metrics = runs, loader, Metrics()
+        limits = self.settings.limits
+        caps = Caps(
+            requests=limits.requests,
+            tokens=limits.queued_tokens,
+            request_tokens=limits.tokens,
+            batch_tokens=limits.batch_tokens,
+        )
+        self.queue = Queue(caps, readers=limits.readers, seen=self.metrics.ran)
+        self.metrics.watch(self.queue)
+        self.lanes = {name: self.queue.lane() for name in runs}
+        self.failed: HeedfulError | None = None
+        self._swaps: set[asyncio.Task[None]] = set()
+
+    @property
+    def status(self) -> str:
+        """ "ok", "loading" or "stopping"."""
+        if self.queue.draining:
+            return "stopping"
+        return "ok" if all(lane.engine is not None for lane in self.lanes.values()) else "loading"
+
+    async def start(self) -> None:
+        """Load every model that has not been yet."""
+        for name, lane in self.lanes.items():
+            if lane.engine is None:
+                lane.engine = await asyncio.to_thread(self.loader, self.runs[name])
+
+    async def reload(self, name: str) -> None:
+        """Read a model's folder anew, beside the one that answers, and exchange them; requests end as they began."""
+        engine = await asyncio.to_thread(self.loader, self.runs[name])
+        before = self.lanes[name].engine
+        if before is not None and getattr(before, "kind", None) != engine.kind:
+            raise HeedfulError(f"{name} had another head before: start the server anew for it")
+        self.lanes[name].engine = engine
+
+    def reload_all(self) -> None:
+        """The same for all of them; one that cannot be read stays as it is, and the log says so."""
+
+        async def swap(name: str) -> None:
+            try:
+                await self.reload(name)
+                LOG.info('{"reloaded": "%s"}', name)
+            except Exception as error:
+                LOG.error('{"not reloaded": "%s", "reason": "%s"}', name, type(error).__name__)
+
+        for name in self.lanes:
+            task = asyncio.get_running_loop().create_task(swap(name))
+            self._swaps.add(task)
+            task.add_done_callback(self._swaps.discard)
+
+    def lane(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, Lane]:
+        """The model of that name, or the first that has one of these kinds of head."""
+        if name is not None:
+            if name not in self.lanes:
+                raise Trouble(404, "not_found", "there is no model of this name: GET /info lists them")
+            lane = self.lanes[name]
+            if lane.engine is None:
+                raise Unavailable("the model is loading")
+            if kinds is not None and kind_of(lane) not in kinds:
+                raise Trouble(422, "validation", f"this model cannot be asked that: its head is {kind_of(lane)}")
+            return name, lane
+        for name, lane in self.lanes.items():
+            if lane.engine is not None and (kinds is None or kind_of(lane) in kinds):
+                return name, lane
+        if any(lane.engine is None for lane in self.lanes.values()):
+            raise Unavailable("the model is loading")
+        raise Trouble(422, "validation", "no model of this server can be asked that: GET /info lists what can")
+
+
+def kind_of(lane: Lane) -> str:
+    """What head its model has; "" while it is loading."""
+    return str(getattr(lane.engine, "kind", ""))

@@ -1,0 +1,63 @@
+"""What a server may be told: limits, deadlines, who may ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from heedful.errors import HeedfulError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What one request, one connection or all of them may have; past each the answer is 413, 422, 429 or 503."""
+
+    body: int = 2_000_000  # bytes
+    headers: int = 16_384  # bytes
+    connections: int = 1_024
+    requests: int = 512  # that wait or run
+    queued_tokens: int = 262_144  # that wait
+    tokens: int = 16_384  # of one request, in windows
+    characters: int = 262_144  # of one request: 16 for each token
+    inputs: int = 1_024  # of one request
+    batch_tokens: int = 4_096
+    written: int = 512  # tokens that /generate writes for a text
+    weights: int = 1_000_000  # numbers of one answer of /attention
+    readers: int = 2  # threads that tokenise
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if getattr(self, each.name) < 1:
+                raise HeedfulError(f"{each.name} is {getattr(self, each.name)}: give a number from 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deadlines:
+    """In seconds."""
+
+    request: float = 30.0  # from its head to its answer, unless X-Request-Timeout-Ms says otherwise
+    longest: float = 300.0  # that X-Request-Timeout-Ms may ask for
+    headers: float = 10.0  # to receive them
+    body: float = 30.0  # to receive it
+    write: float = 30.0  # without the client reading anything
+    idle: float = 10.0  # of a connection between two requests
+    drain: float = 25.0  # to answer what is here after SIGTERM
+    linger: float = 0.5  # after SIGTERM, in which new requests are refused in words
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if not 0 <= getattr(self, each.name) <= 86_400:
+                raise HeedfulError(f"{each.name} is {getattr(self, each.name)}: give seconds, up to a day")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeSettings:
+    """How a server behaves."""
+
+    limits: Limits = field(default_factory=Limits)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    hosts: tuple[str, ...] = ()  # names by which it may be called, beside those of this machine
+    origins: tuple[str, ...] = ()  # of pages elsewhere that may call it, as "https://example.org"
+    anyone: bool = False  # whether it may be open beyond this machine without a key
+    log_text: bool = False  # whether inputs go into the log

