@@ -18,7 +18,9 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("corpus.txt").write_text("Rain fell on the quiet harbour.\nThe boats came home before dark.\n" * 50)
+    Path("corpus.txt").write_text(
+        "".join(f"Rain fell on harbour {n}.\nBoat {n} came home before dark.\n\n" for n in range(60))
+    )
     names: dict[str, object] = {"__name__": "snippet"}
     for language, code in BLOCK.findall(page.read_text(encoding="utf-8")):
         assert language in ("python", "sh"), f"a block of {language} is not run by any test"

@@ -264,6 +264,9 @@ class Queue:
         if total > min(self.caps.request_tokens, self.caps.tokens):
             most = min(self.caps.request_tokens, self.caps.tokens)
             raise TooLong(f"the inputs have {total} tokens in windows, and a request may have {most}")
+        if now >= job.deadline:
+            self.counts.expired += 1
+            raise Expired("the deadline passed before the request was read")
         latest = now + AGED * (job.deadline - now)
         with self._changed:
             if self.tokens + total > self.caps.tokens or self.wait() > job.deadline - now:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.settings import apply, load_mapping, overlay
+from heedful.shipped import ENCODER
 from heedful.train.settings import AdamW, Epochs, FitSettings, TrainSettings
 
 Weights = Literal["none", "balanced"]  # balanced: examples / (classes * examples of the class)
@@ -119,7 +120,7 @@ TASKS: dict[str, type] = {
 class StartSettings:
     """What training starts from."""
 
-    model: str = ""  # a folder, or a name on the hub; "": a small encoder is trained on the spot, on the same texts
+    model: str = ENCODER  # a folder, or a name on the hub; "": an encoder trained on the spot, on the same texts
     revision: str = ""  # on the hub
     redraw: int = 0  # blocks at the top that are drawn anew
     layers: int = 2  # of an encoder that is trained on the spot

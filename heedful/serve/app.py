@@ -44,7 +44,11 @@ def application(
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         if wait:
-            await service.start()
+            try:
+                await service.start()
+            except HeedfulError as error:
+                service.failed = error
+                raise
         yield
         await asyncio.to_thread(service.queue.close)
 

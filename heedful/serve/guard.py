@@ -6,12 +6,12 @@ import asyncio
 import hmac
 import json
 import logging
-import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import randbelow
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -76,10 +76,10 @@ def trouble_of(error: BaseException) -> Trouble:
         case Trouble():
             return error
         case Full():
-            seconds = str(max(1, int(error.retry)) + random.randint(0, 2))  # all at once would be as bad as now
+            seconds = str(max(1, int(error.retry)) + randbelow(3))  # all at once would be as bad as now
             return Trouble(429, "overloaded", str(error), [("retry-after", seconds)])
         case Unavailable():
-            return Trouble(503, "unhealthy", str(error), [("retry-after", str(1 + random.randint(0, 2)))])
+            return Trouble(503, "unhealthy", str(error), [("retry-after", str(1 + randbelow(3)))])
         case Expired():
             return Trouble(504, "timeout", str(error))
         case TooLong():
@@ -144,7 +144,7 @@ class Guard:
                 self._check(scope, record)
                 await self.app(scope, receive, sending)
             except Trouble as trouble:
-                record.reason = trouble.kind
+                record.reason = record.reason or trouble.kind
                 await reply(sending, trouble, scope["path"])
         except Gone:
             record.status, record.reason = 499, "gone"
@@ -170,6 +170,8 @@ class Guard:
         headers = record.headers
         if not path.startswith("/") or len(path) > 1000 or re.search(r"[\0-\x1f\\]|(^|/)\.\.(/|$)", path):
             raise Trouble(404, "not_found", "there is no such path")
+        if sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > self.settings.limits.headers:
+            raise Trouble(431, "too_large", f"the headers have more than {self.settings.limits.headers} bytes", [CLOSE])
         if b"transfer-encoding" in headers and b"content-length" in headers:
             raise Trouble(400, "validation", "give content-length or transfer-encoding, not both", [CLOSE])
         if len(headers.get(b"host", [])) != 1:

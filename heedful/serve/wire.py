@@ -21,13 +21,13 @@ from heedful.serve.settings import Deadlines, Limits, ServeSettings
 
 LINGER = 1.0  # seconds in which a refused body is still received, so that the refusal is
 PIECES, PIECE = 1_000, 256  # of a body: so many chunks, and one more for so many bytes
-RUSHED = 1.0  # seconds that a second signal leaves
 
 
 class _Connection(h11.Connection):
     """A body in a million chunks of one byte would keep the event loop busy for half a minute."""
 
     chunks = received = 0
+    flooded = False
 
     def next_event(self) -> Any:
         event = super().next_event()
@@ -37,6 +37,7 @@ class _Connection(h11.Connection):
             self.chunks += 1
             self.received += len(event.data)
             if self.chunks > PIECES + self.received // PIECE:
+                self.flooded = True
                 raise h11.RemoteProtocolError("the body comes in too many chunks", error_status_hint=413)
         return event
 
@@ -99,6 +100,8 @@ class Wire(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What h11 refused."""
+        if isinstance(self.conn, _Connection) and self.conn.flooded:
+            return self._say(413, "too_large", "the body comes in too many chunks")
         self._say(400, "validation", "this is not HTTP/1.1 as this server reads it")
 
     def shutdown(self) -> None:
@@ -157,11 +160,11 @@ class Wire(H11Protocol):
         self._stall = self.loop.call_later(self.deadlines.write, check)
 
 
-_PHRASES = {400: "Bad Request", 408: "Request Timeout", 503: "Service Unavailable"}
+_PHRASES = {400: "Bad Request", 408: "Request Timeout", 413: "Content Too Large", 503: "Service Unavailable"}
 
 
 class Server(uvicorn.Server):
-    """Stops gracefully at the first signal: not ready, what is here is answered, what comes is refused; then ends."""
+    """At a signal it answers what is here and refuses what comes, and then ends; at a second one it ends at once."""
 
     def __init__(
         self, config: uvicorn.Config, deadlines: Deadlines, drain: Callable[[], None], idle: Callable[[], bool]
@@ -176,10 +179,7 @@ class Server(uvicorn.Server):
             self.asked = time.monotonic()
             self.drain()
             return
-        self.should_exit = self.force_exit = True
-        rushed = threading.Timer(RUSHED, os._exit, (1,))  # whatever the engine thread is at
-        rushed.daemon = True
-        rushed.start()
+        os._exit(1)  # whatever the engine thread is at
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second."""

@@ -1,0 +1,119 @@
+"""Asking a server over real sockets, politely and otherwise."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+
+class Reply(NamedTuple):
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(port: int, path: str, body: Any = None, *, method: str = "", **headers: str) -> Reply:
+    """One request on a connection of its own; a body that is no bytes is sent as JSON."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        return on(connection, path, body, method=method, **headers)
+    finally:
+        connection.close()
+
+
+def on(
+    connection: http.client.HTTPConnection, path: str, body: Any = None, *, method: str = "", **headers: str
+) -> Reply:
+    """One request on a connection that is kept."""
+    data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    given = {"content-type": "application/json"} if data is not None else {}
+    given |= {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method or ("GET" if body is None else "POST"), path, data, given)
+    answer = connection.getresponse()
+    return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+
+
+def raw(port: int, data: bytes, *, seconds: float = 10.0, pause: float = 0.0) -> bytes:
+    """Whatever the server says to these bytes until it closes, or says nothing more."""
+    with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
+        found = b""
+        try:
+            connection.sendall(data)
+            if pause:
+                connection.settimeout(pause)
+            while part := connection.recv(1 << 16):
+                found += part
+        except OSError:
+            pass
+        return found
+
+
+def status_of(answer: bytes) -> int:
+    """0 where the connection was closed without a word."""
+    return int(answer.split(b" ", 2)[1]) if answer else 0
+
+
+class Started:
+    """heedful serve as a process of its own, when it is ready."""
+
+    def __init__(self, *arguments: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "heedful", "serve", *arguments, "--port", "0"]
+        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert self._ready.wait(100), self.lines
+        self.port = int(self.lines[0].partition(" ")[0].rpartition(":")[2]) if self.lines[-1] == "ready\n" else 0
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if line == "ready\n":
+                self._ready.set()
+        self._ready.set()
+
+    def stop(self) -> int:
+        """Its exit status."""
+        self.process.terminate()
+        return self.ended()
+
+    def ended(self, seconds: float = 60.0) -> int:
+        """The same, of one that ends."""
+        status = self.process.wait(seconds)
+        self._reader.join(10)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return status
+
+
+def open_socket(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=20)
+
+
+def closed_after(connection: socket.socket, start: float) -> float:
+    """Seconds from the start until the server closed it."""
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except ConnectionError:
+        pass
+    return time.monotonic() - start

@@ -1,0 +1,266 @@
+"""Every route against the engine alone, and against what /openapi.json says of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import struct
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from asking import Reply, ask
+from folders import long_text
+
+from heedful.infer.engine import Engine
+from heedful.model.decode import Beam, Greedy, Sample
+from heedful.serve.openapi import VIEWS
+from heedful.serve.routes import QUESTIONS
+from heedful.serve.run import Running
+from heedful.serve.service import named
+from heedful.tasks import Writing
+
+QUESTION = {"question": "who wrote it ?", "context": "In Paris, Ada wrote the first program ."}
+CHOICE = {"prompt": "the cat", "choices": ["sat on the mat", "ran"]}
+ASKED: list[tuple[str, Any]] = [  # each with a model that answers it, by the name of its folder
+    ("/embed", {"inputs": ["the cat", "", long_text(100)]}),
+    ("/embed", {"inputs": "the cat", "normalize": False, "dimensions": 5}),
+    ("/v1/embeddings", {"input": ["the cat", "a dog"], "model": "embed"}),
+    ("/v1/embeddings", {"input": "the cat", "encoding_format": "base64", "user": "somebody"}),
+    ("/similarity", {"inputs": {"source_sentence": "the cat", "sentences": ["the cat", "she ran"]}}),
+    ("/rerank", {"query": "a cat", "texts": ["she", "the cat"], "model": "embed", "return_text": True}),
+    ("/rerank", {"query": "a cat", "texts": ["she", "the cat"], "model": "regression"}),
+    ("/predict", {"inputs": "the cat sat", "model": "single"}),
+    ("/predict", {"inputs": [["the cat"], ["a", "b"]], "model": "multiple"}),
+    ("/predict", {"inputs": [], "model": "regression"}),
+    ("/tag", {"inputs": "Ada lives in Paris ."}),
+    ("/tag", {"inputs": ["Ada", ["Ada", "\u200b", "ran"], long_text(200)]}),
+    ("/answer", {"inputs": QUESTION}),
+    ("/answer", {"inputs": [QUESTION, {"question": "", "context": ""}]}),
+    ("/choose", {"inputs": [CHOICE]}),
+    ("/follows", {"inputs": [["the cat", "ran"]], "model": "pretraining"}),
+    ("/fill", {"inputs": ["the [MASK] sat", "no mask"], "top_k": 3}),
+    ("/generate", {"inputs": "a b", "most": 4}),
+    ("/generate", {"inputs": ["a b", "c"], "most": 4, "beams": 2}),
+    ("/generate", {"inputs": ["a b", "c"], "most": 4, "temperature": 1.5, "seed": 3}),
+    ("/attention", {"inputs": "a b c", "model": "write"}),
+    ("/attention", {"inputs": "the cat", "layers": [1], "model": "tag"}),
+    ("/attention", {"inputs": ["the cat", "a dog"], "heads": [0, 3], "model": "next"}),
+    ("/tokenize", {"inputs": ["the cat", ""], "add_special_tokens": False}),
+    ("/tokenize", {"inputs": "the cats"}),
+]
+
+
+@pytest.fixture(scope="module")
+def document(served: Running) -> Any:
+    """What the server says of itself."""
+    return ask(served.port, "/openapi.json").json
+
+
+def typed(path: str, reply: Reply) -> Any:
+    """The answer, if it is of the type that the document promises."""
+    promised = {each.path: each.answer for each in QUESTIONS}[path]
+    return msgspec.json.decode(reply.body, type=promised, strict=True)
+
+
+@pytest.mark.parametrize(("path", "body"), ASKED)
+def test_answers_have_the_promised_form(served: Running, document: Any, path: str, body: Any) -> None:
+    reply = ask(served.port, path, body)
+    assert reply.status == 200, reply.body
+    typed(path, reply)
+    assert document["paths"][path]["post"]["responses"]["200"]
+
+
+def test_answers_are_the_engines(served: Running, engines: dict[str, Engine]) -> None:
+    port = served.port
+    for route, name, given in (
+        ("/tag", "tag", ["Ada lives in Paris .", ["Ada", "ran"], long_text(100)]),
+        ("/answer", "span", [QUESTION]),
+        ("/choose", "choice", [CHOICE]),
+        ("/fill", "masked", ["the [MASK] sat"]),
+    ):
+        assert ask(port, route, {"inputs": given, "model": name}).json == engines[name](given)
+    (alone,) = engines["single"](["the cat sat"])
+    labels = ask(port, "/predict", {"inputs": "the cat sat", "model": "single"}).json
+    assert {each["label"]: each["score"] for each in labels} == alone["probabilities"]
+    assert labels[0] == {"label": alone["label"], "score": alone["probability"]}
+    (alone,) = engines["multiple"](["the cat sat"])
+    labels = ask(port, "/predict", {"inputs": "the cat sat", "model": "multiple"}).json
+    assert [each["label"] for each in sorted(labels, key=lambda each: each["label"]) if each["chosen"]] == sorted(
+        alone["labels"]
+    )
+
+
+def test_vectors_are_the_engines(served: Running, engines: dict[str, Engine]) -> None:
+    texts = ["the cat", "she ran", long_text(100)]
+    alone = np.array([answer["vector"] for answer in engines["embed"](texts)])
+    units = alone / np.linalg.norm(alone, axis=1, keepdims=True)
+    assert np.abs(np.array(ask(served.port, "/embed", {"inputs": texts}).json) - units).max() < 1e-6
+    plain = ask(served.port, "/embed", {"inputs": texts, "normalize": False, "dimensions": 7}).json
+    assert np.abs(np.array(plain) - alone[:, :7]).max() < 1e-6
+    found = ask(served.port, "/v1/embeddings", {"input": texts[0], "encoding_format": "base64"}).json
+    packed = base64.b64decode(found["data"][0]["embedding"])
+    assert np.abs(np.array(struct.unpack(f"<{len(packed) // 4}f", packed)) - units[0]).max() < 1e-6
+    assert found["usage"]["total_tokens"] == 4 and found["model"] == "embed"
+    body = {"inputs": {"source_sentence": texts[0], "sentences": texts}}
+    assert ask(served.port, "/similarity", body).json == pytest.approx((units @ units[0]).tolist(), abs=1e-6)
+    ranked = ask(served.port, "/rerank", {"query": texts[0], "texts": texts, "model": "embed"}).json
+    assert [each["score"] for each in ranked] == pytest.approx(sorted(units @ units[0], reverse=True), abs=1e-6)
+    assert ranked[0]["index"] == 0
+
+
+def test_pairs_are_ranked_by_a_model_of_pairs(served: Running, engines: dict[str, Engine]) -> None:
+    texts = ["the cat", "she ran", "a"]
+    alone = [answer["numbers"]["stars"] for answer in engines["regression"]([("a dog", text) for text in texts])]
+    body = {"query": "a dog", "texts": texts, "model": "regression", "return_text": True}
+    raw = ask(served.port, "/rerank", body | {"raw_scores": True}).json
+    assert [each["score"] for each in raw] == pytest.approx(sorted(alone, reverse=True), abs=1e-6)
+    assert [texts[each["index"]] for each in raw] == [each["text"] for each in raw]
+    shares = ask(served.port, "/rerank", body).json
+    assert [each["score"] for each in shares] == pytest.approx([1 / (1 + math.exp(-each["score"])) for each in raw])
+    assert ask(served.port, "/rerank", body | {"model": "single"}).status == 422
+
+
+def test_texts_are_written_as_alone(served: Running, engines: dict[str, Engine]) -> None:
+    port, texts = served.port, ["a b", "c d e", "h"]
+    for how, more in (
+        (Greedy(), {}),
+        (Beam(width=2, best=2), {"beams": 2}),
+        (Sample(temperature=1.5), {"temperature": 1.5, "seed": 3}),
+    ):
+        alone = Engine(engines["write"].loaded, writing=Writing(how=how, most=5, seed=3))(texts)
+        found = ask(port, "/generate", {"inputs": texts, "most": 5} | more).json
+        assert [each["text"] for each in found] == [each["text"] for each in alone]
+    assert ask(port, "/generate", {"inputs": "a", "beams": 2, "temperature": 1.0}).status == 422
+    assert ask(port, "/generate", {"inputs": "a", "most": 10_000}).status == 413
+    assert ask(port, "/generate", {"inputs": "a " * 60}).status == 422  # it would have to be read at once
+
+
+def test_attention_rows_sum_to_one(served: Running) -> None:
+    found = ask(served.port, "/attention", {"inputs": "the cat sat", "model": "single"}).json
+    assert [token["text"] for token in found["tokens"]] == ["[CLS]", "the", "cat", "sat", "[SEP]"]
+    assert [layer["layer"] for layer in found["layers"]] == [0, 1]
+    weights = np.array([layer["weights"] for layer in found["layers"]])
+    assert weights.shape == (2, 4, 5, 5) and np.abs(weights.sum(-1) - 1).max() < 1e-4
+    for wrong, status in (
+        ({"layers": [2]}, 422),
+        ({"heads": [9]}, 422),
+        ({"layers": [-1]}, 422),
+        ({"inputs": long_text(100)}, 413),
+    ):
+        reply = ask(served.port, "/attention", {"inputs": "the cat", "model": "single"} | wrong)
+        assert reply.status == status, reply.body
+
+
+def test_open_inference_protocol(served: Running, engines: dict[str, Engine]) -> None:
+    def tensor(name: str, data: list[str]) -> Any:
+        return {"name": name, "shape": [len(data)], "datatype": "BYTES", "data": data}
+
+    port, texts = served.port, ["the cat", "she ran"]
+    assert ask(port, "/v2/health/live").json == {"live": True}
+    assert ask(port, "/v2/health/ready").json == ask(port, "/v2/models/embed/ready").json == {"ready": True}
+    facts = ask(port, "/v2/models/single").json
+    assert facts["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
+    assert [each["name"] for each in facts["outputs"]] == ["scores", "label"]
+    for name, columns in (
+        ("embed", {"text": texts}),
+        ("single", {"text": texts}),
+        ("single", {"text": texts, "pair": texts}),
+        ("span", {"question": texts, "context": texts}),
+        ("next", {"text": texts, "pair": texts}),
+        ("tag", {"text": texts}),
+    ):
+        body = {"id": "7", "inputs": [tensor(key, data) for key, data in columns.items()]}
+        found = ask(port, f"/v2/models/{name}/infer", body).json
+        assert found["id"] == "7" and found["model_name"] == name
+        for output in found["outputs"]:
+            assert len(output["data"]) == math.prod(output["shape"]), output
+    (alone,) = engines["tag"](["the cat"])
+    found = ask(port, "/v2/models/tag/infer", {"inputs": [tensor("text", ["the cat"])]}).json
+    assert json.loads(found["outputs"][0]["data"][0]) == alone
+    found = ask(port, "/v2/models/single/infer", {"inputs": [tensor("text", texts)], "outputs": [{"name": "label"}]})
+    assert [each["name"] for each in found.json["outputs"]] == ["label"]
+    for wrong in (
+        {"inputs": [tensor("txt", texts)]},
+        {"inputs": [tensor("text", texts), tensor("text", texts)]},
+        {"inputs": [tensor("text", texts) | {"shape": [3]}]},
+        {"inputs": [tensor("text", texts), tensor("pair", ["x"])]},
+        {"inputs": [tensor("text", texts)], "outputs": [{"name": "nothing"}]},
+        {"inputs": []},
+    ):
+        assert ask(port, "/v2/models/single/infer", wrong).status == 422
+    assert ask(port, "/v2/models/choice/infer", {"inputs": [tensor("text", texts)]}).status == 422
+
+
+def test_models_are_named_or_found(served: Running, folders: dict[str, str]) -> None:
+    port = served.port
+    info = ask(port, "/info").json
+    assert info["models"] == list(folders) and info["model_id"] == info["models"][0]
+    assert ask(port, "/info?model=tag").json["routes"] == ["/tag", "/attention", "/tokenize"]
+    assert ask(port, "/info?model=single").json["labels"] == ["bad", "fair", "good"]
+    assert ask(port, "/tag", {"inputs": "a", "model": "span"}).status == 422
+    assert ask(port, "/generate", {"inputs": "a", "model": "tag"}).status == 422
+    for name in ("../../etc", "%2e%2e", "C:\\", "\0", "x" * 150, ""):
+        assert ask(port, "/tag", {"inputs": "a", "model": name}).status == 404
+    assert ask(port, "/tag", {"inputs": "a", "model": "x" * 4096}).status == 422
+    assert not re.search(r"/tmp|pytest|\.py", json.dumps(info))
+
+
+def test_runs_are_named() -> None:
+    assert named(["a/b", "c=d/e", "org/name@main"]) == {"b": "a/b", "c": "d/e", "name": "org/name@main"}
+    assert named(["a/b c/"]) == {"b-c": "a/b c/"}
+    with pytest.raises(ValueError, match="two models are called 'b'"):
+        named(["a/b", "c/b"])
+
+
+def test_the_document_tells_of_every_route(served: Running, document: Any) -> None:
+    asked = {each.path for each in QUESTIONS} | {path for path, _, _ in VIEWS}
+    assert set(document["paths"]) == asked | {"/metrics", "/v2/models/{name}/infer"}
+    names = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
+    assert names == set(document["components"]["schemas"])
+    for question in QUESTIONS:
+        operation = document["paths"][question.path]["post"]
+        assert operation["summary"].endswith(".")
+        example = operation["requestBody"]["content"]["application/json"]["example"]
+        msgspec.convert(example, question.body, strict=True)
+    for path, kind, _ in VIEWS:
+        reply = ask(served.port, path.replace("{name}", "tag"))
+        assert reply.status == 200
+        msgspec.json.decode(reply.body, type=kind, strict=True)
+
+
+def test_metrics_count(served: Running) -> None:
+    def total(name: str, text: str) -> float:
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
+
+    before = ask(served.port, "/metrics").body.decode()
+    ask(served.port, "/tag", {"inputs": ["Ada", "ran"]})
+    ask(served.port, "/nothing")
+    after = ask(served.port, "/metrics").body.decode()
+    for name, more in (
+        ('heedful_requests_total{method="POST",route="/tag",status="200"}', 1),
+        ('heedful_requests_total{method="GET",route="none",status="404"}', 1),
+        ('heedful_request_seconds_count{route="/tag"}', 1),
+        ("heedful_batch_sequences_sum", 2),
+        ("heedful_tokens_total", 6),
+    ):
+        assert total(name, after) - total(name, before) == more, name
+    assert total("heedful_queue_tokens ", after) == 0 and total("heedful_queue_requests ", after) == 0
+    assert total("heedful_queue_tokens_cap", after) > 0
+
+
+def test_the_page_needs_nothing_from_elsewhere(served: Running) -> None:
+    page = ask(served.port, "/")
+    assert page.headers["content-type"].startswith("text/html")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    script = ask(served.port, "/web/page.js")
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert ask(served.port, "/web/page.css").headers["content-type"].startswith("text/css")
+    sources = page.body.decode() + script.body.decode()
+    assert not re.search(r"https?://|innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|style=|onclick", sources)
+    for file in re.findall(r'(?:src|href)="(/[^"]*)"', page.body.decode()):
+        assert ask(served.port, file).status == 200

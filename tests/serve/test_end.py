@@ -1,0 +1,106 @@
+"""heedful serve as a process: what it refuses to start with, and how it ends (S14, S20)."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from asking import ROOT, Reply, Started, ask
+
+from heedful.cli import main
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_at_a_signal_what_is_there_is_answered(folders: dict[str, str], count: int) -> None:
+    server = Started(f"tag={folders['tag']}", "--set", "deadlines.linger=1.0")
+    replies: list[Reply] = []
+    refused: Counter[str] = Counter()
+
+    def load() -> None:
+        while True:
+            try:
+                replies.append(ask(server.port, "/tag", {"inputs": "ada lives in paris"}))
+            except ConnectionRefusedError:
+                return
+            except OSError as error:  # it was accepted, and had no answer
+                refused[type(error).__name__] += 1
+                return
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 1000
+    while len(replies) < count and time.monotonic() < end:
+        time.sleep(0.01)
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    ready = ask(server.port, "/ready")
+    assert ready.status == 503 and ready.json == {"ready": False}
+    assert ask(server.port, "/live").status == 200
+    assert server.ended(40) == 0
+    for thread in threads:
+        thread.join()
+    statuses = Counter(reply.status for reply in replies)
+    assert set(statuses) == {200, 503} and statuses[200] >= count and not refused, (statuses, refused)
+    late = next(reply for reply in replies if reply.status == 503)
+    assert late.json["error"] == "this server is stopping" and int(late.headers["retry-after"]) >= 1
+
+
+def test_a_second_signal_does_not_wait(folders: dict[str, str]) -> None:
+    server = Started(f"tag={folders['tag']}", "--set", "deadlines.linger=60.0", "--set", "deadlines.drain=60.0")
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert server.process.poll() is None
+    start = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    server.ended(10)
+    assert time.monotonic() - start < 4  # two seconds on a quiet machine
+
+
+def test_a_model_that_cannot_be_loaded_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    server = Started(str(tmp_path))
+    assert server.ended(60) == 2
+    assert "model_type is None" in server.lines[-1] and "Traceback" not in "".join(server.lines)
+
+
+def test_a_port_that_is_taken_is_told(folders: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [sys.executable, "-m", "heedful", "serve", folders["tag"], "--port", str(taken.getsockname()[1])]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and "cannot be listened on" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["x", "--host", "0.0.0.0"], "lets other machines ask: give --api-key-file FILE, or --set anyone=true"),
+        (["x", "--set", "limits.bodies=1"], 'limits.bodies is not a setting (did you mean "body"?)'),
+        (["x", "--set", "limits.body=0"], "body is 0: give a number from 1"),
+        (["a=x", "a=y"], "two models are called 'a'"),
+        (["x", "--api-key-file", "/nowhere/keys"], "/nowhere/keys cannot be read"),
+    ],
+)
+def test_what_it_does_not_start_with(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["serve", *arguments])
+    assert stop.value.code == 2 and told in capsys.readouterr().err
+
+
+def test_settings_and_help_import_neither_torch_nor_a_server() -> None:
+    for arguments in (["serve", "--help"], ["serve", "x", "--set", "limits.bodies=1"]):
+        code = (
+            f"import sys; from heedful.cli import main\n"
+            f"try: main({arguments})\n"
+            "except SystemExit as stop: pass\n"
+            "print({'torch', 'numpy', 'starlette', 'uvicorn', 'msgspec'} & set(sys.modules))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == "set()"

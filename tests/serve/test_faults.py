@@ -1,0 +1,346 @@
+"""Load, deadlines, clients that leave, poison, panics, exchanged models, and answers under concurrency (S2 to S7, S11,
+S13, S18, S19)."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from asking import Reply, Started, ask, on, open_socket
+from folders import make
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from heedful.infer.engine import Engine
+from heedful.serve.routes import QUESTIONS
+from heedful.serve.run import Running, background
+from heedful.serve.settings import Deadlines, Limits, ServeSettings
+
+WORDS = ["ada", "lives", "in", "paris", "and", "the", "cat", "sat", "on", "a", "mat", "who", "wrote", "it", "first"]
+
+
+class Held(Engine):
+    """An engine whose batches wait until they may go, or take their time, or fail on some words."""
+
+    def __init__(self, folder: str, seconds: float = 0.0) -> None:
+        super().__init__(folder)
+        self.seconds, self.go, self.batches = seconds, threading.Event(), []
+        self.go.set()
+
+    def encode(self, inputs: Sequence[Any]) -> Any:
+        if any("panic" in str(each) for each in inputs):
+            raise BaseException("the tokenizer panicked")
+        return super().encode(inputs)
+
+    def score(self, pieces: Any, writing: Any = None) -> Any:
+        self.batches.append(len(pieces))
+        assert self.go.wait(30)
+        time.sleep(self.seconds)
+        scores = super().score(pieces, writing)
+        bad, worse = self.tokenizer.id("love"), self.tokenizer.id("who")
+        if any(worse in piece.encoded.ids for piece in pieces):
+            raise RuntimeError("poisoned")
+        return [
+            score * float("nan") if bad in piece.encoded.ids else score
+            for piece, score in zip(pieces, scores, strict=True)
+        ]
+
+
+@pytest.fixture
+def held(folders: dict[str, str]) -> Any:
+    """A server with such an engine."""
+    made: list[Any] = []
+
+    def start(limits: Limits | None = None, deadlines: Deadlines | None = None, seconds: float = 0.0) -> Any:
+        chosen = ServeSettings(limits=limits or Limits(), deadlines=deadlines or Deadlines())
+        context = background({"tag": folders["tag"]}, chosen, loader=lambda folder: Held(folder, seconds))
+        running = context.__enter__()
+        made.append(context)
+        return running, running.service.lanes["tag"].engine
+
+    yield start
+    for context in made:
+        context.__exit__(None, None, None)
+
+
+def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+def tag(port: int, text: str, **headers: str) -> Reply:
+    return ask(port, "/tag", {"inputs": text}, **headers)
+
+
+# -- load and deadlines ---------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_refused_at_once_and_the_caps_hold(held: Any) -> None:
+    running, _ = held(Limits(requests=6, queued_tokens=60, tokens=20), seconds=0.01)
+    seen: list[tuple[int, int]] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            queue = running.service.queue
+            seen.append((queue.requests, queue.tokens))
+            time.sleep(0.001)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with ThreadPoolExecutor(16) as pool:
+        replies = list(pool.map(lambda n: tag(running.port, "ada in paris and the cat"), range(150)))
+    ended.set()
+    watcher.join()
+    statuses = Counter(reply.status for reply in replies)
+    assert set(statuses) == {200, 429} and statuses[200] >= 20, statuses
+    assert all(int(reply.headers["retry-after"]) >= 1 for reply in replies if reply.status == 429)
+    assert max(requests for requests, _ in seen) <= 6 and max(tokens for _, tokens in seen) <= 60
+    assert tag(running.port, "ada").status == 200
+
+
+def test_deadlines(held: Any) -> None:
+    running, engine = held(deadlines=Deadlines(request=1.0, longest=5.0))
+    engine.go.clear()
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(tag, running.port, "ada", x_request_timeout_ms="4000")
+        until(lambda: engine.batches == [1])
+        start = time.monotonic()
+        late = tag(running.port, "in paris", x_request_timeout_ms="100")
+        assert late.status == 504 and late.json["error_type"] == "timeout"
+        assert 0.1 <= time.monotonic() - start < 0.9
+        assert tag(running.port, "in paris").status == 504
+        assert time.monotonic() - start >= 1.0
+        engine.go.set()
+        assert first.result().status == 200
+    assert tag(running.port, "after").status == 200
+    assert engine.batches == [1, 1]  # what had expired was never started
+    assert running.service.queue.counts.expired == 2
+
+
+def test_clients_that_leave_never_reach_the_model(held: Any) -> None:
+    running, engine = held()
+    engine.go.clear()
+    queue = running.service.queue
+    body = json.dumps({"inputs": "ada in paris"}).encode()
+    head = f"POST /tag HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(tag, running.port, "first")
+        until(lambda: engine.batches == [1])
+        leaving = [open_socket(running.port) for _ in range(40)]
+        for connection in leaving:
+            connection.sendall(head.encode() + b"\r\n\r\n" + body)
+        until(lambda: queue.requests == 41 and queue.tokens == 40 * 5)
+        for connection in leaving[::2]:
+            connection.close()
+        until(lambda: queue.requests == 21 and queue.tokens == 20 * 5)
+        engine.go.set()
+        assert first.result().status == 200
+        for connection in leaving[1::2]:
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            connection.close()
+    assert sum(engine.batches) == 21 and queue.counts.cancelled == 20
+
+
+def test_loading_is_said_and_an_engine_is_exchanged_under_load(tmp_path: Path) -> None:
+    model = make(tmp_path, "tag")
+    with background({"tag": str(model)}) as running:
+        lane = running.service.lanes["tag"]
+        first = lane.engine
+        lane.engine = None
+        reply = tag(running.port, "ada")
+        assert reply.status == 503 and int(reply.headers["retry-after"]) >= 1
+        assert ask(running.port, "/ready").json == {"ready": False} and ask(running.port, "/health").status == 503
+        assert ask(running.port, "/live").status == 200
+        lane.engine = first
+        stop = threading.Event()
+        statuses: Counter[int] = Counter()
+
+        def load() -> None:
+            while not stop.is_set():
+                statuses[tag(running.port, "ada lives in paris").status] += 1
+
+        threads = [threading.Thread(target=load) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for number in range(3):
+            until(lambda number=number: statuses[200] > 5 * number)
+            before = lane.engine
+            make(model, "tag")  # the files are replaced while the model that was read from them answers
+            _in_loop(running, running.service.reload_all)
+            until(lambda before=before: lane.engine is not before)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert set(statuses) == {200}
+        (model / "config.json").write_text("{}")
+        kept = lane.engine
+        _in_loop(running, running.service.reload_all)
+        time.sleep(0.3)
+        assert lane.engine is kept and tag(running.port, "ada").status == 200
+
+
+def _in_loop(running: Running, call: Callable[[], None]) -> None:
+    """As SIGHUP does it."""
+    running.server.servers[0].get_loop().call_soon_threadsafe(call)
+
+
+# -- poison ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_poisoned_input_fails_alone(held: Any) -> None:
+    running, engine = held()
+    engine.go.clear()
+    texts = ["ada in paris"] * 12 + ["who wrote it"] + ["in love"] + ["the cat"] * 2
+    with ThreadPoolExecutor(17) as pool:
+        first = pool.submit(tag, running.port, "first")
+        until(lambda: engine.batches == [1])
+        replies = [pool.submit(tag, running.port, text) for text in texts]
+        until(lambda: running.service.queue.requests == 17 and running.service.queue.tokens >= 70)
+        engine.go.set()
+        assert first.result().status == 200
+        statuses = [reply.result().status for reply in replies]
+    assert statuses == [200] * 12 + [500, 500, 200, 200]
+    assert len(engine.batches) == 2 + running.service.queue.counts.retries
+    assert running.service.queue.counts.retries <= 5
+    told = replies[12].result().json
+    assert told == {"error": "the model failed on this input; other requests are not affected", "error_type": "backend"}
+
+
+def test_a_panic_is_one_requests(held: Any) -> None:
+    running, _ = held()
+    replies = [tag(running.port, text) for text in ("ada", "a panic", "ada")]
+    assert [reply.status for reply in replies] == [200, 500, 200]
+    assert "panicked" not in replies[1].body.decode()
+    text = ask(running.port, "/metrics").body.decode()
+    assert 'heedful_requests_total{method="POST",route="/tag",status="500"} 1.0' in text
+
+
+# -- under concurrency ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
+def test_answers_are_the_same_in_any_company(
+    served: Running, engines: dict[str, Engine], folders: dict[str, str], count: int
+) -> None:
+    """Texts of all lengths, each with a word that no other request of its time has, to four models at once."""
+    draw = random.Random(7)
+    asked: list[tuple[str, str, Any]] = []
+    for number in range(count):
+        words = draw.choices(WORDS, k=draw.choice([0, 1, 3, 10, 40, 90]))
+        text = " ".join([*words, f"q{number}q"])
+        name, route = draw.choice([("tag", "/tag"), ("single", "/predict"), ("embed", "/embed"), ("span", "/answer")])
+        asked.append((name, route, {"question": f"who q{number}q", "context": text} if name == "span" else text))
+
+    def run(mine: list[int]) -> list[tuple[int, Reply]]:
+        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+        replies = []
+        for number in mine:
+            name, route, given = asked[number]
+            extra = {"normalize": False} if name == "embed" else {}
+            replies.append((number, on(connection, route, {"inputs": given, "model": name} | extra)))
+        connection.close()
+        return replies
+
+    with ThreadPoolExecutor(12) as pool:
+        replies = dict(
+            pair for pairs in pool.map(run, [list(range(n, count, 12)) for n in range(12)]) for pair in pairs
+        )
+    checked = range(count) if count <= 1_000 else draw.sample(range(count), 5_000)
+    for number in range(count):
+        assert replies[number].status == 200, replies[number].body
+        canaries = set(re.findall(r"q\d+q", replies[number].body.decode()))
+        assert canaries <= {f"q{number}q"}
+    for number in checked:
+        name, _, given = asked[number]
+        _agree(name, replies[number].json, engines[name]([given])[0])
+
+
+def _agree(name: str, found: Any, alone: Any) -> None:
+    if name == "tag":
+        assert [word["word"] for word in found["words"]] == [word["word"] for word in alone["words"]]
+        mine, theirs = ([word["probability"] for word in each["words"]] for each in (found, alone))
+    elif name == "single":
+        mine = [each["score"] for each in sorted(found, key=lambda each: each["label"])]
+        theirs = [alone["probabilities"][label] for label in sorted(alone["probabilities"])]
+    elif name == "embed":
+        mine, theirs = found[0], alone["vector"]
+    else:
+        mine, theirs = [found["no_answer_score"]], [alone["no_answer_score"]]
+    assert np.abs(np.array(mine, float) - np.array(theirs, float)).max(initial=0.0) <= 1e-5
+
+
+# -- generated requests -----------------------------------------------------------------------------------------------
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
+VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[str, bytes]:
+    """A route, and a body that is right, nearly right, or anything."""
+    question = draw(st.sampled_from([each for each in QUESTIONS if each.path != "/generate"]))
+    fields = {field.name: field for field in msgspec.structs.fields(question.body)}
+    match draw(st.integers(0, 3)):
+        case 0:
+            return question.path, draw(st.binary(max_size=50))
+        case 1:
+            names = st.sampled_from(sorted(fields)) | TEXT
+            return question.path, json.dumps(draw(st.dictionaries(names, VALUE, max_size=4))).encode()
+        case _:
+            body = dict(question.example)
+            pair = st.lists(TEXT, min_size=1, max_size=2)
+            given = TEXT | st.lists(TEXT, max_size=3) | st.lists(pair, max_size=3)
+            if "inputs" in body and not isinstance(body["inputs"], dict):
+                body["inputs"] = draw(given)
+            if draw(st.booleans()):
+                body[draw(st.sampled_from(sorted(fields)))] = draw(VALUE)
+            return question.path, json.dumps(body).encode()
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(request=requests(), deadline=st.none() | st.sampled_from(["1", "50", "x", "99999999999"]))
+def test_generated_requests_never_break_it(started: Started, request: tuple[str, bytes], deadline: str | None) -> None:
+    """The server is another process, since type checks draw numbers that hypothesis would see."""
+    path, body = request
+    headers = {} if deadline is None else {"x_request_timeout_ms": deadline}
+    reply = ask(started.port, path, body, **headers)
+    documented = _document(started.port)["paths"][path]["post"]["responses"]
+    assert reply.status != 500 and str(reply.status) in documented, reply.body
+    if reply.status == 200:
+        promised = {each.path: each.answer for each in QUESTIONS}[path]
+        msgspec.json.decode(reply.body, type=promised, strict=True)
+    else:
+        assert len(reply.body) < 2_000 and "error" in reply.json
+
+
+@cache
+def _document(port: int) -> Any:
+    return ask(port, "/openapi.json").json
+
+
+def test_weights_are_not_changed_by_serving(served: Running, engines: dict[str, Engine]) -> None:
+    for name, alone in engines.items():
+        mine: Any = served.service.lanes[name].engine
+        for a, b in zip(mine.loaded.parameters(), alone.loaded.parameters(), strict=True):
+            assert torch.equal(a, b)

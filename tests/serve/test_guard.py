@@ -1,0 +1,315 @@
+"""Who may ask, how much, and what is told: bodies, heads, origins, keys, logs and errors (S8 to S12, S20 to S24)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asking import ask, closed_after, open_socket, raw, status_of
+
+from heedful.errors import HeedfulError
+from heedful.infer.refused import Full
+from heedful.serve.guard import read_keys, trouble_of
+from heedful.serve.run import Running, background
+from heedful.serve.settings import Deadlines, Limits, ServeSettings
+from heedful.settings import apply
+
+JSON = "content-type: application/json\r\n"
+KEY = b"a-key-of-more-than-16-characters"
+OK = b'{"inputs": "the cat"}'
+
+
+def post(path: str, body: bytes, more: str = "", length: bool = True) -> bytes:
+    """The bytes of a request."""
+    size = f"content-length: {len(body)}\r\n" if length else ""
+    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{JSON}{size}{more}\r\n".encode() + body
+
+
+def chunked(body: bytes, size: int) -> bytes:
+    """The same body in chunks."""
+    parts = (body[start : start + size] for start in range(0, len(body), size))
+    data = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+    return post("/tag", b"", "transfer-encoding: chunked\r\n", length=False) + data
+
+
+def teaches(answer: bytes) -> dict[str, Any]:
+    """The error, if it is short and keeps to itself what is inside."""
+    body = answer.partition(b"\r\n\r\n")[2]
+    assert len(body) < 2_000, len(body)
+    found: dict[str, Any] = json.JSONDecoder().raw_decode(body.decode())[0]
+    told = json.dumps(found)
+    assert not any(word in told for word in ("Traceback", ".py", "site-packages", "/tmp", "Error(")), told
+    return found
+
+
+# -- bodies ---------------------------------------------------------------------------------------------------------
+
+LONG = b"x" * 30_000
+BODIES: dict[str, tuple[bytes, set[int]]] = {
+    "announced 300 MB": (post("/tag", b"", "content-length: 300000000\r\n", length=False), {413}),
+    "300 kB over": (post("/tag", b'{"inputs": "' + b"x" * 2_300_000 + b'"}'), {413}),
+    "chunked without a length": (chunked(b'{"inputs": "' + b"x" * 2_300_000 + b'"}', 65_536), {413}),
+    "chunks of one byte": (chunked(b'{"inputs": "' + b"x" * 100_000 + b'"}', 1), {413}),
+    "gzip bomb": (post("/tag", gzip.compress(b" " * 10_000_000), "content-encoding: gzip\r\n"), {415}),
+    "200k keys": (post("/tag", json.dumps({str(key): 0 for key in range(150_000)}).encode()), {422}),
+    "depth 100k": (post("/tag", b'{"inputs": ' + b"[" * 100_000), {422}),
+    "closed depth": (post("/tag", b'{"inputs": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"), {422}),
+    "depth elsewhere": (post("/tag", b'{"x": ' + b'{"a":' * 100_000), {422}),
+    "5,000 digits": (post("/fill", b'{"inputs": "a", "top_k": ' + b"9" * 5_000 + b"}"), {422}),
+    "large exponent": (post("/fill", b'{"inputs": "a", "top_k": 1e99999}'), {422}),
+    "NaN": (post("/fill", b'{"inputs": "a", "top_k": NaN}'), {422}),
+    "a key twice": (post("/tag", b'{"inputs": "a", "inputs": "b"}'), {422}),
+    "an inner key twice": (post("/answer", b'{"inputs": {"question": "", "question": "", "context": ""}}'), {422}),
+    "BOM": (post("/tag", b"\xef\xbb\xbf" + OK), {422}),
+    "UTF-16": (post("/tag", '{"inputs": "a"}'.encode("utf-16")), {422}),
+    "lone surrogate": (post("/tag", b'{"inputs": "\\ud800"}'), {422}),
+    "raw NUL": (post("/tag", b'{"inputs": "\0"}'), {422}),
+    "invalid UTF-8": (post("/tag", b'{"inputs": "\xff"}'), {422}),
+    "empty": (post("/tag", b""), {422}),
+    "two values": (post("/tag", OK + OK), {422}),
+    "a long unknown key": (post("/tag", b'{"' + LONG + b'": 1}'), {422}),
+    "a list": (post("/tag", b"[" + OK + b"]"), {422}),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_are_refused(served: Running, name: str) -> None:
+    data, statuses = BODIES[name]
+    start = time.monotonic()
+    answer = raw(served.port, data, pause=0.3)
+    took = time.monotonic() - start
+    assert status_of(answer) in statuses, answer[:500]
+    found = teaches(answer)
+    assert "x" * 200 not in json.dumps(found)
+    assert took < 5  # on a quiet machine 100 ms, and the pause
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-16"]
+)
+def test_only_json_is_read(served: Running, kind: str) -> None:
+    assert ask(served.port, "/tag", OK, content_type=kind).status == 415
+    assert ask(served.port, "/tag", OK, content_type="Application/JSON; charset=UTF-8").status == 200
+
+
+# -- heads ----------------------------------------------------------------------------------------------------------
+
+HEADS: dict[str, tuple[bytes, set[int]]] = {
+    "length and encoding": (
+        post("/tag", b"0\r\n\r\n", "transfer-encoding: chunked\r\n"),
+        {400},
+    ),
+    "two lengths": (post("/tag", OK, "content-length: 5\r\n"), {400}),
+    "no length is a number": (post("/tag", b"", "content-length: x\r\n", length=False), {400}),
+    "no host": (b"GET /live HTTP/1.1\r\n\r\n", {400}),
+    "no host in 1.0": (b"GET /live HTTP/1.0\r\n\r\n", {400}),
+    "two hosts": (b"GET /live HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n", {400}),
+    "1 MB header": (b"GET /live HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 1_000_000 + b"\r\n\r\n", {400, 431}),
+    "50k headers": (b"GET /live HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * 50_000 + b"\r\n", {400, 431}),
+    "20 kB of headers": (b"GET /live HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * 3_400 + b"\r\n", {400, 431}),
+    "NUL in the path": (b"GET /live%00 HTTP/1.1\r\nhost: localhost\r\n\r\n", {404}),
+    "raw NUL in the path": (b"GET /live\0 HTTP/1.1\r\nhost: localhost\r\n\r\n", {400}),
+    "dots": (b"GET /web/../live HTTP/1.1\r\nhost: localhost\r\n\r\n", {404}),
+    "encoded dots": (b"GET /web/%2e%2e/live HTTP/1.1\r\nhost: localhost\r\n\r\n", {404}),
+    "absolute": (b"GET http://localhost/live HTTP/1.1\r\nhost: localhost\r\n\r\n", {404}),
+    "a strange method": (b"BREW /live HTTP/1.1\r\nhost: localhost\r\n\r\n", {405}),
+    "CONNECT": (b"CONNECT example.org:443 HTTP/1.1\r\nhost: localhost\r\n\r\n", {400, 404, 405}),
+    "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", {400}),
+    "a later HTTP": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400, 404}),
+    "websocket": (
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+        b"sec-websocket-key: eA==\r\nsec-websocket-version: 13\r\n\r\n",
+        {403},
+    ),
+    "a foreign host": (b"GET /live HTTP/1.1\r\nhost: attacker.example\r\n\r\n", {403}),
+    "a host that begins like ours": (b"GET /live HTTP/1.1\r\nhost: localhost.attacker.example\r\n\r\n", {403}),
+    "a strange deadline": (b"GET /live HTTP/1.1\r\nhost: localhost\r\nx-request-timeout-ms: -1\r\n\r\n", {400}),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_are_refused(served: Running, name: str) -> None:
+    data, statuses = HEADS[name]
+    answer = raw(served.port, data, pause=0.3)
+    assert status_of(answer) in statuses | {0}, answer[:300]
+    if answer:
+        teaches(answer)
+
+
+def test_a_thousand_requests_in_one_line_are_answered_in_order(served: Running) -> None:
+    one = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    answer = raw(served.port, one * 299 + one.replace(b"/live", b"/nope"), pause=3.0)
+    assert answer.count(b"HTTP/1.1 200 OK") == 299 and answer.count(b"HTTP/1.1 404") == 1
+    assert answer.rindex(b"200 OK") < answer.index(b"404 Not")
+
+
+def test_hosts_and_origins(served: Running) -> None:
+    port = served.port
+    for host in ("localhost", "LOCALHOST:80", f"127.0.0.1:{port}", "[::1]:9"):
+        assert ask(port, "/tag", OK, host=host).status == 200
+    for origin in ("null", "https://example.org", "http://localhost:1", "file://"):
+        assert ask(port, "/tag", OK, origin=origin, host=f"localhost:{port}").status == 403, origin
+    assert ask(port, "/tag", OK, origin=f"http://localhost:{port}", host=f"localhost:{port}").status == 200
+    assert ask(port, "/info", sec_fetch_site="cross-site").status == 403
+    found = ask(port, "/tag", OK)
+    assert "access-control-allow-origin" not in found.headers and "server" not in found.headers
+    assert ask(port, "/tag", method="OPTIONS", origin=f"http://127.0.0.1:{port}").status == 405
+
+
+# -- texts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["a" * 1_000_000, "a " * 500_000, "\u0301" * 500_000, "\u4e2d" * 400_000])
+def test_texts_are_cut_or_refused_before_they_are_tokenised(served: Running, text: str) -> None:
+    refused = ask(served.port, "/tag", json.dumps({"inputs": text}, ensure_ascii=False).encode())
+    assert refused.status == 413 and refused.json["error_type"] == "too_large"
+    cut = ask(served.port, "/embed", json.dumps({"inputs": text}, ensure_ascii=False).encode())
+    assert cut.status == 200 and len(cut.json) == 1
+    whole = json.dumps({"inputs": text, "truncate": False}, ensure_ascii=False).encode()
+    assert ask(served.port, "/embed", whole).status == 413
+    assert ask(served.port, "/tokenize", json.dumps({"inputs": text}, ensure_ascii=False).encode()).status == 413
+
+
+def test_more_than_a_request_may_have(folders: dict[str, str]) -> None:
+    limits = Limits(inputs=3, tokens=50, characters=400, weights=100, body=5_000)
+    with background({"tag": folders["tag"]}, ServeSettings(limits=limits)) as running:
+        port = running.port
+        assert ask(port, "/tag", {"inputs": ["a"] * 3}).status == 200
+        assert ask(port, "/tag", {"inputs": ["a"] * 4}).status == 413
+        assert ask(port, "/tag", {"inputs": "a " * 60}).status == 413
+        assert ask(port, "/tag", {"inputs": "a" * 401}).status == 413
+        assert ask(port, "/tokenize", {"inputs": "a " * 60}).status == 413
+        assert ask(port, "/attention", {"inputs": "a b c d", "layers": [0]}).status == 413
+        assert ask(port, "/attention", {"inputs": "a b", "layers": [0], "heads": [1]}).status == 200
+
+
+# -- keys, logs, errors ---------------------------------------------------------------------------------------------
+
+
+def test_keys(folders: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(KEY + b"\nanother-key-for-a-change\n\n")
+    caplog.set_level(logging.INFO, "heedful.serve")
+    with background({"tag": folders["tag"]}, keys=read_keys(file)) as running:
+        port = running.port
+        for key in (KEY, b"another-key-for-a-change"):
+            assert ask(port, "/tag", OK, authorization=f"Bearer {key.decode()}").status == 200
+        for given in ("", "Bearer ", f"Bearer {KEY.decode()}x", KEY.decode(), "Basic x", "Bearer \u00e9"):
+            refused = ask(port, "/tag", OK, authorization=given)
+            assert refused.status == 401 and refused.headers["www-authenticate"] == "Bearer"
+        for path, status in (("/health", 200), ("/ready", 200), ("/", 200), ("/metrics", 401), ("/openapi.json", 401)):
+            assert ask(port, path).status == status
+        found = ask(port, "/v1/embeddings", OK, authorization=f"Bearer {KEY.decode()}")
+        assert found.status == 422 and found.json["error"]["type"] == "validation"
+    assert caplog.records and KEY.decode() not in caplog.text
+    for wrong in (b"", b"short", b"with a space in between\n"):
+        file.write_bytes(wrong)
+        with pytest.raises(HeedfulError, match="holds no key: write one on a line, 16 or more"):
+            read_keys(file)
+    with pytest.raises(HeedfulError, match="cannot be read"):
+        read_keys(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_the_log_has_one_line_for_each_request(
+    folders: dict[str, str], caplog: pytest.LogCaptureFixture, shown: bool
+) -> None:
+    caplog.set_level(logging.INFO, "heedful.serve")
+    with background({"tag": folders["tag"]}, ServeSettings(log_text=shown)) as running:
+        ask(running.port, "/tag", {"inputs": "paris\r\nFORGED secret words"})
+        ask(running.port, "/nope%0d%0aFORGED%e2%80%a8")
+    lines = [record.getMessage() for record in caplog.records if record.name == "heedful.serve"]
+    assert len(lines) == 2 and all(line.isascii() and line.isprintable() for line in lines)
+    first, second = map(json.loads, lines)
+    assert first["path"] == "/tag" and first["status"] == 200 and first["tokens"] > 3 and first["ms"] > 0
+    assert ("secret" in lines[0]) is shown
+    assert second["status"] == 404
+
+
+def test_retries_are_whole_seconds_and_not_all_the_same() -> None:
+    found = {dict(trouble_of(Full("no", 7.3)).headers)["retry-after"] for _ in range(60)}
+    assert found == {"7", "8", "9"}
+
+
+# -- connections ------------------------------------------------------------------------------------------------------
+
+
+def test_those_who_dribble_are_closed_and_the_others_answered(folders: dict[str, str]) -> None:
+    deadlines = Deadlines(headers=1.0, body=1.0, idle=1.0, write=1.0)
+    with background({"tag": folders["tag"]}, ServeSettings(deadlines=deadlines)) as running:
+        port = running.port
+        start = time.monotonic()
+        silent = [open_socket(port) for _ in range(10)]
+        heads = [open_socket(port) for _ in range(30)]
+        bodies = [open_socket(port) for _ in range(30)]
+        for connection in heads:
+            connection.sendall(b"POST /tag HTTP/1.1\r\nhost: loc")
+        for connection in bodies:
+            connection.sendall(post("/tag", b"", "content-length: 1000\r\n", length=False) + b'{"inp')
+        for step in range(4):
+            for connection in (*heads, *bodies):
+                connection.sendall(b"a" if step else b" ")
+            asked = time.monotonic()
+            assert ask(port, "/tag", OK).status == 200
+            assert time.monotonic() - asked < 2
+            time.sleep(0.1)
+        for connection in (*silent, *heads, *bodies):
+            with connection:
+                assert 0.9 < closed_after(connection, start) < 8  # a second, one to say so, and a busy machine
+        assert ask(port, "/tag", OK).status == 200
+
+
+def test_those_who_do_not_read_are_closed(folders: dict[str, str]) -> None:
+    with background({"tag": folders["tag"]}, ServeSettings(deadlines=Deadlines(write=0.5))) as running:
+        connections = [open_socket(running.port) for _ in range(3)]
+        for connection in connections:
+            connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 300)
+        while not running.server.server_state.connections:
+            time.sleep(0.01)
+        deadline = time.monotonic() + 30
+        while running.server.server_state.connections and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not running.server.server_state.connections
+        for connection in connections:
+            connection.close()
+
+
+def test_there_are_only_so_many_connections(folders: dict[str, str]) -> None:
+    with background({"tag": folders["tag"]}, ServeSettings(limits=Limits(connections=5))) as running:
+        held = [open_socket(running.port) for _ in range(5)]
+        while len(running.server.server_state.connections) < 5:
+            time.sleep(0.01)
+        refused = raw(running.port, b"")
+        assert status_of(refused) == 503 and b"retry-after: " in refused
+        for connection in held:
+            connection.close()
+        while running.server.server_state.connections:
+            time.sleep(0.01)
+        assert ask(running.port, "/live").status == 200
+
+
+def test_a_body_that_is_refused_does_not_hold_its_connection(served: Running) -> None:
+    with open_socket(served.port) as connection:
+        start = time.monotonic()
+        connection.sendall(post("/tag", b"", "content-length: 300000000\r\n", length=False))
+        assert status_of(connection.recv(1 << 16)) == 413
+        assert closed_after(connection, start) < 5
+
+
+# -- settings -------------------------------------------------------------------------------------------------------
+
+
+def test_settings() -> None:
+    chosen = apply(ServeSettings(), ["limits.requests=7", "deadlines.request=2.5", 'hosts=["example.org"]'])
+    assert (chosen.limits.requests, chosen.deadlines.request, chosen.hosts) == (7, 2.5, ("example.org",))
+    with pytest.raises(HeedfulError, match="body is 0: give a number from 1"):
+        Limits(body=0)
+    with pytest.raises(HeedfulError, match="drain is -1"):
+        Deadlines(drain=-1.0)
+    with pytest.raises(HeedfulError, match='did you mean "requests"'):
+        apply(ServeSettings(), ["limits.request=7"])

@@ -1,0 +1,49 @@
+"""The encoder that ships: small, read by its name, equal in transformers, and with a head that fills in masks."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import transformers
+
+import heedful
+from heedful.shipped import ENCODER, shipped
+
+SENTENCES = {  # what is among the ten most likely words
+    "Please close the [MASK] behind you.": "door",
+    "They live in a small [MASK] near the sea.": "beach",
+    "The cat is sleeping on the [MASK].": "bed",
+    "My brother is older than my [MASK].": "sister",
+}
+
+
+def test_it_is_small_and_read_by_its_name() -> None:
+    folder = shipped(ENCODER)
+    assert folder is not None and shipped("another") is None
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 25_000_000
+    loaded = heedful.load(ENCODER)
+    assert loaded.source == ENCODER and loaded.limit == 512
+    assert all(parameter.dtype == torch.float32 for parameter in loaded.parameters())
+    assert loaded.tokenizer is not None and loaded.tokenizer.size == 16_000 and loaded.tokenizer.lower_cases
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"{loaded.count():,} parameters" in card and "@" not in re.sub(r"\S+@\S+", "", card)
+    assert all(part in card for part in ("CC BY-SA", "SST-2", "Limits", *SENTENCES))
+
+
+def test_transformers_computes_the_same() -> None:
+    folder, loaded = shipped(ENCODER), heedful.load(ENCODER)
+    theirs, info = transformers.BertForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert loaded.tokenizer is not None
+    batch = loaded.tokenizer.pack(["The rain came [MASK] from the hills."])
+    with torch.inference_mode():
+        ours, expected = loaded(batch), theirs.eval()(batch.tokens[None]).logits[0]
+    assert (ours - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("text", SENTENCES)
+def test_it_fills_in_masks(text: str) -> None:
+    (answer,) = heedful.Engine(ENCODER)([text], top_k=10)
+    assert SENTENCES[text] in [each["text"] for each in answer["masks"][0]["tokens"]]
