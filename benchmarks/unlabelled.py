@@ -86,7 +86,7 @@ def main() -> None:
         folder = Path(scratch)
         about = gone_on(folder, given.minutes)
         print(json.dumps(about), flush=True)
-        starts = {"as published": minilm(), "gone on": folder / "gone-on" / "model"}
+        starts: dict[str, str | Path] = {"as published": minilm(), "gone on": folder / "gone-on" / "model"}
         scores: dict[str, list[float]] = {name: [] for name in starts}
         data = folder / "data"
         data.mkdir()

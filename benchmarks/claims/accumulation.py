@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from transformers.utils import logging
 
 import heedful
-from heedful.objectives import Batch, Loss, Sample
+from heedful.objectives import Batch, Loss, Objective, Sample
 from heedful.objectives.base import pack, weighted
 from heedful.train.loop import Steps, Trainer, TrainSettings
 from heedful.train.optim import AdamW, Constant
@@ -59,11 +59,8 @@ class Example:
     labels: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Given:
+class Given(Objective):
     """An objective without chance: the labels of the examples."""
-
-    together: int = 1
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Samples as one batch; each target is (places, labels)."""

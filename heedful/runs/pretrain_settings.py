@@ -283,7 +283,7 @@ def minutes(given: str) -> float:
     >>> minutes("1h30m"), minutes("90s"), minutes("45")
     (90.0, 1.5, 45.0)
     """
-    found = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m?)?(?:(\d+(?:\.\d+)?)s)?", given.strip())
+    found = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)(?:m|$))?(?:(\d+(?:\.\d+)?)s)?", given.strip())
     if not found or not any(found.groups()):
         raise HeedfulError(f'"{given}" is no duration: write 1h, 90m, 1h30m or 45s')
     hours, whole, seconds = (float(each or 0) for each in found.groups())

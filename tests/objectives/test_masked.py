@@ -126,7 +126,7 @@ def test_trap_32_masks_depend_on_the_key_alone(one: int, two: int) -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(HeedfulError, match="rate is 1.5; expected a share of the tokens between 0 and 1"):
+    with pytest.raises(HeedfulError, match=r"rate is 1\.5; expected a share of the tokens between 0 and 1"):
         Masked(tokenizer=tokenizer(), rate=1.5)
     plain = {"[UNK]": 0, "[MASK]": 1, "a": 2}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(plain, unk_token="[UNK]"))

@@ -169,9 +169,9 @@ def test_the_token_budget_does_not_matter(
         def __init__(self, loaded: Any, writing: Any = None) -> None:
             super().__init__(loaded, token_budget=budget, writing=writing)
 
-        def _run(self, pieces: Any) -> Any:
+        def _run(self, pieces: Any, writing: Any) -> Any:
             sizes.append(len(pieces))
-            return super()._run(pieces)
+            return super()._run(pieces, writing)
 
     monkeypatch.setattr(scoring, "Engine", Small)
     found = evaluate(single / "run", single / "data")

@@ -378,8 +378,11 @@ def test_a_run_that_has_nothing_yet_may_become_another(tmp_path: Path, steady: t
     run = tmp_path / "run"
     with pytest.raises(HeedfulError, match="'nowhere' is no folder here"):
         tune("classify", given, run, MANY, model="nowhere")
-    assert {path.name for path in run.iterdir()} == {"settings.toml", "data.json", "environment.json", "run.lock"}
-    assert tune("classify", given, run, MANY).why == "done", "the slip is mended, in the same folder"
+    assert not run.exists(), "told before anything is written"
+    run.mkdir()
+    for name in ("settings.toml", "data.json", "environment.json", "run.lock"):
+        (run / name).write_text("of a run that had nothing yet")
+    assert tune("classify", given, run, MANY).why == "done", "it becomes another, in the same folder"
     assert left(run) == expected
 
 

@@ -14,6 +14,7 @@ from heedful.errors import HeedfulError
 from heedful.runs.pretrain_settings import settled
 from heedful.runs.recipes import SAMPLES, copy, offers
 from heedful.runs.settings import TASKS, Wishes
+from heedful.shipped import ENCODER
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +28,9 @@ def test_everything_on_offer() -> None:
     assert {f"pretrain-{each}" for each in kinds} <= set(names)
     assert all(offer.about and len(offer.about) < 120 and "\n" not in offer.about for offer in found)
     assets = ROOT / "heedful" / "assets"
-    assert {path.name for path in assets.iterdir()} == {"recipes", *SAMPLES}, "nothing ships that is not on offer"
+    assert {path.name for path in assets.iterdir()} == {"recipes", ENCODER, *SAMPLES}, (
+        "nothing ships that is not on offer"
+    )
 
 
 @pytest.mark.parametrize("name", [offer.name for offer in offers()])
