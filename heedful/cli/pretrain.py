@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from heedful.cli.show import clean, note, table, write_json
-from heedful.cli.train import AsJson, BadRows, skips
+from heedful.cli.train import AsJson, BadRows, Out, Recipe, skips
 from heedful.errors import HeedfulError
 
 
@@ -29,10 +29,8 @@ def pretrain(
     ] = "",
     tokenizer: Annotated[str, typer.Option(help="The folder of a tokenizer; else one is trained on the text.")] = "",
     duration: Annotated[str, typer.Option("--for", help="A time budget, as 1h or 90m, which the schedule fits.")] = "",
-    out: Annotated[Path | None, typer.Option(help="The run folder; one that was interrupted goes on.")] = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="Settings as a .toml or .json file; see heedful recipe ls.")
-    ] = None,
+    out: Out = None,
+    recipe: Recipe = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="A setting, as length=256 or train.batch=8.")
     ] = None,

@@ -12,6 +12,8 @@ from heedful.cli.show import clean, note, table, write_json
 from heedful.errors import HeedfulError, did_you_mean
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
+Out = Annotated[Path | None, typer.Option(help="The run folder; one that was interrupted goes on.")]
+Recipe = Annotated[Path | None, typer.Option(help="Settings as a .toml or .json file; see heedful recipe ls.")]
 BadRows = Annotated[str, typer.Option("--bad-rows", help='"stop", or "skip": set aside in a file and counted.')]
 FINETUNED = ("classify", "regress", "tag", "extract", "choose", "embed", "rewrite")
 PRECISIONS = ("float32", "bfloat16", "auto")
@@ -55,7 +57,8 @@ def quickstart(
         f'  heedful predict {place} "When do you open tomorrow?"\n'
         "  heedful check YOUR-DATA.csv\n"
         "  heedful finetune classify YOUR-DATA.csv --model A-MODEL-FOLDER\n"
-        "\nTo serve it from your own process:\n"
+        f"\nTo serve it over HTTP, after pip install 'heedful[serve]':\n  heedful serve {place}\n"
+        "\nOr from your own process:\n"
         f"  python -c {quote(code)}"
     )
 
@@ -64,10 +67,8 @@ def finetune(
     task: Annotated[str, typer.Argument(metavar="TASK", help=f"What to learn: {', '.join(FINETUNED)}.")],
     data: Annotated[list[Path], typer.Argument(metavar="DATA", help="A file, a folder with splits, or several files.")],
     model: Annotated[str, typer.Option(help="What to start from: a model folder, or NAME@REVISION on the hub.")] = "",
-    out: Annotated[Path | None, typer.Option(help="The run folder; one that was interrupted goes on.")] = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="Settings as a .toml or .json file; see heedful recipe ls.")
-    ] = None,
+    out: Out = None,
+    recipe: Recipe = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="A setting, as train.length.count=3 or seeds=3.")
     ] = None,

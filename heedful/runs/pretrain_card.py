@@ -29,7 +29,8 @@ def _parts(results: dict[str, Any]) -> list[list[str]]:
     settings, counts, model = results["settings"], results["corpus"]["counts"], results["model"]
     base = f", going on from {plain(Path(results['base']).name)}" if results["base"] else ""
     numbers = results["splits"]["held out"]["numbers"]
-    rows = [[plain(name), f"{value:.4f}"] for name, value in numbers.items() if isinstance(value, float)]
+    rows = [[plain(name), f"{value:.4f}"] for name, value in numbers.items() if name != "count"]
+    rows.append(["targets", f"{numbers['count']:,.0f}"])
     files = [[plain(each["name"]), f"{each['bytes']:,}", each["sha256"][:16]] for each in results["corpus"]["files"]]
     times = [[length, f"{each['p50']:g}", f"{each['p99']:g}"] for length, each in results["latency"].items()]
     hours = results["seconds"] / 3600
