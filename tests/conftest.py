@@ -12,8 +12,13 @@ import hypothesis
 import jaxtyping
 import pytest
 
-jaxtyping.install_import_hook("heedful", "beartype.beartype")  # before anything imports heedful
+# before anything imports heedful; all signatures (scripts/test --slow), or those of the layers that work on tensors:
+# it is half of the time of all tests
+_CHECKED = ["heedful.nn", "heedful.model", "heedful.packed", "heedful.objectives"]
+jaxtyping.install_import_hook("heedful" if "HEEDFUL_CHECK_ALL" in os.environ else _CHECKED, "beartype.beartype")
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+os.environ["HEEDFUL_MEASURE"] = "off"  # how a model is computed does not depend on the moment
+os.environ["HEEDFUL_CACHE"] = ""
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from heedful.checkpoint import Config, Loaded, read_config
 from heedful.families import FAMILIES
+from heedful.model.initialise import undrawn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,5 +40,5 @@ def _config(model_type: str, values: Mapping[str, Any], head: str | None) -> Con
 
 
 def _count(config: Config) -> int:
-    with torch.device("meta"):
+    with undrawn():
         return Loaded(config).count()

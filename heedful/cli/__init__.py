@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.cli import pretrain, serve, train
+from heedful.cli import bench, export, pretrain, serve, train
 from heedful.cli.show import clean, facts_of, note, show, show_warning, table, write_json
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from heedful.tasks import Writing
 
 CHUNK = 256  # lines of stdin that are answered at once
+PRECISIONS = ("auto", "float32", "bfloat16", "int8")
 DTYPES = ("float32", "bfloat16", "float16")
 SPINS = "10000"  # how often a thread of GNU's OpenMP looks for work before it sleeps; its own default is 300,000
 
@@ -254,6 +255,9 @@ def predict(
     question: Annotated[str | None, typer.Option(help="The question that each TEXT is searched for.")] = None,
     choice: Annotated[list[str] | None, typer.Option(help="A candidate; give it twice or more.")] = None,
     head: Annotated[str | None, typer.Option(help="Take this head instead of the one that config.json names.")] = None,
+    precision: Annotated[
+        str, typer.Option(help="float32, bfloat16, int8, or auto: the fastest that changes little.")
+    ] = "float32",
     top_k: Annotated[int, typer.Option(help="How many tokens to list for each mask, or texts of the beams.")] = 5,
     beams: Annotated[int | None, typer.Option(help="Write by so many beams instead of greedily.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Draw what is written; low is careful.")] = None,
@@ -268,6 +272,10 @@ def predict(
     JSON lines or Parquet are answered into a folder of parts; the same command goes on where one was stopped, and
     several at once share the work.
     """
+    if precision not in PRECISIONS:
+        raise HeedfulError(
+            f"--precision is {precision!r}{did_you_mean(precision, PRECISIONS)}: use one of {', '.join(PRECISIONS)}"
+        )
     if file is None and (named := _of_files(out, form, rows, without_inputs, assignments)):
         raise HeedfulError(f"{named} is for files: name them with --file")
     chunks = iter(()) if file else _texts(texts)
@@ -275,7 +283,7 @@ def predict(
     from heedful.infer.engine import Engine
 
     name, revision = name_and_revision(run)
-    engine = Engine(name, revision=revision, head=head)
+    engine = Engine(name, revision=revision, head=head, precision=precision)  # type: ignore[arg-type]
     options = {"pair": pair, "question": question, "choice": choice or None}
     manner: dict[str, Any] = {"beams": beams, "temperature": temperature, "most": most, "seed": seed}
     given = {name for name, value in (options | manner).items() if value is not None}
@@ -298,7 +306,7 @@ def predict(
             as_json=as_json,
         )
     if not as_json:
-        facts = facts_of(engine.loaded)
+        facts = facts_of(engine.loaded) | {"parameters": engine.parameters}
         note(f"{facts['read']}: {facts['family']}, {facts['head']}, {facts['parameters']:,} parameters\n")
     for first, chunk in chunks:
         inputs = [_input(text, **options) for text in chunk]
@@ -310,6 +318,8 @@ def predict(
         sys.stdout.flush()
 
 
+app.command()(bench.bench)
+app.command()(export.export)
 app.command()(serve.serve)
 app.command()(train.recipe)
 

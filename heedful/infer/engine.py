@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from torch import Tensor
 from heedful.checkpoint import Loaded, load
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
+from heedful.infer.precision import Precision, PrecisionOrAuto
+from heedful.infer.prepare import Way, dtype_of, prepare
 from heedful.model.config import Head
 from heedful.model.heads import PretrainingHead
 from heedful.nn.attend import explain
@@ -24,6 +27,7 @@ from heedful.tasks.following import FOLLOWING
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 TOKEN_BUDGET = 4096  # of a batch; benchmarks/results/forward-minilm-batches-2026-11-21.md has it beside 2048
+TOGETHER = 1024  # inputs of a call that are tokenized, and sorted into batches, at once
 TYPICAL = 64  # tokens of a text, for explain()
 
 
@@ -57,23 +61,37 @@ class Engine:
         *,
         revision: str | None = None,
         head: str | None = None,
+        precision: PrecisionOrAuto | None = None,
         dtype: torch.dtype | None = None,
         token_budget: int = TOKEN_BUDGET,
         writing: Writing | None = None,
     ) -> None:
-        """Load a folder, or a name on the hub at a revision (dtype: float32 unless given), or take what is loaded.
+        """Load a folder, or a name on the hub at a revision, or take what is loaded as it is.
 
+        It answers in float32, in the way that is fastest on this machine, unless another `precision` is given, which
+        has to be faster here and to change the scores little: "auto" is the fastest that does (see infer/quantize.py).
+        With a `dtype` all is computed in that, in PyTorch's usual way.
         A batch has at most `token_budget` tokens, or one window that alone has more. `writing` is how a model that
         writes does so: greedily, up to 128 tokens, unless given.
         """
         if token_budget < 1:
             raise HeedfulError(f"token_budget is {token_budget}: give how many tokens a batch may have, from 1")
+        if precision is not None and dtype is not None:
+            raise HeedfulError(f"precision is {precision!r} and dtype {dtype}: give one of them")
+        self.way: Way | None = None  # None: as it was loaded
+        self.why: tuple[str, ...] = ()  # it is in this precision
         if isinstance(model, Loaded):
-            if revision is not None or head is not None or dtype is not None:
+            if any(given is not None for given in (revision, head, precision, dtype)):
                 raise HeedfulError("this model is loaded already: give revision, head and dtype to load() instead")
             self.loaded = model
+        elif dtype is not None:
+            self.loaded = load(model, revision=revision, head=head, dtype=dtype)
         else:
-            self.loaded = load(model, revision=revision, head=head, dtype=dtype or torch.float32)
+            chosen = self._chosen(model, revision, head, precision or "float32")
+            self.loaded = load(model, revision=revision, head=head, dtype=dtype_of(chosen))
+        self.parameters = self.loaded.count()
+        if not isinstance(model, Loaded) and dtype is None:
+            self.way = prepare(self.loaded, chosen)
         self.token_budget, self.writing = token_budget, writing or Writing()
         self._head, self._answerers = _able(self.loaded)
         if self.loaded.tokenizer is None:
@@ -82,6 +100,17 @@ class Engine:
             )
         self.tokenizer: Tokenizer = self.loaded.tokenizer
         self.limit = self.loaded.limit
+
+    def _chosen(self, model: str | Path, revision: str | None, head: str | None, asked: PrecisionOrAuto) -> Precision:
+        if asked not in get_args(PrecisionOrAuto):
+            raise HeedfulError(f"precision is {asked!r}: give one of {', '.join(get_args(PrecisionOrAuto))}")
+        if asked == "float32":
+            return asked
+        from heedful.infer.quantize import decide  # it measures engines
+
+        chosen, trials = decide(model, asked, revision=revision, head=head)
+        self.why = tuple(each.line() for each in trials)
+        return chosen
 
     @property
     def kind(self) -> str:
@@ -103,7 +132,19 @@ class Engine:
             raise HeedfulError(f"inputs is {_shown(inputs)}: give a list; this model's head expects {self.expects}")
         if top_k < 1:
             raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
-        return self.answers(self.encode(list(inputs)), top_k=top_k)
+        given = list(inputs)
+        if len(given) <= TOGETHER:
+            return self.answers(self.encode(given), top_k=top_k)
+        parts = [(first, given[first : first + TOGETHER]) for first in range(0, len(given), TOGETHER)]
+        answers: list[Answer] = []
+        with ThreadPoolExecutor(1) as beside:  # tokenizes the next part while this one is computed
+            coming = beside.submit(self.encode, parts[0][1])
+            for number in range(len(parts)):
+                asked = coming.result()
+                if number + 1 < len(parts):
+                    coming = beside.submit(self.encode, parts[number + 1][1], first=parts[number + 1][0])
+                answers += self.answers(asked, top_k=top_k)
+        return answers
 
     def answers(self, asked: Sequence[Asked], *, top_k: int = 5) -> list[Answer]:
         """What a call does after the first of its three steps, which `encode`, `score` and `answer` are."""
@@ -114,13 +155,16 @@ class Engine:
         made = (scores[number] for number in range(len(pieces)))
         return [self.answer(each, list(islice(made, len(each.pieces))), top_k=top_k) for each in asked]
 
-    def encode(self, inputs: Sequence[Any]) -> list[Asked]:
-        """The first of the three steps that a call consists of: inputs become windows of tokens."""
-        read = [self._read(number, given) for number, given in enumerate(inputs)]
+    def encode(self, inputs: Sequence[Any], *, first: int = 0) -> list[Asked]:
+        """The first of the three steps that a call consists of: inputs become windows of tokens.
+
+        Errors count the inputs from `first`.
+        """
+        read = [self._read(number, given) for number, given in enumerate(inputs, start=first)]
         encoded = iter(self._encode([item for _, items in read for item in items]))
         return [
             Asked(given, answerer, self._pieces(number, answerer, items, [next(encoded) for _ in items]))
-            for number, (given, (answerer, items)) in enumerate(zip(inputs, read, strict=True))
+            for number, (given, (answerer, items)) in enumerate(zip(inputs, read, strict=True), start=first)
         ]
 
     def score(self, pieces: Sequence[Piece], writing: Writing | None = None) -> list[Any]:
@@ -141,18 +185,24 @@ class Engine:
         return asked.answerer.answer(asked.given, windows, setting)
 
     def explain(self) -> str:
-        """Which attention kernel takes a typical batch, and why no other one."""
+        """How the model is computed: the precision, what was measured, and the attention kernel of a typical batch."""
+        way = ["as it was loaded"] if self.way is None else [f"answers in {self.way.precision}", *self.way.why]
+        return "\n".join([*way, *self.why, *self._attention()])
+
+    def _attention(self) -> Iterator[str]:
         stack = self.loaded.config.model.encoder or self.loaded.config.model.decoder
-        assert stack is not None
+        if stack is None:
+            return
         length = min(TYPICAL, self.limit or TYPICAL, self.token_budget)
         count = self.token_budget // length
         parameter = next(self.loaded.parameters())
         q = torch.zeros(count * length, stack.heads, stack.head_width, dtype=parameter.dtype, device=parameter.device)
         layout = Layout.of(range(0, count * length + 1, length))
-        call = Call(layout=layout, scale=stack.head_width**-0.5, causal=stack.causal, window=stack.window)
+        first = self.way.attention if self.way else ""
+        call = Call(layout=layout, scale=stack.head_width**-0.5, causal=stack.causal, window=stack.window, first=first)
         where = f"{parameter.device.type}, {str(parameter.dtype).removeprefix('torch.')}"
         with torch.inference_mode():
-            return f"attention of {count} texts of {length} tokens on {where}:\n{explain(q, q, call)}"
+            yield f"attention of {count} texts of {length} tokens on {where}:\n{explain(q, q, call)}"
 
     def _read(self, number: int, given: Any) -> tuple[Answerer, list[Item]]:
         for answerer in self._answerers:

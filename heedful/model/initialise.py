@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from heedful.model.config import Normal, TruncatedNormal, Xavier
 from heedful.model.stack import Attention, CrossAttention
 from heedful.nn.layers import Mlp
+
+
+class _Undrawn(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """What is made within has no memory, and its weights are not drawn: that alone would import PyTorch's compiler,
+    which takes longer than to read a small model."""
+    with torch.device("meta"), _Undrawn():
+        yield
 
 
 @torch.no_grad()

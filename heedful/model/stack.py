@@ -146,6 +146,7 @@ class Attention(nn.Module):
         inner = config.heads * config.head_width
         self.heads, self.causal, self.dropout = config.heads, config.causal, config.attention_dropout
         self.scale = _scale(config)
+        self.kernel = ""  # the one that was measured to be the fastest on this machine, in inference
         self.qkv = nn.Linear(config.width, 3 * inner, bias=config.attention_bias)
         self.out = nn.Linear(inner, config.width, bias=config.attention_bias)
 
@@ -162,6 +163,7 @@ class Attention(nn.Module):
             window=placed.window,
             bias=bias,
             dropout=self.dropout if self.training else 0.0,
+            first=self.kernel,
         )
         if sight.trace is not None:
             sight.trace.take(placed.part, placed.layer, sight.sequences, q, k, v, call)
@@ -323,6 +325,7 @@ class Transformer(nn.Module):
         super().__init__()
         first = _check(config)
         self.config = config
+        self.fills = False  # whether each new number of rows costs time, so that only few occur; bfloat16's always do
         self.embedding = Embedding(config.embedding, first.width)
         self.encoder = Stack(config.encoder) if config.encoder else None
         self.decoder = Stack(config.decoder, "decoder") if config.decoder else None
@@ -377,7 +380,8 @@ class Transformer(nn.Module):
         Forward and backward keep about 5 MB for each, and the first of each takes a fifth longer.
         """
         weight = self.embedding.tokens.weight
-        return weight.device.type == "cpu" and (weight.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"))
+        half = weight.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")
+        return weight.device.type == "cpu" and (half or self.fills)
 
     def _run(
         self, source: Packed, target: Packed | None, trace: Trace | None, count: int

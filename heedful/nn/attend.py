@@ -54,7 +54,7 @@ def attend_as(
 def choose(q: Tensor, k: Tensor, call: Call, backend: str = "auto") -> Kernel:
     """The kernel that attend takes for this call."""
     if backend == "auto":
-        return next(each for each in (*KERNELS, REFERENCE) if not (each.cannot(q, k, call) or each.slow(q, k, call)))
+        return next(each for each in _ranked(call) if not (each.cannot(q, k, call) or each.slow(q, k, call)))
     named = {kernel.name: kernel for kernel in (*KERNELS, REFERENCE)}
     if backend not in named:
         raise HeedfulError(
@@ -69,12 +69,16 @@ def choose(q: Tensor, k: Tensor, call: Call, backend: str = "auto") -> Kernel:
 def explain(q: Tensor, k: Tensor, call: Call) -> str:
     """One line for each kernel: taken, or why not."""
     lines, taken = [], False
-    for kernel in (*KERNELS, REFERENCE):
+    for kernel in _ranked(call):
         reason = kernel.cannot(q, k, call) or kernel.slow(q, k, call)
         verdict = f"no: {reason}" if reason else "could, but one above is preferred" if taken else "taken"
         taken = taken or not reason
         lines.append(f"{kernel.name:14} {verdict}")
     return "\n".join(lines)
+
+
+def _ranked(call: Call) -> list[Kernel]:
+    return sorted((*KERNELS, REFERENCE), key=lambda kernel: kernel.name != call.first)
 
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:

@@ -378,7 +378,7 @@ LONG = 1024  # keys of a sequence above which its scores, heads x n x m, are not
 def _products_are_slow(q: Tensor, k: Tensor, call: Call) -> str:
     if _not_fused(q, k, call):
         return ""
-    if q.dtype in (torch.float32, torch.float64):
+    if q.dtype in (torch.float32, torch.float64) and call.first != "products":
         return "in float32 and float64 the fused kernel is faster"
     longest = max((m for _, m in call.layout.sizes()), default=0)
     return f"it writes out all scores of a sequence, and one has {longest} keys" if longest > LONG else ""

@@ -106,6 +106,7 @@ class Call:
     window: int | None = None  # a query sees keys at most so many places away, both ends included
     bias: Bias | None = None
     dropout: float = 0.0  # probability with which a weight is dropped after the softmax; the rest is scaled up
+    first: str = ""  # the kernel that was measured to be the fastest here; it is taken where it can
 
 
 def gaps(n: int, m: int, device: torch.device | None = None) -> Int[Tensor, "n m"]:

@@ -18,7 +18,7 @@ ROUNDS = 100
 BATCH = 4096  # tokens of the batch for throughput, in sequences of 64
 
 
-def latency(loaded: Loaded, rounds: int = ROUNDS) -> dict[str, Any]:
+def latency(loaded: Loaded, rounds: int | None = None) -> dict[str, Any]:
     """{"latency": {tokens: {"p50", "p99"}} in milliseconds, "throughput" in tokens a second}: forward passes alone.
 
     float32, as the folder is loaded; without tokenizing. A decoder beside the encoder reads as many tokens, at once.
@@ -43,7 +43,7 @@ def latency(loaded: Loaded, rounds: int = ROUNDS) -> dict[str, Any]:
     loaded.eval()
     try:
         with torch.inference_mode():
-            times = {length: seconds(batch(length), rounds) for length in LENGTHS if length <= limit}
+            times = {length: seconds(batch(length), rounds or ROUNDS) for length in LENGTHS if length <= limit}
             length = min(64, limit)
             many = statistics.median(seconds(batch(length, BATCH // length), 3))
     finally:
@@ -58,6 +58,15 @@ def latency(loaded: Loaded, rounds: int = ROUNDS) -> dict[str, Any]:
         },
         "throughput": round(BATCH // length * length / many),
     }
+
+
+def resident() -> int:
+    """The bytes of this process that are in memory now; where the system does not tell, the most it has had."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return memory()
 
 
 def memory() -> int:

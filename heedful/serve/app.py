@@ -239,7 +239,7 @@ def info(service: Service, name: str | None) -> dict[str, Any]:
         "model_dtype": str(next(loaded.parameters()).dtype).removeprefix("torch."),
         "model_type": model_type,
         "family": loaded.config.family,
-        "parameters": loaded.count(),
+        "parameters": engine.parameters,
         "routes": [each.path for each in QUESTIONS if each.kinds is None or engine.kind in each.kinds],
         "labels": labels,
         "max_input_length": engine.limit,

@@ -14,7 +14,7 @@ from typing import Any
 
 from heedful.errors import HeedfulError
 from heedful.serve.app import application
-from heedful.serve.service import Service, load
+from heedful.serve.service import Service
 from heedful.serve.settings import ServeSettings
 from heedful.serve.wire import Server, on_hangup, server
 
@@ -95,7 +95,7 @@ def background(
     settings: ServeSettings | None = None,
     *,
     keys: tuple[bytes, ...] = (),
-    loader: Callable[[str], Any] = load,
+    loader: Callable[[str], Any] | None = None,
 ) -> Iterator[Running]:
     """A server on a free port of this machine, with its models loaded, as for notebooks and tests."""
     chosen = settings or ServeSettings()

@@ -6,10 +6,12 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
 from heedful.errors import HeedfulError
+from heedful.infer.precision import PrecisionOrAuto
 from heedful.infer.queue import Caps, Lane, Queue
 from heedful.infer.refused import Unavailable
 from heedful.serve.guard import Trouble
@@ -36,23 +38,24 @@ def named(runs: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def load(folder: str) -> Any:
+def load(folder: str, precision: PrecisionOrAuto = "float32") -> Any:
     """An engine from a folder, a run or NAME@REVISION on the hub."""
     from heedful.checkpoint.hub import name_and_revision
     from heedful.infer.engine import Engine
 
     name, revision = name_and_revision(folder)
-    return Engine(name, revision=revision)
+    return Engine(name, revision=revision, precision=precision)
 
 
 class Service:
     """Models by name, each with its lane in one queue."""
 
     def __init__(
-        self, runs: dict[str, str], settings: ServeSettings | None = None, *, loader: Callable[[str], Any] = load
+        self, runs: dict[str, str], settings: ServeSettings | None = None, *, loader: Callable[[str], Any] | None = None
     ) -> None:
         self.settings = settings or ServeSettings()
-        self.runs, self.loader, self.metrics = runs, loader, Metrics()
+        self.loader = loader or partial(load, precision=self.settings.precision)
+        self.runs, self.metrics = runs, Metrics()
         limits = self.settings.limits
         caps = Caps(
             requests=limits.requests,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from heedful.errors import HeedfulError
+from heedful.infer.precision import PrecisionOrAuto
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -60,4 +61,5 @@ class ServeSettings:
     hosts: tuple[str, ...] = ()  # names by which it may be called, beside those of this machine
     origins: tuple[str, ...] = ()  # of pages elsewhere that may call it, as "https://example.org"
     anyone: bool = False  # whether it may be open beyond this machine without a key
+    precision: PrecisionOrAuto = "float32"  # in which models answer; auto is measured at the start
     log_text: bool = False  # whether inputs go into the log

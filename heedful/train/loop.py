@@ -18,6 +18,7 @@ from heedful.data.batches import cut, share, units
 from heedful.data.order import Order, Turn, mixed
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.stack import Stack
+from heedful.nn.linear import fast_bfloat16
 from heedful.objectives import Changing, Objective, Sample
 from heedful.objectives.base import ratios
 from heedful.train.optim import Optimizer, factor
@@ -356,8 +357,7 @@ class Trainer:
 def precision(asked: Literal["auto", "float32", "bfloat16"]) -> torch.dtype:
     """bfloat16 where the processor has instructions for it, unless told otherwise."""
     if asked == "auto":
-        can = torch.cpu.get_capabilities()
-        return torch.bfloat16 if can.get("amx_bf16") or can.get("avx512_bf16") else torch.float32
+        return torch.bfloat16 if fast_bfloat16() else torch.float32
     return torch.bfloat16 if asked == "bfloat16" else torch.float32
 
 

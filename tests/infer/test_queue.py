@@ -239,6 +239,7 @@ def test_what_is_short_goes_first_but_what_is_long_is_not_starved(
     clock = [time.monotonic()]
     monkeypatch.setattr(queue_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     queue, engine = made(Caps(batch_tokens=32)), Slow(clock, step, [])
+    engine.seconds = 0.01  # in which those that were answered ask again
     lane = queue.lane(engine)
     done = asyncio.Event()
 

@@ -1,0 +1,50 @@
+"""The verb that measures speed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from heedful.cli.show import note, table, write_json
+
+
+def bench(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a model folder, or NAME@REVISION on the hub.")],
+    data: Annotated[Path | None, typer.Option(help="Data of the task, to measure quality on too.")] = None,
+    split: Annotated[str | None, typer.Option(help="Which split of it; else test, dev, or all there is.")] = None,
+    head: Annotated[str | None, typer.Option(help="Take this head instead of the one that config.json names.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")] = False,
+) -> None:
+    """Measure speed, memory and loss of each precision.
+
+    float32, bfloat16 and int8 on this machine: tokens a second, milliseconds of one text, memory, and what each
+    changes. One that is no faster, or changes too much, is refused, with its figures.
+    """
+    from dataclasses import asdict
+
+    from heedful.checkpoint.hub import name_and_revision
+    from heedful.runs.bench import bench as measure
+
+    name, revision = name_and_revision(run)
+    found = measure(name, data=data, split=split, revision=revision, head=head, tell=note)
+    if as_json:
+        return write_json(asdict(found))
+    lengths = list(found.sheets[0].latency)
+    rows = []
+    for sheet in found.sheets:
+        trial = sheet.trial
+        times = [f"{sheet.latency[each]['p50']:.1f} / {sheet.latency[each]['p99']:.1f}" for each in lengths]
+        quality = [] if found.main is None or trial.main is None else [f"{trial.main:.4f}"]
+        memory = f"{sheet.resident / 1e6:,.0f}"
+        verdict = "taken by auto" if trial.precision == found.taken else trial.refused or "slower"
+        speed, change = f"{sheet.throughput:,}", f"{trial.scores:.4f}"
+        rows.append([trial.precision, speed, *times, memory, change, *quality, verdict])
+    quality = [] if found.main is None else [f"{found.main} ({found.split})"]
+    names = ["", "tokens/s", *(f"ms at {each}" for each in lengths), "MB", "change", *quality, ""]
+    table(rows, head=names, right=set(range(1, len(names) - 1)))
+    note(
+        "Tokens a second of texts of 64 tokens; milliseconds of one text, p50 / p99; neither with tokenizing. MB: all "
+        "that a process that answers holds. Change: of the scores, as a share of their spread."
+    )

@@ -1,0 +1,212 @@
+"""Export: an encoder with its head as an ONNX file for other runtimes, written only where it computes the same.
+
+The graph is put together from ONNX's operators by hand (infer/onnx_model.py) and not traced by torch.onnx: a tracer
+would need a padded twin of the packed modules, with its own plans for attention, to run through, while the operators
+are some thirty calls whose names are those of the formulas. So nothing private is used, names and shapes are ours to
+say, and `onnx` alone is needed. What this could get wrong is found by measuring: the file's bytes are run by
+onnxruntime on ragged batches, and compared with the packed model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from heedful.checkpoint import Loaded, sentences, write_config
+from heedful.checkpoint.files import whole_folder
+from heedful.durable import put, put_folder, whole
+from heedful.errors import HeedfulError
+from heedful.infer.onnx_graph import Output
+from heedful.infer.onnx_model import SEQUENCE, graph_of
+from heedful.model import config as c
+from heedful.packed import Packed
+
+TOLERANCE = 1e-4  # of the largest number of an output; float32 in another order of sums takes some 1e-6
+LENGTHS = ((17, 5, 1, 64), (300, 40))  # of sequences that are compared; the second batch is padded at the front
+MOST = 8192  # places in tables of waves, where neither the model nor its tokenizer has a limit
+LARGEST = 2**31 - 2**20  # bytes: a file of this kind is shorter than 2 GiB
+FILE = "model.onnx"  # in a folder
+
+Grid = Int[np.ndarray, "sequences places"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """What was written, and how far it is from the model."""
+
+    path: Path  # the .onnx file
+    size: int  # bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    max_length: int | None  # tokens of a text; None: any number
+    differences: Mapping[str, float]  # of each output, as a part of its largest number
+
+    @property
+    def difference(self) -> float:
+        """The largest."""
+        return max(self.differences.values())
+
+
+def export(loaded: Loaded, out: str | Path, *, overwrite: bool = False) -> Exported:
+    """Write a graph that takes padded batches: one file, if `out` ends with .onnx, or else a folder.
+
+    A folder has model.onnx, config.json and the tokenizer's files (and those of sentence-transformers). Where any
+    output differs by more than TOLERANCE from the packed model's, nothing is written.
+    """
+    out = Path(out)
+    _need("onnx")
+    _need("onnxruntime")
+    _check_free(out, overwrite)
+    if {(each.dtype, each.device.type) for each in loaded.parameters()} != {(torch.float32, "cpu")}:
+        raise HeedfulError(f"{loaded.source} is exported in float32 from the CPU: load it with dtype=torch.float32")
+    limit = _limit(loaded.config.model, loaded.limit)
+    graph = graph_of(loaded, limit or 0)
+    if graph.size > LARGEST:
+        raise HeedfulError(f"{loaded.source} has {graph.size:,} bytes of weights: an ONNX file has at most {LARGEST:,}")
+    config = write_config(loaded.config) | {"dtype": "float32"}
+    data = graph.model(_notes(loaded, config, limit)).SerializeToString()
+    training = loaded.training
+    loaded.eval()
+    try:
+        differences = _differences(loaded, data, graph.outputs, limit)
+    finally:
+        loaded.train(training)
+    if wrong := {name: part for name, part in differences.items() if not part <= TOLERANCE}:
+        parts = ", ".join(f"{name} by {part:.1e}" for name, part in wrong.items())
+        raise HeedfulError(
+            f"the graph of {loaded.source} does not compute what the model does: {parts} of the largest number, and at "
+            f"most {TOLERANCE:.0e} passes. Nothing was written; this is a fault of Heedful: report it with config.json"
+        )
+    path = _write(out, data, loaded, config, overwrite)
+    names = {"inputs": tuple(graph.inputs), "outputs": tuple(graph.outputs)}
+    return Exported(path=path, size=len(data), max_length=limit, differences=differences, **names)
+
+
+def _need(package: str) -> None:
+    try:
+        import_module(package)
+    except ModuleNotFoundError as error:
+        raise HeedfulError(f"{error.name} is not installed: pip install 'heedful[export]'") from None
+
+
+def _check_free(out: Path, overwrite: bool) -> None:
+    if overwrite or not (out.exists() or out.is_symlink()) or (out.is_dir() and not any(out.iterdir())):
+        return
+    raise HeedfulError(
+        f"{out} exists{' and is not empty' if out.is_dir() else ''}: give another name, or overwrite=True "
+        "(on the command line --overwrite)"
+    )
+
+
+def _limit(model: c.ModelConfig, limit: int | None) -> int | None:
+    """How many tokens the graph takes at once."""
+    relation = model.encoder.relation if model.encoder else None
+    waves = isinstance(model.embedding.positions, c.Sinusoidal) or isinstance(relation, c.Rotary)
+    return MOST if limit is None and waves else limit
+
+
+def _notes(loaded: Loaded, config: Mapping[str, Any], limit: int | None) -> dict[str, str]:
+    """What is needed to use the file, as texts; lists and objects as JSON."""
+    head = loaded.config.head
+    notes: dict[str, Any] = {"head": head.kind if head else "none", "max_length": limit, "config": config}
+    if isinstance(head, c.Classes | c.TokenClasses):
+        notes["labels"] = head.labels
+    if isinstance(head, c.Classes):
+        notes["problem"] = head.problem
+    if loaded.thresholds:
+        notes["thresholds"] = loaded.thresholds
+    if loaded.tokenizer is not None:
+        notes["tokenizer"] = loaded.tokenizer.fingerprint
+    given = {name: value for name, value in notes.items() if value is not None}
+    return {n: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for n, v in given.items()}
+
+
+# -- the comparison -------------------------------------------------------------------------------------------
+
+
+def _differences(loaded: Loaded, data: bytes, outputs: Mapping[str, Output], limit: int | None) -> dict[str, float]:
+    """The largest difference of each output from the packed model's, as a part of the latter's largest number."""
+    session = _session(data)
+    generator = np.random.default_rng(0)
+    worst = dict.fromkeys(outputs, 0.0)
+    for number, lengths in enumerate(LENGTHS):
+        shown = _shown(lengths, limit, front=number == 1)
+        embedding = loaded.config.model.embedding
+        tokens = generator.integers(embedding.vocabulary, size=shown.shape)
+        types = generator.integers(max(embedding.types, 1), size=shown.shape)
+        given = dict(zip(("input_ids", "attention_mask", "token_type_ids"), (tokens, shown, types), strict=True))
+        found = session.run(list(outputs), {each.name: _as(each, given[each.name]) for each in session.get_inputs()})
+        for (name, (_, shape)), theirs, ours in zip(
+            outputs.items(), found, _packed(loaded, tokens, types, shown), strict=True
+        ):
+            expected = ours.numpy()
+            same = (theirs[shown] if SEQUENCE in shape else theirs).reshape(expected.shape)
+            scale = max(float(np.abs(expected).max()), float(np.finfo(np.float32).tiny))
+            worst[name] = float(np.maximum(worst[name], np.abs(same - expected).max() / scale))  # NaN stays
+    return worst
+
+
+def _session(data: bytes) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def _shown(lengths: tuple[int, ...], limit: int | None, *, front: bool) -> Bool[np.ndarray, "sequences places"]:
+    """Which places of a padded batch hold tokens."""
+    cut = np.array([min(length, limit or length) for length in lengths])
+    shown: Bool[np.ndarray, "sequences places"] = np.arange(cut.max()) < cut[:, None]
+    return shown[:, ::-1] if front else shown
+
+
+def _as(wanted: Any, grid: Bool[np.ndarray, ...] | Int[np.ndarray, ...]) -> Int[np.ndarray, ...]:
+    """A grid as this input takes it: two candidates for each question, where it has candidates."""
+    numbers = grid.astype(np.int64)
+    return numbers.reshape(-1, 2, numbers.shape[-1]) if len(wanted.shape) == 3 else numbers
+
+
+def _packed(loaded: Loaded, tokens: Grid, types: Grid, shown: Bool[np.ndarray, "sequences places"]) -> list[Tensor]:
+    """What the packed model says of the tokens that are shown, an output at a time."""
+    ids, kinds = ([row[there].tolist() for row, there in zip(grid, shown, strict=True)] for grid in (tokens, types))
+    batch, head = Packed.of(ids, kinds), loaded.config.head
+    with torch.inference_mode():
+        rows = loaded.rows(batch)
+        said = [] if loaded.head is None else loaded.head(rows, batch)
+    several = [said] if isinstance(said, Tensor) else list(said)
+    if isinstance(head, c.Span):
+        return list(several[0].unbind(-1))
+    return [rows, *several] if isinstance(head, c.Pooled | c.SentenceEmbedding | None) else several
+
+
+# -- writing --------------------------------------------------------------------------------------------------
+
+
+def _write(out: Path, data: bytes, loaded: Loaded, config: Mapping[str, Any], overwrite: bool) -> Path:
+    try:
+        if out.suffix == ".onnx":
+            put_folder(out.absolute().parent)
+            with whole(out) as part:
+                put(part, [data])
+            return out
+        with whole_folder(out, overwrite=overwrite) as folder:
+            put(folder / FILE, [data])
+            put(folder / "config.json", [(json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()])
+            if loaded.tokenizer is not None:
+                loaded.tokenizer.save(folder)
+            if isinstance(loaded.config.head, c.SentenceEmbedding):
+                sentences.write(folder, loaded.config.head, loaded.config.model.width)
+    except OSError as error:
+        raise HeedfulError(f"{out} could not be written: {error.strerror or error}") from error
+    return out / FILE

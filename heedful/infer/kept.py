@@ -1,0 +1,68 @@
+"""What was measured on this machine, kept for the next process in small files: HEEDFUL_CACHE, or the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import heedful
+from heedful.durable import put, whole
+
+
+def folder() -> Path | None:
+    """Where it lies; None where HEEDFUL_CACHE is empty: nothing is kept, and all is measured each time."""
+    given = os.environ.get("HEEDFUL_CACHE")
+    if given is not None:
+        return Path(given) if given else None
+    above = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(above, "heedful")
+
+
+def machine() -> dict[str, Any]:
+    """What a measurement holds for: this processor, so many threads, these versions."""
+    return {
+        "processor": dict(sorted(torch.cpu.get_capabilities().items())),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "versions": [heedful.__version__, torch.__version__],
+    }
+
+
+def get(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What was found under exactly these facts; None: nothing, or nothing that can be read."""
+    path = _path(facts)
+    try:
+        held = json.loads(path.read_bytes()) if path else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return held["found"] if isinstance(held, dict) and held.get("facts") == _plain(facts) else None
+
+
+def keep(facts: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Write it down; a disk that cannot be written to costs measuring again, and nothing else."""
+    path = _path(facts)
+    if path is None:
+        return
+    text = json.dumps({"facts": _plain(facts), "found": found}, indent=1) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole(path) as part:
+            put(part, [text.encode()])
+    except OSError:
+        return
+
+
+def _plain(facts: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(facts))
+
+
+def _path(facts: Mapping[str, Any]) -> Path | None:
+    under = folder()
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return under / f"measured-{digest[:32]}.json" if under else None

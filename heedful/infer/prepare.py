@@ -1,0 +1,183 @@
+"""A model made ready to answer: its linear layers and its attention computed in the way that is fastest here."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from heedful.checkpoint import Loaded
+from heedful.infer import kept
+from heedful.infer.precision import Precision
+from heedful.model.config import Shaw, StackConfig
+from heedful.model.stack import Attention
+from heedful.nn.attend import attend_as
+from heedful.nn.kernels import KERNELS
+from heedful.nn.layers import ACTIVATIONS, Mlp
+from heedful.nn.layout import Call, Layout
+from heedful.nn.linear import FUSED, Laid, Rounded, cannot_lay, fast_bfloat16
+
+Linears = Literal["plain", "laid", "rounded"]
+MEASURE = "HEEDFUL_MEASURE"  # "off": the same way on every machine, for the same bits, and not the fastest one
+ROWS = (16, 1024)  # of the linear layers that are timed: one short text, a batch
+TEXTS = (256, 128, *[64] * 6, *[24] * 10)  # tokens of the texts whose attention is timed
+ROUNDS = 7
+GAIN = 0.97  # another way is taken when it takes at most so much of the time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """How a model is computed, and why so."""
+
+    precision: Precision
+    linears: Linears = "plain"
+    attention: str = ""  # the kernel that is tried first; none: in the order of the kernel table
+    why: tuple[str, ...] = ()
+
+
+def dtype_of(precision: Precision) -> torch.dtype:
+    """Of the rows, and of weights that stay as they are; whole numbers beside bfloat16 where the processor has it."""
+    return torch.bfloat16 if precision == "bfloat16" or (precision == "int8" and fast_bfloat16()) else torch.float32
+
+
+def prepare(loaded: Loaded, precision: Precision) -> Way:
+    """Measure, or remember, which way is the fastest here, and compute the model that way from now on.
+
+    The model has to be in the precision's dtype. Weights of linear layers are replaced: it answers, and neither learns
+    nor is saved any more.
+    """
+    way = fastest(loaded, precision)
+    model = loaded.model
+    if way.linears != "plain":
+        for stack in (model.encoder, model.decoder):
+            if stack is not None:
+                _exchange(stack.blocks, way.linears)
+        model.fills = way.linears == "laid"
+    if way.attention and model.encoder is not None:
+        for each in model.encoder.modules():
+            if isinstance(each, Attention):
+                each.kernel = way.attention
+    return way
+
+
+def _exchange(blocks: nn.ModuleList, linears: Linears) -> None:
+    for above in list(blocks.modules()):
+        if linears == "laid" and isinstance(above, Mlp) and (name := _fused(above)):
+            above.add_module("up", Laid(above.up, name))
+            above.activation = _as_it_is
+        for name, each in above.named_children():
+            if isinstance(each, nn.Linear):
+                above.add_module(name, Laid(each) if linears == "laid" else Rounded(each))
+
+
+def _fused(mlp: Mlp) -> str:
+    """The name of the activation that the product before it can apply."""
+    return next((name for name in FUSED if mlp.activation is ACTIVATIONS[name] and not mlp.gated), "")
+
+
+def tensors(loaded: Loaded) -> dict[str, Tensor]:
+    """Parameters by the names that families' tables use, also of layers that were exchanged: as they were loaded, or
+    in whole numbers."""
+    changed = ((name, each) for name, each in loaded.model.named_modules() if isinstance(each, Laid | Rounded))
+    parts = {f"{name}.{part}": each for name, layer in changed for part, each in layer.parts().items()}
+    return loaded.named() | parts
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+# -- the fastest way ------------------------------------------------------------------------------------------
+
+
+def fastest(loaded: Loaded, precision: Precision) -> Way:
+    """Of a model in its precision on its device: as was measured on this machine before, or now, in a moment."""
+    stack = loaded.config.model.encoder or loaded.config.model.decoder
+    parameter = next(loaded.parameters())
+    if stack is None:
+        return Way(precision=precision, why=("without a stack of blocks there is one way",))
+    if parameter.device.type != "cpu":
+        return Way(precision=precision, why=(f"on {parameter.device.type} PyTorch's own products are taken",))
+    if os.environ.get(MEASURE) == "off":
+        linears: Linears = "rounded" if precision == "int8" else "plain"
+        return Way(precision=precision, linears=linears, why=(f"nothing was measured: {MEASURE} is off",))
+    facts = {"machine": kept.machine(), "precision": precision, "stack": repr(stack)}
+    found = kept.get(facts)
+    if found is None:
+        found = asdict(_measured(loaded, stack, precision))
+        kept.keep(facts, found)
+    return Way(**{**found, "why": tuple(found["why"])})
+
+
+def _measured(loaded: Loaded, config: StackConfig, precision: Precision) -> Way:
+    way = Way(precision=precision)
+    dtype = next(loaded.parameters()).dtype
+    with torch.inference_mode():
+        if loaded.model.encoder is not None and not isinstance(config.relation, Shaw):
+            way = _with_attention(way, config, dtype)
+        if precision == "int8":
+            return replace(way, linears="rounded", why=(*way.why, "linear layers: products of whole numbers"))
+        if reason := cannot_lay(dtype):
+            return replace(way, why=(*way.why, f"linear layers: PyTorch's, since {reason}"))
+        linear = next(each for each in loaded.modules() if isinstance(each, Mlp)).up
+        return _with_linears(way, linear)
+
+
+def _with_attention(way: Way, config: StackConfig, dtype: torch.dtype) -> Way:
+    bounds = [sum(TEXTS[:number]) for number in range(len(TEXTS) + 1)]
+    q, k, v = _rows(3 * bounds[-1], config.heads * config.head_width, dtype).view(
+        3, bounds[-1], config.heads, config.head_width
+    )
+    call = Call(layout=Layout.of(bounds), scale=1.0, window=config.window)
+    names = [each.name for each in KERNELS if not each.cannot(q, k, call)]
+
+    def run(name: str) -> Callable[[], Tensor]:
+        taken = replace(call, first=name)
+        return lambda: attend_as(q, k, v, taken)
+
+    times = timed({name: run(name) for name in names})
+    best = min(times, key=times.__getitem__)
+    return replace(way, attention=best, why=(*way.why, f"attention: {best} ({_shown(times)} for {bounds[-1]} tokens)"))
+
+
+def _with_linears(way: Way, plain: nn.Linear) -> Way:
+    laid = Laid(plain)
+    ratios, told = [], []
+    for rows in ROWS:
+        x = _rows(rows, plain.in_features, plain.weight.dtype)
+        times = timed({"plain": lambda x=x: plain(x), "laid out": lambda x=x: laid(x)})  # type: ignore[misc]
+        ratios.append(times["laid out"] / times["plain"])
+        told.append(f"{_shown(times)} for {rows} rows")
+    taken = ratios[0] * ratios[1] <= GAIN**2
+    why = f"linear layers: {'laid out once' if taken else 'plain'} ({'; '.join(told)})"
+    return replace(way, linears="laid" if taken else "plain", why=(*way.why, why))
+
+
+def _rows(count: int, width: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def timed(runs: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, float]:
+    """Seconds of each, the median over rounds in which all have their turn, after one that warms up."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if number:
+                times[name].append(time.perf_counter() - start)
+    return {name: median(each) for name, each in times.items()}
+
+
+def _shown(times: Mapping[str, float]) -> str:
+    def each() -> Iterator[str]:
+        for name, seconds in times.items():
+            yield f"{name} {1e3 * seconds:.2f} ms"
+
+    return ", ".join(each())

@@ -1,0 +1,207 @@
+"""Which precision a model answers in: another than float32 is taken only where it is faster here and changes little.
+
+Measured on a calibration sample: what the model was measured on, or what ships with Heedful. What was found holds for
+this machine and these weights, and is kept.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from heedful.checkpoint import load
+from heedful.errors import HeedfulError
+from heedful.infer import kept
+from heedful.infer.engine import Engine, Piece
+from heedful.infer.precision import Precision, PrecisionOrAuto
+from heedful.infer.prepare import dtype_of, prepare, timed
+from heedful.packed import Packed
+from heedful.tasks.fill import mask_name
+
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+INPUTS, TOKENS, ROUNDS = 64, 4096, 3  # of the calibration sample; how often it is timed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """What a precision may lose."""
+
+    scores: float = 0.05  # root mean square of the change over the standard deviation of float32's scores
+    main: float = 0.005  # of the task's main number, where it is measured
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One precision, measured."""
+
+    precision: Precision
+    speed: float  # tokens a second of the calibration sample, in batches
+    scores: float  # by how much they differ from float32's
+    main: float | None = None  # the task's main number
+    refused: str = ""  # why it is not taken
+
+    def line(self) -> str:
+        """In words."""
+        main = "" if self.main is None else f", main number {self.main:.4f}"
+        told = f"{self.precision}: {self.speed:,.0f} tokens/s, scores differ by {self.scores:.4f}{main}"
+        return told + (f"; refused: {self.refused}" if self.refused else "")
+
+
+def decide(
+    name: str | Path, asked: PrecisionOrAuto, *, revision: str | None = None, head: str | None = None
+) -> tuple[Precision, tuple[Trial, ...]]:
+    """The precision to answer in, and what it was decided on; one that was asked for by name and is refused is an
+    error with its measurement."""
+    if asked == "float32":
+        return "float32", ()
+    found = tried(name, revision=revision, head=head)
+    if asked == "auto":
+        return fastest(found), found
+    (trial,) = (each for each in found if each.precision == asked)
+    if trial.refused:
+        lines = "\n  ".join(each.line() for each in found)
+        raise HeedfulError(
+            f"{name} is not answered in {asked} on this machine: {trial.refused}. Measured:\n  {lines}\n"
+            "Take float32, or auto: the fastest that is not refused"
+        )
+    return asked, found
+
+
+def fastest(trials: Sequence[Trial]) -> Precision:
+    """The fastest that is not refused."""
+    return max((each for each in trials if not each.refused), key=lambda each: each.speed).precision
+
+
+def tried(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    head: str | None = None,
+    bounds: Bounds | None = None,
+    main: Callable[[Engine], float] | None = None,
+    anew: bool = False,
+) -> tuple[Trial, ...]:
+    """Every precision, measured in turn on this machine, or as it was measured before.
+
+    `main` says how good an engine is on the task, by a number that is better when it is larger; with it, or `anew`,
+    nothing that was kept is taken.
+    """
+    loaded = load(name, revision=revision, head=head)
+    facts = {"machine": kept.machine(), "weights": _weights(Path(loaded.source)), "head": repr(loaded.config.head)}
+    found = None if anew or main is not None else kept.get(facts)
+    if found is None:
+        inputs = sample(Engine(loaded))
+        engines = {each: ready(name, each, revision=revision, head=head) for each in PRECISIONS}
+        trials = _trials(engines, inputs, bounds or Bounds(), main)
+        found = {"trials": [asdict(each) for each in trials]}
+        kept.keep(facts, found)
+    return tuple(Trial(**each) for each in found["trials"])
+
+
+def ready(name: str | Path, precision: Precision, *, revision: str | None = None, head: str | None = None) -> Engine:
+    """An engine in that precision, whatever it loses."""
+    engine = Engine(load(name, revision=revision, head=head, dtype=dtype_of(precision)))
+    engine.way = prepare(engine.loaded, precision)
+    return engine
+
+
+def _weights(folder: Path) -> list[list[Any]]:
+    """Of the files of a model: which, how large, and how old."""
+    files = sorted(folder.glob("*.safetensors"))
+    return [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+
+
+def _trials(
+    engines: dict[Precision, Engine], inputs: Sequence[Any], bounds: Bounds, main: Callable[[Engine], float] | None
+) -> list[Trial]:
+    pieces = _pieces(engines["float32"], inputs)
+    tokens = sum(len(each.encoded) for each in pieces)
+    scores = {name: _scores(engine, pieces) for name, engine in engines.items()}
+    times = timed({name: lambda e=engine: _scores(e, pieces) for name, engine in engines.items()}, ROUNDS)  # type: ignore[misc]
+    mains = {name: None if main is None else main(engine) for name, engine in engines.items()}
+    trials = []
+    for name in PRECISIONS:
+        off = float((scores[name] - scores["float32"]).square().mean().sqrt() / scores["float32"].std().clamp(min=1e-6))
+        speed, fair = tokens / times[name], tokens / times["float32"]
+        least, found = mains["float32"], mains[name]
+        refused = ""
+        if not off <= bounds.scores:
+            refused = f"its scores differ by {off:.4f} of their spread, and {bounds.scores} is allowed"
+        elif least is not None and found is not None and not found >= least - bounds.main:
+            refused = f"the main number falls from {least:.4f} to {found:.4f}, and {bounds.main} is allowed"
+        elif name != "float32" and speed <= fair:
+            refused = f"it is not faster: {speed:,.0f} tokens/s against {fair:,.0f} in float32"
+        trials.append(Trial(precision=name, speed=speed, scores=off, main=found, refused=refused))
+    return trials
+
+
+def _pieces(engine: Engine, inputs: Sequence[Any]) -> list[Piece]:
+    """Windows of the sample that one answerer takes, up to TOKENS; what this model cannot read is passed over."""
+    pieces: list[Piece] = []
+    for given in inputs:
+        try:
+            pieces += (piece for each in engine.encode([given]) for piece in each.pieces)
+        except HeedfulError:
+            continue
+    if not pieces:
+        raise HeedfulError(f"{engine.loaded.source} can read none of {len(inputs)} inputs: take float32")
+    taken = [piece for piece in pieces if piece.answerer is pieces[0].answerer]
+    totals = accumulate(len(piece.encoded) for piece in taken)
+    return [piece for piece, total in zip(taken, totals, strict=True) if total <= TOKENS] or taken[:1]
+
+
+def _scores(engine: Engine, pieces: Sequence[Piece]) -> Tensor:
+    if pieces[0].answerer.writes is None:
+        return torch.cat([each.flatten() for each in engine.score(pieces)])
+    batch = Packed.of([piece.encoded.ids for piece in pieces])
+    with torch.inference_mode():
+        scores: Tensor = engine.loaded(batch, batch if engine.loaded.needs_target else None)
+    return scores.float().flatten()
+
+
+# -- the calibration sample -----------------------------------------------------------------------------------
+
+
+def sample(engine: Engine) -> list[Any]:
+    """Inputs of the run that made the model, spread over the split that it was measured on; else what ships."""
+    folder = Path(engine.loaded.source)
+    for place in (folder, folder.parent):
+        for split in ("dev", "test"):
+            path = place / f"predictions-{split}.jsonl"
+            if path.is_file():
+                with path.open(encoding="utf-8") as file:
+                    lines = file.readlines()
+                given = [json.loads(line)["input"] for line in lines[:: max(1, len(lines) // INPUTS)]]
+                pairs = engine.kind != "tokens"  # a list of two is a pair there, in JSON, and not two words
+                return [tuple(each) if pairs and isinstance(each, list) else each for each in given]
+    return _shipped(engine)
+
+
+def _shipped(engine: Engine) -> list[Any]:
+    assets = files("heedful") / "assets"
+    texts = [row["text"] for row in csv.DictReader((assets / "intents" / "dev.csv").read_text("utf-8").splitlines())]
+    split = [text.split() for text in texts]
+    match engine.kind:
+        case "next":
+            return [(" ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])) for words in split]
+        case "masked" | "pretraining":
+            mask = mask_name(engine.tokenizer)
+            return [" ".join([*words[:-1], mask]) for words in split]
+        case "choice":
+            return [{"prompt": text, "choices": [text, other]} for text, other in pairwise(texts)]
+        case "span":
+            articles = json.loads((assets / "questions" / "dev.json").read_text("utf-8"))["data"]
+            paragraphs = [each for article in articles for each in article["paragraphs"]]
+            return [
+                {"question": qa["question"], "context": each["context"]} for each in paragraphs for qa in each["qas"]
+            ]
+    return texts

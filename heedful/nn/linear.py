@@ -1,0 +1,97 @@
+"""Linear layers as inference computes them on a CPU: weights laid out once for its products, or rounded to 8 bits.
+
+Both take the place of an nn.Linear whose weight no longer changes, and are the same function of each row alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from heedful.nn.layers import ACTIVATIONS
+
+FUSED = {"gelu": "none", "relu": "none"}  # activations that oneDNN's products apply themselves, and their algorithm
+
+
+class Laid(nn.Module):
+    """activation(W x + b) by oneDNN, W in the order that its products read it in; float32 and bfloat16."""
+
+    def __init__(self, linear: nn.Linear, activation: str | None = None, rows: int = 1024) -> None:
+        super().__init__()
+        weight = linear.weight.detach()
+        self.weight = _operators()._reorder_linear_weight(weight, rows)  # laid out for about so many rows
+        self.bias = None if linear.bias is None else linear.bias.detach()
+        self.out = len(weight)
+        self.after = ("none", "") if activation is None else (activation, FUSED[activation])
+
+    def parts(self) -> dict[str, Tensor]:
+        """Weight and bias, as they were."""
+        return {"weight": self.weight.to_dense()} | ({} if self.bias is None else {"bias": self.bias})
+
+    def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
+        if x.numel() == 0:
+            return x.new_zeros(*x.shape[:-1], self.out)
+        name, algorithm = self.after
+        laid: Tensor = _operators()._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
+        return laid
+
+
+def _operators() -> Any:
+    return torch.ops.mkldnn
+
+
+def cannot_lay(dtype: torch.dtype) -> str:
+    """Why `Laid` cannot be taken here, or nothing: PyTorch's operators for it are private, and may be gone."""
+    if not torch.backends.mkldnn.is_available():
+        return "this PyTorch is built without oneDNN"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"it computes in float32 and bfloat16, not in {dtype}"
+    try:
+        with torch.inference_mode():
+            linear = nn.utils.skip_init(nn.Linear, 24, 40, dtype=dtype)  # nothing is drawn
+            linear.weight.copy_(torch.linspace(-0.3, 0.4, 960).view(40, 24).sin())
+            linear.bias.copy_(torch.linspace(-1, 1, 40))
+            x = torch.linspace(-1, 1, 72, dtype=dtype).view(3, 24)
+            off = (Laid(linear, "gelu")(x) - ACTIVATIONS["gelu"](linear(x))).abs().max().item()
+    except (AttributeError, RuntimeError, TypeError) as error:
+        return f"PyTorch {torch.__version__} computes no such products here: {str(error).splitlines()[0][:100]}"
+    return "" if off < (1e-5 if dtype == torch.float32 else 2e-2) else f"its products are off by {off:.1e}"
+
+
+def fast_bfloat16() -> bool:
+    """Whether the processor has instructions for products of bfloat16."""
+    can = torch.cpu.get_capabilities()
+    return bool(can.get("amx_bf16") or can.get("avx512_bf16"))
+
+
+class Rounded(nn.Module):
+    """W x + b in whole numbers: each row of W, and each row of x as it comes, is scaled to -127..127 and rounded.
+
+    Symmetric dynamic quantization, one scale for each row of both (Dettmers et al. 2022, "LLM.int8()", section 2).
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight, self.scale = rounded(linear.weight.detach().float())
+        self.weight, self.scale = weight.t(), self.scale.t()
+        self.bias = None if linear.bias is None else linear.bias.detach().float()
+
+    def parts(self) -> dict[str, Tensor]:
+        """Weight in whole numbers, the scale of each of its rows, and bias."""
+        more = {} if self.bias is None else {"bias": self.bias}
+        return {"weight": self.weight.t(), "scale": self.scale.t(), **more}
+
+    def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
+        rows, scale = rounded(x.reshape(-1, x.shape[-1]))
+        y = torch._int_mm(rows, self.weight).float().mul_(self.scale)
+        y = y.mul_(scale) if self.bias is None else torch.addcmul(self.bias, y, scale)
+        return y.to(x.dtype).view(*x.shape[:-1], y.shape[-1])
+
+
+def rounded(rows: Float[Tensor, "rows width"]) -> tuple[Int[Tensor, "rows width"], Float[Tensor, "rows 1"]]:
+    """Whole numbers and the scale of each row, rows = numbers * scale nearly; a row of zeros stays one."""
+    scale = rows.abs().amax(-1, keepdim=True).float().div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
+    return (rows / scale).round_().to(torch.int8), scale

@@ -1,0 +1,103 @@
+"""bench: what a model gives on this machine in each precision, like a datasheet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from heedful.errors import HeedfulError
+from heedful.infer import kept
+from heedful.infer.engine import Engine
+from heedful.infer.precision import Precision
+from heedful.infer.quantize import Trial, fastest, ready, tried
+from heedful.runs.evaluate import evaluate
+from heedful.runs.folder import SETTINGS, write
+from heedful.runs.timing import latency
+
+BENCH = "bench.json"
+RESIDENT = """
+import sys; sys.path[:] = {path!r}
+from heedful.infer.quantize import ready, sample
+engine = ready({name!r}, {precision!r}, revision={revision!r}, head={head!r})
+engine(sample(engine)[:8])
+from heedful.runs.timing import resident
+print(resident())
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sheet:
+    """One precision on this machine."""
+
+    trial: Trial
+    latency: dict[str, dict[str, float]]  # tokens of one text -> p50 and p99 in milliseconds, without tokenizing
+    throughput: int  # tokens a second, of texts of 64 tokens, without tokenizing
+    resident: int  # bytes of a process that has answered, all of PyTorch among them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """All of them, and the one that `precision="auto"` takes from now on."""
+
+    model: str
+    machine: dict[str, Any]
+    main: str | None  # the name of the task's main number, where data was given
+    split: str | None
+    sheets: tuple[Sheet, ...]
+    taken: Precision
+
+
+def bench(
+    run: str | Path,
+    *,
+    data: Any = None,
+    split: str | None = None,
+    revision: str | None = None,
+    head: str | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Bench:
+    """Measure a run, or a model folder, in float32, bfloat16 and int8, quality too where there is data to measure on.
+
+    In a run's folder the result is kept as bench.json.
+    """
+    numbers: dict[str, str] = {}
+
+    def main(engine: Engine) -> float:
+        tell(f"evaluating {engine.way.precision if engine.way else ''}")
+        found = evaluate(engine.loaded, data, split=split)
+        numbers.update(main=found.main, split=found.split)
+        return float(found.numbers[found.main])
+
+    tell("comparing speed and scores")
+    trials = tried(run, revision=revision, head=head, main=None if data is None else main, anew=True)
+    sheets = []
+    for trial in trials:
+        tell(f"timing {trial.precision}")
+        engine = ready(run, trial.precision, revision=revision, head=head)
+        times = latency(engine.loaded)
+        size = _resident(run, trial.precision, revision, head)
+        sheets.append(Sheet(trial=trial, latency=times["latency"], throughput=times["throughput"], resident=size))
+    found = Bench(
+        model=engine.loaded.source,
+        machine=kept.machine(),
+        main=numbers.get("main"),
+        split=numbers.get("split"),
+        sheets=tuple(sheets),
+        taken=fastest(trials),
+    )
+    if (Path(run) / SETTINGS).is_file():
+        write(Path(run) / BENCH, asdict(found))
+    return found
+
+
+def _resident(run: str | Path, precision: Precision, revision: str | None, head: str | None) -> int:
+    """Of a process of its own."""
+    code = RESIDENT.format(path=sys.path, name=str(run), precision=precision, revision=revision, head=head)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise HeedfulError(f"{run} does not answer in a process of its own: {done.stderr.strip().splitlines()[-1:]}")
+    return int(done.stdout.split()[-1])

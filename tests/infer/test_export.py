@@ -1,0 +1,192 @@
+"""An exported graph, run by onnxruntime on padded batches, gives what transformers gives; what differs is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from folders import make
+from tiny import randomise, save_tiny, sequences, their_outputs
+
+import heedful
+from heedful.checkpoint import Config, create
+from heedful.cli import main
+from heedful.infer import export as module
+from heedful.infer.export import export
+from heedful.infer.onnx_graph import Graph
+from heedful.model.config import (
+    Buckets,
+    Classes,
+    EmbeddingConfig,
+    Head,
+    Learned,
+    ModelConfig,
+    Pooling,
+    Rotary,
+    SentenceEmbedding,
+    Shaw,
+    Sinusoidal,
+    StackConfig,
+)
+
+pytest.importorskip("onnx", reason="onnx is not installed: pip install 'heedful[export]'")
+onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'heedful[export]'")
+
+MODELS = [
+    ("bert", "BertForSequenceClassification"),
+    ("bert", "BertForPreTraining"),
+    ("bert", "BertForMultipleChoice"),
+    ("bert", "BertModel"),
+    ("roberta", "RobertaForTokenClassification"),
+    ("distilbert", "DistilBertForQuestionAnswering"),
+    ("albert", "AlbertForMaskedLM"),
+    ("electra", "ElectraForPreTraining"),
+    ("modernbert", "ModernBertForSequenceClassification"),
+    ("t5", "T5EncoderModel"),
+]
+POOLINGS: tuple[Pooling, ...] = ("mean", "first", "max", "mean_sqrt_length", "last")
+
+
+def session(path: Path) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def padded(rows: list[list[int]], mask: np.ndarray) -> np.ndarray:
+    """One line for each, filled up with a token that means nothing."""
+    grid = np.ones(mask.shape, np.int64)
+    grid[mask] = np.concatenate(rows)
+    return grid
+
+
+@pytest.mark.parametrize(("family", "architecture"), MODELS)
+def test_equals_transformers(tmp_path: Path, family: str, architecture: str) -> None:
+    theirs = save_tiny(tmp_path / "model", family, architecture)
+    made = export(heedful.load(tmp_path / "model"), tmp_path / "out" / "it.onnx")
+    assert made.difference <= 3e-6
+    ids, types = sequences(family)
+    with torch.no_grad():
+        expected = [each.numpy() for each in their_outputs(theirs, family, ids, types)]
+    if "start_logits" in made.outputs:
+        expected = [expected[0][:, 0], expected[0][:, 1]]
+    behind = np.arange(max(map(len, ids))) < np.array([len(each) for each in ids])[:, None]
+    for mask in (behind, behind[:, ::-1]):
+        given = {
+            "input_ids": padded(ids, mask),
+            "attention_mask": mask.astype(np.int64),
+            "token_type_ids": padded(types, mask),
+        }
+        if "MultipleChoice" in architecture:
+            given = {name: grid.reshape(2, 2, -1) for name, grid in given.items()}
+        names = made.outputs[-len(expected) :]  # of a model with its pooler only that
+        found = session(made.path).run(list(names), {name: given[name] for name in made.inputs})
+        for got, wanted in zip(found, expected, strict=True):
+            same = (got[mask] if len(wanted) == mask.sum() else got).reshape(wanted.shape)
+            assert np.abs(same - wanted).max() <= 3e-6 * max(1.0, np.abs(wanted).max())
+
+
+SIDE: dict[str, Any] = {"width": 24, "layers": 3, "heads": 3, "head_width": 10, "inner_width": 20}
+EMBEDDING = EmbeddingConfig(vocabulary=50, width=24, types=3, norm="layer")
+MIXTURES: dict[str, tuple[EmbeddingConfig, StackConfig, Head]] = {
+    "waves, gated, causal": (
+        replace(EMBEDDING, positions=Sinusoidal(), scale=3.0),
+        StackConfig(**SIDE, activation="silu", gated=True, causal=True, blocks=2),
+        Classes(labels=("a", "b"), pooling="last", activation="relu", norm_eps=1e-5),
+    ),
+    "vectors of distances": (
+        replace(EMBEDDING, positions=Sinusoidal(layout="halves", join="concatenate", width=6), types=0, norm="rms"),
+        StackConfig(**SIDE, activation="relu", relation=Shaw(reach=4), norm_at="pre", final_norm=True),
+        SentenceEmbedding(pooling=POOLINGS, normalise=True),
+    ),
+    "turned, in windows": (
+        replace(EMBEDDING, positions=Learned(count=12, offset=2)),
+        StackConfig(**SIDE, activation="tanh", relation=Rotary(local_base=99.0), window=2, attention_bias=False),
+        SentenceEmbedding(pooling=("max",)),
+    ),
+    "buckets": (
+        replace(EMBEDDING, types=0, norm=None),
+        StackConfig(**SIDE, gated=True, activation="gelu_tanh", norm="rms", relation=Buckets(count=8, reach=20)),
+        SentenceEmbedding(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_equal_the_packed_model(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST", 70)  # so that the second batch is cut to it
+    embedding, encoder, head = MIXTURES[name]
+    loaded = create(Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder), head=head))
+    randomise(loaded)
+    made = export(loaded, tmp_path / "out.onnx")
+    assert made.difference <= 3e-6
+    assert made.max_length == {"buckets": None, "turned, in windows": 10}.get(name, 70)
+    assert made.inputs == ("input_ids", "attention_mask", "token_type_ids")[: 3 if embedding.types else 2]
+    notes = session(made.path).get_modelmeta().custom_metadata_map
+    assert notes["head"] == head.kind and json.loads(notes["config"])["model_type"] == "heedful"
+    assert ("labels" in notes) == isinstance(head, Classes)
+
+
+def ends(*command: str) -> int:
+    """The exit status of the command line."""
+    with pytest.raises(SystemExit) as end:
+        main(command)
+    return int(end.value.code or 0)
+
+
+def test_a_folder_has_what_others_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path / "model", "multiple")
+    command = ["export", str(tmp_path / "model"), str(tmp_path / "out")]
+    assert ends(*command, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["outputs"] == ["logits"] and said["difference"] <= said["tolerance"] == 1e-4
+    assert said["written"] == str(tmp_path / "out" / "model.onnx") and said["max_length"] == 48
+    assert {"model.onnx", "config.json", "tokenizer.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    notes = session(Path(said["written"])).get_modelmeta().custom_metadata_map
+    assert json.loads(notes["labels"]) == ["bad", "fair", "good"] and notes["problem"] == "multiple"
+    assert ends(*command) == 2
+    assert "exists and is not empty: give another name" in capsys.readouterr().err
+    assert ends(*command, "--overwrite") == 0
+    assert "of the largest number" in capsys.readouterr().out
+
+
+def test_a_graph_that_differs_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: Graph, notes: Any, right: Any = Graph.model) -> Any:
+        self.tensors["head.out.bias"] = self.tensors["head.out.bias"] + np.float32([0, 0.01, 0])
+        return right(self, notes)
+
+    make(tmp_path / "model", "single")
+    loaded = heedful.load(tmp_path / "model")
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(Graph, "model", wrong)
+    for out in ("out/it.onnx", "out/folder"):
+        with pytest.raises(heedful.HeedfulError, match=r"does not compute what the model does: logits by \d"):
+            export(loaded, tmp_path / out)
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "reason"),
+    [
+        ("gpt2", "GPT2ForSequenceClassification", "has a decoder: what can be exported is an encoder, alone or with"),
+        ("t5", "T5ForConditionalGeneration", r"has a decoder \(without it, .* one of encoder, tokens\)"),
+        ("xlnet", "XLNetForSequenceClassification", "is made for two streams of rows: what can be exported"),
+    ],
+)
+def test_what_has_no_graph_is_refused(tmp_path: Path, family: str, architecture: str, reason: str) -> None:
+    save_tiny(tmp_path / "model", family, architecture)
+    with pytest.raises(heedful.HeedfulError, match=reason):
+        export(heedful.load(tmp_path / "model"), tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_a_missing_package_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(heedful.HeedfulError, match=r"onnxruntime is not installed: pip install 'heedful\[export\]'"):
+        export(heedful.load(make(tmp_path / "model", "single")), tmp_path / "out.onnx")

@@ -1,0 +1,125 @@
+"""Models made ready to answer: they compute what they did, and what was measured is kept."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from folders import make
+from tiny import our_rows, packed, save_tiny
+
+import heedful.infer.prepare as module
+from heedful.checkpoint import load
+from heedful.infer import kept
+from heedful.infer.batch import fingerprint
+from heedful.infer.engine import Engine
+from heedful.infer.prepare import Way, prepare, tensors, timed
+from heedful.nn.linear import Laid, cannot_lay
+
+LAID = not cannot_lay(torch.float32)
+
+
+@pytest.fixture
+def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Measurements are made, and kept in a folder."""
+    monkeypatch.delenv("HEEDFUL_MEASURE")
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("ready"), "single")
+
+
+def taken(monkeypatch: pytest.MonkeyPatch, **way: Any) -> None:
+    monkeypatch.setattr(module, "fastest", lambda loaded, precision: Way(precision=precision, **way))
+
+
+@pytest.mark.skipif(not LAID, reason=cannot_lay(torch.float32))
+@pytest.mark.parametrize(
+    ("family", "architecture"),
+    [
+        ("bert", "BertModel"),
+        ("albert", "AlbertModel"),
+        ("modernbert", "ModernBertModel"),
+        ("xlnet", "XLNetModel"),
+        ("t5", "T5Model"),
+        ("gpt2", "GPT2Model"),
+    ],
+)
+def test_every_way_computes_the_same(
+    family: str, architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path, family, architecture)
+    plain, changed = load(tmp_path), load(tmp_path)
+    given = packed(family)
+    with torch.inference_mode():
+        expected = our_rows(plain, given)
+        for attention in ("products", "fused"):
+            taken(monkeypatch, linears="laid", attention=attention)
+            prepare(changed, "float32")
+            scale = expected.abs().max()
+            assert (our_rows(changed, given) - expected).abs().max() < 1e-5 * scale
+    blocks = [stack.blocks for stack in (changed.model.encoder, changed.model.decoder) if stack is not None]
+    layers = [each for block in blocks for each in block.modules()]
+    assert any(isinstance(each, Laid) for each in layers) and not any(type(each) is torch.nn.Linear for each in layers)
+    known, found = plain.named(), tensors(changed)
+    assert found.keys() == known.keys() and all(torch.equal(each, known[name]) for name, each in found.items())
+
+
+def test_answers_and_fingerprints_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = Engine(folder)
+    taken(monkeypatch, linears="laid" if LAID else "plain", attention="products", why=("because",))
+    engine = Engine(folder)
+    for one, other in zip(engine(["the cat sat", ""]), usual(["the cat sat", ""]), strict=True):
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
+    assert fingerprint(engine) == fingerprint(usual)
+    assert engine.parameters == usual.parameters == usual.loaded.count()
+    assert engine.explain().startswith("answers in float32\nbecause\nattention of ")
+    assert "products       taken" in engine.explain() and "fused          taken" in usual.explain()
+
+
+def test_a_measurement_is_kept(folder: Path, measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Engine(folder).way
+    assert first is not None and first.attention in ("products", "fused") and len(first.why) == 2
+    assert len(list(measuring.iterdir())) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_measured", lambda *given: pytest.fail("it was measured again"))
+        assert Engine(folder).way == first
+        patch.setattr(kept, "machine", lambda: {"threads": 9})
+        with pytest.raises(pytest.fail.Exception):
+            Engine(folder)
+    (file,) = measuring.iterdir()
+    for bad in (b"", b"{", b"[" * 100_000, b'{"facts": {}, "found": {}}', b"\xff"):
+        file.write_bytes(bad)
+        again = Engine(folder).way
+        assert again is not None and asdict(again).keys() == asdict(first).keys()
+    monkeypatch.setenv("HEEDFUL_CACHE", str(file))  # no folder can be made there
+    assert Engine(folder).way is not None
+
+
+def test_nothing_random_is_drawn(folder: Path, measuring: Path) -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    Engine(folder)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_faster_one_has_the_smaller_time() -> None:
+    calls: list[str] = []
+    long, short = torch.randn(2, 300, 300)[0], torch.randn(3, 3)
+
+    def run(name: str, matrix: torch.Tensor) -> Any:
+        def turn() -> None:
+            calls.append(name)
+            for _ in range(5):
+                matrix @ matrix
+
+        return turn
+
+    times = timed({"slow": run("slow", long), "quick": run("quick", short)}, rounds=3)
+    assert times["quick"] < times["slow"] and calls == ["slow", "quick"] * 4

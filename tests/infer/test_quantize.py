@@ -1,0 +1,104 @@
+"""The gate: a precision is taken only where it is faster here and changes little; refusals carry their figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import HEADS, make
+
+import heedful.infer.quantize as module
+from heedful.cli import main
+from heedful.errors import HeedfulError
+from heedful.infer.engine import Engine
+from heedful.infer.quantize import Bounds, Trial, decide, fastest, ready, sample, tried
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("gated"), "single")
+
+
+def clock(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
+    """Each precision takes so long."""
+    monkeypatch.setattr(module, "timed", lambda runs, rounds: {name: seconds[name] for name in runs})
+
+
+def verdicts(trials: tuple[Trial, ...]) -> dict[str, str]:
+    return {each.precision: each.refused for each in trials}
+
+
+def test_a_precision_has_to_be_faster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
+    found = tried(folder, bounds=Bounds(scores=0.5))
+    assert verdicts(found)["bfloat16"] == "" and "it is not faster: " in verdicts(found)["int8"]
+    assert found[0].scores == 0 and 0 < found[1].scores < 0.05 and 0 < found[2].scores < 0.5
+    assert fastest(found) == "bfloat16"
+
+
+def test_a_precision_may_not_change_the_scores_much(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
+    found = tried(folder, bounds=Bounds(scores=1e-9))
+    assert "of their spread, and 1e-09 is allowed" in verdicts(found)["int8"]
+    assert fastest(found) == "float32" and verdicts(found)["float32"] == ""
+
+
+def test_a_precision_may_not_lose_quality(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
+    main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
+    found = tried(folder, bounds=Bounds(scores=9.0), main=lambda engine: main[engine.way.precision])  # type: ignore[union-attr]
+    assert verdicts(found) == {
+        "float32": "",
+        "bfloat16": "",
+        "int8": "the main number falls from 0.9000 to 0.8800, and 0.005 is allowed",
+    }
+    assert [each.main for each in found] == [0.90, 0.896, 0.88] and "main number 0.8960" in found[1].line()
+
+
+def test_what_is_refused_is_an_error_with_its_measurement(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
+    with pytest.raises(HeedfulError, match=r"not answered in int8 on this machine: it is not faster: [\d,]+ tokens/s"):
+        Engine(folder, precision="int8")
+    engine = Engine(folder, precision="auto")
+    assert engine.way is not None and engine.way.precision == "bfloat16"
+    assert engine.explain().count("tokens/s, scores differ by") == 3 and engine(["the cat"])[0]["label"]
+    assert decide(folder, "float32") == ("float32", ())
+    with pytest.raises(SystemExit, match="2"):
+        main(["predict", str(folder), "a text", "--precision", "int4"])
+    assert """int4' (did you mean "int8"?): use one of auto, float32""" in capsys.readouterr().err
+    with pytest.raises(HeedfulError, match="give one of them"):
+        Engine(folder, precision="int8", dtype=module.torch.float32)
+
+
+def test_what_was_found_is_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
+    clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
+    found = tried(folder)
+    monkeypatch.setattr(module, "_trials", lambda *given: pytest.fail("it was measured again"))
+    assert tried(folder) == found
+    with pytest.raises(pytest.fail.Exception):
+        tried(folder, anew=True)
+    with pytest.raises(pytest.fail.Exception):
+        tried(make(tmp_path / "another", "single"))
+
+
+@pytest.mark.parametrize("name", [name for name in HEADS if name != "bare"])
+def test_every_head_has_a_sample_that_ships(name: str, tmp_path: Path) -> None:
+    engine = ready(make(tmp_path, name), "int8")
+    pieces = module._pieces(engine, sample(engine))
+    assert len(pieces) >= 9 and len(engine.score(pieces)) == len(pieces)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [("single", ["a", "b"], ("a", "b")), ("tag", ["a", "b"], ["a", "b"]), ("single", "a", "a")],
+)
+def test_a_run_is_tried_on_what_it_was_measured_on(name: str, given: Any, expected: Any, tmp_path: Path) -> None:
+    folder = make(tmp_path / "model", name)
+    (tmp_path / "predictions-dev.jsonl").write_text("".join(json.dumps({"input": given}) + "\n" for _ in range(200)))
+    found = sample(Engine(folder))
+    assert found == [expected] * len(found) and 60 <= len(found) <= 80

@@ -1,0 +1,60 @@
+"""bench: every precision measured, the verdict kept in the run, quality where there is data."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import make
+
+import heedful.runs.bench as module
+from heedful.cli import main
+from heedful.runs.bench import bench
+from heedful.runs.timing import resident
+
+ROWS = "text,label\n" + "".join(f"the cat {word},{label}\n" for word in "abcdefgh" for label in ("good", "bad"))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run's folder; memory is measured here, not in processes of their own, and few texts are timed."""
+    make(tmp_path / "run" / "model", "single")
+    (tmp_path / "run" / "settings.toml").write_text("")
+    (tmp_path / "rows.csv").write_text(ROWS)
+    usual = module.latency
+    monkeypatch.setattr(module, "latency", lambda loaded: usual(loaded, 5))
+    monkeypatch.setattr(module, "_resident", lambda *given: resident())
+    return tmp_path / "run"
+
+
+def test_every_precision_is_measured(run: Path) -> None:
+    found = bench(run, data=run.parent / "rows.csv")
+    assert [each.trial.precision for each in found.sheets] == ["float32", "bfloat16", "int8"]
+    for sheet in found.sheets:
+        assert sheet.latency.keys() == {"16"} and 0 < sheet.latency["16"]["p50"] <= sheet.latency["16"]["p99"]
+        assert sheet.throughput > 0 and sheet.resident > 1e7 and sheet.trial.main is not None
+    assert (found.main == "accuracy" and found.split == "rows") or found.split
+    assert found.taken in [each.trial.precision for each in found.sheets if not each.trial.refused]
+    assert json.loads((run / "bench.json").read_text())["taken"] == found.taken
+
+
+def test_the_command_shows_and_writes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["bench", str(run), "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert len(found["sheets"]) == 3 and found["main"] is None and math.isfinite(found["sheets"][2]["trial"]["scores"])
+    with pytest.raises(SystemExit, match="0"):
+        main(["bench", str(run), "--data", str(run.parent / "rows.csv")])
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["float32", "bfloat16", "int8"]
+    assert out.count("taken by auto") == 1 and "accuracy (" in out.splitlines()[0]
+
+
+@pytest.mark.slow
+def test_memory_is_that_of_a_process_of_its_own(tmp_path: Path) -> None:
+    folder = make(tmp_path, "single")
+    found = module._resident(folder, "float32", None, None)
+    assert 1e8 < found < 1e9
