@@ -1,21 +1,35 @@
-"""What is compared: token ids to mean-pooled embeddings by packed rows and by padded batches, and the models to run."""
+"""What is compared: token ids to mean-pooled embeddings by packed rows and by padded batches, and the models to run.
+
+The other peers are in `peers.py`.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import lengths
+from harness import Bound
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from heedful.model.stack import Transformer
+
 SIZES = (8, 16, 32, 64)  # of padded batches, to choose from
-Round = Callable[[Sequence[Sequence[int]]], "Tensor"]
+OURS = ("float32", "bfloat16")  # the precisions of Heedful's arms, of which `loaded` knows how to load each
+BOUNDS = {  # beyond them an arm computes something else; int8 may lose more than a peer may (harness.LEAST)
+    "float32": Bound(difference=1e-4, cosine=0.99999),
+    "bfloat16": Bound(difference=0.05, cosine=0.999),
+    "int8": Bound(difference=1.0, cosine=0.9),
+}
+Sequences = Sequence[Sequence[int]]
+Round = Callable[[Sequences], Any]  # to a tensor or an array, [sequences, width]
+Way = TypeVar("Way")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,11 +38,21 @@ class Job:
 
     engine: str
     precision: str
-    distribution: str
-    count: int  # of sequences
-    folder: str
+    folder: str  # of a model, as the engine reads it
+    distribution: str = ""  # on which the batch size is tried
+    count: int = 0  # of sequences
     order: str = "longest first"  # or "arrival order"
     size: int | None = None  # sequences in a padded batch; None: try which is fastest
+
+
+def loaded(folder: str, precision: str) -> tuple[Transformer, str]:
+    """The model as heedful.Engine computes it in one of `OURS`, and which way that is."""
+    import heedful
+    from heedful.infer.prepare import dtype_of, prepare
+
+    made = heedful.load(folder, dtype=dtype_of(precision))  # type: ignore[arg-type]
+    way = prepare(made, precision)  # type: ignore[arg-type]
+    return made.model, f"{way.linears} products, {way.attention} attention"
 
 
 def packed(job: Job) -> tuple[Round, str]:
@@ -39,20 +63,21 @@ def packed(job: Job) -> tuple[Round, str]:
     from heedful.infer.engine import TOKEN_BUDGET
     from heedful.model.heads import pool
 
-    loaded = heedful.load(job.folder, dtype=getattr(torch, job.precision))
+    model, way = loaded(job.folder, job.precision)
 
-    def run(given: Sequence[Sequence[int]]) -> Tensor:
+    def run(given: Sequences) -> Tensor:
         batches = lengths.fill([len(each) for each in given], TOKEN_BUDGET)
         with torch.inference_mode():
             made = (heedful.Packed.of([given[number] for number in batch]) for batch in batches)
-            vectors = torch.cat([pool(loaded.model(batch), batch, "mean").float() for batch in made])
-        return _restored(vectors, batches)
+            vectors = torch.cat([pool(model(batch), batch, "mean").float() for batch in made])
+        restored: Tensor = restore(vectors, batches)
+        return restored
 
-    return run, f"{TOKEN_BUDGET} tokens a batch, longest first, {torch.get_num_threads()} threads"
+    return run, f"{TOKEN_BUDGET} tokens a batch, longest first, {way}, {torch.get_num_threads()} threads"
 
 
 def padded(job: Job) -> tuple[Round, str]:
-    """transformers, with its fused attention."""
+    """transformers, with its fused attention; its precision is chosen by `dtype`."""
     import torch
     import transformers
     from transformers.utils import logging
@@ -66,49 +91,56 @@ def padded(job: Job) -> tuple[Round, str]:
         job.folder, dtype=getattr(torch, job.precision), attn_implementation="sdpa", **more
     ).eval()
 
-    def embed(given: Sequence[Sequence[int]]) -> Tensor:
+    def embed(given: Sequences) -> Tensor:
         longest = max(map(len, given))
         tokens = torch.tensor([[*each, *[0] * (longest - len(each))] for each in given])
         mask = torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in given])
         rows: Tensor = model(input_ids=tokens, attention_mask=mask).last_hidden_state
         return (rows * mask[..., None].to(rows)).sum(1).float() / mask.sum(1, keepdim=True)
 
+    def every(batches: Iterable[Sequences]) -> Tensor:
+        with torch.inference_mode():
+            return torch.cat([embed(batch) for batch in batches])
+
+    return in_batches(job, every, f"{torch.get_num_threads()} threads")
+
+
+def in_batches(job: Job, every: Callable[[Iterable[Sequences]], Any], about: str) -> tuple[Round, str]:
+    """Batches of the size that the job gives, or of the fastest; `every` makes the vectors of all batches, in order."""
+
     def by(size: int) -> Round:
-        def run(given: Sequence[Sequence[int]]) -> Tensor:
+        def run(given: Sequences) -> Any:
             order = list(range(len(given)))
             if job.order == "longest first":
                 order.sort(key=lambda number: -len(given[number]))
             batches = [order[start : start + size] for start in range(0, len(order), size)]
-            with torch.inference_mode():
-                vectors = torch.cat([embed([given[number] for number in batch]) for batch in batches])
-            return _restored(vectors, batches)
+            return restore(every([given[number] for number in batch] for batch in batches), batches)
 
         return run
 
-    size = job.size or _fastest(by, lengths.sequences(job.distribution, job.count))
+    size = job.size or fastest({size: by(size) for size in SIZES}, lengths.sequences(job.distribution, job.count))
     chosen = "" if job.size else " (the fastest)"
-    return by(size), f"{size} sequences a batch{chosen}, {job.order}, {torch.get_num_threads()} threads"
+    return by(size), f"{size} sequences a batch{chosen}, {job.order}, {about}"
 
 
-def _fastest(by: Callable[[int], Round], given: Sequence[Sequence[int]]) -> int:
-    """The batch size that takes the least time for all of it."""
-    by(SIZES[0])(given[: SIZES[0]])
+def fastest(ways: dict[Way, Round], given: Sequences) -> Way:
+    """The way that takes the least time for all of it; each goes twice, since engines prepare for shapes they meet."""
     times = {}
-    for size in SIZES:
+    for way, run in ways.items():
+        run(given)
         start = time.perf_counter()
-        by(size)(given)
-        times[size] = time.perf_counter() - start
+        run(given)
+        times[way] = time.perf_counter() - start
     return min(times, key=times.__getitem__)
 
 
-def _restored(vectors: Tensor, batches: Sequence[Sequence[int]]) -> Tensor:
-    """Rows in the order of the input."""
-    restored = vectors.new_empty(vectors.shape)
-    restored[[number for batch in batches for number in batch]] = vectors
-    return restored
+def restore(vectors: Any, batches: Sequence[Sequence[int]]) -> Any:
+    """Rows of a tensor or an array in the order of the input."""
+    order = [number for batch in batches for number in batch]
+    return vectors[sorted(range(len(order)), key=order.__getitem__)]
 
 
-ENGINES = {"packed": packed, "padded": padded}
+ENGINES: dict[str, Callable[[Job], tuple[Round, str]]] = {"packed": packed, "padded": padded}
 
 
 def minilm() -> str:

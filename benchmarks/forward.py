@@ -6,23 +6,26 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import lengths
-from engines import ENGINES, SIZES, Job, minilm, random_shape
-from harness import Arm, Bound, Prepared, Values, measure, serve
-from report import RESULTS, Table, write
+import peers
+from engines import BOUNDS, ENGINES, OURS, SIZES, Job, minilm, random_shape
+from harness import LEAST, Arm, Prepared, Values, measure, serve
+from report import RESULTS, Spread, Table, grid, write
 
 ABOUT = """Hidden states of {shape}, averaged over each sequence, from lists of random token ids. Tokenising is not
 counted; sorting, packing or padding, and restoring the order are. Each arm is a process of its own, one runs at a time,
 and ratios are of real tokens a second, taken in each round, to the fastest peer of that round. Before timing {sample}
 embeddings are compared with the first arm's: `difference` is the largest one over the scale, `cosine` the least, and
 an arm beyond {float32.difference} and {float32.cosine} in float32, or {bfloat16.difference} and {bfloat16.cosine} in
-bfloat16, stops the run. Padded arms take the batch size of {sizes} that is fastest on the whole input, but for the
-first, which is what people run: arrival order, batches of {usual}."""
-BOUNDS = {"float32": Bound(difference=1e-4, cosine=0.99999), "bfloat16": Bound(difference=0.05, cosine=0.999)}
+bfloat16, or a cosine of {int8.cosine} in int8, stops the run. A peer whose cosine is below {least} is reported and
+never the fastest peer; nor is OpenVINO on packed rows, which are ours. Padded arms take the batch size of {sizes} that
+is fastest on the whole input, but for the first, which is what people run: arrival order, batches of
+{usual}.{unmeasured}"""
 COUNTS = {  # sequences in a round: some seconds for the slowest arm, and enough that sorting pays
     "minilm": {"SHORT": 512, "MIXED": 128, "LONG": 64},
     "base": {"SHORT": 128, "MIXED": 48, "LONG": 24},
@@ -40,12 +43,12 @@ USUAL, SAMPLE, QUICK = 32, 16, 12
 
 def prepare(job: Job) -> Prepared:
     """An arm, ready."""
-    run, settings = ENGINES[job.engine](job)
+    run, settings = (ENGINES | peers.ENGINES)[job.engine](job)
     given = lengths.sequences(job.distribution, job.count)
     shown = [number * len(given) // SAMPLE for number in range(SAMPLE)]
 
-    def sample(vectors: object) -> Values:
-        values: Values = vectors[shown].tolist()  # type: ignore[index]
+    def sample(vectors: Any) -> Values:
+        values: Values = vectors[shown].tolist()
         return values
 
     return Prepared(
@@ -58,48 +61,74 @@ def prepare(job: Job) -> Prepared:
     )
 
 
-def arms(folder: str, distribution: str, count: int, *, quick: bool) -> list[Arm]:
-    """Every arm; the first is the reference, and what people run."""
-    padded = Job(
-        engine="padded",
-        precision="float32",
-        distribution=distribution,
-        count=count,
-        folder=folder,
-        size=USUAL if quick else None,
-    )
-    arrival, packed = replace(padded, order="arrival order"), replace(padded, engine="packed")
-    jobs = {
-        "transformers float32, arrival": replace(arrival, size=USUAL),
-        "transformers float32, sorted": padded,
+def compared(usual: Job, best: Job, models: Path, found: Sequence[str]) -> dict[str, Job]:
+    """Every arm by name; the first is the reference, and what people run; the others may choose their batch size."""
+    arrival = replace(best, order="arrival order")
+    return {
+        "transformers float32, arrival": replace(usual, order="arrival order"),
+        "transformers float32, sorted": best,
         "transformers bfloat16, arrival": replace(arrival, precision="bfloat16"),
-        "transformers bfloat16, sorted": replace(padded, precision="bfloat16"),
-        "heedful float32": packed,
-        "heedful bfloat16": replace(packed, precision="bfloat16"),
+        "transformers bfloat16, sorted": replace(best, precision="bfloat16"),
+        **peers.jobs(found, models, best),
+        **{f"heedful {each}": replace(best, engine="packed", precision=each) for each in OURS},
     }
+
+
+def arms(jobs: Mapping[str, Job]) -> list[Arm]:
+    """Their processes."""
     return [
         Arm(
             name=name,
             command=(sys.executable, __file__, "--arm", json.dumps(asdict(job))),
             ours=job.engine == "packed",
             bound=BOUNDS[job.precision],
+            stock=job.engine != "openvino rows",
         )
         for name, job in jobs.items()
     ]
 
 
-def record(shape: str, tables: Sequence[Table], folder: Path) -> Path:
+def against(table: Table, jobs: Mapping[str, Job]) -> dict[str, dict[str, Spread]]:
+    """How many times as fast each arm of ours is as the fastest of several others, in each round."""
+    stock = [row.name for row in table.rows if not row.ours and not row.aside]
+    groups = {
+        "the fastest peer": stock,
+        "the fastest but int8": [name for name in stock if jobs[name].precision != "int8"],
+        "OpenVINO on our rows": [name for name, job in jobs.items() if job.engine == "openvino rows"],
+        table.rows[0].name: [table.rows[0].name],
+    }
+    seconds = {row.name: row.seconds for row in table.rows}
+    return {
+        ours: {
+            group: _ratio(seconds[ours], [seconds[each] for each in names]) for group, names in groups.items() if names
+        }
+        for ours in (row.name for row in table.rows if row.ours)
+    }
+
+
+def _ratio(mine: Sequence[float], others: Sequence[Sequence[float]]) -> Spread:
+    return Spread.of([min(each) / own for own, *each in zip(mine, *others, strict=True)])
+
+
+def text(ratios: Mapping[str, Mapping[str, Spread]]) -> str:
+    """As Markdown."""
+    columns = ["times as fast as", *next(iter(ratios.values()))]
+    return grid(columns, [[name, *(each.text() for each in groups.values())] for name, groups in ratios.items()])
+
+
+def record(shape: str, names: Sequence[str], texts: Sequence[str], data: Any, unmeasured: str, folder: Path) -> Path:
     """Write the results."""
     about = ABOUT.format(
         shape=SHAPES[shape],
         sample=SAMPLE,
         sizes=", ".join(map(str, SIZES)),
         usual=USUAL,
+        least=LEAST,
+        unmeasured=unmeasured,
         **BOUNDS,
     )
-    return write(
-        f"forward-{shape}", about, [table.text() for table in tables], [asdict(table) for table in tables], folder
-    )
+    part = "" if set(names) == set(lengths.DISTRIBUTIONS) else "".join(f"-{name.lower()}" for name in names)
+    return write(f"forward-{shape}{part}", about, texts, data, folder)
 
 
 def main() -> None:
@@ -109,23 +138,33 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(COUNTS), default="minilm")
     parser.add_argument("--distributions", nargs="+", choices=names, default=names)
     parser.add_argument("--rounds", type=int, default=5, help="at least 5, but for --quick")
+    parser.add_argument("--sequences", type=int, help="in a round, where other than usual")
     parser.add_argument("--quick", action="store_true", help=f"rehearse on {QUICK} sequences, without a record")
     parser.add_argument("--output", type=Path, help="another folder for the record")
     parser.add_argument("--arm", help=argparse.SUPPRESS)
+    peers.options(parser)
     given = parser.parse_args()
     if given.arm:
         return serve(lambda: prepare(Job(**json.loads(given.arm))))
     if given.rounds < 1 or (given.rounds < 5 and not given.quick):
         parser.error(f"--rounds {given.rounds} are too few to say anything: give at least 5")
-    tables = []
+    texts, data = [], []
     with tempfile.TemporaryDirectory() as temporary:
-        folder = minilm() if given.shape == "minilm" else random_shape(given.shape, temporary)
+        folder = minilm() if given.shape == "minilm" else random_shape(given.shape, f"{temporary}/{given.shape}")
+        models = (given.models or Path(temporary, "models")) / given.shape
+        found, unmeasured = peers.made(given.shape, given.peers, folder, models)
         for name in given.distributions:
-            count = QUICK if given.quick else COUNTS[given.shape][name]
-            tables.append(measure(name, arms(folder, name, count, quick=given.quick), given.rounds))
-            print(tables[-1].text(), flush=True)
+            count = QUICK if given.quick else given.sequences or COUNTS[given.shape][name]
+            usual = Job(engine="padded", precision="float32", folder=folder, distribution=name, count=count, size=USUAL)
+            jobs = compared(usual, usual if given.quick else replace(usual, size=None), models, found)
+            table = measure(name, arms(jobs), given.rounds)
+            ratios = against(table, jobs)
+            texts += [table.text(), text(ratios)]
+            spreads = {ours: {group: asdict(each) for group, each in groups.items()} for ours, groups in ratios.items()}
+            data.append(asdict(table) | {"times as fast as": spreads})
+            print(*texts[-2:], sep="\n", flush=True)
     if given.output or not given.quick:
-        print(record(given.shape, tables, given.output or RESULTS))
+        print(record(given.shape, given.distributions, texts, data, unmeasured, given.output or RESULTS))
 
 
 if __name__ == "__main__":

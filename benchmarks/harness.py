@@ -24,6 +24,7 @@ from typing import Any
 
 from report import Row, Spread, Table, machine_busy
 
+LEAST = 0.99  # cosine that an arm must reach to be the fastest peer: below, its precision loses too much
 PAUSE = 0.2  # seconds before a turn, in which the last arm's threads come to rest
 Values = list[list[float]]
 Answer = dict[str, Any]
@@ -46,6 +47,7 @@ class Arm:
     ours: bool
     bound: Bound
     like: str | None = None  # an arm that computes the same, where the first one computes something else
+    stock: bool = True  # as its makers offer it; a peer that is fed by us is never the fastest peer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +60,7 @@ class Prepared:
     sequences: int
     inputs: str  # their digest; all arms that compute the same must have the same
     settings: str  # in words, for the table
+    more: Callable[[Any], Answer] = lambda result: {}  # what an answer tells of the round besides
 
 
 def serve(prepare: Callable[[], Prepared]) -> None:
@@ -72,9 +75,10 @@ def serve(prepare: Callable[[], Prepared]) -> None:
     for line in sys.stdin:
         assert line == "go\n", line
         start, start_busy = time.perf_counter(), time.process_time()
-        ready.run()
+        result = ready.run()
         seconds, busy = time.perf_counter() - start, time.process_time() - start_busy
-        print(json.dumps(counts | {"seconds": seconds, "busy": busy}), file=answers, flush=True)
+        told = counts | {"seconds": seconds, "busy": busy} | ready.more(result)
+        print(json.dumps(told), file=answers, flush=True)
 
 
 def checksum(sample: Values) -> str:
@@ -83,7 +87,33 @@ def checksum(sample: Values) -> str:
     return hashlib.sha256(struct.pack(f"<{len(flat)}f", *flat)).hexdigest()[:16]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What all arms answered, by their names."""
+
+    arms: Sequence[Arm]
+    first: Mapping[str, Answer]  # before timing
+    turns: Mapping[str, Sequence[Answer]]  # one of each round
+    near: Mapping[str, tuple[float, float]]  # difference and cosine
+    others: float  # the largest share of the machine's cores that other processes took in a turn
+
+    def aside(self, arm: Arm) -> str:
+        """Why an arm may not be the fastest peer, though it is none of ours; nothing: it may."""
+        if not arm.stock:
+            return "not stock"
+        return f"cosine below {LEAST}" if self.near[arm.name][1] < LEAST else ""
+
+    def counts(self, arm: Arm) -> bool:
+        """Whether it may be the fastest peer."""
+        return not arm.ours and not self.aside(arm)
+
+
 def measure(title: str, arms: Sequence[Arm], rounds: int, *, pause: float = PAUSE) -> Table:
+    """All arms in turn, as a table."""
+    return summarise(title, alternate(arms, rounds, pause=pause))
+
+
+def alternate(arms: Sequence[Arm], rounds: int, *, pause: float = PAUSE) -> Measured:
     """Start every arm, compare their samples, and let them run in turn; each round begins with the next arm."""
     with ExitStack() as stack:
         asks: dict[str, Callable[[str], Answer]] = {}
@@ -103,7 +133,7 @@ def measure(title: str, arms: Sequence[Arm], rounds: int, *, pause: float = PAUS
                 taken, busy = time.perf_counter() - start, machine_busy() - start_busy
                 turns[arm.name].append(answer)
                 others = max(others, (busy - answer["busy"]) / taken / (os.cpu_count() or 1))
-    return summarise(title, arms, first, turns, near, others)
+    return Measured(arms=arms, first=first, turns=turns, near=near, others=others)
 
 
 @contextmanager
@@ -149,35 +179,32 @@ def compare(arm: Arm, given: Answer, reference: Answer) -> tuple[float, float]:
     return difference, cosine
 
 
-def summarise(
-    title: str,
-    arms: Sequence[Arm],
-    first: Mapping[str, Answer],
-    turns: Mapping[str, Sequence[Answer]],
-    near: Mapping[str, tuple[float, float]],
-    others: float,
-) -> Table:
+def summarise(title: str, measured: Measured) -> Table:
     """Medians and spreads; ratios are taken round by round."""
-    rates = {name: [turn["tokens"] / turn["seconds"] for turn in several] for name, several in turns.items()}
-    rounds = list(zip(*(rates[arm.name] for arm in arms if not arm.ours), strict=True))  # peers' rates
-    winners = [[arm.name for arm in arms if not arm.ours][each.index(max(each))] for each in rounds]
+    first, near = measured.first, measured.near
+    rates = {name: [turn["tokens"] / turn["seconds"] for turn in turns] for name, turns in measured.turns.items()}
+    peers = [arm.name for arm in measured.arms if measured.counts(arm)]
+    rounds = list(zip(*(rates[name] for name in peers), strict=True))
+    winners = [peers[each.index(max(each))] for each in rounds]
+    reference = measured.arms[0].name
     rows = tuple(
         Row(
             name=arm.name,
             ours=arm.ours,
             settings=first[arm.name]["settings"],
-            seconds=tuple(turn["seconds"] for turn in turns[arm.name]),
+            seconds=tuple(turn["seconds"] for turn in measured.turns[arm.name]),
             tokens_per_second=Spread.of(rates[arm.name]),
-            sequences_per_second=median(turn["sequences"] / turn["seconds"] for turn in turns[arm.name]),
+            sequences_per_second=median(turn["sequences"] / turn["seconds"] for turn in measured.turns[arm.name]),
             to_best_peer=Spread.of([mine / max(each) for mine, each in zip(rates[arm.name], rounds, strict=True)]),
-            to_reference=Spread.of(list(map(truediv, rates[arm.name], rates[arms[0].name]))),
+            to_reference=Spread.of(list(map(truediv, rates[arm.name], rates[reference]))),
             difference=near[arm.name][0],
             cosine=near[arm.name][1],
             checksum=first[arm.name]["checksum"],
+            aside=measured.aside(arm),
         )
-        for arm in arms
+        for arm in measured.arms
     )
-    one = first[arms[0].name]
+    one = first[reference]
     return Table(
         title=title,
         inputs=one["inputs"],
@@ -185,6 +212,6 @@ def summarise(
         sequences=one["sequences"],
         rounds=len(rounds),
         best_peers=dict(Counter(winners).most_common()),
-        others=others,
+        others=measured.others,
         rows=rows,
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
+PACKAGES = ("heedful", "torch", "transformers", "openvino", "nncf", "onnxruntime", "ctranslate2")  # those there are
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +53,7 @@ class Row:
     difference: float  # of the sample to the reference's: the largest, over the reference's scale
     cosine: float  # of the sample to the reference's: the least
     checksum: str  # of the sample in float32
+    aside: str = ""  # why it may not be the fastest peer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +82,7 @@ class Table:
             [*columns, f"to {self.rows[0].name}", "difference", "cosine"],
             [
                 [
-                    f"**{row.name}**" if row.ours else row.name,
+                    (f"**{row.name}**" if row.ours else row.name) + (f" ({row.aside})" if row.aside else ""),
                     row.settings,
                     row.tokens_per_second.text(0),
                     "–".join(f"{edge:,.0f}" for edge in row.tokens_per_second.quartiles),
@@ -126,7 +128,7 @@ def facts() -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "has": ", ".join(flag for flag in FLAGS if flag in flags) or "unknown",
         "has not": ", ".join(flag for flag in FLAGS if flag not in flags) if flags else "unknown",
-        "versions": ", ".join(f"{name} {_version(name)}" for name in ("heedful", "torch", "transformers")),
+        "versions": ", ".join(f"{name} {found}" for name in PACKAGES if (found := _version(name))),
         "system": f"Python {platform.python_version()}, {platform.system()}",
     }
 
@@ -145,4 +147,4 @@ def _version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
-        return "absent"
+        return ""

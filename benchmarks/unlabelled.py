@@ -59,7 +59,7 @@ def gone_on(folder: Path, minutes: float) -> dict[str, Any]:
     texts = [text for text in (plain(each["text"]) for each in reviews("unsupervised")) if text not in tested]
     path = folder / "unlabelled.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    done = heedful.pretrain(
+    done = heedful.pretrain(  # one that is there already is not made again
         [path],
         folder / "gone-on",
         model=minilm(),
@@ -79,27 +79,36 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--epochs", type=int, help="of the labels; else Heedful's default")
+    parser.add_argument("--folder", type=Path, help="for the runs, so that they can go on; else one for the moment")
     parser.add_argument("--out", type=Path, default=RESULTS / "unlabelled.json")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
+        folder = given.folder or Path(scratch)
         about = gone_on(folder, given.minutes)
         print(json.dumps(about), flush=True)
         starts: dict[str, str | Path] = {"as published": minilm(), "gone on": folder / "gone-on" / "model"}
         scores: dict[str, list[float]] = {name: [] for name in starts}
-        data = folder / "data"
-        data.mkdir()
-        write(data / "test.csv", sample("test", MEASURED, seed=0))
         for seed in given.seeds:
+            data = folder / f"data-{seed}"
+            data.mkdir(exist_ok=True)
+            write(data / "test.csv", sample("test", MEASURED, seed=0))
             write(data / "train.csv", sample("train", LABELLED, seed))
             for name, start in starts.items():
                 began = time.monotonic()
                 wishes = [f"train.seed={seed}", f"max_length={LONGEST}", "long=cut", "data.dev=0.0"]
+                wishes += [f"train.length.count={given.epochs}"] if given.epochs else []
                 done = heedful.finetune("classify", data, folder / f"{name}-{seed}", model=start, assignments=wishes)
                 scores[name].append(100 * done.results["splits"]["test"]["numbers"]["accuracy"])
                 print(name, seed, scores[name][-1], f"{time.monotonic() - began:.0f} s", flush=True)
-                facts_now = {"about": about, "labelled": LABELLED, "measured": MEASURED, "scores": scores}
+                facts_now = {
+                    "about": about,
+                    "labelled": LABELLED,
+                    "measured": MEASURED,
+                    "epochs": given.epochs,
+                    "scores": scores,
+                }
                 given.out.write_text(json.dumps({"facts": facts(), **facts_now}, indent=2) + "\n")
     for name, each in scores.items():
         spread = statistics.stdev(each) if len(each) > 1 else float("nan")

@@ -172,7 +172,9 @@ def test_ratios_are_taken_in_each_round(benchmarks: Any, fake: Any) -> None:
     seconds = {"slow": [4.0, 4.0, 1.0], "peer": [2.0, 2.0, 2.0], "own": [1.0, 0.5, 0.5]}
     turns = {name: [said | {"seconds": each} for each in several] for name, several in seconds.items()}
     near = {arm.name: (0.0, 1.0) for arm in arms}
-    table = benchmarks("harness").summarise("T", arms, {arm.name: said for arm in arms}, turns, near, 0.0)
+    harness, first = benchmarks("harness"), {arm.name: said for arm in arms}
+    measured = harness.Measured(arms=arms, first=first, turns=turns, near=near, others=0.0)
+    table = harness.summarise("T", measured)
     own = table.rows[2]
     assert own.tokens_per_second.median == 200
     assert own.sequences_per_second == 20
@@ -180,6 +182,101 @@ def test_ratios_are_taken_in_each_round(benchmarks: Any, fake: Any) -> None:
     assert own.to_reference == benchmarks("report").Spread.of([4.0, 8.0, 2.0])
     assert table.best_peers == {"peer": 2, "slow": 1}
     assert "| **own** |" in table.text()
+    lossy = replace(measured, near=near | {"peer": (0.5, 0.98)})
+    fed = replace(measured, arms=[arms[0], replace(arms[1], stock=False), arms[2]])
+    for other, why in ((lossy, "cosine below 0.99"), (fed, "not stock")):
+        table = harness.summarise("T", other)
+        assert table.best_peers == {"slow": 3}, "it is reported, and never the fastest peer"
+        assert table.rows[2].to_best_peer == benchmarks("report").Spread.of([4.0, 8.0, 2.0])
+        assert f"| peer ({why}) |" in table.text()
+
+
+def test_ratios_to_several_groups_of_peers(benchmarks: Any, fake: Any) -> None:
+    forward, harness = benchmarks("forward"), benchmarks("harness")
+    job = benchmarks("engines").Job(engine="padded", precision="float32", folder="")
+    names = {
+        "usual": {},
+        "int": {"precision": "int8"},
+        "rows": {"engine": "openvino rows"},
+        "own": {"engine": "packed"},
+    }
+    jobs = {name: replace(job, **more) for name, more in names.items()}
+    arms = [replace(fake(name, ours=name == "own"), stock=name != "rows") for name in jobs]
+    said = {"tokens": 100, "sequences": 10, "inputs": "same", "settings": "", "checksum": ""}
+    seconds = {"usual": [8.0, 8.0], "int": [4.0, 2.0], "rows": [1.0, 0.5], "own": [2.0, 1.0]}
+    turns = {name: [said | {"seconds": each} for each in several] for name, several in seconds.items()}
+    near = dict.fromkeys(jobs, (0.0, 1.0))
+    measured = harness.Measured(arms=arms, first=dict.fromkeys(jobs, said), turns=turns, near=near, others=0.0)
+    found = forward.against(harness.summarise("T", measured), jobs)["own"]
+    assert {group: (each.low, each.high) for group, each in found.items()} == {
+        "the fastest peer": (2.0, 2.0),
+        "the fastest but int8": (4.0, 8.0),
+        "OpenVINO on our rows": (0.5, 0.5),
+        "usual": (4.0, 8.0),
+    }
+
+
+def test_latency_is_compared_in_each_round(benchmarks: Any, fake: Any) -> None:
+    latency, harness = benchmarks("latency"), benchmarks("harness")
+    job = benchmarks("engines").Job(engine="padded", precision="float32", folder="")
+    jobs = {"peer": job, "int": replace(job, precision="int8"), "own": replace(job, engine="packed")}
+    arms = [fake(name, ours=name == "own") for name in jobs]
+    calls = {"peer": [4.0, 8.0], "int": [1.0, 2.0], "own": [2.0, 2.0]}
+    turns = {
+        name: [{"times": {"16": [middle / 1e3] * 99 + [1.0, 1.0]}} for middle in middles]
+        for name, middles in calls.items()
+    }
+    near = dict.fromkeys(jobs, (0.0, 1.0))
+    first = {name: {"settings": "", "checksum": ""} for name in jobs}
+    measured = harness.Measured(arms=arms, first=first, turns=turns, near=near, others=0.0)
+    own = latency.lines(measured, jobs, 16)[2]
+    assert own.middles == pytest.approx((2.0, 2.0))
+    assert own.highs == pytest.approx((1000.0, 1000.0))
+    assert (own.to_peers.low, own.to_peers.high) == pytest.approx((1.0, 2.0))
+    assert (own.to_floats.low, own.to_floats.high) == pytest.approx((0.25, 0.5))
+    lossy = replace(measured, near=near | {"int": (0.5, 0.98)})
+    assert latency.lines(lossy, jobs, 16)[2].to_peers == own.to_floats
+    assert [len(each) for each in latency.sequences(16, 3)] == [16, 16, 16]
+
+
+def test_packed_rows_for_a_peer(benchmarks: Any) -> None:
+    peers, given = benchmarks("peers"), benchmarks("lengths").sequences("MIXED", 40)
+    seen = []
+    for batch in peers.rows(given):
+        tokens, positions, mask = batch.sent
+        assert tokens.size <= peers.BUDGET and tokens.shape[1] <= 512
+        owner = np.full(tokens.size, -1)
+        for (start, stop), number in zip(batch.spans, batch.numbers, strict=True):
+            assert (owner[start:stop] == -1).all()
+            assert tokens.ravel()[start:stop].tolist() == given[number]
+            assert positions.ravel()[start:stop].tolist() == list(range(len(given[number])))
+            owner[start:stop] = number
+        for line, sees in zip(owner.reshape(tokens.shape), mask[:, 0], strict=True):
+            assert ((sees == 0) == np.equal.outer(line, line)).all()
+        flat = np.random.default_rng(0).normal(size=(tokens.size, 3)).astype(np.float32)
+        means = [flat[start:stop].mean(0) for start, stop in batch.spans]
+        np.testing.assert_allclose(peers.means(flat, batch.spans), means, atol=1e-5)
+        seen += batch.numbers
+    assert sorted(seen) == list(range(40))
+
+
+def test_peers_that_are_not_installed_are_named(
+    benchmarks: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    peers = benchmarks("peers")
+    monkeypatch.setattr(peers, "missing", lambda peer: ["nncf"] if peer == "openvino" else [])
+    (tmp_path / "onnxruntime").mkdir()
+    (tmp_path / "onnxruntime" / "made").touch()
+    found, unmeasured = peers.made("minilm", ["openvino", "onnxruntime"], "", tmp_path)
+    assert found == ["onnxruntime"]
+    assert unmeasured == (
+        " Not measured: OpenVINO is not installed (nncf): pip install 'heedful[bench]'; CTranslate2 was not asked for."
+    )
+    assert peers.made("t5", ["openvino"], "", tmp_path)[0] == []
+    job = benchmarks("engines").Job(engine="padded", precision="float32", folder="")
+    alone, several = (peers.jobs(peers.TITLES, tmp_path, job, alone=each) for each in (True, False))
+    assert len(alone) == 7 and len(several) == 11
+    assert {each.engine for each in several.values()} == peers.ENGINES.keys()
 
 
 def test_arms_alternate_and_never_overlap(benchmarks: Any, fake: Any, tmp_path: Path) -> None:
@@ -225,7 +322,7 @@ def test_an_arm_may_be_like_another_one(benchmarks: Any, fake: Any) -> None:
         benchmarks("harness").measure("T", [*arms[:2], replace(arms[2], like=None)], 1, pause=0.0)
 
 
-@pytest.mark.parametrize("script", ["forward.py", "training.py", "pretraining.py", "decoding.py"])
+@pytest.mark.parametrize("script", ["forward.py", "latency.py", "training.py", "pretraining.py", "decoding.py"])
 def test_too_few_rounds_are_refused(script: str) -> None:
     done = subprocess.run(
         [sys.executable, BENCHMARKS / script, "--rounds", "4"], capture_output=True, text=True, check=False
@@ -255,6 +352,7 @@ def test_a_claim_about_their_trainer_needs_accelerate() -> None:
     ("script", "options", "expected"),
     [
         ("forward.py", ["--distributions", "SHORT"], "**heedful bfloat16**"),
+        ("latency.py", ["--tokens", "16"], "**heedful bfloat16**"),
         ("training.py", ["--attention-dropout", "0.1"], "**heedful bfloat16**"),
         ("pretraining.py", ["--vocabulary", "4000", "--attention-dropout", "0.1"], "**heedful float32**"),
         ("forward.py", ["--distributions", "SHORT", "--shape", "t5"], "**heedful bfloat16**"),

@@ -1,0 +1,219 @@
+"""How long one sequence alone takes, from token ids to its mean-pooled embedding; tokenising is not counted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, repeat
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import lengths
+import peers
+from engines import BOUNDS, ENGINES, OURS, Job, Round, minilm, random_shape
+from harness import LEAST, Answer, Arm, Measured, Prepared, Values, alternate, serve
+from report import RESULTS, Spread, grid, write
+
+ABOUT = """One sequence of random token ids at a time through {shape}, to the mean of its hidden states: no tokenising,
+no padding. Each arm is a process of its own, one runs at a time. In each of {rounds} rounds an arm makes {calls} calls,
+each with another sequence, for each length, after {warm} that are not counted. The 50th and the 99th percentile are
+those of the calls of a round, and the tables show their medians over the rounds, and extremes. `time to` is an arm's
+50th percentile over the least one among the peers of that round, so below 1 is quicker than all of them. Before timing
+embeddings are compared with the first arm's: `cosine` is the least one; an arm beyond {float32.difference} and
+{float32.cosine} in float32, or {bfloat16.difference} and {bfloat16.cosine} in bfloat16, or a cosine of {int8.cosine} in
+int8, stops the run, and a peer below {least} is reported and never the quickest peer.{unmeasured}"""
+CALLS = {"minilm": 100, "base": 50}
+SHAPES = {"minilm": "all-MiniLM-L6-v2", "base": "BERT-base's shape with random weights"}
+TOKENS, WARM, QUICK, SAMPLE = (16, 64, 256), 5, 3, 4
+Times = dict[int, list[float]]  # seconds of each call, by the number of tokens
+
+
+def prepare(job: Job, tokens: Sequence[int]) -> Prepared:
+    """An arm, ready: a round is `job.count` calls for each number of tokens, the first one as many as warm it up."""
+    run, settings = (ENGINES | peers.ENGINES)[job.engine](job)
+    given = {length: sequences(length, job.count) for length in tokens}
+    counts = chain([WARM], repeat(job.count))
+
+    def round_of_calls() -> Times:
+        count = next(counts)
+        return {length: seconds(run, several[:count]) for length, several in given.items()}
+
+    def sample(_: Any) -> Values:
+        return [run([each])[0].tolist() for several in given.values() for each in several[:SAMPLE]]
+
+    return Prepared(
+        run=round_of_calls,
+        sample=sample,
+        more=lambda times: {"times": times},
+        tokens=job.count * sum(tokens),
+        sequences=job.count * len(tokens),
+        inputs=lengths.digest(list(chain(*given.values()))),
+        settings=settings,
+    )
+
+
+def sequences(length: int, count: int) -> list[list[int]]:
+    """[CLS], random words, [SEP], all of one length."""
+    generator = random.Random(f"latency {length}")
+    words = [
+        [generator.randrange(lengths.FIRST_WORD, lengths.VOCABULARY) for _ in range(length - 2)] for _ in range(count)
+    ]
+    return [[lengths.CLS, *each, lengths.SEP] for each in words]
+
+
+def seconds(run: Round, given: Sequence[Sequence[int]]) -> list[float]:
+    """Of each call, after some that are not counted."""
+    for each in given[:WARM]:
+        run([each])
+    times = []
+    for each in given:
+        start = time.perf_counter()
+        run([each])
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def compared(usual: Job, models: Path, found: Sequence[str]) -> dict[str, Job]:
+    """Every arm by name; the first is the reference."""
+    return {
+        "transformers float32": usual,
+        "transformers bfloat16": replace(usual, precision="bfloat16"),
+        **peers.jobs(found, models, usual, alone=True),
+        **{f"heedful {each}": replace(usual, engine="packed", precision=each) for each in OURS},
+    }
+
+
+def arms(jobs: Mapping[str, Job], tokens: Sequence[int]) -> list[Arm]:
+    """Their processes."""
+    return [
+        Arm(
+            name=name,
+            command=(sys.executable, __file__, "--tokens", *map(str, tokens), "--arm", json.dumps(asdict(job))),
+            ours=job.engine == "packed",
+            bound=BOUNDS[job.precision],
+        )
+        for name, job in jobs.items()
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """An arm at one number of tokens; percentiles in milliseconds, ratios of the 50th."""
+
+    name: str
+    ours: bool
+    settings: str
+    middle: Spread  # the 50th percentile of each round
+    high: Spread  # the 99th
+    to_peers: Spread  # over the least of the peers of its round
+    to_floats: Spread  # the same without those in int8
+    middles: tuple[float, ...]  # of each round
+    highs: tuple[float, ...]
+    difference: float
+    cosine: float
+    aside: str
+
+
+def lines(measured: Measured, jobs: Mapping[str, Job], length: int) -> list[Line]:
+    """What was measured at one number of tokens."""
+    middles, highs = ({name: percentiles(turns, length, q) for name, turns in measured.turns.items()} for q in (50, 99))
+    stock = [arm.name for arm in measured.arms if measured.counts(arm)]
+    floats = [name for name in stock if jobs[name].precision != "int8"]
+
+    def ratios(name: str, others: Sequence[str]) -> Spread:
+        pairs = zip(middles[name], *(middles[other] for other in others), strict=True)
+        return Spread.of([mine / min(theirs) for mine, *theirs in pairs])
+
+    return [
+        Line(
+            name=arm.name,
+            ours=arm.ours,
+            settings=measured.first[arm.name]["settings"],
+            middle=Spread.of(middles[arm.name]),
+            high=Spread.of(highs[arm.name]),
+            to_peers=ratios(arm.name, stock),
+            to_floats=ratios(arm.name, floats),
+            middles=tuple(middles[arm.name]),
+            highs=tuple(highs[arm.name]),
+            difference=measured.near[arm.name][0],
+            cosine=measured.near[arm.name][1],
+            aside=measured.aside(arm),
+        )
+        for arm in measured.arms
+    ]
+
+
+def percentiles(turns: Sequence[Answer], length: int, which: int) -> list[float]:
+    """One of each round, in milliseconds."""
+    return [1e3 * quantiles(turn["times"][str(length)], n=100, method="inclusive")[which - 1] for turn in turns]
+
+
+def table(length: int, several: Sequence[Line]) -> str:
+    """As Markdown."""
+    columns = ["arm", "settings", "50th, ms", "99th, ms", "time to the quickest peer", "to the quickest but int8"]
+    rows = [
+        [
+            (f"**{line.name}**" if line.ours else line.name) + (f" ({line.aside})" if line.aside else ""),
+            line.settings,
+            line.middle.text(),
+            line.high.text(),
+            line.to_peers.text(),
+            line.to_floats.text(),
+            f"{line.difference:.1e}",
+            f"{line.cosine:.6f}",
+        ]
+        for line in several
+    ]
+    return f"## {length} tokens\n\n" + grid([*columns, "difference", "cosine"], rows)
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=list(CALLS), default="minilm")
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument("--rounds", type=int, default=5, help="at least 5, but for --quick")
+    parser.add_argument("--quick", action="store_true", help=f"rehearse {QUICK} calls, without a record")
+    parser.add_argument("--output", type=Path, help="another folder for the record")
+    parser.add_argument("--arm", help=argparse.SUPPRESS)
+    peers.options(parser)
+    given = parser.parse_args()
+    if given.arm:
+        return serve(lambda: prepare(Job(**json.loads(given.arm)), given.tokens))
+    if given.rounds < 1 or (given.rounds < 5 and not given.quick):
+        parser.error(f"--rounds {given.rounds} are too few to say anything: give at least 5")
+    calls = QUICK if given.quick else CALLS[given.shape]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = minilm() if given.shape == "minilm" else random_shape(given.shape, f"{temporary}/{given.shape}")
+        models = (given.models or Path(temporary, "models")) / given.shape
+        found, unmeasured = peers.made(given.shape, given.peers, folder, models)
+        jobs = compared(Job(engine="padded", precision="float32", folder=folder, count=calls, size=1), models, found)
+        measured = alternate(arms(jobs, given.tokens), given.rounds)
+    made = {length: lines(measured, jobs, length) for length in given.tokens}
+    texts = [f"Other processes took at most {measured.others:.0%} of the machine in a turn.\n"]
+    texts += [table(length, several) for length, several in made.items()]
+    print(*texts, sep="\n", flush=True)
+    if given.output or not given.quick:
+        about = ABOUT.format(
+            shape=SHAPES[given.shape],
+            rounds=given.rounds,
+            calls=calls,
+            warm=WARM,
+            least=LEAST,
+            unmeasured=unmeasured,
+            **BOUNDS,
+        )
+        data = [{"tokens": length, "lines": [asdict(line) for line in several]} for length, several in made.items()]
+        part = "" if set(given.tokens) == set(TOKENS) else "".join(f"-{length}" for length in given.tokens)
+        print(write(f"latency-{given.shape}{part}", about, texts, data, given.output or RESULTS))
+
+
+if __name__ == "__main__":
+    main()
