@@ -21,9 +21,11 @@ from heedful.checkpoint.files import WEIGHTS, Slot, find_tensors, read_json, rea
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 from heedful.families import FAMILIES
 from heedful.families.table import Family, Keys, Table, claims, load_names, modern_name, save_names
+from heedful.model.classic import Classic
+from heedful.model.classic_config import ClassicConfig
 from heedful.model.config import Head, Learned, ModelConfig, NextToken, Pooled, SentenceEmbedding
 from heedful.model.heads import make_head
-from heedful.model.initialise import initialise
+from heedful.model.initialise import initialise, undrawn
 from heedful.model.stack import Transformer
 from heedful.model.trace import Trace
 from heedful.packed import Packed
@@ -54,7 +56,8 @@ class Loaded(nn.Module):
         self.unused: tuple[str, ...] = ()  # tensors of the folder that belong to other heads
         self.thresholds: dict[str, float] = {}  # of answers, where they were calibrated: by label, or "no_answer"
         self.between = ""  # stands after a text from which a decoder goes on, where it learned so
-        self.model = Transformer(config.model)
+        model = config.model
+        self.model: Transformer = Classic(model) if isinstance(model, ClassicConfig) else Transformer(model)
         self.head = None if config.head is None else make_head(config.head, self.model)
 
     def forward(self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None) -> Any:
@@ -260,7 +263,7 @@ def _check_depth(model: ModelConfig, slots: Mapping[str, Slot], values: Mapping[
 def _empty(config: Config, folder: Path) -> Loaded:
     """The model without memory for its parameters."""
     try:
-        with torch.device("meta"):
+        with undrawn():
             return Loaded(config)
     except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise HeedfulError(f"{folder / 'config.json'} describes a model that cannot be built: {error}") from error
@@ -323,11 +326,14 @@ def assign(loaded: Loaded, tensors: Mapping[str, Tensor], device: torch.device |
     """Put the tensors in the place of parameters, in every module that shares them."""
     given = loaded.named()
     assert tensors.keys() == given.keys(), tensors.keys() ^ given.keys()
-    fresh = {id(given[name]): nn.Parameter(tensor.to(device)) for name, tensor in tensors.items()}
+    fresh = {
+        id(given[name]): nn.Parameter(tensor.to(device), requires_grad=given[name].requires_grad)
+        for name, tensor in tensors.items()
+    }
     for module in loaded.modules():
-        for name, parameter in module._parameters.items():
+        for name, parameter in list(module._parameters.items()):
             if parameter is not None:
-                module._parameters[name] = fresh[id(parameter)]
+                setattr(module, name, fresh[id(parameter)])  # recurrent nets keep a list of theirs, too
 
 
 def _load_tokenizer(folder: Path, family: str, model: ModelConfig) -> Tokenizer | None:

@@ -23,7 +23,7 @@ from heedful.model.config import (
     SentenceEmbedding,
     TokenClasses,
 )
-from heedful.model.initialise import initialise
+from heedful.model.initialise import initialise, undrawn
 
 HEAD, OUT = "head.", "head.out."  # before our names of a head's tensors, and of those of its last layer
 
@@ -46,7 +46,7 @@ def attach(
     head = new_head(loaded.config, kind, labels, problem)
     config = replace(loaded.config, model=_model(loaded.config, kind), head=head)
     FAMILIES[config.family].architecture(config.model, head)  # refuses a head that needs more than the model has
-    with torch.device("meta"):
+    with undrawn():
         made = Loaded(config, loaded.tokenizer, loaded.source)
     assign(made, {name: torch.empty(each.shape, dtype=torch.float32) for name, each in made.named().items()}, "cpu")
     blocks = _top(made, redraw)
@@ -111,8 +111,7 @@ def new_head(config: Config, kind: str, labels: Sequence[str] = (), problem: Pro
 def _top(made: Loaded, count: int) -> list[nn.Module]:
     """So many of the last blocks."""
     stack = made.model.decoder or made.model.encoder
-    assert stack is not None
-    blocks = list(stack.blocks)
+    blocks = list(stack.blocks) if stack is not None else []
     if not 0 <= count <= len(blocks):
         raise HeedfulError(f"redraw is {count}, but this model has {len(blocks)} blocks: give how many, from 0")
     return blocks[len(blocks) - count :]

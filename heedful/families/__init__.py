@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heedful.families import albert, bert, distilbert, electra, gpt2, modernbert, native, roberta, t5, xlnet
+from heedful.families import albert, bert, classic, distilbert, electra, gpt2, modernbert, native, roberta, t5, xlnet
 from heedful.families.table import Family
 
 FAMILIES: dict[str, Family] = {
@@ -18,6 +18,7 @@ FAMILIES: dict[str, Family] = {
     "gpt2": gpt2.FAMILY,
     "modernbert": modernbert.FAMILY,
     "heedful": native.FAMILY,
+    "heedful-classic": classic.FAMILY,
 }
 
 USUAL = {  # which family a fresh model of an objective is, unless one is named

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from heedful.errors import HeedfulError
 from heedful.model import config as c
+from heedful.model.classic import Classic
+from heedful.model.readers import ReadClasses
 from heedful.model.stack import Transformer
 from heedful.nn.dropout import dropout
 from heedful.nn.layers import ACTIVATIONS, make_norm
@@ -254,4 +256,6 @@ def make_head(config: c.Head, model: Transformer) -> nn.Module:
     """The head of that config, over that model."""
     if isinstance(config, c.Classes | c.TokenClasses) and not config.labels:
         raise HeedfulError(f'a "{config.kind}" head needs at least one label, but none was given')
+    if isinstance(model, Classic) and isinstance(config, c.Classes):
+        return ReadClasses(config, model)
     return _HEADS[type(config)](config, model)

@@ -35,9 +35,17 @@ from heedful.runs.making import Survey, make_task, refuse_dull, source_of, start
 from heedful.runs.plots import draw
 from heedful.runs.results import JOURNAL, RESULTS, read_results
 from heedful.runs.scoring import calibrate, measure
-from heedful.runs.settings import ExtractSettings, FinetuneSettings, MultipleSettings, Wishes, defaults
+from heedful.runs.settings import (
+    ExtractSettings,
+    FinetuneSettings,
+    MultipleSettings,
+    Wishes,
+    WordSettings,
+    defaults,
+)
 from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
+from heedful.shipped import ENCODER
 from heedful.tasks.embed import Embed
 from heedful.tasks.metrics import merge_all
 from heedful.tasks.task import Measure, Read, Task
@@ -119,8 +127,13 @@ def prepare(
     if model:
         name, revision = name_and_revision(model)
         start = replace(start, model=name, revision=revision or "")
+    elif start.classic is not None and start.model == ENCODER:
+        start = replace(start, model="")  # over words, unless a model is named whose rows are to be read
     width = config_of(start.model, revision=start.revision or None).model.width if start.model else 0
-    settings, why = defaults(kind, found.counts["train"], fresh=not start.model, width=width)
+    if start.classic is None and start.words != WordSettings():
+        raise HeedfulError("start.words is of classic models: say which with start.classic.kind=bag, or leave it out")
+    classic = start.classic is not None
+    settings, why = defaults(kind, found.counts["train"], fresh=not start.model, width=width, classic=classic)
     settings = replace(wishes.over(settings), start=start)
     how: Literal["float32", "bfloat16"] = "float32"
     if precision(settings.train.precision) == torch.bfloat16:
@@ -186,7 +199,7 @@ class _Run:
             save(start(settings, self.source, seed, longest, self.watch.said), kept)
         self.ranks.wait()
         base = load(kept)
-        base.source = "a small encoder, trained on the spot"
+        base.source = "a small encoder, trained on the spot" if settings.classic is None else "a classic model"
         return base
 
     def _one(self, base: Loaded, seed: int, folder: Path) -> dict[str, Any] | None:

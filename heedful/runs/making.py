@@ -16,6 +16,7 @@ from heedful.data.bad import BadRows
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.objectives.masked import Masked
+from heedful.runs.classic_making import classic_start
 from heedful.runs.settings import (
     HEAD_WIDTH,
     ChooseSettings,
@@ -121,6 +122,8 @@ def start(
         raise HeedfulError(
             "no model was given, and to rewrite texts one with a decoder is needed: give --model the folder of one"
         )
+    if settings.classic is not None:
+        return classic_start(settings, list(islice(_texts(source), MOST_TEXTS)), seed, said)
     if settings.model:
         return load(settings.model, revision=settings.revision or None)
     longest = longest or LONGEST

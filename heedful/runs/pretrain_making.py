@@ -17,6 +17,7 @@ from heedful.data.shards import Corpus
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.families import FAMILIES, USUAL
 from heedful.model.config import Learned, ModelConfig, StackConfig
+from heedful.model.initialise import undrawn
 from heedful.objectives import Pretext, Sample
 from heedful.objectives.causal import Causal
 from heedful.objectives.frame import Frame, run_of
@@ -86,8 +87,9 @@ def foresee_tokens(settings: PretrainSettings, tokenizer: Tokenizer) -> None:
 
 def _family(settings: PretrainSettings) -> str:
     family = settings.model.family or USUAL[settings.objective.kind]
-    if family not in FAMILIES:
-        raise HeedfulError(f'"{family}" is no family{did_you_mean(family, list(FAMILIES))}: {", ".join(FAMILIES)}')
+    known = [name for name, each in FAMILIES.items() if each.sizes]  # the others are made for a task
+    if family not in known:
+        raise HeedfulError(f'"{family}" is no family{did_you_mean(family, known)}: {", ".join(known)}')
     return family
 
 
@@ -184,7 +186,7 @@ def rated(model: ModelConfig, like: ModelConfig, rate: float | None = None) -> M
 
 def _remade(loaded: Loaded, model: ModelConfig) -> Loaded:
     """The same weights under another config."""
-    with torch.device("meta"):
+    with undrawn():
         made = Loaded(replace(loaded.config, model=model), loaded.tokenizer, loaded.source)
     assign(made, {name: each.detach() for name, each in loaded.named().items()}, "cpu")
     return made.eval()

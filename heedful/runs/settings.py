@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, did_you_mean
+from heedful.model.classic_config import Attention, Bag, Hierarchical, Structured
 from heedful.settings import apply, load_mapping, overlay
 from heedful.shipped import ENCODER
 from heedful.train.settings import AdamW, Epochs, FitSettings, TrainSettings
@@ -117,6 +118,28 @@ TASKS: dict[str, type] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WordSettings:
+    """The words of a classic model, where no model is named whose rows it reads."""
+
+    tokens: Literal["words", "subwords"] = "words"
+    vocabulary: int = 30_000  # words of the training texts first, then of the file of vectors
+    lower_case: bool = True
+    width: int = 96  # of their vectors, unless a file gives them
+    vectors: str = ""  # a text file of GloVe or word2vec; "": drawn, and with start.steps learned by skip-gram first
+    frozen: bool = False  # they stay as they are
+    dropout: float = 0.0  # of the vectors, and of what a text is read as
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < 2 or self.width < 1:
+            sizes = f"vocabulary is {self.vocabulary} and width {self.width}"
+            raise HeedfulError(f"{sizes}; expected whole numbers from 2 and from 1")
+        if not 0 <= self.dropout < 1:
+            raise HeedfulError(f"dropout is {self.dropout}; expected a number from 0 to below 1")
+        if self.vectors and self.tokens != "words":
+            raise HeedfulError(f'vectors is {self.vectors}, which has vectors of words: set tokens = "words"')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StartSettings:
     """What training starts from."""
 
@@ -127,6 +150,8 @@ class StartSettings:
     width: int = 256
     vocabulary: int = 4000
     steps: int = 0  # of masked language modelling first, 64 texts each: on few texts it makes things worse
+    classic: Bag | Attention | Structured | Hierarchical | None = None  # over words, or a named model's rows
+    words: WordSettings = WordSettings()
 
     def __post_init__(self) -> None:
         for name, right, expected in (
@@ -160,7 +185,9 @@ class FinetuneSettings:
             raise HeedfulError(f"max_length is {self.max_length}; expected a number of tokens from 8")
 
 
-def defaults(kind: str, examples: int, *, fresh: bool, width: int = 768) -> tuple[FinetuneSettings, str]:
+def defaults(
+    kind: str, examples: int, *, fresh: bool, width: int = 768, classic: bool = False
+) -> tuple[FinetuneSettings, str]:
     """Settings for so many training examples, and why, in a sentence; `fresh`: the encoder has seen little text.
 
     Small data needs more passes to converge and a smaller batch (Mosbach et al. 2021); a fresh encoder a higher rate,
@@ -168,13 +195,14 @@ def defaults(kind: str, examples: int, *, fresh: bool, width: int = 768) -> tupl
     """
     epochs = next(count for least, count in EPOCHS if examples >= least)
     batch = 32 if examples >= 10_000 else 16
-    rate = 5e-4 if fresh else float(f"{0.04 / width:.0e}")
+    rate = 2e-3 if classic else 5e-4 if fresh else float(f"{0.04 / width:.0e}")
     settings = FinetuneSettings(
         task=TASKS[kind](),
         train=TrainSettings(length=Epochs(count=epochs), batch=batch, optimiser=AdamW(rate=rate)),
         fit=FitSettings(evaluate=1.0 if epochs > 2 else 0.5),
     )
     encoder = "a fresh encoder" if fresh else f"a trained encoder {width} wide"
+    encoder = "a classic model" if classic else encoder
     why = f"defaults for {examples:,} examples and {encoder}: {epochs:g} epochs, batches of {batch}, rate {rate:g}"
     return settings, why
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from heedful.checkpoint import Loaded
 from heedful.data import Example, Labelled, MultiLabelled
 from heedful.model.config import Classes, Problem
+from heedful.model.readers import ReadClasses
 from heedful.objectives import Batch, Loss, Sample
 from heedful.objectives.base import pack, weighted, weights, wide
 from heedful.tasks.base import Answer, Answerer, Setting, Window, label_names, read_pair, read_text
@@ -104,7 +105,12 @@ class Texts(Task):
         return Batch(packed=pack(samples), targets=targets, weights=weights(samples))
 
     def loss(self, loaded: Loaded, batch: Batch) -> Loss:
-        return weighted(self.losses(wide(loaded(batch.packed)), batch.targets), batch.weights)
+        rows = loaded.rows(batch.packed)
+        assert loaded.head is not None
+        losses = self.losses(wide(loaded.head(rows, batch.packed)), batch.targets)
+        if isinstance(loaded.head, ReadClasses):
+            losses = losses + loaded.head.penalty(rows, batch.packed)
+        return weighted(losses, batch.weights)
 
     @abstractmethod
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:

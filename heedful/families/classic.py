@@ -1,0 +1,44 @@
+"""Heedful's models from before the Transformer; config.json holds ClassicConfig and the head as they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from heedful.families.table import Family, HeadEntry, Keys, Table, rows
+from heedful.model.classic_config import ClassicConfig
+from heedful.model.config import Classes, Head, ModelConfig, TokenClasses
+from heedful.settings import read as read_settings
+from heedful.settings import to_mapping
+
+
+def read(keys: Keys) -> ModelConfig:
+    """The key "model"."""
+    model: ClassicConfig = read_settings(ClassicConfig, keys.mapping("model"), source=f"{keys.source}: model")
+    return model
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The same."""
+    return {"model": to_mapping(model)}
+
+
+def _entry(head: type) -> HeadEntry:
+    def read_head(keys: Keys, model: ModelConfig) -> Head:
+        found: Head = read_settings(head, keys.mapping("head"), source=f"{keys.source}: head")
+        # the model's reader makes the vectors of a text, so that there is no dense layer
+        return replace(found, dense=False, activation=None) if isinstance(found, Classes) else found
+
+    return HeadEntry(head=head, read=read_head, write=lambda given: {"head": to_mapping(given)})
+
+
+FAMILY = Family(
+    prefix="",
+    read=read,
+    write=write,
+    body=lambda model: Table(rows=rows(("{any}", "{any}"))),
+    heads={
+        "HeedfulClassicModel": HeadEntry(head=type(None), read=lambda keys, model: None),
+        **{f"HeedfulClassicFor{head.__name__}": _entry(head) for head in (Classes, TokenClasses)},
+    },
+)

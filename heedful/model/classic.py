@@ -1,0 +1,144 @@
+"""Models from before the Transformer, and what they are to it: embeddings, recurrent nets, attention without weights.
+
+A `Classic` stands where a `Transformer` stands: it takes a packed batch and gives rows, so that every head, task and
+engine takes it. How a text is read off the rows is in `readers.py`.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
+
+from heedful.model.classic_config import ClassicConfig, Recurrent, SelfAttention
+from heedful.model.stack import Embedding, Transformer
+from heedful.model.trace import Trace
+from heedful.nn.attend import attend
+from heedful.nn.layout import Layout
+from heedful.packed import Packed
+
+Bounds = tuple[int, ...]
+Rows = Float[Tensor, "rows width"]
+
+
+class Classic(Transformer):
+    """Words become rows: by a table, or in context by an encoder; and what goes over them."""
+
+    def __init__(self, config: ClassicConfig) -> None:
+        if config.encoder is None:
+            nn.Module.__init__(self)  # a Transformer has a stack; this one has none
+            self.config, self.fills = config, False
+            self.embedding = Embedding(config.embedding, config.embedding.width)
+            self.encoder = self.decoder = None
+        else:
+            super().__init__(config)
+        self.classic = config
+        self.over = make_over(config.reader.over, config.below)
+        if config.frozen:
+            for part in self._fixed():
+                part.requires_grad_(False)
+
+    def _fixed(self) -> list[nn.Module]:
+        """What stays as it is in a frozen model."""
+        return [self.embedding] if self.encoder is None else [self.embedding, self.encoder]
+
+    def train(self, mode: bool = True) -> Classic:
+        """As usual, but what is frozen drops nothing out."""
+        super().train(mode)
+        if self.classic.frozen:
+            for part in self._fixed():
+                part.eval()
+        return self
+
+    def forward(
+        self, source: Packed, target: Packed | None = None, *, trace: Trace | None = None
+    ) -> Float[Tensor, "rows width"]:
+        """The rows, sequences end to end."""
+        rows: Tensor = super().forward(source, target, trace=trace)
+        if self.over is not None:
+            rows = self.over(rows, source.bounds)
+        return rows
+
+
+def make_over(config: Recurrent | SelfAttention | None, width: int) -> nn.Module | None:
+    """What goes over rows of that width."""
+    match config:
+        case Recurrent():
+            return BothWays(config, width)
+        case SelfAttention():
+            return SelfAttended(config)
+    return None
+
+
+class BothWays(nn.Module):
+    """A recurrent net from left to right and one from right to left, in each sequence alone (Graves et al. 2005).
+
+    Rows go through it time by time, those of all sequences that are long enough at once: nothing is filled up.
+    """
+
+    def __init__(self, config: Recurrent, width: int) -> None:
+        super().__init__()
+        cell = nn.LSTM if config.cell == "lstm" else nn.GRU
+        self.cells = cell(width, config.width, config.layers, bidirectional=True)
+        self.width = 2 * config.width
+
+    def forward(self, x: Rows, bounds: Bounds) -> Float[Tensor, "rows both_widths"]:
+        if len(x) == 0:
+            return x.new_zeros(0, self.width)
+        order, counts = by_time(bounds)
+        there = torch.from_numpy(order).to(x.device)
+        back = torch.from_numpy(np.argsort(order)).to(x.device)
+        if x.is_cuda:
+            self.cells.flatten_parameters()
+        given = x.to(next(self.parameters()).dtype).index_select(0, there)
+        out, _ = self.cells(PackedSequence(given, torch.from_numpy(counts)))
+        rows: Tensor = out.data.index_select(0, back)
+        return rows
+
+
+def by_time(bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers place by place, longer sequences first, and how many sequences have each place.
+
+    >>> [each.tolist() for each in by_time((0, 1, 1, 4))]
+    [[1, 0, 2, 3], [2, 1, 1]]
+    """
+    starts, stops = np.array(bounds[:-1], np.int64), np.array(bounds[1:], np.int64)
+    first = np.argsort(starts - stops, kind="stable")
+    sizes = (stops - starts)[first]
+    rank = np.repeat(np.arange(len(sizes)), sizes)
+    place = np.arange(len(rank)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    order = (np.repeat(starts[first], sizes) + place)[np.lexsort((rank, place))]
+    return order, np.bincount(place).astype(np.int64)
+
+
+class SelfAttended(nn.Module):
+    """softmax(X X) X over each sequence, with dot products or cosines as scores; there is nothing to train."""
+
+    def __init__(self, config: SelfAttention) -> None:
+        super().__init__()
+        self.cosine = config.score == "cosine"
+
+    def forward(self, x: Rows, bounds: Bounds) -> Rows:
+        k = (F.normalize(x, dim=-1) if self.cosine else x)[:, None]
+        return attend(k, k, x[:, None], Layout.of(bounds), scale=1.0)[:, 0]
+
+
+def sentences(batch: Packed, ends: tuple[int, ...]) -> tuple[Bounds, Bounds]:
+    """Where sentences begin and end among the rows, and which sentences make up each sequence; an empty one has none.
+
+    >>> sentences(Packed.of([[5, 9, 9, 6], [], [7, 9]]), ends=(9,))
+    ((0, 3, 4, 6), (0, 2, 2, 3))
+    """
+    tokens, types = batch.tokens.cpu().numpy(), batch.types.cpu().numpy()
+    end = np.isin(tokens, ends)
+    begins = np.zeros(len(tokens), np.bool_)
+    begins[1:] = (end[:-1] & ~end[1:]) | (types[:-1] != types[1:])
+    begins[[first for first, last in pairwise(batch.bounds) if first < last]] = True
+    starts = np.flatnonzero(begins)
+    texts = np.searchsorted(starts, batch.bounds)
+    return (*starts.tolist(), len(tokens)), tuple(texts.tolist())

@@ -1,0 +1,143 @@
+"""What a model from before the Transformer is: words, what goes over their rows, and how a text is read off them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from heedful.errors import HeedfulError
+from heedful.model.config import ModelConfig, Normal, TruncatedNormal, Xavier
+
+
+def _least(config: object, **least: int) -> None:
+    for name, low in least.items():
+        if getattr(config, name) < low:
+            raise HeedfulError(f"{name} is {getattr(config, name)}; expected a number from {low}")
+
+
+# -- over the rows of words -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recurrent:
+    """A recurrent net in both directions: LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014)."""
+
+    kind: Literal["recurrent"] = "recurrent"
+    cell: Literal["lstm", "gru"] = "lstm"
+    width: int = 128  # of each direction: rows become twice as wide
+    layers: int = 1
+
+    def __post_init__(self) -> None:
+        _least(self, width=1, layers=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelfAttention:
+    """softmax(X X) X, or of cosines: each word becomes a mean of its text's words by likeness; nothing is trained.
+
+    A demonstration: two words always attend to each other as much, whatever stands around them.
+    """
+
+    kind: Literal["self"] = "self"
+    score: Literal["dot", "cosine"] = "dot"
+
+
+# -- readers: a text's rows become one or more vectors --------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reader:
+    """What all of them have."""
+
+    over: Recurrent | SelfAttention | None = None  # None: the rows of words as they are
+    binary: Literal["softmax", "sigmoid"] = "softmax"  # of two labels: two scores, or one for the second label
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bag(Reader):
+    """The sum or the mean of the rows: a bag of words, in which order does not count."""
+
+    kind: Literal["bag"] = "bag"
+    how: Literal["mean", "sum"] = "mean"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attention(Reader):
+    """softmax(K q) V with a trained query: what the classifier looks for (Yang et al. 2016; Lin et al. 2017).
+
+    K are the rows, W x, or tanh(W x + b); V are the rows or W x.
+    """
+
+    kind: Literal["attention"] = "attention"
+    queries: Literal["one", "classes"] = "one"  # for all, or one for each class, whose score is read off its own vector
+    keys: Literal["rows", "linear", "tanh"] = "rows"
+    values: Literal["rows", "linear"] = "rows"
+    scaled: bool = False  # K q / sqrt(width)
+
+    def __post_init__(self) -> None:
+        if self.queries == "classes" and self.binary == "sigmoid":
+            raise HeedfulError('queries is "classes", which gives each class its own score: let binary be "softmax"')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Structured(Reader):
+    """Several mixtures of a text's rows side by side, A = softmax(W2 tanh(W1 H)) and M = A H (Lin et al. 2017).
+
+    penalty |A A - 1|^2 (Frobenius) is added to the loss of each text, so that the mixtures differ (section 2.2). The
+    sizes are those of section 4.1.
+    """
+
+    kind: Literal["structured"] = "structured"
+    over: Recurrent | SelfAttention | None = Recurrent(width=300)
+    hops: int = 30  # how many mixtures
+    inner: int = 350
+    penalty: float = 1.0
+    hidden: int = 0  # units of a layer with ReLU before the scores (3,000 in the paper); 0: none
+
+    def __post_init__(self) -> None:
+        _least(self, hops=1, inner=1, hidden=0, penalty=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hierarchical(Reader):
+    """Words to sentences to the document, with attention in both: softmax(tanh(W h + b) u) h (Yang et al. 2016).
+
+    A sentence ends after tokens of `ends`, several in a row count as one end, and where the second text of a pair
+    begins. The sizes are those of section 3.3.
+    """
+
+    kind: Literal["hierarchical"] = "hierarchical"
+    over: Recurrent | SelfAttention | None = Recurrent(cell="gru", width=50)
+    sentences: Recurrent | None = Recurrent(cell="gru", width=50)  # over the rows of sentences
+    inner: int = 100
+    ends: tuple[int, ...] = ()  # token ids
+
+    def __post_init__(self) -> None:
+        _least(self, inner=1)
+
+
+Readers = Bag | Attention | Structured | Hierarchical
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassicConfig(ModelConfig):
+    """A classic model: an embedding of words, or with an encoder their rows in context, and what reads them."""
+
+    reader: Bag | Attention | Structured | Hierarchical = Bag()
+    frozen: bool = False  # embedding and encoder stay as they are, and nothing is dropped out in them
+    initialisation: TruncatedNormal | Normal | Xavier = Xavier()  # noqa: RUF009  # frozen
+
+    def __post_init__(self) -> None:
+        if self.decoder is not None:
+            raise HeedfulError("a classic model reads the rows of words or of an encoder: it has no decoder")
+
+    @property
+    def below(self) -> int:
+        """The width of the rows of words."""
+        return self.embedding.width if self.encoder is None else self.encoder.width
+
+    @property
+    def width(self) -> int:
+        """Of the rows that come out."""
+        over = self.reader.over
+        return 2 * over.width if isinstance(over, Recurrent) else self.below

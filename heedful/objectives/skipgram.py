@@ -1,0 +1,130 @@
+"""Skip-gram with negative sampling: a word's vector tells the words around it (Mikolov et al. 2013, NIPS)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from heedful.checkpoint import Loaded
+from heedful.data.order import mixed
+from heedful.errors import HeedfulError
+from heedful.objectives.base import Batch, Loss, Objective, Sample, pack, wide
+from heedful.objectives.draw import below, uniform
+
+NOISE = 1  # what a key is mixed with for the words that are not there
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SkipGram(Objective):
+    """-log sigmoid(u_o v_c) - sum of log sigmoid(-u_n v_c), over words c and their neighbours o.
+
+    v are the model's embedding, which stays, and u are vectors beside it, which are thrown away. Frequent words are
+    left out before neighbours are found, with probability 1 - sqrt(t / f) of their share f (section 2.3); the words n
+    are drawn by count^0.75 (section 2.2), and one that is o itself counts nothing; neighbours are up to R places away,
+    R drawn from 1 to `window` for each c (Mikolov et al. 2013, ICLR, section 3.2). What is drawn depends on the key
+    of a sample alone.
+    """
+
+    counts: NDArray[np.int64]  # of each token in all samples
+    width: int  # of the model's embedding
+    window: int = 5
+    negatives: int = 5
+    frequent: float = 1e-3  # t; 1e-5 in the paper, for a billion words
+    power: float = 0.75
+    beside: nn.Module | None = field(init=False, default=None)  # u, from zeros
+
+    def __post_init__(self) -> None:
+        for name in ("window", "negatives", "width"):
+            if getattr(self, name) < 1:
+                raise HeedfulError(f"{name} is {getattr(self, name)}; expected a whole number from 1")
+        if not self.frequent > 0:
+            raise HeedfulError(f"frequent is {self.frequent}; expected a share of all words above 0")
+        if not self.counts.any():
+            raise HeedfulError("no word is counted: there is nothing to learn vectors from")
+        out = nn.Embedding(len(self.counts), self.width)
+        nn.init.zeros_(out.weight)
+        object.__setattr__(self, "beside", out)
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], size: int, *, ignored: Sequence[int] = (), **more: Any) -> SkipGram:
+        """For those samples of so many tokens; the ignored ones (what is unknown, say) are no words."""
+        tokens = np.concatenate([np.zeros(0, np.int32), *(sample.tokens for sample in samples)])
+        counts = np.bincount(tokens, minlength=size)
+        counts[list(ignored)] = 0
+        return cls(counts=counts, **more)
+
+    @cached_property
+    def kept(self) -> NDArray[np.float64]:
+        """With which probability each token stays."""
+        share = self.counts / self.counts.sum()
+        stays: NDArray[np.float64] = np.sqrt(self.frequent / np.where(share > 0, share, 1.0))
+        kept: NDArray[np.float64] = np.where(share > 0, stays.clip(max=1.0), 0.0)
+        return kept
+
+    @cached_property
+    def _noise(self) -> NDArray[np.float64]:
+        """The share of all tokens up to each one, by which tokens are drawn."""
+        weights = np.where(self.counts > 0, self.counts.astype(np.float64) ** self.power, 0.0)
+        summed: NDArray[np.float64] = np.cumsum(weights)
+        summed /= summed[-1]
+        return summed
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """Pairs of neighbours: the rows of c, and for each o and the words that are not there."""
+        rows: list[NDArray[np.int64]] = []
+        targets: list[NDArray[np.int64]] = []
+        start = 0
+        for sample, key in zip(samples, keys, strict=True):
+            centres, neighbours = self._pairs(sample, key)
+            drawn = uniform(mixed(key, NOISE), len(centres) * self.negatives).reshape(-1, self.negatives)
+            noise = np.searchsorted(self._noise, drawn, side="right")
+            rows.append(start + centres)
+            targets.append(np.concatenate([sample.tokens[neighbours][:, None], noise], 1))
+            start += len(sample)
+        found = torch.from_numpy(np.concatenate([np.zeros((0, 1 + self.negatives), np.int64), *targets]))
+        weights = (found != found[:, :1]).float()
+        weights[:, 0] = 1.0
+        return Batch(
+            packed=pack(samples),
+            targets=found,
+            weights=weights,
+            rows=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *rows])),
+        )
+
+    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
+        assert batch.rows is not None and self.beside is not None
+        v = loaded.model.embedding.tokens(batch.packed.tokens[batch.rows])
+        u = self.beside(batch.targets)
+        return Loss((pair_losses(wide(v), wide(u)) * batch.weights).sum(), float(len(batch.rows)))
+
+    def _pairs(self, sample: Sample, key: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The places of words and of their neighbours, for each word in order; sequences of a sample stay apart."""
+        drawn = uniform(key, 2 * len(sample)).reshape(2, -1)
+        places = np.flatnonzero(drawn[0] < self.kept[sample.tokens])
+        owner = np.searchsorted(sample.bounds, places, side="right")
+        reach = 1 + below(drawn[1, places], self.window)
+        steps = np.concatenate([np.arange(-self.window, 0), np.arange(1, self.window + 1)])
+        other = np.arange(len(places))[:, None] + steps
+        inside = (other >= 0) & (other < len(places)) & (abs(steps) <= reach[:, None])
+        inside &= owner[other.clip(0, max(len(places) - 1, 0))] == owner[:, None] if len(places) else False
+        centre, step = np.nonzero(inside)
+        return places[centre], places[other[centre, step]]
+
+
+def pair_losses(
+    v: Float[Tensor, "pairs width"], u: Float[Tensor, "pairs targets width"]
+) -> Float[Tensor, "pairs targets"]:
+    """-log sigmoid(u v) of the first target of each pair, and -log sigmoid(-u v) of the others."""
+    scores = torch.einsum("pd,ptd->pt", v, u)
+    signs = torch.ones_like(scores)
+    signs[:, 1:] = -1.0
+    return -F.logsigmoid(signs * scores)

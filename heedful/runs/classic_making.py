@@ -1,0 +1,156 @@
+"""A classic model made on the spot: its words from the training texts, its vectors drawn, read from a file or learned.
+
+Where a model is named, its rows are read instead: words in context, from an encoder that stays as it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heedful.checkpoint import Config, Loaded, assign, create, load
+from heedful.data.vectors import WordVectors, read_vectors
+from heedful.errors import HeedfulError
+from heedful.model.classic_config import ClassicConfig, Hierarchical, Readers
+from heedful.model.config import EmbeddingConfig
+from heedful.objectives import Sample
+from heedful.objectives.skipgram import SkipGram
+from heedful.runs.settings import StartSettings, WordSettings
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+from heedful.tokenizer.words import count_words, word_tokenizer
+from heedful.train.loop import Trainer
+from heedful.train.settings import AdamW, Steps, TrainSettings
+
+FAMILY = "heedful-classic"
+ENDS = (".", "!", "?", "…", "。", "！", "？")  # tokens that end a sentence
+Said = Callable[[str], None]
+
+
+def classic_start(settings: StartSettings, texts: Sequence[str], seed: int, said: Said) -> Loaded:
+    """The classic model that training starts from, without a head."""
+    assert settings.classic is not None
+    if settings.model:
+        return _in_context(settings, seed)
+    words = settings.words
+    if words.tokens == "subwords":
+        names = TokenizerSettings(vocabulary=words.vocabulary, lower_case=words.lower_case)
+        tokenizer, known = train(texts, names), None
+    else:
+        tokenizer, known = _words(words, texts)
+    config = ClassicConfig(
+        embedding=EmbeddingConfig(
+            vocabulary=tokenizer.size,
+            width=words.width if known is None else known.rows.shape[1],
+            dropout=words.dropout,
+        ),
+        reader=_ended(settings.classic, tokenizer),
+    )
+    made = create(Config(family=FAMILY, model=config), tokenizer, seed=seed)
+    said(f"a classic model of {made.count():,} parameters without its head, over {tokenizer.size:,} {words.tokens}")
+    if known is not None:
+        said(put_vectors(made, known))
+    if settings.steps:
+        said(_learn(made, texts, settings.steps, seed))
+    return frozen(made) if words.frozen else made
+
+
+def _in_context(settings: StartSettings, seed: int) -> Loaded:
+    """Over the rows of an encoder that is named."""
+    inner = load(settings.model, revision=settings.revision or None)
+    model = inner.config.model
+    if inner.tokenizer is None or model.encoder is None or model.decoder is not None or type(model) is ClassicConfig:
+        raise HeedfulError(
+            f"{inner.source}: a classic model reads the rows of an encoder that has a tokenizer, and this one has none"
+        )
+    assert settings.classic is not None
+    config = ClassicConfig(
+        embedding=model.embedding,
+        encoder=model.encoder,
+        reader=_ended(settings.classic, inner.tokenizer),
+        frozen=True,
+    )
+    made = create(Config(family=FAMILY, model=config), inner.tokenizer, seed=seed)
+    known, given = inner.named(), made.named()
+    body = {name for name in known if name.startswith(("embedding.", "encoder."))}
+    assert body == {name for name in given if not name.startswith("over.")}
+    assign(made, {name: (known if name in body else given)[name].detach() for name in given}, "cpu")
+    made.source = f"a classic model over {inner.source}"
+    return made.eval()
+
+
+def _words(settings: WordSettings, texts: Sequence[str]) -> tuple[Tokenizer, WordVectors | None]:
+    """The words of the texts, the most frequent first, and then those of the file, as many as there may be."""
+    counted = count_words(texts, lower_case=settings.lower_case)
+    most = settings.vocabulary - 1  # one stands for all others
+    mine = [word for word, _ in counted.most_common(most)]
+    known = None
+    if settings.vectors:
+        known = read_vectors(settings.vectors, wanted=mine, others=most - len(mine))
+        if not set(known.words) & set(mine):
+            raise HeedfulError(
+                f"{settings.vectors} has a vector for none of the {len(mine):,} words of the training texts: is it of "
+                "another language, or in capitals (words.lower_case = false)?"
+            )
+        seen = set(mine)
+        mine += [word for word in known.words if word not in seen]
+    return word_tokenizer(mine, lower_case=settings.lower_case), known
+
+
+@torch.no_grad()
+def put_vectors(loaded: Loaded, known: WordVectors) -> str:
+    """Give the tokens that are words of the file their vectors, and say of how many that is true."""
+    tokenizer = loaded.tokenizer
+    assert tokenizer is not None
+    ids = [tokenizer.id(word) for word in known.words]
+    there = [number for number, id in enumerate(ids) if id is not None]
+    table = loaded.model.embedding.tokens.weight
+    table[torch.tensor([ids[number] for number in there])] = torch.from_numpy(known.rows[there]).to(table)
+    return f"{len(there):,} of {tokenizer.size:,} tokens have a vector from the file; the others are drawn"
+
+
+def _learn(loaded: Loaded, texts: Sequence[str], steps: int, seed: int) -> str:
+    """Train the vectors by skip-gram first."""
+    tokenizer = loaded.tokenizer
+    assert tokenizer is not None
+    encoded = [ids for ids in tokenizer.ids(list(texts)) if len(ids) > 1]
+    samples = [Sample.of([ids.tolist()], [[0] * len(ids)]) for ids in encoded]
+    unknown = [] if tokenizer.special.unknown is None else [tokenizer.special.unknown]
+    width = loaded.config.model.embedding.width
+    objective = SkipGram.of(samples, tokenizer.size, ignored=unknown, width=width)
+    how = TrainSettings(length=Steps(count=steps), batch=64, optimiser=AdamW(rate=1e-2), seed=seed)
+    began = time.monotonic()
+    losses = [step.loss for step in Trainer(loaded, objective, samples, how)]
+    return (
+        f"vectors learned by skip-gram in {time.monotonic() - began:.0f} s; the loss of a pair went from "
+        f"{losses[0]:.2f} to {np.mean(losses[-20:]):.2f}"
+    )
+
+
+def _ended(reader: Readers, tokenizer: Tokenizer) -> Readers:
+    """A reader that reads sentences knows which tokens end one."""
+    if not isinstance(reader, Hierarchical) or reader.ends:
+        return reader
+    ids = [tokenizer.id(token) for token in ENDS]
+    ends = tuple(id for id in ids if id is not None)
+    if not ends:
+        raise HeedfulError(
+            f"no token ends a sentence: the vocabulary has none of {' '.join(ENDS)}; give their ids in "
+            "start.classic.ends, or take another kind than hierarchical"
+        )
+    return replace(reader, ends=ends)
+
+
+def frozen(loaded: Loaded) -> Loaded:
+    """The same classic model, whose words learn no more."""
+    model = loaded.config.model
+    assert isinstance(model, ClassicConfig)
+    with torch.device("meta"):
+        made = Loaded(replace(loaded.config, model=replace(model, frozen=True)), loaded.tokenizer, loaded.source)
+    tensors: dict[str, Tensor] = {name: each.detach() for name, each in loaded.named().items()}
+    assign(made, tensors, "cpu")
+    return made.eval()

@@ -1,0 +1,48 @@
+"""Whole words as tokens, as models had them before subwords: what is not in the vocabulary is unknown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
+
+from heedful.errors import HeedfulError
+from heedful.tokenizer.core import Tokenizer
+from heedful.tokenizer.guard import guarded
+
+UNKNOWN = "[UNK]"
+
+
+def word_tokenizer(words: Sequence[str], *, lower_case: bool = True) -> Tokenizer:
+    """A token for each word, and 0 for any other; texts are split at spaces and around punctuation.
+
+    Nothing stands around a text. Lower-casing takes accents off too.
+    """
+    kept = [word for word in dict.fromkeys(words) if word != UNKNOWN]
+    ids = {word: number for number, word in enumerate([UNKNOWN, *kept])}
+    if not kept:
+        raise HeedfulError("there are no words to make a vocabulary of: give some")
+    with guarded("this vocabulary cannot be used", "check its words"):
+        backend = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
+        backend.normalizer = _normalizer(lower_case)
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        backend.add_special_tokens([UNKNOWN])
+    return Tokenizer(backend, {"unk_token": UNKNOWN})
+
+
+def count_words(texts: Iterable[str], *, lower_case: bool = True) -> Counter[str]:
+    """How often each word stands in the texts, in the order in which they first do."""
+    normalize, split = _normalizer(lower_case).normalize_str, pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    counted: Counter[str] = Counter()
+    with guarded("the texts cannot be split into words", "read them as UTF-8"):
+        for text in texts:
+            counted.update(word for word, _ in split(normalize(text)))
+    return counted
+
+
+def _normalizer(lower_case: bool) -> normalizers.Normalizer:
+    return normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=lower_case, lowercase=lower_case
+    )

@@ -1,0 +1,74 @@
+"""Folders of classic models: everything comes back, and the engine answers from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import heedful
+from heedful.checkpoint import load, save
+from heedful.checkpoint.attach import attach
+from heedful.errors import HeedfulError
+from heedful.model.classic_config import ClassicConfig
+from heedful.model.config import StackConfig
+from heedful.packed import Packed
+from tests.classics import BATCH, READERS, bare
+
+TEXTS = ["the film was good . very good .", "", "unheard of", ("the end", "not bad")]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_folder_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
+    made = attach(bare(READERS[name]), "classes", labels=("bad", "good"), seed=1).eval()
+    save(made, tmp_path / "one")
+    again = load(tmp_path / "one")
+    assert again.config.model == made.config.model and again.config.head == made.config.head
+    assert isinstance(again.config.model, ClassicConfig) and again.limit is None
+    assert again.named().keys() == made.named().keys()
+    assert all(torch.equal(each, made.named()[key]) for key, each in again.named().items())
+    with torch.no_grad():
+        assert torch.equal(again(Packed.of(BATCH)), made(Packed.of(BATCH)))
+    config = json.loads((tmp_path / "one/config.json").read_text())
+    assert config["model_type"] == "heedful-classic" and config["architectures"] == ["HeedfulClassicForClasses"]
+    save(again, tmp_path / "two")
+    for file in ("config.json", "model.safetensors", "tokenizer.json", "heedful.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+    answers = heedful.Engine(again)(TEXTS)
+    with torch.no_grad():
+        for text, answer in zip(TEXTS, answers, strict=True):
+            assert again.tokenizer is not None
+            encoded = again.tokenizer.encode(text)
+            shares = made(Packed.of([encoded.ids], [encoded.types])).softmax(-1)[0].tolist()
+            assert list(answer["probabilities"].values()) == pytest.approx(shares, abs=1e-6)
+    for kind, more in (("tokens", {"labels": ("O", "X")}), ("embedding", {})):
+        other = attach(again, kind, **more)
+        save(other, tmp_path / kind)
+        assert len(heedful.Engine(load(tmp_path / kind))(["the film"])) == 1
+
+
+def test_what_is_frozen_stays_frozen(tmp_path: Path) -> None:
+    stack = StackConfig(width=4, layers=1, heads=2, head_width=2, inner_width=8)
+    made = bare(READERS["recurrent"], encoder=stack, frozen=True)
+    save(made, tmp_path / "model")
+    again = load(tmp_path / "model")
+    assert {name.split(".")[0] for name, each in again.named().items() if each.requires_grad} == {"over"}
+    assert torch.equal(again(Packed.of(BATCH)), made.eval()(Packed.of(BATCH)))
+
+
+def test_a_config_that_is_wrong_is_refused(tmp_path: Path) -> None:
+    save(bare(READERS["structured"]), tmp_path / "model")
+    path = tmp_path / "model/config.json"
+    whole = json.loads(path.read_text())
+    for change, message in (
+        ({"hops": 0}, "hops is 0; expected a number from 1"),
+        ({"hop": 3}, r'model: reader.hop is not a setting \(did you mean "hops"\?\)'),
+        ({"over": {"kind": "recurrent", "width": 5}}, "do not belong together"),
+    ):
+        model = whole["model"] | {"reader": whole["model"]["reader"] | change}
+        path.write_text(json.dumps(whole | {"model": model}))
+        with pytest.raises(HeedfulError, match=message):
+            load(tmp_path / "model")

@@ -1,0 +1,84 @@
+"""Tiny classic models, and one recurrent step written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heedful.checkpoint import Config, Loaded, create
+from heedful.checkpoint.attach import attach
+from heedful.model.classic_config import (
+    Attention,
+    Bag,
+    ClassicConfig,
+    Hierarchical,
+    Readers,
+    Recurrent,
+    SelfAttention,
+    Structured,
+)
+from heedful.model.config import EmbeddingConfig
+from heedful.tokenizer import Tokenizer
+from heedful.tokenizer.words import word_tokenizer
+
+WORDS = ["the", "film", "was", "good", "bad", "very", "not", "and", "end", "."]
+TOKENIZER = word_tokenizer(WORDS)
+END = 10  # the id of "."
+BATCH = [[1, 2, 3, 6, 4, 10, 8, 9, 10, 10, 7, 5], [], [4], [10, 1, 2, 10], [5, 6, 7]]
+LSTM, GRU = Recurrent(width=3, layers=2), Recurrent(cell="gru", width=3)
+READERS: dict[str, Readers] = {
+    "bag of means": Bag(),
+    "bag of sums": Bag(how="sum", binary="sigmoid"),
+    "plain attention": Attention(),
+    "keys and values": Attention(keys="linear", values="linear", scaled=True),
+    "a query for each class": Attention(keys="tanh", queries="classes"),
+    "structured": Structured(over=LSTM, hops=3, inner=5),
+    "structured, hidden": Structured(over=None, hops=2, inner=5, hidden=6),
+    "hierarchical": Hierarchical(over=GRU, sentences=LSTM, inner=5, ends=(END,)),
+    "hierarchical, plain": Hierarchical(over=None, sentences=None, inner=5, ends=(END,)),
+    "recurrent": Bag(over=GRU),
+    "dot products": Bag(over=SelfAttention()),
+    "cosines": Bag(over=SelfAttention(score="cosine")),
+}
+
+
+def bare(reader: Readers, tokenizer: Tokenizer = TOKENIZER, width: int = 4, seed: int = 0, **more: Any) -> Loaded:
+    """A classic model without a head."""
+    embedding = EmbeddingConfig(vocabulary=tokenizer.size, width=width)
+    config = ClassicConfig(embedding=embedding, reader=reader, **more)
+    return create(Config(family="heedful-classic", model=config), tokenizer, seed=seed)
+
+
+def classic(name: str, labels: tuple[str, ...] = ("bad", "good"), **more: Any) -> Loaded:
+    """With scores for labels, in float64."""
+    return attach(bare(READERS[name], **more), "classes", labels=labels, seed=1).double().eval()
+
+
+def step(cells: nn.Module, x: Tensor, h: Tensor, c: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """One step of an LSTM or a GRU, from the published formulas, with torch's names of the weights."""
+    w, u, b, d = (getattr(cells, f"{what}_{name}") for what in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+    if isinstance(cells, nn.LSTM):
+        i, f, g, o = (w @ x + b + u @ h + d).chunk(4)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * c.tanh(), c
+    (wr, wz, wn), (ur, uz, un) = (w @ x + b).chunk(3), (u @ h + d).chunk(3)
+    z = (wz + uz).sigmoid()
+    return (1 - z) * (wn + (wr + ur).sigmoid() * un).tanh() + z * h, c
+
+
+def recurrent(cells: Any, rows: Tensor) -> Tensor:
+    """Both directions of all layers, one row after another."""
+    for layer in range(cells.num_layers):
+        sides = []
+        for back in (False, True):
+            name = f"l{layer}_reverse" if back else f"l{layer}"
+            h = c = rows.new_zeros(cells.hidden_size)
+            made = []
+            for x in reversed(rows) if back else rows:
+                h, c = step(cells, x, h, c, name)
+                made.append(h)
+            sides.append(torch.stack(made[::-1] if back else made))
+        rows = torch.cat(sides, -1)
+    return rows

@@ -1,0 +1,42 @@
+"""Files of word vectors: both formats, what is kept of a large one, and what is wrong with a bad one."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from heedful.data.vectors import read_vectors
+from heedful.errors import HeedfulError
+
+GLOVE = "the 0.5 -1e-2 3\n, 1 2 3\n. . 4 5 6\ncafé 7 8 9\nthe 0 0 0\n"
+
+
+def test_both_formats_are_read_alike(tmp_path: Path) -> None:
+    (tmp_path / "glove.txt").write_text(GLOVE, encoding="utf-8")
+    with gzip.open(tmp_path / "word2vec.txt.gz", "wt", encoding="utf-8", newline="\r\n") as file:
+        file.write("4 3\n" + GLOVE.replace("\n", " \n"))  # word2vec ends its lines with a space
+    for name in ("glove.txt", "word2vec.txt.gz"):
+        found = read_vectors(tmp_path / name)
+        assert found.words == ("the", ",", ". .", "café"), "of a word that is there twice the first counts"
+        assert found.rows.tolist() == [[0.5, pytest.approx(-0.01), 3], [1, 2, 3], [4, 5, 6], [7, 8, 9]]
+        some = read_vectors(tmp_path / name, wanted=["café", "tea"], others=1)
+        assert some.words == ("the", "café") and some.rows.shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("the 1 2\nof 1\n", "line 2 has 2 parts; expected a word and 2 numbers"),
+        ("2 3\nthe 1 2\n", "line 2 has 3 parts; expected a word and 3 numbers"),
+        ("the\n", "line 1 has 1 parts; expected a word and its numbers"),
+        ("the 1 x\n", "line 1: could not convert string to float: .*; expected a word and 2 numbers"),
+        ("the 1 nan\n", "line 1 holds NaN or infinite numbers"),
+        ("", "has no vector of a word that is wanted"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "vectors.txt").write_text(text)
+    with pytest.raises(HeedfulError, match=message):
+        read_vectors(tmp_path / "vectors.txt")

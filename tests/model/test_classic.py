@@ -1,0 +1,208 @@
+"""Classic models against plain loops; packed and alone; what is frozen; what learns."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from heedful.checkpoint import Config, Loaded, create
+from heedful.checkpoint.attach import attach
+from heedful.data import Labelled
+from heedful.errors import HeedfulError
+from heedful.model.classic import sentences
+from heedful.model.classic_config import Attention, Bag, ClassicConfig, Hierarchical, Recurrent, Structured
+from heedful.model.config import Classes, EmbeddingConfig, Learned, StackConfig
+from heedful.model.readers import Queries, ReadClasses
+from heedful.packed import Packed
+from heedful.tasks.classify import Classify
+from heedful.train.loop import Steps, Trainer, TrainSettings
+from heedful.train.settings import AdamW
+from tests.classics import BATCH, END, READERS, TOKENIZER, bare, classic, recurrent
+
+
+def softmax(scores: list[Tensor]) -> list[Tensor]:
+    each = [score.exp() for score in scores]
+    return [score / sum(each) for score in each]
+
+
+def mixed(queries: Queries, rows: list[Tensor], scale: float = 1.0) -> list[Tensor]:
+    """One vector for each query: a = softmax(scale q k), the sum of a v."""
+    keys, values = [queries.key(x) for x in rows], [queries.value(x) for x in rows]
+    keys = [k.tanh() for k in keys] if queries.tanh else keys
+    made = []
+    for q in queries.queries:
+        weights = softmax([scale * (q * k).sum() for k in keys])
+        made.append(sum((a * v for a, v in zip(weights, values, strict=True)), torch.zeros(()).double()))
+    return made
+
+
+def by_loops(loaded: Loaded, ids: list[int], ends: tuple[int, ...] = (END,)) -> Tensor:
+    """The scores of one text, word by word, from the papers' formulas."""
+    head: Any = loaded.head
+    body: Any = loaded.model
+    reader, width = body.classic.reader, body.classic.width
+    empty = torch.zeros(width, dtype=torch.float64)
+    rows = body.embedding.tokens.weight[torch.tensor(ids, dtype=torch.long)]
+    match reader.over:
+        case Recurrent() if ids:
+            rows = recurrent(body.over.cells, rows)
+        case None | Recurrent():
+            pass
+        case over:
+            like = rows / rows.norm(dim=-1, keepdim=True) if over.score == "cosine" else rows
+            weights = [softmax([(x * y).sum() for y in like]) for x in like]
+            if ids:
+                rows = torch.stack([sum((a * y for a, y in zip(each, rows, strict=True)), empty) for each in weights])
+    match reader:
+        case Bag(how=how):
+            total = sum(rows, empty)
+            vectors = [total / len(ids) if how == "mean" and ids else total]
+        case Hierarchical():
+            parts: list[list[Tensor]] = []
+            for number, row in enumerate(rows):
+                if number == 0 or (ids[number - 1] in ends and ids[number] not in ends):
+                    parts.append([])
+                parts[-1].append(row)
+            found = [mixed(head.hierarchy.words, part)[0] for part in parts]
+            if head.hierarchy.over is not None and found:
+                found = list(recurrent(head.hierarchy.over.cells, torch.stack(found)))
+            vectors = mixed(head.hierarchy.sentences, found) if found else [torch.zeros(head.hierarchy.width).double()]
+        case _:
+            scale = 1 / math.sqrt(width) if isinstance(reader, Attention) and reader.scaled else 1.0
+            count = len(head.queries.queries)
+            vectors = mixed(head.queries, list(rows), scale) if ids else [empty] * count
+    weight, bias = head.out.weight, head.out.bias
+    if isinstance(reader, Attention) and reader.queries == "classes":
+        return torch.stack([(w * h).sum() + b for w, h, b in zip(weight, vectors, bias, strict=True)])
+    flat = torch.cat(vectors)
+    if isinstance(reader, Structured) and reader.hidden:
+        flat = (head.hidden.weight @ flat + head.hidden.bias).relu()
+    scores = weight @ flat + bias
+    if reader.binary == "sigmoid":
+        assert len(scores) == 1
+        share = torch.cat([1 - scores.sigmoid(), scores.sigmoid()])
+        return share.log() - share.log()[0]
+    return scores
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_each_model_is_its_formula_packed_and_alone(name: str) -> None:
+    loaded = classic(name)
+    with torch.no_grad():
+        together = loaded(Packed.of(BATCH))
+        for ids, scores in zip(BATCH, together, strict=True):
+            assert torch.allclose(scores, by_loops(loaded, ids), atol=1e-12), ids
+            assert torch.allclose(scores, loaded(Packed.of([ids]))[0], atol=1e-12), ids
+        assert loaded(Packed.of([])).shape == (0, 2) and loaded(Packed.of([[], []])).shape == (2, 2)
+
+
+def gradient(loaded: Loaded, given: list[list[int]]) -> list[Tensor]:
+    loaded.zero_grad()
+    scores = loaded(Packed.of(given))
+    (scores * torch.arange(1.0, 3.0)).sum().backward()
+    return [torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in loaded.parameters()]
+
+
+@pytest.mark.parametrize("name", ["structured", "hierarchical", "keys and values"])
+def test_the_gradient_of_a_batch_is_the_sum_of_those_of_its_texts(name: str) -> None:
+    loaded = classic(name)
+    alone = [gradient(loaded, [ids]) for ids in BATCH]
+    for packed, *each in zip(gradient(loaded, BATCH), *alone, strict=True):
+        assert torch.allclose(packed, sum(each, torch.zeros_like(packed)), atol=1e-12)
+
+
+def test_sentences_end_once_and_pairs_begin_anew() -> None:
+    assert sentences(Packed.of(BATCH), (END,)) == ((0, 6, 10, 12, 13, 14, 17, 20), (0, 3, 3, 4, 6, 7))
+    assert sentences(Packed.of([[1, 2, 3, 4]], [[0, 0, 1, 1]]), (END,)) == ((0, 2, 4), (0, 2))
+    assert sentences(Packed.of([[], []]), (END,)) == ((0,), (0, 0, 0))
+
+
+def test_the_penalty_is_the_norm_of_frobenius() -> None:
+    """Two hops over two rows: A = [[a, 1 - a], [b, 1 - b]] gives four numbers of A A - 1."""
+    loaded = attach(bare(Structured(over=None, hops=2, inner=5, penalty=0.5)), "classes", labels=("a", "b")).double()
+    head, batch = loaded.head, Packed.of([[3, 4], [], [7]])
+    assert isinstance(head, ReadClasses)
+    rows = loaded.rows(batch)
+    (first, second), (other, last) = head.queries.weights(rows, batch.bounds)[0].tolist()
+    one, mix, two = first**2 + second**2 - 1, first * other + second * last, other**2 + last**2 - 1
+    found = head.penalty(rows, batch)
+    assert found[0].item() == pytest.approx(0.5 * (one**2 + 2 * mix**2 + two**2), abs=1e-12)
+    assert found[1].item() == 0, "an empty text has no mixtures"
+    assert found[2].item() == pytest.approx(0.5 * 2, abs=1e-12), "all of one row: [[1, 1], [1, 1]] less 1"
+
+    task = Classify(tokenizer=TOKENIZER, limit=None, labels=("a", "b"))
+    samples = task.read([Labelled(text="film was", label="b", file="x", line=1)] * 2).samples
+    loss = task.loss(loaded, task.batch(samples, [0, 0]))
+    packed = task.batch(samples, [0, 0]).packed
+    plain = -2 * loaded(packed)[0].log_softmax(-1)[1].item()
+    assert loss.sum.item() == pytest.approx(plain + head.penalty(loaded.rows(packed), packed).sum().item(), rel=1e-6)
+
+
+TEXTS = {"the film was good": "good", "the film was bad": "bad", "not good . the end": "bad", "not bad .": "good"}
+
+
+@pytest.mark.parametrize("name", ["keys and values", "structured", "hierarchical"])
+def test_it_overfits_a_few_texts(name: str) -> None:
+    loaded = attach(bare(READERS[name], width=16), "classes", labels=("bad", "good"))
+    task = Classify(tokenizer=TOKENIZER, limit=None, labels=("bad", "good"))
+    examples = [Labelled(text=text, label=label, file="x", line=1) for text, label in TEXTS.items()]
+    how = TrainSettings(length=Steps(count=25), batch=4, optimiser=AdamW(rate=0.05), precision="float32")
+    steps = list(Trainer(loaded, task, task.read(examples).samples, how))
+    found = [loaded(Packed.of([TOKENIZER.encode(text).ids]))[0].argmax().item() for text in TEXTS]
+    assert [("bad", "good")[number] for number in found] == list(TEXTS.values()), steps[-1].loss
+
+
+def test_an_encoder_that_is_frozen_gives_words_in_context() -> None:
+    stack = StackConfig(width=4, layers=2, heads=2, head_width=2, inner_width=8, dropout=0.5)
+    embedding = EmbeddingConfig(vocabulary=11, width=4, positions=Learned(count=20), dropout=0.5)
+    config = ClassicConfig(embedding=embedding, encoder=stack, reader=READERS["structured"], frozen=True)
+    loaded = attach(create(Config(family="heedful-classic", model=config), TOKENIZER), "classes", labels=("a", "b"))
+    body: Any = loaded.model
+    learning = {name.split(".")[0] for name, each in loaded.named().items() if each.requires_grad}
+    assert learning == {"over", "head"}
+    loaded.train()
+    inner = body.encoder(body.embedding(Packed.of(BATCH)), Packed.of(BATCH))
+    again = body.encoder(body.embedding(Packed.of(BATCH)), Packed.of(BATCH))
+    assert torch.equal(inner, again), "nothing is dropped out"
+    assert torch.allclose(body(Packed.of(BATCH))[:12], recurrent(body.over.cells, inner[:12]), atol=1e-6)
+    before = {name: each.detach().clone() for name, each in loaded.named().items()}
+    task = Classify(tokenizer=TOKENIZER, limit=20, labels=("a", "b"))
+    samples = task.read([Labelled(text="the film", label="a", file="x", line=1)]).samples
+    how = TrainSettings(length=Steps(count=2), batch=1, precision="float32")
+    trainer = Trainer(loaded, task, samples, how)
+    assert not [name for name in trainer.parameters if name.startswith(("embedding", "encoder"))]
+    assert len(list(trainer)) == 2  # the rate of the first step is 0
+    moved = {name for name, each in loaded.named().items() if not torch.equal(each, before[name])}
+    assert moved and not [name for name in moved if name.startswith(("embedding", "encoder"))]
+
+
+def test_counts_that_are_published() -> None:
+    """Of a bag of words on IMDB (CORRECTNESS, B.1), and by hand of Lin's and Yang's models."""
+
+    def count(reader: Any, vocabulary: int, width: int, labels: int) -> int:
+        config = ClassicConfig(embedding=EmbeddingConfig(vocabulary=vocabulary, width=width), reader=reader)
+        head = Classes(labels=tuple(map(str, range(labels))), dense=False, activation=None)
+        with torch.device("meta"):
+            return Loaded(Config(family="heedful-classic", model=config, head=head)).count()
+
+    assert count(Bag(), 21_635, 300, 2) == 6_491_102
+    lstm = 2 * 4 * (300 * 100 + 300 * 300 + 2 * 300)
+    assert count(Structured(), 50, 100, 5) == 50 * 100 + lstm + 350 * 600 + 30 * 350 + 5 * 30 * 600 + 5
+    gru = [2 * 3 * (50 * given + 50 * 50 + 2 * 50) for given in (200, 100)]
+    looks = 2 * (100 * 100 + 100 + 100)
+    assert count(Hierarchical(), 50, 200, 5) == 50 * 200 + sum(gru) + looks + 5 * 100 + 5
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(HeedfulError, match='"sigmoid", which is for two labels, but there are 3: use "softmax"'):
+        classic("bag of sums", labels=("a", "b", "c"))
+    with pytest.raises(HeedfulError, match='queries is "classes", which gives each class its own score'):
+        Attention(queries="classes", binary="sigmoid")
+    with pytest.raises(HeedfulError, match="hops is 0; expected a number from 1"):
+        Structured(hops=0)
+    with pytest.raises(HeedfulError, match="redraw is 1, but this model has 0 blocks"):
+        attach(bare(Bag()), "classes", labels=("a", "b"), redraw=1)

@@ -1,0 +1,185 @@
+"""Scores against loops written from their formulas; masks; what is read softly, hard and by drawing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from heedful.errors import HeedfulError
+from heedful.nn.attend import attend
+from heedful.nn.layout import Layout
+from heedful.nn.scores import (
+    Additive,
+    General,
+    Location,
+    align,
+    cosine,
+    dot,
+    drawn,
+    hard,
+    masks,
+    moved,
+    read,
+    reinforce,
+    scaled_dot,
+    soft,
+)
+
+WIDTH = 3
+LAYOUT = Layout.of([0, 3, 3, 5, 6], [0, 4, 6, 6, 7])  # n x m: 3 x 4, 0 x 2, 2 x 0, 1 x 1
+SCORES: dict[str, Callable[[], Any]] = {
+    "cosine": lambda: cosine,
+    "dot": lambda: dot,
+    "scaled": lambda: scaled_dot,
+    "general": lambda: filled(General(width=WIDTH, key_width=WIDTH)),
+    "additive": lambda: filled(Additive(width=WIDTH, key_width=WIDTH, inner_width=2)),
+    "location": lambda: filled(Location(width=WIDTH, longest=5)),
+}
+
+
+def filled(module: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(7)
+    for parameter in module.double().requires_grad_(False).parameters():
+        parameter.normal_(generator=generator)
+    return module
+
+
+def draw(layout: Layout = LAYOUT, width: int = WIDTH) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    rows = (layout.rows, *[layout.keys[-1][1]] * 2)
+    return [torch.randn(n, width, dtype=torch.float64, generator=generator) for n in rows]
+
+
+def product(x: Any, y: Any) -> float:
+    return sum(float(a) * float(b) for a, b in zip(x, y, strict=True))
+
+
+def by_formula(name: str, score: Any, q: Tensor, k: Tensor, j: int) -> float:
+    """One number, for a query and the key at place j."""
+    match name:
+        case "cosine":
+            return product(q, k) / math.sqrt(product(q, q) * product(k, k))
+        case "dot":
+            return product(q, k)
+        case "scaled":
+            return product(q, k) / math.sqrt(3)
+        case "general":
+            return sum(float(q[a]) * float(score.weight.weight[a, b]) * float(k[b]) for a in range(3) for b in range(3))
+        case "additive":
+            both = torch.cat([score.query.weight, score.key.weight], 1)  # [W U] [q; k]
+            inner = [math.tanh(product(row, torch.cat([q, k]))) for row in both]
+            return product(score.out.weight[0], inner)
+    return product(score.weight.weight[j], q)
+
+
+def softmax(numbers: list[float]) -> list[float]:
+    each = [math.exp(number) for number in numbers]
+    return [number / sum(each) for number in each]
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_trap_15_each_score_is_its_formula(name: str) -> None:
+    """Also with masks: a causal one leaves query 0 of 3 x 4 the keys 0 and 1, and nothing of what it may not see."""
+    score, (q, k, v) = SCORES[name](), draw()
+    for causal in (False, True):
+        sees = masks(LAYOUT, causal=causal)
+        out = read(soft(align(score, q, k, LAYOUT), sees), v, LAYOUT)
+        for (start, stop), (first, last) in zip(LAYOUT.queries, LAYOUT.keys, strict=True):
+            n, m = stop - start, last - first
+            for i in range(n):
+                places = [j for j in range(m) if not causal or j <= i + m - n]
+                weights = softmax([by_formula(name, score, q[start + i], k[first + j], j) for j in places])
+                seen = [(w, v[first + j]) for w, j in zip(weights, places, strict=True)]
+                wanted = [sum(w * float(row[d]) for w, row in seen) for d in range(3)]
+                assert out[start + i].tolist() == pytest.approx(wanted, abs=1e-12)
+    assert (out[3:5] == 0).all(), "queries without a key"
+
+
+def test_trap_15_how_scores_are_related() -> None:
+    q, k, _ = draw()
+    one = align(cosine, 100 * q, k, LAYOUT)
+    assert all((block.abs() <= 1 + 1e-12).all() for block in one)
+    assert (cosine(q[:1] * 0, k) == 0).all()
+    general = General(width=WIDTH, key_width=WIDTH).double()
+    with torch.no_grad():
+        general.weight.weight.copy_(torch.eye(WIDTH))
+    assert torch.equal(general(q, k), dot(q, k)) and torch.equal(scaled_dot(q, k), dot(q, k) / math.sqrt(WIDTH))
+    location = filled(Location(width=WIDTH, longest=5))
+    assert torch.equal(location(q, k[:4]), location(q, 9 + k[:4]))
+    with pytest.raises(HeedfulError, match="a sequence has 7 keys, but location scores know 5 places: make them with"):
+        location(q, k)
+    blocks = soft((location(q, k[:4]),))
+    assert torch.allclose(blocks[0].sum(-1), torch.ones(6).double(), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_gradients_and_permuted_keys(name: str) -> None:
+    score, (q, k, v) = SCORES[name](), [each.requires_grad_() for each in draw()]
+    parameters = list(score.requires_grad_().parameters()) if isinstance(score, nn.Module) else []
+
+    def run(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
+        return read(soft(align(score, q, k, LAYOUT), masks(LAYOUT, causal=True)), v, LAYOUT)
+
+    assert torch.autograd.gradcheck(run, (q, k, v, *parameters), fast_mode=True)
+    order = torch.tensor([2, 0, 3, 1, 4, 5, 6])  # of the keys of the first sequence
+    same = read(soft(align(score, q, k[order], LAYOUT)), v[order], LAYOUT) - read(
+        soft(align(score, q, k, LAYOUT)), v, LAYOUT
+    )
+    assert (same.abs().max() < 1e-12) == (name != "location"), "which alone knows places"
+
+
+def test_scaled_products_are_what_attend_computes() -> None:
+    q, k, v = draw()
+    ours = read(soft(align(scaled_dot, q, k, LAYOUT), masks(LAYOUT, window=1)), v, LAYOUT)
+    theirs = attend(q[:, None], k[:, None], v[:, None], LAYOUT, scale=WIDTH**-0.5, window=1)[:, 0]
+    assert torch.allclose(ours, theirs, atol=1e-12)
+
+
+def test_trap_16_hard_attention_is_one_hot_with_the_gradient_of_soft() -> None:
+    q, k, v = (each.requires_grad_() for each in draw())
+    sees = masks(LAYOUT, causal=True)
+    chosen = hard(align(dot, q, k, LAYOUT), sees)
+    for block, scores, mask in zip(chosen, align(dot, q, k, LAYOUT), sees, strict=True):
+        for row, numbers, may in zip(block.tolist(), scores.tolist(), mask.tolist(), strict=True):
+            best = max((number for number, can in zip(numbers, may, strict=True) if can), default=None)
+            assert row == [float(number == best) for number in numbers]
+    assert (read(chosen, v, LAYOUT)[3:5] == 0).all()
+    with torch.no_grad():
+        values = v.detach()
+    gradients = [
+        torch.autograd.grad(read(how(align(dot, q, k, LAYOUT), sees), values, LAYOUT).sum(), (q, k))
+        for how in (hard, soft)
+    ]
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    with pytest.raises(HeedfulError, match=r"the masks have the shapes .*, but the scores .*: give one for each pair"):
+        soft(align(dot, q, k, LAYOUT), sees[1:])
+
+
+def test_drawn_keys_and_their_estimator() -> None:
+    """The mean gradient of REINFORCE over all that may be drawn is that of the expected loss, whatever the baseline."""
+    q, k, _ = (each.requires_grad_() for each in draw())
+    layout, losses = Layout.of([0, 1], [0, 4]), torch.tensor([3.0, -1.0, 0.5, 2.0], dtype=torch.float64)
+    (shares,) = soft(align(dot, q[:1], k[:4], layout))
+    (wanted,) = torch.autograd.grad((shares[0] * losses).sum(), q)
+    for baseline in (0.0, 5.0):
+        (shares,) = soft(align(dot, q[:1], k[:4], layout))
+        (one,) = shares
+        each = [one[j].item() * reinforce(one[j].log()[None], losses[j : j + 1], baseline) for j in range(4)]
+        surrogate = torch.stack(each).sum()
+        assert torch.allclose(torch.autograd.grad(surrogate, q)[0], wanted, atol=1e-12)
+    assert moved(moved(0.0, 1.0), 3.0) == pytest.approx(0.9 * 0.1 + 0.1 * 3)
+
+    many = Layout.of([0, 2000], [0, 4])
+    found = drawn(align(dot, q[:1].expand(2000, -1), k[:4], many), generator=torch.Generator().manual_seed(0))
+    ones = torch.cat(found.weights)
+    assert ((ones == 0) | (ones == 1)).all() and (ones.sum(-1) == 1).all()
+    assert torch.allclose(found.logs, (ones * shares.log()).sum(-1), atol=1e-12)
+    spread = 5 * (shares * (1 - shares) / 2000).sqrt()
+    assert ((ones.mean(0) - shares[0]).abs() <= spread[0]).all()
+    none = drawn(align(dot, q, k, LAYOUT), masks(LAYOUT))
+    assert none.logs[3:5].tolist() == [0, 0] and [tuple(each.shape) for each in none.weights] == LAYOUT.sizes()

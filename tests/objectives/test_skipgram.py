@@ -1,0 +1,116 @@
+"""Skip-gram: the loss against a loop, which pairs there are, what is drawn, and that vectors come to mean something."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from heedful.errors import HeedfulError
+from heedful.model.classic_config import Bag
+from heedful.objectives import Sample
+from heedful.objectives.skipgram import SkipGram, pair_losses
+from heedful.tokenizer.words import word_tokenizer
+from heedful.train.loop import Steps, Trainer, TrainSettings
+from heedful.train.settings import AdamW
+from tests.classics import bare
+
+
+def sample(*texts: list[int]) -> Sample:
+    return Sample.of(list(texts), [[0] * len(text) for text in texts])
+
+
+SAMPLES = [sample([1, 2, 3, 4, 5, 6], [7, 8]), sample([3]), sample([]), sample([0, 9, 0, 1, 2])]
+
+
+def objective(**more: Any) -> SkipGram:
+    return SkipGram.of(SAMPLES, 10, **({"width": 4, "window": 2, "negatives": 3, "frequent": 1.0} | more))
+
+
+def pairs(objective: SkipGram, batch: Any) -> list[tuple[int, int]]:
+    return list(zip(batch.packed.tokens[batch.rows].tolist(), batch.targets[:, 0].tolist(), strict=True))
+
+
+def test_the_loss_is_the_formula() -> None:
+    """log sigmoid(u_o v_c) + sum of log sigmoid(-u_n v_c), with a word that was drawn and is o itself left out."""
+    loaded, learned = bare(Bag()), objective()
+    assert learned.beside is not None
+    learned.beside.weight.data.normal_(generator=torch.Generator().manual_seed(2))
+    batch = learned.batch(SAMPLES, [5, 6, 7, 8])
+    loss = learned.loss(loaded, batch)
+    v, u = loaded.model.embedding.tokens.weight.detach(), learned.beside.weight.detach()
+    total = 0.0
+    for row, (target, *noise) in zip(batch.rows.tolist(), batch.targets.tolist(), strict=True):
+        centre = v[batch.packed.tokens[row]]
+        total -= math.log(1 / (1 + math.exp(-float(centre @ u[target]))))
+        total -= sum(math.log(1 / (1 + math.exp(float(centre @ u[n])))) for n in noise if n != target)
+    assert loss.count == len(batch.rows) > 5 and loss.sum.item() == pytest.approx(total, rel=1e-5)
+    given = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 2), (3, 4, 2))]
+    assert torch.autograd.gradcheck(pair_losses, given)
+
+
+def test_pairs_are_neighbours_in_a_window_and_in_one_sequence() -> None:
+    learned = objective(window=1)  # of which there is one size
+    batch = learned.batch(SAMPLES, [1, 2, 3, 4])
+    one = [(1, 2), (2, 1), (2, 3), (3, 2), (3, 4), (4, 3), (4, 5), (5, 4), (5, 6), (6, 5), (7, 8), (8, 7)]
+    assert pairs(learned, batch) == [*one, (0, 9), (9, 0), (9, 0), (0, 9), (0, 1), (1, 0), (1, 2), (2, 1)]
+    wide, near, far = objective(), 0, 0
+    for key in range(200):
+        found = Counter(pairs(wide, wide.batch(SAMPLES[:1], [key])))
+        near, far = near + found[(3, 4)], far + found[(3, 5)]
+        assert max(found.values()) == 1 and (3, 6) not in found and (6, 7) not in found
+    assert near == 200 and abs(far - 100) < 5 * math.sqrt(50), "R is 1 or 2, as often"
+    ignored = objective(ignored=(0,), window=1)
+    assert pairs(ignored, ignored.batch(SAMPLES[3:], [4])) == [(9, 1), (1, 9), (1, 2), (2, 1)]
+    assert not (ignored.batch(SAMPLES, [1, 2, 3, 4]).targets == 0).any()
+
+
+def test_what_is_drawn_follows_the_keys_alone() -> None:
+    learned, keys = objective(frequent=0.05), [11, 12, 13, 14]
+    whole = learned.batch(SAMPLES, keys)
+    parts = [learned.batch([each], [key]) for each, key in zip(SAMPLES, keys, strict=True)]
+    assert torch.equal(whole.targets, torch.cat([part.targets for part in parts]))
+    assert torch.equal(whole.rows, torch.cat([p.rows + s for p, s in zip(parts, [0, 8, 9, 9], strict=True)]))
+    again = objective(frequent=0.05).batch(SAMPLES, keys)
+    assert torch.equal(whole.targets, again.targets) and not torch.equal(
+        learned.batch(SAMPLES[:1], [15]).targets, parts[0].targets
+    )
+    nothing = learned.loss(bare(Bag()), learned.batch([sample([])], [1]))
+    assert nothing.count == 0 and nothing.sum.item() == 0
+
+
+def test_frequent_words_and_noise_have_their_shares() -> None:
+    tokens = [1] * 700 + [2] * 200 + [3] * 100
+    learned = SkipGram.of([sample(tokens)], 5, width=2, window=1, negatives=4, frequent=0.05)
+    wanted = [0.0, *(min(1.0, math.sqrt(0.05 / share)) for share in (0.7, 0.2, 0.1)), 0.0]
+    assert learned.kept.tolist() == pytest.approx(wanted)
+    noise = np.concatenate([learned.batch([sample(tokens)], [key]).targets[:, 1:].numpy().ravel() for key in range(8)])
+    weights = np.array([0, *(count**0.75 for count in (700, 200, 100)), 0])
+    shares, found = weights / weights.sum(), np.bincount(noise, minlength=5) / len(noise)
+    assert (abs(found - shares) <= 5 * np.sqrt(shares * (1 - shares) / len(noise))).all()
+    for wrong, message in (({"window": 0}, "window is 0"), ({"frequent": 0.0}, "frequent is 0.0; expected a share")):
+        with pytest.raises(HeedfulError, match=message):
+            objective(**wrong)
+    with pytest.raises(HeedfulError, match="no word is counted"):
+        SkipGram.of([sample([])], 5, width=2)
+
+
+def test_words_of_one_subject_come_together() -> None:
+    subjects = ["cat dog horse cow".split(), "bread cheese apple soup".split()]  # noqa: SIM905
+    tokenizer = word_tokenizer([word for words in subjects for word in words])
+    draw = np.random.default_rng(0)
+    texts = [draw.choice(subjects[number % 2], 6).tolist() for number in range(60)]
+    samples = [sample([tokenizer.id(word) or 0 for word in text]) for text in texts]
+    loaded = bare(Bag(), tokenizer, width=8)
+    learned = SkipGram.of(samples, tokenizer.size, width=8, frequent=1.0, window=3)
+    how = TrainSettings(length=Steps(count=60), batch=16, optimiser=AdamW(rate=0.05), precision="float32")
+    steps = list(Trainer(loaded, learned, samples, how))
+    assert steps[0].loss == pytest.approx(math.log(2) * 6, rel=0.2) and steps[-1].loss < steps[0].loss
+    vectors = F.normalize(loaded.model.embedding.tokens.weight.detach()[1:], dim=-1)
+    alike = vectors @ vectors.T
+    assert alike[:4, :4].min() > alike[:4, 4:].max()

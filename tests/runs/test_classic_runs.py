@@ -1,0 +1,113 @@
+"""Classic models in runs: made on the spot, over vectors from a file, over another model; they go on bit for bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from folders import make
+from invented import classified, data, tune
+
+import heedful
+from heedful.checkpoint import load
+from heedful.errors import HeedfulError
+from heedful.model.classic_config import ClassicConfig, Hierarchical
+from heedful.runs import finetune as module
+from heedful.runs.classic_making import classic_start
+from heedful.runs.settings import StartSettings, WordSettings
+from heedful.train.fit import Watch
+from heedful.train.loop import Step, Trainer
+
+CLASSIC = {"start.classic.kind": "attention", "start.words.width": 8}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No plots and no timing; one thread, so that equal runs are equal."""
+    monkeypatch.setattr(module, "draw", lambda folder: [])
+    times = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
+    monkeypatch.setattr(module, "latency", lambda loaded: times)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_run_on_words_is_complete_and_goes_on(tmp_path: Path) -> None:
+    files = data("single", tmp_path / "data")
+    done = tune("classify", files, tmp_path / "run", CLASSIC)
+    assert done.results["base"] == "a classic model" and done.results["splits"].keys() == {"dev", "test"}
+    loaded = load(tmp_path / "run")
+    model = loaded.config.model
+    assert isinstance(model, ClassicConfig) and model.reader.kind == "attention" and model.embedding.width == 8
+    card = (tmp_path / "run/model/README.md").read_text("utf-8")
+    assert "Its architecture is Heedful's own" in card
+    for line in (tmp_path / "run/predictions-test.jsonl").read_text("utf-8").splitlines():
+        (again,) = heedful.Engine(loaded)([json.loads(line)["input"]])
+        assert again["probabilities"] == pytest.approx(json.loads(line)["answer"]["probabilities"], abs=1e-6)
+
+    class Stop(Watch):
+        """Asks for a stop after the second step."""
+
+        def step(self, step: Step, trainer: Trainer) -> None:
+            trainer.stopping = step.number == 2
+
+    assert tune("classify", files, tmp_path / "other", CLASSIC, watch=Stop()).why == "asked"
+    assert tune("classify", files, tmp_path / "other", CLASSIC).why == "done"
+    one, other = (tmp_path / name / "model/model.safetensors" for name in ("run", "other"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_vectors_come_from_a_file_or_from_skip_gram(tmp_path: Path) -> None:
+    texts = [each["text"] for each in classified(24)]
+    (tmp_path / "vectors.txt").write_text("cat 1 2\nzebra 3 4\nlove 5 6\nyak 7 8\n")
+    said: list[str] = []
+    start = StartSettings(
+        model="",
+        classic=Hierarchical(ends=(2,)),
+        words=WordSettings(vectors=str(tmp_path / "vectors.txt"), vocabulary=60, frozen=True),
+    )
+    made = classic_start(start, texts, 0, said.append)
+    assert made.tokenizer is not None and not made.model.embedding.tokens.weight.requires_grad
+    for word, row in (("cat", [1, 2]), ("zebra", [3, 4]), ("love", [5, 6]), ("yak", [7, 8])):
+        number = made.tokenizer.id(word)
+        assert number is not None and made.model.embedding.tokens.weight[number].tolist() == row
+    assert any(sentence.startswith("4 of ") for sentence in said)
+
+    by_steps = StartSettings(model="", classic=start.classic, words=WordSettings(width=8), steps=3)
+    learned = classic_start(by_steps, texts, 0, said.append)
+    assert "vectors learned by skip-gram" in said[-1]
+    again = classic_start(by_steps, texts, 0, said.append)
+    assert all(torch.equal(each, again.named()[name]) for name, each in learned.named().items())
+
+    with pytest.raises(HeedfulError, match=r"no token ends a sentence: the vocabulary has none of \. ! \?"):
+        classic_start(StartSettings(model="", classic=Hierarchical()), texts, 0, said.append)
+    (tmp_path / "vectors.txt").write_text("zebra 3 4\n")
+    with pytest.raises(HeedfulError, match=r"has a vector for none of the \d+ words of the training texts"):
+        classic_start(start, texts, 0, said.append)
+
+
+def test_over_another_model_words_are_in_context(tmp_path: Path) -> None:
+    encoder, files = make(tmp_path / "encoder", "bare"), data("single", tmp_path / "data")
+    more = {"start.classic.kind": "structured", "start.classic.hops": 2, "start.classic.inner": 5}
+    more |= {"start.classic.over.kind": "recurrent", "start.classic.over.width": 4, "train.length.count": 1}
+    done = tune("classify", files, tmp_path / "run", more, model=encoder)
+    assert str(encoder) in done.results["base"]
+    found, inner = load(tmp_path / "run"), load(encoder)
+    kept = [name for name in inner.named() if name.startswith(("embedding.", "encoder."))]
+    assert kept and all(torch.equal(found.named()[name], inner.named()[name]) for name in kept)
+    assert found.limit == inner.limit
+
+
+def test_wrong_wishes(tmp_path: Path) -> None:
+    files = data("single", tmp_path / "data")
+    for settings, message in (
+        ({"start.words.width": 8}, "start.words is of classic models: say which with start.classic.kind=bag"),
+        ({"start.classic.kind": "bags"}, 'start.classic.kind is "bags", expected one of "bag", "attention"'),
+        ({"start.words.dropout": 1}, "dropout is 1"),
+    ):
+        with pytest.raises(HeedfulError, match=message):
+            tune("classify", files, tmp_path / "run", settings)

@@ -1,0 +1,28 @@
+"""Whole words as tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from heedful.errors import HeedfulError
+from heedful.tokenizer import Tokenizer
+from heedful.tokenizer.words import count_words, word_tokenizer
+
+TEXTS = ["The café, the end.", "the END"]
+
+
+def test_words_are_counted_and_found_again(tmp_path: Path) -> None:
+    counted = count_words(TEXTS)
+    assert list(counted.items()) == [("the", 3), ("cafe", 1), (",", 1), ("end", 2), (".", 1)]
+    assert list(count_words(TEXTS, lower_case=False)) == ["The", "café", ",", "the", "end", ".", "END"]
+    tokenizer = word_tokenizer([word for word, _ in counted.most_common(3)])
+    tokenizer.save(tmp_path)
+    for each in (tokenizer, Tokenizer.load(tmp_path)):
+        assert each.fingerprint == tokenizer.fingerprint and each.size == 4 and each.special.unknown == 0
+        assert each.encode("The tea, THE café!").ids == (1, 0, 0, 1, 3, 0)
+        assert each.encode(("the", "end")).types == (0, 1) and each.encode("").ids == ()
+        assert each.special.first is None and each.special.separator is None
+    with pytest.raises(HeedfulError, match="there are no words to make a vocabulary of"):
+        word_tokenizer(["[UNK]"])
