@@ -208,7 +208,9 @@ def test_threads_do_not_spin_for_long(
 
 
 @pytest.mark.timeout(600)  # under a minute on two cores that do nothing else
-def test_quickstart_does_the_main_job(run: Any, tmp_path: Path) -> None:
+def test_quickstart_does_the_main_job(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heedful.runs.settings.EPOCHS", ((0, 4.0),))
+    monkeypatch.setattr("heedful.runs.timing.ROUNDS", 5)
     folder = tmp_path / "my first run"
     done = run("quickstart", "--out", folder)
     assert done.code == 0 and "a trained encoder 256 wide" in done.err

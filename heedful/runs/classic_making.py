@@ -18,6 +18,7 @@ from heedful.data.vectors import WordVectors, read_vectors
 from heedful.errors import HeedfulError
 from heedful.model.classic_config import ClassicConfig, Hierarchical, Readers
 from heedful.model.config import EmbeddingConfig
+from heedful.model.initialise import undrawn
 from heedful.objectives import Sample
 from heedful.objectives.skipgram import SkipGram
 from heedful.runs.settings import StartSettings, WordSettings
@@ -149,7 +150,7 @@ def frozen(loaded: Loaded) -> Loaded:
     """The same classic model, whose words learn no more."""
     model = loaded.config.model
     assert isinstance(model, ClassicConfig)
-    with torch.device("meta"):
+    with undrawn():
         made = Loaded(replace(loaded.config, model=replace(model, frozen=True)), loaded.tokenizer, loaded.source)
     tensors: dict[str, Tensor] = {name: each.detach() for name, each in loaded.named().items()}
     assign(made, tensors, "cpu")
