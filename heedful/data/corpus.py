@@ -75,8 +75,10 @@ def build(
     processes: int | None = None,
     told: Told | None = None,
     bad_rows: BadRows = STOP,
+    but: Path | None = None,
 ) -> Corpus:
-    """Files, and the files of folders, in their order, as a corpus in the folder `out`.
+    """Files, and the files of folders, in their order, as a corpus in the folder `out`; nothing of it, or of the folder
+    `but`, is read.
 
     A build that was killed goes on when it is called in the same way; a finished one is opened. What comes out does
     not depend on `processes` (None: as many as there are cores; small input is not parted).
@@ -84,7 +86,7 @@ def build(
     if processes is not None and processes < 1:
         raise HeedfulError(f"processes is {processes}, expected a number from 1")
     start = time.monotonic()
-    found, said = expand(files)
+    found, said = expand(files, but or out)
     with _locked(out):
         plan = _planned(found, tokenizer, out, settings, bad_rows)
         if plan is None:

@@ -40,8 +40,10 @@ class CorpusSettings:
             raise HeedfulError(f"shard is {self.shard}, expected a number of characters from 1")
 
 
-def expand(files: Sequence[Path]) -> tuple[list[tuple[Path, str]], list[str]]:
-    """Files, and what folders hold of a known kind, sorted; with the names that a plan gives them."""
+def expand(files: Sequence[Path], but: Path) -> tuple[list[tuple[Path, str]], list[str]]:
+    """Files, and what folders hold of a known kind, sorted, with the names that a plan gives them; of the folder `but`,
+    where results go, nothing."""
+    apart = but.resolve()
     found: list[tuple[Path, str]] = []
     said: list[str] = []
     for path in files:
@@ -51,6 +53,7 @@ def expand(files: Sequence[Path]) -> tuple[list[tuple[Path, str]], list[str]]:
             found.append((path, path.name))
             continue
         inside = sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
+        inside = [each for each in inside if apart not in each.resolve().parents]
         known = [each for each in inside if bare_name(each)[1]]
         if not known:
             raise HeedfulError(f"{path}: holds no file of text: {', '.join(SUFFIXES)}, packed or not")

@@ -210,9 +210,7 @@ class Inputs:
 
 def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, *, but: Path) -> list[Inputs]:
     """Files, and what folders hold of a known kind, by the names that tell them apart; nothing of the folder `but`."""
-    found, _ = expand([Path(file) for file in files])
-    apart = but.resolve()
-    found = [(path, name) for path, name in found if apart not in path.resolve().parents]
+    found, _ = expand([Path(file) for file in files], but)
     seen: set[Path] = set()
     for path, _ in found:
         if path.resolve() in seen:

@@ -174,7 +174,7 @@ class _Run:
                 f"training a tokenizer on the text ({asked.kind}, up to {asked.vocabulary:,} tokens); "
                 "--tokenizer takes one that is there"
             )
-            files = [path for path, _ in expand([Path(each) for each in settings.data])[0]]
+            files = [path for path, _ in expand([Path(each) for each in settings.data], self.folder)[0]]
             made = train(_Texts(files, settings), asked)
             made.save(kept)
         self.ranks.wait()
@@ -197,6 +197,7 @@ class _Run:
                 self.settings.corpus,
                 told=self._told(),
                 bad_rows=rows,
+                but=self.folder,
             )
         self.ranks.wait()
         return Corpus.open(self.folder / CORPUS)

@@ -330,6 +330,15 @@ def test_a_finished_one_is_reused_and_another_refused(
     assert (out / "manifest.json").stat().st_mtime_ns == stamp
 
 
+def test_what_lies_where_the_results_go_is_not_read(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "text.txt").write_text("One boat.\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "environment.json").write_text("{}")
+    corpus = build([tmp_path], tokenizer, tmp_path / "run" / "corpus", but=tmp_path / "run")
+    assert [each["name"] for each in corpus.about["files"]] == ["text.txt"]
+    assert len(build([tmp_path], tokenizer, tmp_path / "run" / "corpus", but=tmp_path / "run")) == 1
+
+
 def test_a_folder_with_something_else_is_left_alone(many: list[Path], tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(HeedfulError, match=r'holds "a.jsonl" and no corpus: give a new or an empty folder'):
         build(many, tokenizer, tmp_path)
