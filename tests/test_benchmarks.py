@@ -338,6 +338,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_claim_about_their_trainer_needs_accelerate() -> None:
     command = [sys.executable, "-c", BLOCKED, BENCHMARKS / "claims" / "accumulation.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

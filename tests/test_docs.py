@@ -20,6 +20,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(timing, "ROUNDS", 5)
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
     Path("corpus.txt").write_text(
         "".join(f"Rain fell on harbour {n}.\nBoat {n} came home before dark.\n\n" for n in range(60))
     )

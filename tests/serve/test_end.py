@@ -30,8 +30,9 @@ def test_at_a_signal_what_is_there_is_answered(folders: dict[str, str], count: i
             except ConnectionRefusedError:
                 return
             except OSError as error:
-                closing = isinstance(error, ConnectionResetError) and any(each.status == 503 for each in replies)
-                if not closing:  # the last ones wait to be accepted when the socket closes; others were, and lost
+                closing = isinstance(error, ConnectionResetError | BrokenPipeError)
+                if not (closing and any(each.status == 503 for each in replies)):
+                    # the last ones wait to be accepted, or still send, when the socket closes; others were lost
                     refused[type(error).__name__] += 1
                 return
 
