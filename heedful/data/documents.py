@@ -40,10 +40,10 @@ class CorpusSettings:
             raise HeedfulError(f"shard is {self.shard}, expected a number of characters from 1")
 
 
-def expand(files: Sequence[Path], but: Path) -> tuple[list[tuple[Path, str]], list[str]]:
+def expand(files: Sequence[Path], but: Path | None = None) -> tuple[list[tuple[Path, str]], list[str]]:
     """Files, and what folders hold of a known kind, sorted, with the names that a plan gives them; of the folder `but`,
     where results go, nothing."""
-    apart = but.resolve()
+    apart = None if but is None else but.resolve()
     found: list[tuple[Path, str]] = []
     said: list[str] = []
     for path in files:
