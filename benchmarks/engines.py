@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import lengths
 from harness import Bound
@@ -18,10 +18,11 @@ from harness import Bound
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from heedful.infer.precision import Precision
     from heedful.model.stack import Transformer
 
 SIZES = (8, 16, 32, 64)  # of padded batches, to choose from
-OURS = ("float32", "bfloat16")  # the precisions of Heedful's arms, of which `loaded` knows how to load each
+OURS = ("float32", "bfloat16", "int8")  # the precisions of Heedful's arms
 BOUNDS = {  # beyond them an arm computes something else; int8 may lose more than a peer may (harness.LEAST)
     "float32": Bound(difference=1e-4, cosine=0.99999),
     "bfloat16": Bound(difference=0.05, cosine=0.999),
@@ -45,13 +46,13 @@ class Job:
     size: int | None = None  # sequences in a padded batch; None: try which is fastest
 
 
-def loaded(folder: str, precision: str) -> tuple[Transformer, str]:
+def loaded(folder: str, precision: Precision) -> tuple[Transformer, str]:
     """The model as heedful.Engine computes it in one of `OURS`, and which way that is."""
     import heedful
     from heedful.infer.prepare import dtype_of, prepare
 
-    made = heedful.load(folder, dtype=dtype_of(precision))  # type: ignore[arg-type]
-    way = prepare(made, precision)  # type: ignore[arg-type]
+    made = heedful.load(folder, dtype=dtype_of(precision))
+    way = prepare(made, precision)
     return made.model, f"{way.linears} products, {way.attention} attention"
 
 
@@ -63,7 +64,7 @@ def packed(job: Job) -> tuple[Round, str]:
     from heedful.infer.engine import TOKEN_BUDGET
     from heedful.model.heads import pool
 
-    model, way = loaded(job.folder, job.precision)
+    model, way = loaded(job.folder, cast("Precision", job.precision))
 
     def run(given: Sequences) -> Tensor:
         batches = lengths.fill([len(each) for each in given], TOKEN_BUDGET)

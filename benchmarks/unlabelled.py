@@ -86,6 +86,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     with tempfile.TemporaryDirectory() as scratch:
         folder = given.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
         about = gone_on(folder, given.minutes)
         print(json.dumps(about), flush=True)
         starts: dict[str, str | Path] = {"as published": minilm(), "gone on": folder / "gone-on" / "model"}

@@ -21,13 +21,13 @@ from heedful.checkpoint.files import WEIGHTS, Slot, find_tensors, read_json, rea
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 from heedful.families import FAMILIES
 from heedful.families.table import Family, Keys, Table, claims, load_names, modern_name, save_names
-from heedful.model.classic import Classic
-from heedful.model.classic_config import ClassicConfig
 from heedful.model.config import Head, Learned, ModelConfig, NextToken, Pooled, SentenceEmbedding
 from heedful.model.heads import make_head
 from heedful.model.initialise import initialise, undrawn
+from heedful.model.recurrent import make_model
 from heedful.model.stack import Transformer
 from heedful.model.trace import Trace
+from heedful.nn.linear import Laid, Rounded
 from heedful.packed import Packed
 from heedful.shipped import shipped
 from heedful.tokenizer import Tokenizer
@@ -57,7 +57,7 @@ class Loaded(nn.Module):
         self.thresholds: dict[str, float] = {}  # of answers, where they were calibrated: by label, or "no_answer"
         self.between = ""  # stands after a text from which a decoder goes on, where it learned so
         model = config.model
-        self.model: Transformer = Classic(model) if isinstance(model, ClassicConfig) else Transformer(model)
+        self.model = make_model(model)
         self.head = None if config.head is None else make_head(config.head, self.model)
 
     def forward(self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None) -> Any:
@@ -77,7 +77,7 @@ class Loaded(nn.Module):
     def needs_target(self) -> bool:
         """Whether there is a decoder beside the encoder that reads a text of its own; else it reads the same one."""
         head, model = self.config.head, self.config.model
-        both = model.encoder is not None and model.decoder is not None
+        both = model.reads and model.writes
         return both and (model.start is None or head is None or isinstance(head, NextToken))
 
     def count(self) -> int:
@@ -96,8 +96,13 @@ class Loaded(nn.Module):
         return min((limit for limit in limits if limit is not None), default=None)
 
     def named(self) -> dict[str, Tensor]:
-        """Parameters by the names that families' tables use; what is shared stands once."""
-        return {name.removeprefix("model."): parameter for name, parameter in self.named_parameters()}
+        """Parameters by the names that families' tables use; what is shared stands once.
+
+        Also those of layers that were exchanged to answer: as they were loaded, or in whole numbers and their scales.
+        """
+        exchanged = ((name, each) for name, each in self.named_modules() if isinstance(each, Laid | Rounded))
+        parts = {f"{name}.{part}": each for name, layer in exchanged for part, each in layer.parts().items()}
+        return {name.removeprefix("model."): each for name, each in [*self.named_parameters(), *parts.items()]}
 
 
 def create(config: Config, tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Loaded:
@@ -122,7 +127,7 @@ def load(
     "classes", ...). Whatever is not understood is refused: unknown config keys (unless listed in `ignore`), tensors
     that are missing, left over or of another shape, pickles, a tokenizer that is not the model's.
     """
-    folder = _folder(name, revision)
+    folder = folder_of(name, revision)
     values = read_json(folder / "config.json")
     config = read_config(values, str(folder / "config.json"), head=head, ignore=ignore)
     slots: dict[str, Slot] = {}
@@ -158,11 +163,11 @@ def load(
 
 def config_of(name: str | Path, *, revision: str | None = None) -> Config:
     """What `load` would read of that folder or name, without its weights."""
-    folder = _folder(name, revision)
+    folder = folder_of(name, revision)
     return read_config(read_json(folder / "config.json"), str(folder / "config.json"))
 
 
-def _folder(name: str | Path, revision: str | None) -> Path:
+def folder_of(name: str | Path, revision: str | None) -> Path:
     """Where the model lies, fetched if need be."""
     folder = Path(name)
     if os.path.isfile(name):
@@ -374,8 +379,11 @@ def _between(folder: Path) -> str:
 def save(loaded: Loaded, folder: str | Path, *, overwrite: bool = False) -> None:
     """Write a Hugging Face folder that transformers (and, for sentence embeddings, sentence-transformers) loads.
 
-    It appears whole or not at all. A model_type of "heedful" is read by Heedful alone.
+    It appears whole or not at all. A model_type of "heedful" is read by Heedful alone. A model that answers in int8 is
+    refused: its weights are rounded.
     """
+    if any(isinstance(each, Rounded) for each in loaded.modules()):
+        raise HeedfulError(f"{loaded.source} answers in int8, its weights are rounded: load it anew, and save that")
     config, family = loaded.config, FAMILIES[loaded.config.family]
     table = family.table(config.model, config.head)
     theirs = save_names(table, {name: tensor.detach() for name, tensor in loaded.named().items()})

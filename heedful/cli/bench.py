@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from heedful.cli.show import note, table, write_json
+from heedful.cli.train import AsJson
 
 
 def bench(
@@ -15,7 +16,7 @@ def bench(
     data: Annotated[Path | None, typer.Option(help="Data of the task, to measure quality on too.")] = None,
     split: Annotated[str | None, typer.Option(help="Which split of it; else test, dev, or all there is.")] = None,
     head: Annotated[str | None, typer.Option(help="Take this head instead of the one that config.json names.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure speed, memory and loss of each precision.
 

@@ -20,7 +20,6 @@ from heedful.infer.each import answers_each, encode_each
 from heedful.infer.engine import Asked, Engine
 from heedful.infer.filled import Filled, opened
 from heedful.infer.formats import Format, Said, json_lines, parquet, schema_of
-from heedful.infer.prepare import tensors
 from heedful.settings import to_mapping
 
 VERSION = 1
@@ -157,7 +156,7 @@ def fingerprint(engine: Engine) -> str:
     """ "sha256:..." over all that decides answers: weights, configuration, tokenizer, thresholds, how it writes."""
     loaded = engine.loaded
     digest = hashlib.sha256()
-    for name, tensor in sorted(tensors(loaded).items()):
+    for name, tensor in sorted(loaded.named().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         digest.update(raw(tensor))
     config, thresholds = loaded.config, sorted(loaded.thresholds.items())

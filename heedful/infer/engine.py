@@ -84,14 +84,13 @@ class Engine:
             if any(given is not None for given in (revision, head, precision, dtype)):
                 raise HeedfulError("this model is loaded already: give revision, head and dtype to load() instead")
             self.loaded = model
-        elif dtype is not None:
-            self.loaded = load(model, revision=revision, head=head, dtype=dtype)
+            self.parameters = model.count()
         else:
-            chosen = self._chosen(model, revision, head, precision or "float32")
-            self.loaded = load(model, revision=revision, head=head, dtype=dtype_of(chosen))
-        self.parameters = self.loaded.count()
-        if not isinstance(model, Loaded) and dtype is None:
-            self.way = prepare(self.loaded, chosen)
+            chosen = None if dtype is not None else self._chosen(model, revision, head, precision or "float32")
+            self.loaded = load(model, revision=revision, head=head, dtype=dtype or dtype_of(chosen or "float32"))
+            self.parameters = self.loaded.count()
+            if chosen is not None:
+                self.way = prepare(self.loaded, chosen)
         self.token_budget, self.writing = token_budget, writing or Writing()
         self._head, self._answerers = _able(self.loaded)
         if self.loaded.tokenizer is None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any, Literal
 
@@ -49,8 +50,8 @@ def dtype_of(precision: Precision) -> torch.dtype:
 def prepare(loaded: Loaded, precision: Precision) -> Way:
     """Measure, or remember, which way is the fastest here, and compute the model that way from now on.
 
-    The model has to be in the precision's dtype. Weights of linear layers are replaced: it answers, and neither learns
-    nor is saved any more.
+    The model has to be in the precision's dtype. Weights of linear layers are replaced: it answers, and learns no
+    more.
     """
     way = fastest(loaded, precision)
     model = loaded.model
@@ -79,14 +80,6 @@ def _exchange(blocks: nn.ModuleList, linears: Linears) -> None:
 def _fused(mlp: Mlp) -> str:
     """The name of the activation that the product before it can apply."""
     return next((name for name in FUSED if mlp.activation is ACTIVATIONS[name] and not mlp.gated), "")
-
-
-def tensors(loaded: Loaded) -> dict[str, Tensor]:
-    """Parameters by the names that families' tables use, also of layers that were exchanged: as they were loaded, or
-    in whole numbers."""
-    changed = ((name, each) for name, each in loaded.model.named_modules() if isinstance(each, Laid | Rounded))
-    parts = {f"{name}.{part}": each for name, layer in changed for part, each in layer.parts().items()}
-    return loaded.named() | parts
 
 
 def _as_it_is(x: Tensor) -> Tensor:
@@ -137,11 +130,7 @@ def _with_attention(way: Way, config: StackConfig, dtype: torch.dtype) -> Way:
     call = Call(layout=Layout.of(bounds), scale=1.0, window=config.window)
     names = [each.name for each in KERNELS if not each.cannot(q, k, call)]
 
-    def run(name: str) -> Callable[[], Tensor]:
-        taken = replace(call, first=name)
-        return lambda: attend_as(q, k, v, taken)
-
-    times = timed({name: run(name) for name in names})
+    times = timed({name: partial(attend_as, q, k, v, replace(call, first=name)) for name in names})
     best = min(times, key=times.__getitem__)
     return replace(way, attention=best, why=(*way.why, f"attention: {best} ({_shown(times)} for {bounds[-1]} tokens)"))
 
@@ -151,7 +140,7 @@ def _with_linears(way: Way, plain: nn.Linear) -> Way:
     ratios, told = [], []
     for rows in ROWS:
         x = _rows(rows, plain.in_features, plain.weight.dtype)
-        times = timed({"plain": lambda x=x: plain(x), "laid out": lambda x=x: laid(x)})  # type: ignore[misc]
+        times = timed({"plain": partial(plain, x), "laid out": partial(laid, x)})
         ratios.append(times["laid out"] / times["plain"])
         told.append(f"{_shown(times)} for {rows} rows")
     taken = ratios[0] * ratios[1] <= GAIN**2
@@ -176,8 +165,4 @@ def timed(runs: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[s
 
 
 def _shown(times: Mapping[str, float]) -> str:
-    def each() -> Iterator[str]:
-        for name, seconds in times.items():
-            yield f"{name} {1e3 * seconds:.2f} ms"
-
-    return ", ".join(each())
+    return ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in times.items())

@@ -10,15 +10,16 @@ import csv
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.resources import files
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import load
+from heedful.checkpoint import folder_of, load
 from heedful.errors import HeedfulError
 from heedful.infer import kept
 from heedful.infer.engine import Engine, Piece
@@ -95,11 +96,10 @@ def tried(
     `main` says how good an engine is on the task, by a number that is better when it is larger; with it, or `anew`,
     nothing that was kept is taken.
     """
-    loaded = load(name, revision=revision, head=head)
-    facts = {"machine": kept.machine(), "weights": _weights(Path(loaded.source)), "head": repr(loaded.config.head)}
+    facts = {"machine": kept.machine(), "weights": _weights(folder_of(name, revision)), "head": head}
     found = None if anew or main is not None else kept.get(facts)
     if found is None:
-        inputs = sample(Engine(loaded))
+        inputs = sample(Engine(load(name, revision=revision, head=head)))
         engines = {each: ready(name, each, revision=revision, head=head) for each in PRECISIONS}
         trials = _trials(engines, inputs, bounds or Bounds(), main)
         found = {"trials": [asdict(each) for each in trials]}
@@ -115,8 +115,8 @@ def ready(name: str | Path, precision: Precision, *, revision: str | None = None
 
 
 def _weights(folder: Path) -> list[list[Any]]:
-    """Of the files of a model: which, how large, and how old."""
-    files = sorted(folder.glob("*.safetensors"))
+    """Of the files of a model that say what it computes: which, how large, and how old."""
+    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
     return [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
 
 
@@ -126,7 +126,7 @@ def _trials(
     pieces = _pieces(engines["float32"], inputs)
     tokens = sum(len(each.encoded) for each in pieces)
     scores = {name: _scores(engine, pieces) for name, engine in engines.items()}
-    times = timed({name: lambda e=engine: _scores(e, pieces) for name, engine in engines.items()}, ROUNDS)  # type: ignore[misc]
+    times = timed({name: partial(_scores, engine, pieces) for name, engine in engines.items()}, ROUNDS)
     mains = {name: None if main is None else main(engine) for name, engine in engines.items()}
     trials = []
     for name in PRECISIONS:
@@ -177,13 +177,25 @@ def sample(engine: Engine) -> list[Any]:
     for place in (folder, folder.parent):
         for split in ("dev", "test"):
             path = place / f"predictions-{split}.jsonl"
-            if path.is_file():
-                with path.open(encoding="utf-8") as file:
-                    lines = file.readlines()
-                given = [json.loads(line)["input"] for line in lines[:: max(1, len(lines) // INPUTS)]]
+            if path.is_file() and (given := _spread(path)):
                 pairs = engine.kind != "tokens"  # a list of two is a pair there, in JSON, and not two words
                 return [tuple(each) if pairs and isinstance(each, list) else each for each in given]
     return _shipped(engine)
+
+
+def _spread(path: Path) -> list[Any]:
+    """INPUTS of the inputs of a file of predictions, or all that there are, from all over it."""
+    with path.open("rb") as file:
+        count = sum(1 for _ in file)
+    with path.open("rb") as file:
+        lines = islice(file, 0, None, max(1, count // INPUTS))
+        try:
+            return [json.loads(line)["input"] for line in islice(lines, INPUTS)]
+        except (ValueError, KeyError, TypeError) as error:
+            raise HeedfulError(
+                f"{path} is no file of predictions ({type(error).__name__}: {error}): evaluate the run again, or move "
+                "the file away to measure precisions on what ships"
+            ) from None
 
 
 def _shipped(engine: Engine) -> list[Any]:

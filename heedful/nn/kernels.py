@@ -291,15 +291,16 @@ def _planned(core: Core) -> Run:
 
 
 def _lined(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-    """Keys that already lie in lines, one for each sequence, are looked at where they are."""
+    """Keys that already lie in lines, one for each sequence, are looked at where they are; one sequence is a line."""
     layout = call.layout
-    stride, longest = layout.stride or 1, max(m for _, m in layout.sizes())
-    lines = len(layout.keys)
+    lines, longest = len(layout.keys), max(m for _, m in layout.sizes())
+    stride = layout.stride or longest
     block = layout.plan(("lines", call.causal, call.window, q.dtype, q.device), lambda: _line_block(call, q))
     seen = (q, k[: lines * stride], v[: lines * stride])
     heads = [each.unflatten(0, (lines, -1)).transpose(1, 2) for each in seen]
     bias = _kept(call, block, call.bias.table if isinstance(call.bias, Distance) else None, q.dtype)
-    core = fused if _products_are_slow(q, k, call) else products
+    short = layout.stride is None and longest <= SHORT and not _not_fused(q, k, call)
+    core = fused if short or _products_are_slow(q, k, call) else products
     mixed = core(heads[0], heads[1][:, :, :longest], heads[2][:, :, :longest], bias, call, block)
     return mixed.transpose(1, 2).flatten(0, 1)
 
@@ -321,9 +322,8 @@ def _line_block(call: Call, q: Tensor) -> Block:
 
 def _not_lined(q: Tensor, k: Tensor, call: Call) -> str:
     layout = call.layout
-    if layout.stride is None or [start for start, _ in layout.keys] != [
-        line * layout.stride for line in range(len(layout.keys))
-    ]:
+    stride = len(k) if layout.stride is None and len(layout.keys) == 1 else layout.stride
+    if stride is None or [start for start, _ in layout.keys] != [line * stride for line in range(len(layout.keys))]:
         return "the keys do not lie in lines of one length"
     if len({n for n, _ in layout.sizes()}) > 1:
         return "sequences have different numbers of queries"
@@ -372,6 +372,7 @@ def _not_fused(q: Tensor, k: Tensor, call: Call) -> str:
     return "it has no dropout" if call.dropout else ""
 
 
+SHORT = 128  # tokens of a text alone up to which what counts is how few operations there are
 LONG = 1024  # keys of a sequence above which its scores, heads x n x m, are not written out to save memory
 
 

@@ -22,7 +22,8 @@ class Laid(nn.Module):
     def __init__(self, linear: nn.Linear, activation: str | None = None, rows: int = 1024) -> None:
         super().__init__()
         weight = linear.weight.detach()
-        self.weight = _operators()._reorder_linear_weight(weight, rows)  # laid out for about so many rows
+        self.rows = rows  # about so many at a time are multiplied
+        self.weight = _operators()._reorder_linear_weight(weight, rows)
         self.bias = None if linear.bias is None else linear.bias.detach()
         self.out = len(weight)
         self.after = ("none", "") if activation is None else (activation, FUSED[activation])
@@ -30,6 +31,14 @@ class Laid(nn.Module):
     def parts(self) -> dict[str, Tensor]:
         """Weight and bias, as they were."""
         return {"weight": self.weight.to_dense()} | ({} if self.bias is None else {"bias": self.bias})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What lies in oneDNN's order can be neither copied nor sent to a process: it goes as it was."""
+        return {**self.__dict__, "weight": self.weight.to_dense()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.weight = _operators()._reorder_linear_weight(state["weight"], self.rows)
 
     def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
         if x.numel() == 0:

@@ -89,7 +89,7 @@ def move(rows: Tensor, moves: Moves | None) -> Tensor:
 def fetch(places: list[Tensor], moves: Moves | None) -> Tensor:
     """The result of each row, from places end to end; zeros for a row that has none."""
     if moves is None:
-        return torch.cat(places)
+        return places[0] if len(places) == 1 else torch.cat(places)
     if moves.back is None:
         return torch.cat([*places, places[0].new_zeros(1, *places[0].shape[1:])]).index_select(0, moves.there)
     fetched: Tensor = _Fetch.apply(torch.cat(places), moves.there, moves.back)  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ import torch
 from folders import HEADS, LIMIT, NAMES, VOCABULARY, long_text, make, their_logits, theirs
 
 import heedful
+import heedful.infer.engine as module
 from heedful.checkpoint import Config, create, load
 from heedful.errors import HeedfulError
 from heedful.infer.engine import TOKEN_BUDGET, Engine
@@ -378,6 +379,19 @@ def test_the_same_answer_alone_or_in_any_batch(folders: dict[str, Path], name: s
         for one, other in zip(together, others, strict=True):
             assert words_of(one) == words_of(other)
             assert numbers(one) == pytest.approx(numbers(other), abs=1e-5)
+
+
+def test_many_inputs_are_read_while_others_are_computed(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(folders["single"])
+    given = [f"the cat {'sat ' * count}" for count in range(8)]
+    expected = engine(given)
+    monkeypatch.setattr(module, "TOGETHER", 3)
+    for one, other in zip(engine(given), expected, strict=True):
+        assert numbers(one) == pytest.approx(numbers(other), abs=1e-5)
+    with pytest.raises(HeedfulError, match="input 7 is int 5"):
+        engine([*given[:7], 5])
 
 
 @pytest.mark.parametrize("name", INPUTS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,15 @@ from folders import make
 from tiny import our_rows, packed, save_tiny
 
 import heedful.infer.prepare as module
-from heedful.checkpoint import load
+from heedful.checkpoint import load, save
+from heedful.errors import HeedfulError
 from heedful.infer import kept
 from heedful.infer.batch import fingerprint
 from heedful.infer.engine import Engine
-from heedful.infer.prepare import Way, prepare, tensors, timed
+from heedful.infer.prepare import Way, prepare, timed
+from heedful.model.decode import Beam, Greedy, write
 from heedful.nn.linear import Laid, cannot_lay
+from heedful.packed import Packed
 
 LAID = not cannot_lay(torch.float32)
 
@@ -67,8 +72,53 @@ def test_every_way_computes_the_same(
     blocks = [stack.blocks for stack in (changed.model.encoder, changed.model.decoder) if stack is not None]
     layers = [each for block in blocks for each in block.modules()]
     assert any(isinstance(each, Laid) for each in layers) and not any(type(each) is torch.nn.Linear for each in layers)
-    known, found = plain.named(), tensors(changed)
+    known, found = plain.named(), changed.named()
     assert found.keys() == known.keys() and all(torch.equal(each, known[name]) for name, each in found.items())
+
+
+@pytest.mark.skipif(not LAID, reason=cannot_lay(torch.float32))
+@pytest.mark.parametrize(
+    ("family", "architecture"), [("t5", "T5ForConditionalGeneration"), ("gpt2", "GPT2LMHeadModel")]
+)
+def test_laid_out_layers_write_the_same(
+    family: str, architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path, family, architecture)
+    plain, changed = load(tmp_path), load(tmp_path)
+    taken(monkeypatch, linears="laid", attention="products")
+    prepare(changed, "float32")
+    prompts = Packed.of([[5, 6, 7], [8]])
+    given = {"prompts": prompts} if family == "gpt2" else {"prompts": Packed.of([[0], [0]]), "source": prompts}
+    for how in (Greedy(), Beam(width=3)):
+        found, expected = (
+            write(each.model, each.head, how=how, most=8, stop=[], **given)  # type: ignore[arg-type]
+            for each in (changed, plain)
+        )
+        for one, other in zip(found, expected, strict=True):
+            assert one[0].tokens == other[0].tokens
+            assert one[0].log_probability == pytest.approx(other[0].log_probability, abs=1e-4)
+
+
+@pytest.mark.skipif(not LAID, reason=cannot_lay(torch.float32))
+def test_a_model_that_answers_is_saved_copied_and_sent(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = Engine(folder)(["the cat sat"])
+    taken(monkeypatch, linears="laid", attention="products")
+    engine = Engine(folder)
+    save(engine.loaded, tmp_path / "saved")
+    found = load(tmp_path / "saved").named()
+    assert all(torch.equal(each, found[name]) for name, each in load(folder).named().items())
+    for other in (copy.deepcopy(engine), pickle.loads(pickle.dumps(engine)), Engine(tmp_path / "saved")):
+        assert any(isinstance(each, Laid) for each in other.loaded.modules())
+        assert other(["the cat sat"])[0]["probabilities"] == pytest.approx(expected[0]["probabilities"], abs=1e-5)
+    rounded = Engine(load(folder))
+    taken(monkeypatch, linears="rounded")
+    prepare(rounded.loaded, "int8")
+    with pytest.raises(HeedfulError, match="answers in int8, its weights are rounded: load it anew"):
+        save(rounded.loaded, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    assert copy.deepcopy(rounded)(["the cat sat"]) == rounded(["the cat sat"])
 
 
 def test_answers_and_fingerprints_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,3 +102,15 @@ def test_a_run_is_tried_on_what_it_was_measured_on(name: str, given: Any, expect
     (tmp_path / "predictions-dev.jsonl").write_text("".join(json.dumps({"input": given}) + "\n" for _ in range(200)))
     found = sample(Engine(folder))
     assert found == [expected] * len(found) and 60 <= len(found) <= 80
+
+
+def test_a_file_of_predictions_may_be_empty_but_not_wrong(tmp_path: Path) -> None:
+    folder = make(tmp_path / "model", "single")
+    engine, file = Engine(folder), tmp_path / "predictions-dev.jsonl"
+    expected = sample(engine)
+    file.write_text("")
+    assert sample(engine) == expected
+    for bad in ('{"text": "a"}\n', "[]\n", "nothing\n", '{"input": "a"\n'):
+        file.write_text(bad)
+        with pytest.raises(HeedfulError, match=r"predictions-dev.jsonl is no file of predictions .*: evaluate the run"):
+            sample(engine)

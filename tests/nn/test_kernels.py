@@ -296,7 +296,8 @@ def test_lined_equals_the_reference(bias: str) -> None:
 def test_when_keys_are_not_in_lines() -> None:
     rows = torch.zeros(4, HEADS, WIDTH)
     for layout, reason in (
-        (Layout(((0, 4),), ((0, 4),)), "the keys do not lie in lines of one length"),
+        (Layout(((0, 2), (2, 4)), ((0, 2), (2, 4))), "the keys do not lie in lines of one length"),
+        (Layout(((0, 4),), ((1, 4),)), "the keys do not lie in lines of one length"),
         (Layout(((0, 1), (1, 4)), ((0, 2), (2, 4)), stride=2), "sequences have different numbers of queries"),
         (Layout(((0, 2), (2, 4)), ((0, 2), (2, 3)), stride=2), "some queries see no key"),
     ):
