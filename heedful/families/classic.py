@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from heedful.errors import HeedfulError
 from heedful.families.table import Family, HeadEntry, Keys, Table, rows
 from heedful.model.classic_config import ClassicConfig
-from heedful.model.config import Classes, Head, ModelConfig, TokenClasses
+from heedful.model.config import Classes, Head, ModelConfig, NextToken, TokenClasses
 from heedful.settings import read as read_settings
 from heedful.settings import to_mapping
 
@@ -25,6 +26,9 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 def _entry(head: type) -> HeadEntry:
     def read_head(keys: Keys, model: ModelConfig) -> Head:
+        if model.writes != (head is NextToken):
+            does = 'writes texts: it has the head "next_token" alone' if model.writes else "reads texts and writes none"
+            raise HeedfulError(f"{keys.source}: this classic model {does}")
         found: Head = read_settings(head, keys.mapping("head"), source=f"{keys.source}: head")
         # the model's reader makes the vectors of a text, so that there is no dense layer
         return replace(found, dense=False, activation=None) if isinstance(found, Classes) else found
@@ -39,6 +43,6 @@ FAMILY = Family(
     body=lambda model: Table(rows=rows(("{any}", "{any}"))),
     heads={
         "HeedfulClassicModel": HeadEntry(head=type(None), read=lambda keys, model: None),
-        **{f"HeedfulClassicFor{head.__name__}": _entry(head) for head in (Classes, TokenClasses)},
+        **{f"HeedfulClassicFor{head.__name__}": _entry(head) for head in (Classes, TokenClasses, NextToken)},
     },
 )

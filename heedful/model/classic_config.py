@@ -1,4 +1,4 @@
-"""What a model from before the Transformer is: words, what goes over their rows, and how a text is read off them."""
+"""What a model from before the Transformer is: words, what goes over their rows, how a text is read off or written."""
 
 from __future__ import annotations
 
@@ -119,17 +119,118 @@ class Hierarchical(Reader):
 Readers = Bag | Attention | Structured | Hierarchical
 
 
+# -- writing: what is looked at of the text that was read, and the pair of recurrent nets ----------------------------
+
+ScoreName = Literal["cosine", "additive", "location", "general", "dot", "scaled_dot"]  # see nn/scores.py
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Looking:
+    """What all of them have."""
+
+    score: ScoreName = "additive"
+
+    def __post_init__(self) -> None:
+        if self.score == "location":
+            raise HeedfulError(
+                f'score is "location", which does not look at keys, but {getattr(self, "kind", "this")} attention '
+                'compares some of them: use another score, or kind = "global" or "hard"'
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Everywhere(Looking):
+    """At all places, each a little: softmax (Bahdanau et al. 2015; Luong et al. 2015, section 3.1)."""
+
+    kind: Literal["global"] = "global"
+    longest: int = 128  # places that location scores know; a longer text is refused
+
+    def __post_init__(self) -> None:
+        _least(self, longest=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hard(Looking):
+    """At one place: the one with the highest score, or in training one that is drawn (Xu et al. 2015, section 4.1).
+
+    The gradient goes straight through to what softmax would have given.
+    """
+
+    kind: Literal["hard"] = "hard"
+    how: Literal["highest", "drawn"] = "highest"
+    longest: int = 128
+
+    def __post_init__(self) -> None:
+        _least(self, longest=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Monotonic(Looking):
+    """Token t looks at the places t - radius to t + radius: local-m (Luong et al. 2015, section 3.2)."""
+
+    kind: Literal["local_m"] = "local_m"
+    radius: int = 10
+
+    def __post_init__(self) -> None:
+        Looking.__post_init__(self)
+        _least(self, radius=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Predictive(Looking):
+    """Around a place that is predicted, less and less with the distance: local-p (Luong et al. 2015, section 3.2)."""
+
+    kind: Literal["local_p"] = "local_p"
+    radius: int = 10
+
+    def __post_init__(self) -> None:
+        Looking.__post_init__(self)
+        _least(self, radius=1)
+
+
+Looks = Everywhere | Hard | Monotonic | Predictive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Writer:
+    """A recurrent net reads a text in both directions, and another writes one (Sutskever et al. 2014).
+
+    The second begins with what the first knows at both ends. With `look` it looks at the first one's rows at each
+    token, and writes from tanh(W [what it saw; its state]); with `feed` that also goes into the next token's step
+    (Luong et al. 2015, equation 5 and section 3.3).
+    """
+
+    kind: Literal["recurrent"] = "recurrent"
+    cell: Literal["lstm", "gru"] = "gru"
+    width: int = 512  # of the writing net, and of both directions of the reading one together
+    layers: int = 1
+    look: Everywhere | Hard | Monotonic | Predictive | None = Everywhere()
+    feed: bool = True
+    dropout: float = 0.0  # between layers, and of what is written from
+
+    def __post_init__(self) -> None:
+        _least(self, width=2, layers=1)
+        if self.width % 2:
+            raise HeedfulError(f"width is {self.width}; expected an even number: each direction has half of it")
+        if not 0 <= self.dropout < 1:
+            raise HeedfulError(f"dropout is {self.dropout}; expected a number from 0 to below 1")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassicConfig(ModelConfig):
-    """A classic model: an embedding of words, or with an encoder their rows in context, and what reads them."""
+    """A classic model: an embedding of words, or with an encoder their rows in context, and what reads or writes."""
 
-    reader: Bag | Attention | Structured | Hierarchical = Bag()
+    reader: Bag | Attention | Structured | Hierarchical | Writer = Bag()
     frozen: bool = False  # embedding and encoder stay as they are, and nothing is dropped out in them
     initialisation: TruncatedNormal | Normal | Xavier = Xavier()  # noqa: RUF009  # frozen
 
     def __post_init__(self) -> None:
         if self.decoder is not None:
             raise HeedfulError("a classic model reads the rows of words or of an encoder: it has no decoder")
+        if self.writes and (self.encoder is not None or self.frozen):
+            raise HeedfulError(
+                "recurrent nets that write learn their own words: give them no encoder, and frozen = false"
+            )
 
     @property
     def below(self) -> int:
@@ -137,7 +238,19 @@ class ClassicConfig(ModelConfig):
         return self.embedding.width if self.encoder is None else self.encoder.width
 
     @property
+    def reads(self) -> bool:
+        """Each takes a text."""
+        return True
+
+    @property
+    def writes(self) -> bool:
+        """A pair of recurrent nets does."""
+        return isinstance(self.reader, Writer)
+
+    @property
     def width(self) -> int:
         """Of the rows that come out."""
+        if isinstance(self.reader, Writer):
+            return self.embedding.width
         over = self.reader.over
         return 2 * over.width if isinstance(over, Recurrent) else self.below

@@ -201,6 +201,16 @@ class ModelConfig:
     initialisation: TruncatedNormal | Normal | Xavier = TruncatedNormal()
 
     @property
+    def reads(self) -> bool:
+        """Whether it reads a text beside the one that it may write."""
+        return self.encoder is not None
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes texts, token by token."""
+        return self.decoder is not None
+
+    @property
     def width(self) -> int:
         """Of the rows that come out."""
         last = self.decoder or self.encoder

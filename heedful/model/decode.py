@@ -283,7 +283,7 @@ def _begin(model: Transformer, prompts: Packed, source: Packed | None) -> Cache:
     if model.training:
         raise HeedfulError("the model is in training mode: call eval() before it writes")
     prompts.firsts()  # refuses empty prompts
-    if (source is None) == (model.encoder is not None):
+    if (source is None) == model.config.reads:
         need = "needs a source" if source is None else "takes no source"
         raise HeedfulError(f"this model {need}: only a model with an encoder reads one")
     with torch.inference_mode():

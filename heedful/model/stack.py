@@ -95,11 +95,13 @@ class Embedding(nn.Module):
 
     def _check(self, batch: Packed) -> None:
         place = self.config.positions
-        if isinstance(place, Learned) and batch.longest > place.count - place.offset:
+        most = place.count - place.offset if isinstance(place, Learned) else batch.longest
+        if batch.longest > most and batch.positions.max() >= most:  # all of a sequence that only fills are 0
             lengths = [n + m for n, m in zip(batch.lengths, batch.before or [0] * len(batch), strict=True)]
+            number = next(number for number, length in enumerate(lengths) if length > most)
             raise HeedfulError(
-                f"sequence {lengths.index(batch.longest)} has {batch.longest} tokens, but the model has positions for "
-                f"{place.count - place.offset}: cut it into windows or truncate it"
+                f"sequence {number} has {lengths[number]} tokens, but the model has positions for {most}: cut it into "
+                "windows or truncate it"
             )
         if batch.tokens.device.type == "cpu" and len(batch.tokens):  # elsewhere looking would stall the queue
             for what, ids, count in (

@@ -61,10 +61,14 @@ def local_monotonic(
     layout: Layout,
     *,
     radius: int,
+    places: Int[Tensor, " queries"] | None = None,
 ) -> Float[Tensor, "queries value_width"]:
-    """local-m: query t looks at the keys t - radius to t + radius, places counted from 0 (Luong et al. 2015, 3.2)."""
-    place, _, _ = _placed(layout, q.device)
-    return _local(score, q, k, v, layout, place.to(q.dtype), radius, sharp=False)
+    """local-m: query t looks at the keys t - radius to t + radius, places counted from 0 (Luong et al. 2015, 3.2).
+
+    `places` are the queries' t where others came earlier; None: they are counted in each sequence.
+    """
+    centres = _placed(layout, q.device)[0] if places is None else places
+    return _local(score, q, k, v, layout, centres.to(q.dtype), radius, sharp=False)
 
 
 class LocalPredictive(nn.Module):

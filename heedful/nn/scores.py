@@ -23,6 +23,7 @@ from heedful.nn.layout import Call, Layout, allowed, gaps
 Queries = Float[Tensor, "*some n width"]
 Keys = Float[Tensor, "*some m key_width"]
 Pairs = Float[Tensor, "*some n m"]
+Prepared = Float[Tensor, "*some m inner"]
 Score = Callable[[Tensor, Tensor], Tensor]
 Blocks = tuple[Float[Tensor, "_n _m"], ...]  # one for each sequence
 Masks = tuple[Bool[Tensor, "_n _m"], ...]  # which pairs count
@@ -53,8 +54,17 @@ class General(nn.Module):
         super().__init__()
         self.weight = nn.Linear(key_width, width, bias=False)
 
+    def keys(self, k: Keys) -> Prepared:
+        """W k, once for all queries."""
+        made: Tensor = self.weight(k)
+        return made
+
+    def compare(self, q: Queries, keys: Prepared) -> Pairs:
+        """The scores, of what `keys` made."""
+        return dot(q, keys)
+
     def forward(self, q: Queries, k: Keys) -> Pairs:
-        return dot(q, self.weight(k))
+        return self.compare(q, self.keys(k))
 
 
 class Additive(nn.Module):
@@ -66,10 +76,19 @@ class Additive(nn.Module):
         self.key = nn.Linear(key_width, inner_width, bias=False)
         self.out = nn.Linear(inner_width, 1, bias=False)
 
-    def forward(self, q: Queries, k: Keys) -> Pairs:
-        both = self.query(q).unsqueeze(-2) + self.key(k).unsqueeze(-3)  # n x m x inner
+    def keys(self, k: Keys) -> Prepared:
+        """U k, once for all queries."""
+        made: Tensor = self.key(k)
+        return made
+
+    def compare(self, q: Queries, keys: Prepared) -> Pairs:
+        """The scores, of what `keys` made."""
+        both = self.query(q).unsqueeze(-2) + keys.unsqueeze(-3)  # n x m x inner
         scores: Tensor = self.out(both.tanh()).squeeze(-1)
         return scores
+
+    def forward(self, q: Queries, k: Keys) -> Pairs:
+        return self.compare(q, self.keys(k))
 
 
 class Location(nn.Module):

@@ -15,6 +15,7 @@ METRICS = {  # our names of numbers -> the hub's names of metrics
     "spearman": "spearmanr",
     "mse": "mse",
     "exact": "exact_match",
+    "bleu": "sacrebleu",
 }
 
 

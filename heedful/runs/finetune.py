@@ -19,6 +19,7 @@ from heedful.checkpoint.hub import name_and_revision
 from heedful.data import LeaveOut, MultiLabelled, Source, Stop
 from heedful.durable import whole
 from heedful.errors import HeedfulError
+from heedful.objectives import Objective, Sample
 from heedful.runs.card import write_card
 from heedful.runs.folder import (
     BAD_ROWS,
@@ -90,7 +91,7 @@ def finetune(
             again = partial(source_of, task, data, plan.settings.data)
             begin(folder, plan.settings, plan.source, plan.survey.counts, again)
         ranks.wait()
-        return _Run(plan, folder, watch if ranks.first else Watch(), ranks).run()
+        return Run(plan, folder, watch if ranks.first else Watch(), ranks).run()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +103,7 @@ class Plan:
     survey: Survey
     notes: tuple[str, ...]  # what of the data is left out, in sentences
     why: str  # the defaults
+    labels: tuple[str, ...] | None = None  # that the model answers; None: those of the data
 
 
 def prepare(
@@ -127,13 +129,16 @@ def prepare(
     if model:
         name, revision = name_and_revision(model)
         start = replace(start, model=name, revision=revision or "")
-    elif start.classic is not None and start.model == ENCODER:
+    elif (start.classic is not None or start.transformer is not None) and start.model == ENCODER:
         start = replace(start, model="")  # over words, unless a model is named whose rows are to be read
+    if start.writer is not None and start.model:
+        raise HeedfulError(f"{start.model} was named, but what is to learn to write starts from random weights")
     width = config_of(start.model, revision=start.revision or None).model.width if start.model else 0
     if start.classic is None and start.words != WordSettings():
         raise HeedfulError("start.words is of classic models: say which with start.classic.kind=bag, or leave it out")
     classic = start.classic is not None
-    settings, why = defaults(kind, found.counts["train"], fresh=not start.model, width=width, classic=classic)
+    fresh, count = not start.model, found.counts["train"]
+    settings, why = defaults(kind, count, fresh=fresh, width=width, classic=classic, writer=start.writer)
     settings = replace(wishes.over(settings), start=start)
     how: Literal["float32", "bfloat16"] = "float32"
     if precision(settings.train.precision) == torch.bfloat16:
@@ -158,13 +163,16 @@ def _calibrates(settings: FinetuneSettings, found: Survey) -> bool:
     return False
 
 
-class _Run:
+class Run:
+    """A plan carried out in a folder: each seed trained and measured, then all of them together."""
+
     def __init__(self, plan: Plan, folder: Path, watch: Watch, ranks: Ranks) -> None:
         self.plan, self.folder, self.watch, self.ranks = plan, folder, watch, ranks
         self.settings, self.source, self.survey = plan.settings, plan.source, plan.survey
         self.measured = tuple(split for split in plan.survey.splits if split != "train")
 
     def run(self) -> Finished:
+        """To the end, or until a stop is asked for."""
         finished = (self.folder / RESULTS).exists()
         if finished:
             self.watch.said(f"{self.folder} is finished already")
@@ -184,10 +192,14 @@ class _Run:
             if self.ranks.first:
                 self._together(base.source, done)
         if self.ranks.first and not (self.folder / RUN_MODEL / CARD).exists():
-            draw(self.folder)
-            write_card(self.folder)
+            self._show()
         self.ranks.wait()
         return Finished(folder=self.folder, why="done", results=read_results(self.folder) if self.ranks.first else {})
+
+    def _show(self) -> None:
+        """Plots and the model card."""
+        draw(self.folder)
+        write_card(self.folder)
 
     def _start(self) -> Loaded:
         """The model to start from; one that was trained on the spot is kept in the run."""
@@ -200,6 +212,8 @@ class _Run:
         self.ranks.wait()
         base = load(kept)
         base.source = "a small encoder, trained on the spot" if settings.classic is None else "a classic model"
+        if settings.transformer is not None:
+            base.source = "a Transformer with random weights"
         return base
 
     def _one(self, base: Loaded, seed: int, folder: Path) -> dict[str, Any] | None:
@@ -208,11 +222,11 @@ class _Run:
             return read_json(folder / SEED)
         folder.mkdir(exist_ok=True)
         settings = replace(self.settings, train=replace(self.settings.train, seed=seed))
-        task, loaded = make_task(settings, self.source, self.survey, base)
-        learned = task.read(self.source.examples("train"))
+        task, loaded = make_task(settings, self.source, self.survey, base, self.plan.labels)
+        objective, samples, learned = self._learning(task, loaded)
         for note in notes(learned):
             self.watch.said(note)
-        trainer = Trainer(loaded, task, learned.samples, settings.train, self.ranks)
+        trainer = Trainer(loaded, objective, samples, settings.train, self.ranks)
         fitted = fit(
             trainer,
             folder,
@@ -240,6 +254,11 @@ class _Run:
             write(folder / SEED, found)
         self.ranks.wait()
         return found
+
+    def _learning(self, task: Task, loaded: Loaded) -> tuple[Objective, Sequence[Sample], Read]:
+        """What is learned, from which samples, and what reading them cost."""
+        learned = task.read(self.source.examples("train"))
+        return task, learned.samples, learned
 
     def _share(self, task: Task, loaded: Loaded, how: torch.dtype) -> Measure:
         """What this rank finds on its share of dev."""

@@ -17,6 +17,7 @@ from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.objectives.masked import Masked
 from heedful.runs.classic_making import classic_start
+from heedful.runs.rewrite_making import writer_start
 from heedful.runs.settings import (
     HEAD_WIDTH,
     ChooseSettings,
@@ -118,9 +119,12 @@ def start(
     settings: StartSettings, source: Source[Any], seed: int, longest: int | None, said: Callable[[str], None]
 ) -> Loaded:
     """The model that training starts from: what was named, or a small encoder trained on the spot."""
+    if settings.writer is not None:
+        return writer_start(settings, list(islice(_texts(source), MOST_TEXTS)), seed, longest, said)
     if source.kind is Rewritten and settings.model in ("", ENCODER):
         raise HeedfulError(
-            "no model was given, and to rewrite texts one with a decoder is needed: give --model the folder of one"
+            "no model was given, and to rewrite texts one with a decoder is needed: give --model the folder of one, or "
+            "let one learn from random weights: --set start.transformer.size=small, or start.classic.kind=recurrent"
         )
     if settings.classic is not None:
         return classic_start(settings, list(islice(_texts(source), MOST_TEXTS)), seed, said)
@@ -175,9 +179,15 @@ def _texts(source: Source[Any]) -> Iterator[str]:
         yield from example.texts
 
 
-def make_task(settings: FinetuneSettings, source: Source[Any], found: Survey, loaded: Loaded) -> tuple[Task, Loaded]:
-    """The task, and the model with its head."""
-    labels = source.labels
+def make_task(
+    settings: FinetuneSettings,
+    source: Source[Any],
+    found: Survey,
+    loaded: Loaded,
+    labels: tuple[str, ...] | None = None,
+) -> tuple[Task, Loaded]:
+    """The task, and the model with its head; it answers the labels of the data, or those."""
+    labels = source.labels if labels is None else labels
     match settings.task:
         case ClassifySettings(weights=weights):
             task, made = _made(Classify, settings, loaded, labels=labels, weights=_weights(weights, labels, found))
@@ -197,10 +207,11 @@ def make_task(settings: FinetuneSettings, source: Source[Any], found: Survey, lo
         case EmbedSettings(negatives=negatives, scale=scale):
             settings = replace(settings, long="cut")  # a text has one vector
             task, made = _made(Embed, settings, loaded, **embedding(found, negatives), scale=scale)
-        case RewriteSettings(most=most):
+        case RewriteSettings(most=most, beams=beams, smoothing=smoothing, main=main):
             mark = marks(loaded.config.model, tokenizer_of(loaded))
             between = "" if mark.start is not None else BETWEEN
-            task, made = _made(Rewrite, settings, loaded, mark=mark, between=between, most=most)
+            how = {"most": most, "beams": beams, "smoothing": smoothing, "main": main}
+            task, made = _made(Rewrite, settings, loaded, mark=mark, between=between, **how)
             made.between = between
     return task, made
 

@@ -29,9 +29,9 @@ MOST_SCORED = 50  # rows of scores
 
 
 def draw(folder: Path) -> list[Path]:
-    """Write what applies to the run into its folder plots/: curves, confusion, calibration, scores, numbers (.png).
+    """Write what applies to the run into its folder plots/ as .png.
 
-    A run that has not come to its end has curves alone.
+    Curves, confusion, calibration, scores, numbers, alignments. A run that has not come to its end has curves alone.
     """
     if not (folder / JOURNAL).is_file() and not (folder / RESULTS).is_file():
         raise HeedfulError(f"{folder} has neither {JOURNAL} nor {RESULTS}: it is no run folder")
@@ -49,6 +49,11 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
     if found is None:
         return
     split, numbers = found
+    if results["task"] == "rewrite":
+        from heedful.runs.alignments import alignments  # it loads the model
+
+        if figure := alignments(folder, split):
+            yield "alignments", figure
     if "confusion" in numbers:
         yield "confusion", confusion(numbers, split)
     if numbers.get("calibration"):

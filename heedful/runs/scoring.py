@@ -19,7 +19,7 @@ from heedful.infer.engine import Engine
 from heedful.tasks.base import Answer
 from heedful.tasks.classify import ClassifyMany
 from heedful.tasks.extract import NO_ANSWER, Extract
-from heedful.tasks.rewrite import Rewrite, Writing
+from heedful.tasks.rewrite import Rewrite
 from heedful.tasks.task import Judged, Measure, Task, evaluate
 from heedful.train.ranks import ALONE, Ranks
 
@@ -29,7 +29,7 @@ HIDDEN = ("vectors", "vector")  # of an answer: too long to be read
 
 def asker(task: Task | None, loaded: Loaded, precision: torch.dtype) -> Callable[[list[Any]], list[Answer]]:
     """The engine over a model, its products in that precision."""
-    engine = Engine(loaded, writing=Writing(most=task.most) if isinstance(task, Rewrite) else None)
+    engine = Engine(loaded, writing=task.writing if isinstance(task, Rewrite) else None)
 
     def ask(inputs: list[Any]) -> list[Answer]:
         device = next(loaded.parameters()).device.type

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, did_you_mean
-from heedful.model.classic_config import Attention, Bag, Hierarchical, Structured
+from heedful.model.classic_config import Attention, Bag, Hierarchical, Structured, Writer
 from heedful.settings import apply, load_mapping, overlay
 from heedful.shipped import ENCODER
-from heedful.train.settings import AdamW, Epochs, FitSettings, TrainSettings
+from heedful.train.settings import AdamW, Epochs, FitSettings, Noam, TrainSettings
 
 Weights = Literal["none", "balanced"]  # balanced: examples / (classes * examples of the class)
 EPOCHS = ((500_000, 1.0), (50_000, 2.0), (10_000, 3.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # from so many examples on
@@ -89,10 +89,16 @@ class RewriteSettings:
 
     kind: Literal["rewrite"] = "rewrite"
     most: int = 128  # tokens that are written in an evaluation
+    beams: int = 1  # that are followed there; 1: the most probable token each time
+    smoothing: float = 0.0  # this share of the target is spread over the vocabulary (Szegedy et al. 2016, section 7)
+    main: Literal["f1", "bleu"] = "f1"  # by which models are compared; bleu needs sacrebleu
 
     def __post_init__(self) -> None:
-        if self.most < 1:
-            raise HeedfulError(f"most is {self.most}; expected a whole number of tokens from 1")
+        for name in ("most", "beams"):
+            if getattr(self, name) < 1:
+                raise HeedfulError(f"{name} is {getattr(self, name)}; expected a whole number from 1")
+        if not 0 <= self.smoothing < 1:
+            raise HeedfulError(f"smoothing is {self.smoothing}; expected a share from 0 to below 1")
 
 
 TaskSettings = (
@@ -139,6 +145,55 @@ class WordSettings:
             raise HeedfulError(f'vectors is {self.vectors}, which has vectors of words: set tokens = "words"')
 
 
+Positions = Literal["none", "learned", "sine", "rotary", "shaw", "buckets", "transformer_xl"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransformerSettings:
+    """The original Transformer with random weights (Vaswani et al. 2017); the sizes are those of its table 3."""
+
+    size: Literal["small", "base", "big"] = "small"  # small: 3 layers, 256 wide, 8 heads, 512 inside
+    layers: int | None = None  # None: as many as the size has; so with the others
+    width: int | None = None
+    heads: int | None = None
+    inner: int | None = None
+    dropout: float | None = None
+    norm_at: Literal["post", "pre"] = "post"  # after each residual sum, or before each sublayer and at the end
+    positions: Positions = "sine"
+    longest: int = 256  # places of learned positions
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "inner", "longest"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise HeedfulError(f"{name} is {value}; expected a whole number from 1")
+        if self.shape["width"] % (2 * self.shape["heads"]):
+            raise HeedfulError(
+                f"width is {self.shape['width']} and heads {self.shape['heads']}; expected an even width for each head"
+            )
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Layers, width, heads and inner."""
+        sizes = {"small": (3, 256, 8, 512), "base": (6, 512, 8, 2048), "big": (6, 1024, 16, 4096)}
+        usual = dict(zip(("layers", "width", "heads", "inner"), sizes[self.size], strict=True))
+        return {name: getattr(self, name) or count for name, count in usual.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PieceSettings:
+    """The one vocabulary of both texts, where a model learns to write from random weights."""
+
+    kind: Literal["bpe", "wordpiece"] = "bpe"  # bpe: any text comes back as it was
+    vocabulary: int = 8000
+    lower_case: bool = False
+    width: int | None = None  # of the vectors of recurrent nets; None: half as wide as they are
+
+    def __post_init__(self) -> None:
+        if self.width is not None and self.width < 1:
+            raise HeedfulError(f"width is {self.width}; expected a whole number from 1")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartSettings:
     """What training starts from."""
@@ -150,10 +205,21 @@ class StartSettings:
     width: int = 256
     vocabulary: int = 4000
     steps: int = 0  # of masked language modelling first, 64 texts each: on few texts it makes things worse
-    classic: Bag | Attention | Structured | Hierarchical | None = None  # over words, or a named model's rows
+    # over words, or a named model's rows; recurrent: two nets, of which one writes
+    classic: Bag | Attention | Structured | Hierarchical | Writer | None = None
     words: WordSettings = WordSettings()
+    transformer: TransformerSettings | None = None  # learns to write, from random weights
+    pieces: PieceSettings = PieceSettings()
 
     def __post_init__(self) -> None:
+        if self.classic is not None and self.transformer is not None:
+            raise HeedfulError("start.classic and start.transformer are two models: give one of them")
+        if self.writer is None and self.pieces != PieceSettings():
+            raise HeedfulError("start.pieces is of models that learn to write: say which with start.transformer.size")
+        if self.transformer is not None and self.pieces.width is not None:
+            raise HeedfulError("start.pieces.width is of recurrent nets: set start.transformer.width")
+        if self.writer is not None and self.words != WordSettings():
+            raise HeedfulError("start.words is of models that read: set start.pieces, the vocabulary of both texts")
         for name, right, expected in (
             ("redraw", self.redraw >= 0, "a whole number from 0"),
             ("layers", self.layers >= 1, "a whole number from 1"),
@@ -162,6 +228,11 @@ class StartSettings:
         ):
             if not right:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
+
+    @property
+    def writer(self) -> Writer | TransformerSettings | None:
+        """What learns to write from random weights."""
+        return self.classic if isinstance(self.classic, Writer) else self.transformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,16 +254,33 @@ class FinetuneSettings:
             raise HeedfulError(f"seeds is {self.seeds}; expected a whole number from 1")
         if self.max_length is not None and self.max_length < 8:
             raise HeedfulError(f"max_length is {self.max_length}; expected a number of tokens from 8")
+        writes, writer = isinstance(self.task, RewriteSettings), self.start.writer
+        if writer is not None and not writes:
+            what = "start.transformer" if writer is self.start.transformer else 'start.classic.kind = "recurrent"'
+            raise HeedfulError(f"{what} writes texts, and {self.task.kind} needs none: it is for rewrite")
+        if writes and self.start.classic is not None and writer is None:
+            raise HeedfulError(
+                f'start.classic.kind is "{self.start.classic.kind}", which reads texts and writes none: to rewrite, '
+                'use "recurrent", or start.transformer'
+            )
 
 
 def defaults(
-    kind: str, examples: int, *, fresh: bool, width: int = 768, classic: bool = False
+    kind: str,
+    examples: int,
+    *,
+    fresh: bool,
+    width: int = 768,
+    classic: bool = False,
+    writer: Writer | TransformerSettings | None = None,
 ) -> tuple[FinetuneSettings, str]:
     """Settings for so many training examples, and why, in a sentence; `fresh`: the encoder has seen little text.
 
     Small data needs more passes to converge and a smaller batch (Mosbach et al. 2021); a fresh encoder a higher rate,
     and so does a narrow one: 0.04 / width is 5e-5 for the published base sizes (Devlin et al. 2019, appendix A.3).
     """
+    if writer is not None:
+        return _to_write(writer, examples)
     epochs = next(count for least, count in EPOCHS if examples >= least)
     batch = 32 if examples >= 10_000 else 16
     rate = 2e-3 if classic else 5e-4 if fresh else float(f"{0.04 / width:.0e}")
@@ -205,6 +293,28 @@ def defaults(
     encoder = "a classic model" if classic else encoder
     why = f"defaults for {examples:,} examples and {encoder}: {epochs:g} epochs, batches of {batch}, rate {rate:g}"
     return settings, why
+
+
+def _to_write(writer: Writer | TransformerSettings, examples: int) -> tuple[FinetuneSettings, str]:
+    """Of a model that learns to write from random weights: five times the passes, and smoothed targets.
+
+    A Transformer has the rate at which the paper's warm-up of 4,000 steps ends, (4000 width)^-0.5, its betas and eps
+    (Vaswani et al. 2017, sections 5.3 and 5.4).
+    """
+    epochs = 5 * next(count for least, count in EPOCHS if examples >= least)
+    batch = 64 if examples >= 2_000 else 16
+    if isinstance(writer, Writer):
+        what, optimiser, schedule = "two recurrent nets", AdamW(rate=1e-3), TrainSettings().schedule
+    else:
+        rate = float(f"{(4000 * writer.shape['width']) ** -0.5:.1e}")
+        what, optimiser, schedule = "a Transformer", AdamW(rate=rate, betas=(0.9, 0.98), eps=1e-9), Noam(warmup=0.1)
+    settings = FinetuneSettings(
+        task=RewriteSettings(smoothing=0.1, main="bleu"),
+        train=TrainSettings(length=Epochs(count=epochs), batch=batch, optimiser=optimiser, schedule=schedule),
+        fit=FitSettings(evaluate=max(1.0, epochs / 15)),
+    )
+    said = f"{epochs:g} epochs, batches of {batch}, rate {optimiser.rate:g}, label smoothing 0.1"
+    return settings, f"defaults for {examples:,} examples and {what} with random weights: {said}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

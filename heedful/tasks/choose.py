@@ -8,12 +8,12 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
-from heedful.checkpoint import Loaded
 from heedful.data import Choices, Example
 from heedful.errors import HeedfulError
-from heedful.objectives import Batch, Loss, Sample
-from heedful.objectives.base import pack, weighted, weights, wide
+from heedful.objectives import Batch, Sample
+from heedful.objectives.base import pack, weights
 from heedful.tasks.base import Answer, Answerer, Setting, Window, named_texts, read_pair
 from heedful.tasks.metrics import Accuracy, Result, TokenLoss, mean_of
 from heedful.tasks.task import Judged, Measure, Task, spread, surprise
@@ -104,10 +104,9 @@ class Choose(Task):
         targets = torch.tensor([start + sample.target for start, sample in zip(starts, samples, strict=False)])
         return Batch(packed=pack(samples), targets=targets, weights=weights(samples), groups=groups)
 
-    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
-        scores = wide(loaded(batch.packed))
+    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
         totals = torch.stack([group.logsumexp(0) for group in scores.split(batch.groups)])
-        return weighted(totals - scores[batch.targets], batch.weights)
+        return totals - scores[batch.targets]
 
     def measure(self) -> Measure:
         return Measure(metrics={"accuracy": Accuracy(), "loss": TokenLoss()}, spreads={"accuracy": spread(2, mean_of)})

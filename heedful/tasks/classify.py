@@ -13,12 +13,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
 from heedful.data import Example, Labelled, MultiLabelled
 from heedful.model.config import Classes, Problem
-from heedful.model.readers import ReadClasses
-from heedful.objectives import Batch, Loss, Sample
-from heedful.objectives.base import pack, weighted, weights, wide
+from heedful.objectives import Batch, Sample
+from heedful.objectives.base import pack, weights
 from heedful.tasks.base import Answer, Answerer, Setting, Window, label_names, read_pair, read_text
 from heedful.tasks.metrics import (
     Calibration,
@@ -104,13 +102,8 @@ class Texts(Task):
         targets = torch.from_numpy(np.array([sample.target for sample in samples]))
         return Batch(packed=pack(samples), targets=targets, weights=weights(samples))
 
-    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
-        rows = loaded.rows(batch.packed)
-        assert loaded.head is not None
-        losses = self.losses(wide(loaded.head(rows, batch.packed)), batch.targets)
-        if isinstance(loaded.head, ReadClasses):
-            losses = losses + loaded.head.penalty(rows, batch.packed)
-        return weighted(losses, batch.weights)
+    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+        return self.losses(scores, batch.targets)
 
     @abstractmethod
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:

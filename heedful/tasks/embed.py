@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
 from heedful.data import Example, Pair
 from heedful.errors import HeedfulError
-from heedful.objectives import Batch, Loss, Sample
-from heedful.objectives.base import pack, weighted, weights, wide
+from heedful.objectives import Batch, Sample
+from heedful.objectives.base import pack, weights
 from heedful.tasks.base import Answer, Answerer, Setting, Window, read_text
 from heedful.tasks.metrics import Result, Retrieval
 from heedful.tasks.regress import correlated, correlation
@@ -100,16 +100,16 @@ class Embed(Task):
         targets = torch.tensor([sample.target for sample in samples], dtype=torch.float64)
         return Batch(packed=pack(samples), targets=targets, weights=weights(samples))
 
-    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
-        vectors = F.normalize(wide(loaded(batch.packed)), dim=-1)
+    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+        vectors = F.normalize(scores, dim=-1)
         a, b = vectors[0::2], vectors[1::2]
         if self.scored:
-            return weighted(((a * b).sum(-1) - batch.targets.to(a)).square(), batch.weights)
+            return ((a * b).sum(-1) - batch.targets.to(a)).square()
         losses = [
             F.cross_entropy(self.scale * x @ y.T, torch.arange(len(x), device=x.device), reduction="none")
             for x, y in zip(a.split(self.together), b.split(self.together), strict=True)
         ]
-        return weighted(torch.cat(losses), batch.weights)
+        return torch.cat(losses)
 
     def measure(self) -> Measure:
         if not self.scored:

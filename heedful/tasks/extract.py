@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
 from heedful.data import Example, Question, Span
-from heedful.objectives import Batch, Loss, Sample
-from heedful.objectives.base import pack, weighted, weights, wide
+from heedful.objectives import Batch, Sample
+from heedful.objectives.base import pack, weights
 from heedful.tasks.base import Answer, Answerer, Place, Setting, Window, best_places, named_texts, read_pair, trimmed
 from heedful.tasks.metrics import Result, SquadScore, SquadThreshold, answer_scores, mean_of
 from heedful.tasks.task import Judged, Measure, Task, spread
@@ -121,13 +120,12 @@ class Extract(Task):
         targets = torch.tensor([sample.target for sample in samples])
         return Batch(packed=pack(samples), targets=targets, weights=weights(samples))
 
-    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
-        scores = wide(loaded(batch.packed))
+    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
         each = [
             F.cross_entropy(mine.T, target, reduction="none").mean()
             for mine, target in zip(batch.packed.unpack(scores), batch.targets, strict=True)
         ]
-        return weighted(torch.stack(each), batch.weights)
+        return torch.stack(each)
 
     def measure(self) -> Measure:
         metrics: dict[str, Any] = {"squad": SquadScore(version="2.0" if self.impossible else "1.1")}

@@ -8,18 +8,20 @@ from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
 from heedful.data import Example, Rewritten
 from heedful.errors import HeedfulError
 from heedful.model.config import ModelConfig
-from heedful.model.decode import Greedy, How, Written, write
+from heedful.model.decode import Beam, Greedy, How, Written, write
 from heedful.objectives import Batch, Loss, Sample
-from heedful.objectives.base import pack, weighted, wide
+from heedful.objectives.base import pack, weighted
 from heedful.packed import Packed
 from heedful.tasks.base import Answer, Answerer, Setting, Window, read_text
-from heedful.tasks.metrics import Result, SquadScore
+from heedful.tasks.metrics import Bleu, Result, SquadScore, has_bleu
+from heedful.tasks.metrics.bleu import NEEDED, STATISTICS, bleu_of, bleu_statistics
 from heedful.tasks.metrics.bootstrap import mean_of
 from heedful.tasks.metrics.squad import answer_scores
 from heedful.tasks.task import Judged, Measure, Task, spread
@@ -50,12 +52,12 @@ class Marks(NamedTuple):
 
 def marks(model: ModelConfig, tokenizer: Tokenizer) -> Marks:
     """What a model writes between; one that cannot write, or would never end, is refused."""
-    if model.decoder is None:
+    if not model.writes:
         raise HeedfulError("this model has no decoder, so it cannot write: start from one that has")
     special = tokenizer.special
     if special.separator is None:
         raise HeedfulError("this tokenizer has no token that ends a text: name it as eos_token")
-    if model.encoder is None:
+    if not model.reads:
         return Marks(None, special.separator)
     start = special.first if model.start is None else model.start
     if start is None:
@@ -106,8 +108,9 @@ REWRITE = Answerer(expects='texts, like ["a text"]', items=read_text, answer=ans
 class Rewrite(Task):
     """The mean of -log p of each token of the rewriting and of its end, given the text and all tokens before it.
 
-    A model with encoder and decoder reads the text with the first; one with a decoder alone reads the text, a line end
-    and the rewriting, and learns the latter.
+    With smoothing s a token's loss is (1 - s) (-log p) + s times the mean of -log p over the vocabulary. A model with
+    encoder and decoder reads the text with the first; one with a decoder alone reads the text, a line end and the
+    rewriting, and learns the latter.
     """
 
     example: ClassVar[type[Example]] = Rewritten
@@ -116,6 +119,17 @@ class Rewrite(Task):
     mark: Marks
     between: str = ""  # after the text, where the decoder goes on from it
     most: int = 128  # tokens that are written in an evaluation
+    beams: int = 1  # that are followed there
+    smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.main == "bleu" and not has_bleu():
+            raise HeedfulError(f"{NEEDED}; or let models be compared by F1 of words: task.main=f1")
+
+    @property
+    def writing(self) -> Writing:
+        """How an evaluation writes."""
+        return Writing(how=Beam(width=self.beams) if self.beams > 1 else Greedy(), most=self.most)
 
     def items(self, example: Any) -> list[Item]:
         return [example.text + self.between, example.rewritten]
@@ -166,14 +180,18 @@ class Rewrite(Task):
         return Batch(packed=packed, targets=targets, weights=weights, rows=torch.cat(rows))
 
     def loss(self, loaded: Loaded, batch: Batch) -> Loss:
-        assert loaded.head is not None
         rows = loaded.model(batch.packed, batch.target)
-        scores = wide(loaded.head(rows if batch.rows is None else rows[batch.rows], batch.packed))
-        return weighted(F.cross_entropy(scores, batch.targets, reduction="none"), batch.weights)
+        return weighted(self.lost(self.scores(loaded, rows, batch), batch), batch.weights)
+
+    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(scores, batch.targets, reduction="none", label_smoothing=self.smoothing)
 
     def measure(self) -> Measure:
         spreads = {"exact": spread(2, mean_of), "f1": spread(2, mean_of)}
-        return Measure(metrics={"texts": SquadScore(version="2.0")}, spreads=spreads)
+        if not has_bleu():
+            return Measure(metrics={"texts": SquadScore(version="2.0")}, spreads=spreads)
+        metrics = {"texts": SquadScore(version="2.0"), "bleu": Bleu()}
+        return Measure(metrics=metrics, spreads=spreads | {"bleu": spread(STATISTICS, bleu_of)})
 
     def measured(
         self, measure: Measure, examples: Sequence[Rewritten], answers: Sequence[Answer], ids: Sequence[int]
@@ -181,18 +199,29 @@ class Rewrite(Task):
         said = {str(id): answer["text"] for id, answer in zip(ids, answers, strict=True)}
         gold = {str(id): [example.rewritten] for id, example in zip(ids, examples, strict=True)}
         each = [answer_scores(said[name], gold[name], "2.0") for name in said]
-        return Measure(
-            metrics={"texts": measure.metrics["texts"].updated(said, gold)},
-            spreads={
-                name: measure.spreads[name].updated(ids, [(scores[place], 1) for scores in each])
-                for place, name in enumerate(("exact", "f1"))
-            },
-        )
+        metrics = {"texts": measure.metrics["texts"].updated(said, gold)}
+        spreads = {
+            name: measure.spreads[name].updated(ids, [(scores[place], 1) for scores in each])
+            for place, name in enumerate(("exact", "f1"))
+        }
+        if "bleu" in measure.metrics:
+            rows = [bleu_statistics(said[name], gold[name][0]) for name in said]
+            metrics["bleu"] = measure.metrics["bleu"].added(rows)
+            spreads["bleu"] = measure.spreads["bleu"].updated(ids, rows)
+        return Measure(metrics=metrics, spreads=spreads)
 
     def result(self, measure: Measure) -> Result:
-        """Exact match and F1 of words, without case, punctuation and articles (Rajpurkar et al. 2016)."""
+        """Exact match and F1 of words, without case, punctuation and articles (Rajpurkar et al. 2016), and BLEU.
+
+        BLEU is there where sacrebleu is installed, with its signature.
+        """
         found = measure.metrics["texts"].result()
-        return {name: found[name] for name in ("exact", "f1", "count")}
+        shown: Result = {name: found[name] for name in ("exact", "f1", "count")}
+        if "bleu" not in measure.metrics:
+            return shown
+        bleu = measure.metrics["bleu"].result()
+        notes = [f"BLEU is sacrebleu's, {bleu['signature']}"]
+        return shown | {"bleu": bleu["bleu"], "signature": bleu["signature"], "notes": notes}
 
     def judge(self, example: Rewritten, answer: Answer) -> Judged:
         exact, f1 = answer_scores(answer["text"], [example.rewritten], "2.0")

@@ -9,13 +9,13 @@ from operator import eq
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.checkpoint import Loaded
 from heedful.data import Example, Tagged
 from heedful.model.config import TokenClasses
-from heedful.objectives import Batch, Loss, Sample
-from heedful.objectives.base import pack, weighted, wide
+from heedful.objectives import Batch, Sample
+from heedful.objectives.base import pack
 from heedful.tasks.base import Answer, Answerer, Place, Setting, Window, best_places, of_windows, trimmed
 from heedful.tasks.metrics import Accuracy, Entities, Result, entity_counts, f1_of, mean_of
 from heedful.tasks.task import Judged, Measure, Task, spread
@@ -156,10 +156,8 @@ class Tag(Task):
         targets = torch.tensor([label for sample in samples for label in sample.target[1]])
         return Batch(packed=packed, targets=targets, weights=torch.ones(len(targets)), rows=torch.tensor(rows))
 
-    def loss(self, loaded: Loaded, batch: Batch) -> Loss:
-        assert loaded.head is not None and batch.rows is not None
-        scores = wide(loaded.head(loaded.model(batch.packed)[batch.rows], batch.packed))
-        return weighted(F.cross_entropy(scores, batch.targets, reduction="none"), batch.weights)
+    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(scores, batch.targets, reduction="none")
 
     def measure(self) -> Measure:
         if not self.entities:

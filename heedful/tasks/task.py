@@ -10,12 +10,15 @@ from math import log
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from heedful.checkpoint import Loaded
 from heedful.data import Example
 from heedful.errors import HeedfulError
 from heedful.model.config import Problem
+from heedful.model.readers import ReadClasses
 from heedful.objectives import Batch, Loss, Objective, Sample
+from heedful.objectives.base import weighted, wide
 from heedful.tasks.base import Answer, windows
 from heedful.tasks.metrics import Bootstrap, Result
 from heedful.tokenizer import Encoded, Item, Tokenizer
@@ -91,6 +94,7 @@ class Read:
     cut: int  # examples of which the end was cut off, because that was asked for
     cut_tokens: int
     left_out: int  # examples of which nothing can be learned (see the task)
+    owners: list[int]  # of each sample, the number of its example
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +124,22 @@ class Task(Objective, ABC):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Samples as a batch."""
 
-    @abstractmethod
+    def scores(self, loaded: Loaded, rows: Tensor, batch: Batch) -> Tensor:
+        """What the head says of the model's rows, in float32: of the places that are scored, or of whole sequences."""
+        assert loaded.head is not None
+        return wide(loaded.head(rows if batch.rows is None else rows[batch.rows], batch.packed))
+
+    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+        """A loss for each target, of those scores; a task that learns by more than scores has a `loss` of its own."""
+        raise NotImplementedError
+
     def loss(self, loaded: Loaded, batch: Batch) -> Loss:
         """The sum of the batch's losses and their weight."""
+        rows = loaded.rows(batch.packed)
+        losses = self.lost(self.scores(loaded, rows, batch), batch)
+        if isinstance(loaded.head, ReadClasses):
+            losses = losses + loaded.head.penalty(rows, batch.packed)
+        return weighted(losses, batch.weights)
 
     @abstractmethod
     def ask(self, example: Any) -> Any:
@@ -153,6 +170,7 @@ class Task(Objective, ABC):
     def read(self, examples: Iterable[Any]) -> Read:
         """All samples of the examples, in their order."""
         samples: list[Sample] = []
+        owners: list[int] = []
         read = windowed = cut = cut_tokens = left_out = 0
         for chunk in chunks(examples, CHUNK):
             items = [self.items(example) for example in chunk]
@@ -166,6 +184,7 @@ class Task(Objective, ABC):
                     raise HeedfulError(f"{example.file}:{example.line}: {error}") from None
                 learned = self.learn(example, seen)
                 samples += learned
+                owners += [read] * len(learned)
                 read += 1
                 cut, cut_tokens = cut + (dropped > 0), cut_tokens + dropped
                 windowed += any(len(each) > 1 for each in seen)
@@ -178,6 +197,7 @@ class Task(Objective, ABC):
             cut=cut,
             cut_tokens=cut_tokens,
             left_out=left_out,
+            owners=owners,
         )
 
     def _encode(self, items: list[Item]) -> list[Encoded]:

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from heedful.errors import HeedfulError
-from heedful.train.settings import AdamW, Constant, Cosine, Google, Linear, Schedule
+from heedful.train.settings import AdamW, Constant, Cosine, Google, Linear, Noam, Schedule
 
-__all__ = ["AdamW", "Constant", "Cosine", "Google", "Linear", "Optimizer", "Schedule", "factor", "layer_rates"]
+__all__ = ["AdamW", "Constant", "Cosine", "Google", "Linear", "Noam", "Optimizer", "Schedule", "factor", "layer_rates"]
 
 # -- schedules --------------------------------------------------------------------------------------------------
 
@@ -45,6 +45,8 @@ def factor(schedule: Schedule, progress: int | float, total: int | float) -> flo
             return floor + (1.0 - floor) * (1.0 + math.cos(math.pi * done)) / 2
         case Google():
             return max(0.0, 1.0 - progress / total)
+        case Noam():
+            return math.sqrt(warmup / progress) if progress else 1.0
 
 
 # -- rates ------------------------------------------------------------------------------------------------------

@@ -56,7 +56,23 @@ class Google(_Shares):
     warmup: float = 0.1
 
 
-Schedule = Constant | Linear | Cosine | Google
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Noam(_Shares):
+    """Up over the warm-up, then down as the inverse square root of the step (Vaswani et al. 2017, equation 3).
+
+    With the rate (width w)^-0.5 and w steps of warm-up it is the paper's width^-0.5 min(step^-0.5, step w^-1.5).
+    """
+
+    kind: Literal["noam"] = "noam"
+    warmup: float = 0.04  # 4,000 of 100,000 steps
+
+    def __post_init__(self) -> None:
+        _Shares.__post_init__(self)
+        if self.warmup == 0:
+            raise HeedfulError("warmup is 0; expected a share above 0, from the end of which the rate falls")
+
+
+Schedule = Constant | Linear | Cosine | Google | Noam
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +138,7 @@ class TrainSettings:
     batch: int = 32  # samples of an update, over all ranks
     tokens: int = 8192  # of a micro-batch, at most; memory grows with it, and results do not depend on it
     optimiser: AdamW = AdamW(rate=5e-5)
-    schedule: Linear | Cosine | Constant | Google = Linear(warmup=0.1)
+    schedule: Linear | Cosine | Constant | Google | Noam = Linear(warmup=0.1)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of products; weights and sums stay float32
     recompute: bool = False  # blocks run again for their gradient: less memory, a third more time
     seed: int = 1  # of the order, of dropout, and of fresh heads

@@ -5,18 +5,31 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 import transformers
 
-from heedful.checkpoint import load
+import heedful
+from heedful.checkpoint import Config, Loaded, create, load
 from heedful.cli import main
 from heedful.errors import HeedfulError
+from heedful.model.config import NextToken
+from heedful.model.decode import Sample, stream
+from heedful.model.initialise import undrawn
+from heedful.packed import Packed
+from heedful.runs import finetune as module
+from heedful.runs.alignments import alignment
 from heedful.runs.evaluate import evaluate
-from heedful.runs.finetune import finetune
+from heedful.runs.finetune import Finished, finetune
+from heedful.runs.plots import draw
+from heedful.runs.rewrite_making import transformer
+from heedful.runs.settings import Positions, TransformerSettings
+from heedful.tasks import Writing
 from heedful.tokenizer import TokenizerSettings, train
+from heedful.train.fit import Watch
+from heedful.train.loop import Step, Trainer
 
 ROWS = [(f"{who} sees {what} today", f"yesterday {who} saw {what}") for who in ("ada", "ben", "eva", "dan") for what in
         ("a cat", "the dog", "a tree", "birds", "the sea", "him")]  # fmt: skip
@@ -73,7 +86,7 @@ def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFix
     done = finetune("rewrite", given / "data.csv", out=tmp_path / "run", model=given / name, assignments=SETTINGS)
     assert done.why == "done" and done.results["main"] == "f1"
     numbers = done.results["splits"]["dev"]["numbers"]
-    assert numbers.keys() == {"exact", "f1", "count"} and numbers["count"] > 0
+    assert numbers.keys() == {"exact", "f1", "count", "bleu", "signature", "notes"} and numbers["count"] > 0
     lines = [json.loads(line) for line in (tmp_path / "run/predictions-dev.jsonl").read_text().splitlines()]
     assert len(lines) == numbers["count"] and {"gold", "said", "right"} <= lines[0].keys()
     assert max(line["answer"]["tokens"] for line in lines) <= 12
@@ -102,11 +115,108 @@ def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFix
     assert len({predict("--temperature", "2", "--seed", seed) for seed in "123456"}) > 1
 
 
+FRESH = {
+    "recurrent": ("start.classic.kind=recurrent", "start.classic.width=16", "start.classic.dropout=0.1"),
+    "transformer": (
+        *("start.transformer.layers=1", "start.transformer.width=16", "start.transformer.heads=2"),
+        *("start.transformer.inner=16", "start.transformer.norm_at=pre", "start.transformer.positions=learned"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["both", "alone", *FRESH])
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(
+    given: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "latency", lambda loaded: {})
+    monkeypatch.setattr(module, "draw", lambda folder: [])
+    how: dict[str, Any] = {"model": given / name} if name not in FRESH else {}
+    assignments = (
+        *SETTINGS,
+        "fit.evaluate=3",
+        *FRESH.get(name, ()),
+        *(() if how else ("start.pieces.vocabulary=300",)),
+    )
+
+    class Stop(Watch):
+        """Asks for a stop after the second step."""
+
+        def step(self, step: Step, trainer: Trainer) -> None:
+            trainer.stopping = step.number == 2
+
+    def run(folder: str, watch: Watch | None = None) -> Finished:
+        return finetune("rewrite", given / "data.csv", tmp_path / folder, assignments=assignments, watch=watch, **how)
+
+    assert run("parted", Stop()).why == "asked"
+    parted, whole = run("parted"), run("whole")
+    one, other = ((tmp_path / folder / "model/model.safetensors").read_bytes() for folder in ("parted", "whole"))
+    assert one == other and parted.results["splits"] == whole.results["splits"]
+    if name not in FRESH:
+        return
+    assert whole.results["main"] == "bleu"
+    signature = whole.results["splits"]["dev"]["numbers"]["signature"]
+    assert signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert signature in (tmp_path / "whole/model/README.md").read_text().replace("\\", "")
+    loaded = load(tmp_path / "whole")
+    for line in (tmp_path / "whole/predictions-dev.jsonl").read_text().splitlines():
+        (again,) = heedful.Engine(loaded, writing=Writing(most=12))([json.loads(line)["input"]])
+        assert again["text"] == json.loads(line)["said"]
+
+    found = alignment(loaded, *ROWS[0])
+    assert found is not None and loaded.tokenizer is not None and loaded.tokenizer.special.separator is not None
+    assert found.read[1] == "ada"[: len(found.read[1])] and found.written[0] == "yesterday"[: len(found.written[0])]
+    assert found.written[-1] == loaded.tokenizer.name(loaded.tokenizer.special.separator)
+    assert found.weights.shape == (len(found.written), len(found.read))
+    assert found.weights.sum(1) == pytest.approx(1, abs=1e-5)
+    lines = [json.dumps({"n": n, "input": text, "said": said}) for n, (text, said) in enumerate(ROWS[:3])]
+    (tmp_path / "whole/predictions-dev.jsonl").write_text("\n".join(lines))
+    assert tmp_path / "whole/plots/alignments.png" in draw(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("positions", "norm_at"), [("sine", "post"), *((each, "pre") for each in get_args(Positions))])
+@torch.no_grad()
+def test_each_transformer_writes_what_it_was_trained_to(positions: Any, norm_at: Any) -> None:
+    """With remembered rows as without, whatever its positions are."""
+    settings = TransformerSettings(layers=2, width=16, heads=2, inner=24, norm_at=norm_at, positions=positions)
+    config = Config(family="heedful", model=transformer(settings, 30), head=NextToken())
+    loaded, source = create(config, seed=2).double().eval(), [[5, 6, 7, 8], [9]]
+    assert loaded.head is not None
+    texts, reads = [[1], [1]], {"prompts": Packed.of([[1], [1]]), "source": Packed.of(source)}
+    how = Sample(temperature=2.0)
+    for at in stream(loaded.model, loaded.head, how=how, most=4, stop=[], distribution=True, **reads):
+        assert at.distribution is not None
+        for row, number in enumerate(at.sequences):
+            whole = loaded(Packed.of([source[number]]), Packed.of([texts[number]]))[-1].log_softmax(-1)
+            assert torch.allclose(at.distribution[row], whole, atol=1e-10)
+            texts[number].append(at.tokens[row])
+
+
+@pytest.mark.parametrize(("size", "count"), [("base", 63_082_496), ("big", 214_245_376)])
+def test_trap_18_sizes_are_those_of_the_paper(size: Any, count: int) -> None:
+    """With a vocabulary of 37,000 (CORRECTNESS, B.1); pre-norm has a norm more at the end of each stack."""
+    for norm_at, more in (("post", 0), ("pre", 4)):
+        settings = TransformerSettings(size=size, norm_at=norm_at)  # type: ignore[arg-type]
+        model = transformer(settings, 37_000)
+        with undrawn():
+            made = Loaded(Config(family="heedful", model=model, head=NextToken()))
+        assert made.count() == count + more * model.width
+
+
 def test_what_cannot_run(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(HeedfulError, match="no model was given, and to rewrite texts one with a decoder is needed"):
         finetune("rewrite", given / "data.csv", out=tmp_path / "a")
     with pytest.raises(HeedfulError, match="this model has no decoder, so it cannot write: start from one that has"):
         finetune("rewrite", given / "data.csv", out=tmp_path / "b", model=given / "encoder")
+    for task, model, wishes, message in (
+        ("tag", "", ("start.transformer.size=small",), "start.transformer writes texts, and tag needs none"),
+        ("rewrite", "", ("start.classic.kind=bag",), 'kind is "bag", which reads texts and writes none'),
+        ("rewrite", "both", ("start.transformer.size=small",), "what is to learn to write starts from random weights"),
+        ("rewrite", "both", ("start.pieces.vocabulary=300",), "start.pieces is of models that learn to write"),
+        ("rewrite", "", ("start.transformer.heads=3",), "width is 256 and heads 3; expected an even width"),
+    ):
+        named = given / model if model else ""
+        with pytest.raises(HeedfulError, match=message):
+            finetune(task, given / "data.csv", out=tmp_path / "c", model=named, assignments=wishes)
     for arguments, told in (
         (["predict", str(given / "both"), "a", "--beams", "2", "--temperature", "1"], "nothing is drawn then"),
         (["predict", str(given / "both"), "a", "--pair", "b"], "--pair is not for this model: its next_token head"),

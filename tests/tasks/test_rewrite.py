@@ -22,7 +22,7 @@ from heedful.checkpoint.attach import attach
 from heedful.data import Rewritten
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
-from heedful.model.decode import Beam, Sample
+from heedful.model.decode import Beam, Greedy, Sample
 from heedful.tasks import Writing
 from heedful.tasks.rewrite import BETWEEN, Rewrite, marks
 from heedful.tasks.task import evaluate
@@ -115,6 +115,45 @@ def test_the_loss_is_theirs(kind: str) -> None:
     assert found.count == count and abs(float(found.sum.detach()) - total) < 1e-9
     parts = [task.loss(loaded, task.batch([sample], [0])) for sample in samples]
     assert abs(sum(float(each.sum.detach()) for each in parts) - total) < 1e-9  # whatever is beside it
+
+
+@KINDS
+def test_trap_36_label_smoothing_counts_tokens_and_nothing_else(kind: str) -> None:
+    """torch's cross_entropy over lines that are filled up, whose filling it ignores; and the formula, text by text."""
+    _, loaded, task = pair(kind)
+    task = replace(task, smoothing=0.2)
+    samples = task.read(EXAMPLES).samples
+    batch = task.batch(samples, [0, 0, 0])
+    found = task.loss(loaded, batch)
+    with torch.no_grad():
+        scores = task.scores(loaded, loaded.model(batch.packed, batch.target), batch)
+    lengths = [len(sample.target) for sample in samples]
+    lines = torch.nn.utils.rnn.pad_sequence(list(scores.split(lengths)), batch_first=True, padding_value=3.0)
+    right = torch.nn.utils.rnn.pad_sequence(list(batch.targets.split(lengths)), batch_first=True, padding_value=-100)
+    theirs = torch.nn.functional.cross_entropy(lines.mT, right, label_smoothing=0.2)
+    assert found.count == sum(lengths) < right.numel()
+    assert float(found.sum.detach()) / found.count == pytest.approx(float(theirs), abs=1e-12)
+    log_p = scores.log_softmax(-1)
+    by_hand = -0.8 * log_p.gather(-1, batch.targets[:, None]).sum() - 0.2 * log_p.mean(-1).sum()
+    assert float(found.sum.detach()) == pytest.approx(float(by_hand), abs=1e-9)
+
+
+@KINDS
+def test_trap_44_the_end_is_not_counted(kind: str) -> None:
+    """What is measured has no end in it, and neither has what is right; greedily is one beam."""
+    _, loaded, task = pair(kind)
+    engine = heedful.Engine(loaded, writing=task.writing)
+    assert isinstance(task.writing.how, Greedy) and replace(task, beams=4).writing.how == Beam(width=4)
+    asked = [each.text for each in EXAMPLES]
+    one = heedful.Engine(loaded, writing=Writing(how=Beam(width=1)))(asked)
+    answers = engine(asked)
+    assert [each["text"] for each in answers] == [each["text"] for each in one]
+    assert all("</s>" not in each["text"] for each in answers)
+    right = [{"text": example.rewritten} for example in EXAMPLES]
+    measure = task.measured(task.measure(), EXAMPLES, right, range(len(EXAMPLES)))
+    assert task.result(measure)["bleu"] == pytest.approx(1)
+    assert measure.metrics["bleu"].sums[:2] == (7, 7), "words, without ends"
+    assert measure.intervals()["bleu"]["high"] == pytest.approx(1)
 
 
 @KINDS

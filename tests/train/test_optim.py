@@ -20,7 +20,7 @@ from heedful import checkpoint, settings
 from heedful.errors import HeedfulError
 from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, NextToken, StackConfig
 from heedful.train import optim
-from heedful.train.optim import AdamW, Constant, Cosine, Google, Linear, Optimizer, Schedule, factor, layer_rates
+from heedful.train.optim import AdamW, Constant, Cosine, Google, Linear, Noam, Optimizer, Schedule, factor, layer_rates
 from tests.tiny import MODELS, TINY
 
 # -- schedules ------------------------------------------------------------------------------------------------
@@ -67,7 +67,20 @@ def test_the_two_definitions_part_after_the_warmup() -> None:
     assert [each for pair in at for each in pair] == pytest.approx([0.0, 0.0, 0.9, 0.9, 1.0, 0.9, 0.5, 0.45], abs=1e-12)
 
 
-@pytest.mark.parametrize("schedule", [Constant(warmup=0.1), Linear(), Cosine(), Google()])
+@pytest.mark.parametrize(("width", "warmup", "total"), [(512, 4000, 100_000), (256, 3, 20), (64, 20, 20)])
+def test_the_schedule_of_the_transformer(width: int, warmup: int, total: int) -> None:
+    """width^-0.5 min(step^-0.5, step warmup^-1.5) (Vaswani et al. 2017, equation 3), of which the peak is the rate."""
+    peak = (width * warmup) ** -0.5
+    schedule = Noam(warmup=warmup / total)
+    assert factor(schedule, 0, total) == 0
+    for step in (*range(1, min(total, 50) + 1), warmup, warmup + 1, total):
+        paper = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
+        assert peak * factor(schedule, step, total) == pytest.approx(paper, rel=1e-6), step
+    with pytest.raises(HeedfulError, match="warmup is 0; expected a share above 0"):
+        Noam(warmup=0.0)
+
+
+@pytest.mark.parametrize("schedule", [Constant(warmup=0.1), Linear(), Cosine(), Google(), Noam()])
 def test_seconds_are_as_good_as_steps(schedule: Schedule) -> None:
     for step in range(101):
         assert factor(schedule, step * 0.37, 37.0) == pytest.approx(factor(schedule, step, 100), abs=1e-6)

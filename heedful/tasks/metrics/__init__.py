@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heedful.tasks.metrics.base import Metric, Result, merge_all
+from heedful.tasks.metrics.bleu import Bleu, has_bleu
 from heedful.tasks.metrics.bootstrap import Bootstrap, confusion_of, confusion_statistics, f1_of, interval, mean_of
 from heedful.tasks.metrics.classes import Accuracy, ConfusionMatrix, MultiLabel, macro_f1, matthews
 from heedful.tasks.metrics.entities import Entities, entity_counts, spans, to_iob2
@@ -14,6 +15,7 @@ from heedful.tasks.metrics.suites import GLUE, Suite
 __all__ = [
     "GLUE",
     "Accuracy",
+    "Bleu",
     "Bootstrap",
     "Calibration",
     "ConfusionMatrix",
@@ -34,6 +36,7 @@ __all__ = [
     "confusion_statistics",
     "entity_counts",
     "f1_of",
+    "has_bleu",
     "interval",
     "macro_f1",
     "matthews",

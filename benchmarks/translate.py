@@ -1,0 +1,237 @@
+"""Recurrent nets without and with attention, and a small Transformer: Multi30k, German to English, test 2016.
+
+HEEDFUL_DATA=folder python benchmarks/translate.py none attention transformer --folder runs
+HEEDFUL_DATA=folder python benchmarks/translate.py transformer --rehearse     # speed alone; records nothing
+
+The texts are lower-cased, as in the published figures. An arm whose run is finished is only measured; one that was
+stopped goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from report import RESULTS, facts, grid, write
+
+import heedful
+from heedful.data import Rewritten, read
+from heedful.model.decode import Beam
+from heedful.runs.dry import dry_run
+from heedful.runs.evaluate import task_of
+from heedful.tasks import Writing
+from heedful.train.fit import Scored, Watch
+from heedful.train.journal import records
+from heedful.train.loop import Step, Trainer
+
+FILES = {"train": "train", "dev": "val", "test": "test_2016_flickr"}
+BEAMS = 5
+BATCH = 256  # pairs whose loss is found at once
+EVERY = 100  # steps between two lines
+SAID = {  # published on these data: torchtext's BLEU, and the perplexity of its words
+    "none": "14, perplexity 43.8",
+    "attention": "28, perplexity 23.2",
+    "transformer": "36.52, perplexity 5.316",
+}
+EVERY_ARM = ("start.pieces.vocabulary=8000", "task.smoothing=0.1", "task.most=60", "train.batch=128")
+NETS = ("start.classic.kind=recurrent", "start.classic.width=512", "train.optimiser.rate=1e-3", "fit.evaluate=1")
+ARMS: dict[str, tuple[str, ...]] = {
+    "none": (
+        *NETS,
+        *("start.classic.cell=lstm", "start.classic.layers=2", "start.classic.look=none", "start.classic.dropout=0.3"),
+        "train.length.count=10",
+    ),
+    "attention": (
+        *NETS,
+        *("start.classic.cell=gru", "start.classic.look.kind=global", "start.classic.dropout=0.3"),
+        "train.length.count=15",
+    ),
+    "transformer": (
+        *("start.transformer.size=small", "start.transformer.norm_at=pre", "start.transformer.dropout=0.15"),
+        *("train.length.count=20", "fit.evaluate=1"),
+    ),
+}
+
+
+def data(folder: Path, most: int | None) -> Path:
+    """The pairs of each split, lower-cased, as files that Heedful reads."""
+    given = Path(os.environ.get("HEEDFUL_DATA", "absent"), "tasks", "multi30k")
+    if not given.is_dir():
+        raise SystemExit("set HEEDFUL_DATA to the folder of the data sets")
+    made = folder / ("data" if most is None else f"data-{most}")
+    made.mkdir(parents=True, exist_ok=True)
+    for split, name in FILES.items():
+        sides = [(given / f"{name}.{side}").read_text("utf-8").splitlines() for side in ("de", "en")]
+        rows = [{"source": a.strip().lower(), "target": b.strip().lower()} for a, b in zip(*sides, strict=True)]
+        rows = [row for row in rows if all(row.values())][:most]
+        (made / f"{split}.jsonl").write_text(
+            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8"
+        )
+    return made
+
+
+def words(text: str) -> list[str]:
+    """Words and single marks, about as the published figures' tokenizer splits them."""
+    return re.findall(r"\w+|[^\w\s]", text.lower())
+
+
+def counted_bleu(said: Sequence[str], golds: Sequence[str]) -> float:
+    """torchtext's: exp(min(0, 1 - r / c) + mean log p_n), n to 4, of `words`, not smoothed: 0 where some p_n is 0."""
+    right, total, lengths = [0] * 4, [0] * 4, [0, 0]
+    for pair in zip(said, golds, strict=True):
+        one, gold = (words(text) for text in pair)
+        lengths = [lengths[0] + len(one), lengths[1] + len(gold)]
+        for n in range(1, 5):
+            a, b = (Counter(tuple(each[i : i + n]) for i in range(len(each) - n + 1)) for each in (one, gold))
+            right[n - 1] += (a & b).total()
+            total[n - 1] += a.total()
+    if not all(right):
+        return 0.0
+    logs = sum(math.log(a / b) for a, b in zip(right, total, strict=True)) / 4
+    return 100 * math.exp(min(0.0, 1 - lengths[1] / lengths[0]) + logs)
+
+
+def scores(said: list[str], golds: list[str]) -> dict[str, Any]:
+    """BLEU by sacrebleu with its signature, and by torchtext's definition, which sacrebleu has to confirm."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    usual = BLEU(lowercase=True, force=True)
+    bleu = usual.corpus_score(said, [golds]).score
+    split = [[" ".join(words(text)) for text in each] for each in (said, golds)]
+    plain = BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(split[0], [split[1]]).score
+    counted = counted_bleu(said, golds)
+    assert abs(plain - counted) < 1e-6, (plain, counted)
+    return {"sacrebleu": bleu, "signature": str(usual.get_signature()), "torchtext": counted}
+
+
+@torch.inference_mode()
+def perplexity(loaded: heedful.Loaded, folder: Path) -> dict[str, float]:
+    """exp of the mean -log p, the right beginning given: of each token with the end, and of each word with the end."""
+    source = read(folder, Rewritten)
+    task, loaded = task_of(loaded, source, "test")
+    examples = list(source.examples("test"))
+    samples = task.read(examples).samples
+    total = count = 0.0
+    for start in range(0, len(samples), BATCH):
+        part = samples[start : start + BATCH]
+        loss = task.loss(loaded, task.batch(part, [0] * len(part)))
+        total, count = total + float(loss.sum), count + loss.count
+    spoken = sum(len(words(example.rewritten)) + 1 for example in examples)
+    return {"of tokens": math.exp(total / count), "of words": math.exp(total / spoken)}
+
+
+def curve(run: Path) -> dict[str, Any]:
+    """The mean loss of each hundredth of the training steps, and what dev said at each look."""
+    lines = list(records(run / "journal.jsonl"))
+    losses = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    size = max(1, len(losses) // 100)
+    parts = [losses[start : start + size] for start in range(0, len(losses), size)]
+    looks = [[line["step"], line["dev"].get("bleu")] for line in lines if "dev" in line]
+    return {"loss": [[part[-1][0], statistics.fmean(loss for _, loss in part)] for part in parts], "dev bleu": looks}
+
+
+class Told(Watch):
+    """Says how it goes."""
+
+    def step(self, step: Step, trainer: Trainer) -> None:
+        if step.number % EVERY == 0:
+            speed = trainer.read / trainer.seconds
+            print(f"step {step.number} of {trainer.total}, loss {step.loss:.3f}, {speed:,.0f} tokens/s", flush=True)
+
+    def scored(self, step: int, scored: Scored, best: bool) -> None:
+        print(f"step {step}: bleu on dev {scored.main:.4f}{', the best' if best else ''}", flush=True)
+
+    def said(self, text: str) -> None:
+        print(text, flush=True)
+
+
+def measured(arm: str, folder: Path, seed: int) -> dict[str, Any]:
+    """Train an arm, or go on, and measure it on test."""
+    pairs, run = data(folder, None), folder / f"{arm}-{seed}"
+    wishes = (*EVERY_ARM, *ARMS[arm], f"train.seed={seed}")
+    done = heedful.finetune("rewrite", pairs, run, assignments=wishes, watch=Told())
+    if done.why != "done":
+        raise SystemExit(130)
+    loaded = heedful.load(run)
+    examples = list(read(pairs, Rewritten).examples("test"))
+    golds, found = [example.rewritten for example in examples], {}
+    for name, writing in (("greedy", Writing(most=60)), ("beams", Writing(how=Beam(width=BEAMS), most=60))):
+        start = time.perf_counter()
+        said = [answer["text"] for answer in heedful.Engine(loaded, writing=writing)([each.text for each in examples])]
+        found[name] = scores(said, golds) | {"seconds": time.perf_counter() - start}
+    return {
+        "settings": list(wishes),
+        "parameters": loaded.count(),
+        "training seconds": done.results["seeds"][0]["seconds"],
+        "best step": done.results["seeds"][0]["best_step"],
+        "perplexity": perplexity(loaded, pairs),
+        "curve": curve(run),
+        **found,
+    }
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """As Markdown."""
+    columns = ["arm", "parameters", "training", "sacrebleu, greedy", f"sacrebleu, {BEAMS} beams", "torchtext, greedy"]
+    rows = [
+        [
+            name,
+            f"{each['parameters']:,}",
+            f"{each['training seconds'] / 60:.0f} min",
+            *(f"{value:.2f}" for value in (each["greedy"]["sacrebleu"], each["beams"]["sacrebleu"])),
+            f"{each['greedy']['torchtext']:.2f}",
+            *(f"{each['perplexity'][of]:.2f}" for of in ("of tokens", "of words")),
+            SAID[name],
+        ]
+        for name, each in found.items()
+    ]
+    return grid([*columns, "perplexity of tokens", "of words", "published (torchtext)"], rows)
+
+
+def main() -> None:
+    """Each arm after the other; what was found so far is written after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("arms", nargs="+", choices=list(ARMS))
+    parser.add_argument(
+        "--folder", type=Path, help="for data and runs, so that they can go on; else one for the moment"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rehearse", action="store_true", help="a few steps of each arm, and how long all would take")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = given.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        if given.rehearse:
+            for arm in given.arms:
+                estimate = dry_run("rewrite", data(folder, None), folder / arm, assignments=(*EVERY_ARM, *ARMS[arm]))
+                print(arm, json.dumps(estimate.plain()), flush=True)
+            return
+        found: dict[str, dict[str, Any]] = {}
+        for arm in given.arms:
+            found[arm] = measured(arm, folder, given.seed)
+            print(arm, json.dumps({name: value for name, value in found[arm].items() if name != "curve"}), flush=True)
+            about = (
+                "Multi30k, German to English, 29,000 pairs, lower-cased; test 2016 (1,000 pairs). BLEU by sacrebleu, "
+                f"{found[arm]['greedy']['signature']}, and by torchtext's definition over words and single marks. The "
+                "epoch with the best BLEU on dev is measured."
+            )
+            path = write(f"translate-{given.seed}", about, [table(found)], found, given.output)
+            print(path, facts()["date"], flush=True)
+
+
+if __name__ == "__main__":
+    main()

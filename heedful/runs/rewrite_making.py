@@ -1,0 +1,98 @@
+"""A model that is to learn to write, made on the spot: one vocabulary of both texts, and random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from heedful.checkpoint import Config, Loaded, create
+from heedful.model.classic_config import ClassicConfig, Everywhere, Hard, Writer
+from heedful.model.config import (
+    Buckets,
+    EmbeddingConfig,
+    Learned,
+    ModelConfig,
+    Rotary,
+    Shaw,
+    Sinusoidal,
+    StackConfig,
+    TransformerXl,
+    Xavier,
+)
+from heedful.runs.settings import StartSettings, TransformerSettings
+from heedful.tokenizer import TokenizerSettings, train
+
+DROPOUT = {"small": 0.1, "base": 0.1, "big": 0.3}  # of the sizes (Vaswani et al. 2017, table 3)
+RELATIONS: dict[str, Rotary | Buckets | Shaw | TransformerXl] = {
+    "rotary": Rotary(),
+    "shaw": Shaw(),
+    "buckets": Buckets(),
+    "transformer_xl": TransformerXl(),
+}
+
+
+def writer_start(
+    settings: StartSettings, texts: Sequence[str], seed: int, longest: int | None, said: Callable[[str], None]
+) -> Loaded:
+    """The model that training starts from, without a head."""
+    writer, pieces = settings.writer, settings.pieces
+    assert writer is not None
+    limits = [most for most in (longest, _places(writer)) if most is not None]
+    names = TokenizerSettings(
+        kind=pieces.kind,
+        vocabulary=pieces.vocabulary,
+        lower_case=pieces.lower_case,
+        strip_accents=False,
+        max_length=min(limits, default=None),
+    )
+    tokenizer = train(texts, names)
+    if isinstance(writer, Writer):
+        family, model = "heedful-classic", two_nets(writer, tokenizer.size, pieces.width)
+    else:
+        family, model = "heedful", transformer(writer, tokenizer.size)
+    made = create(Config(family=family, model=model), tokenizer, seed=seed)
+    what = "two recurrent nets" if isinstance(writer, Writer) else "a Transformer"
+    said(f"{what} of {made.count():,} parameters with random weights, over {tokenizer.size:,} pieces of both texts")
+    return made
+
+
+def _places(writer: Writer | TransformerSettings) -> int | None:
+    """How many tokens it reads at most; None: any number."""
+    match writer:
+        case TransformerSettings(positions="learned", longest=longest):
+            return longest
+        case Writer(look=(Everywhere() | Hard()) as look) if look.score == "location":
+            return look.longest
+    return None
+
+
+def two_nets(writer: Writer, vocabulary: int, width: int | None = None) -> ModelConfig:
+    """One embedding of source, target and output, with vectors of unit variance per number."""
+    width = width or writer.width // 2
+    words = EmbeddingConfig(vocabulary=vocabulary, width=width, scale=width**0.5, dropout=writer.dropout)
+    return ClassicConfig(embedding=words, reader=writer)
+
+
+def transformer(settings: TransformerSettings, vocabulary: int) -> ModelConfig:
+    """The original Transformer: one embedding of source, target and output (Vaswani et al. 2017, section 3.4)."""
+    shape = settings.shape
+    width, heads = shape["width"], shape["heads"]
+    dropout = DROPOUT[settings.size] if settings.dropout is None else settings.dropout
+    encoder = StackConfig(
+        width=width,
+        layers=shape["layers"],
+        heads=heads,
+        head_width=width // heads,
+        inner_width=shape["inner"],
+        activation="relu",
+        norm_at=settings.norm_at,
+        norm_eps=1e-6,
+        final_norm=settings.norm_at == "pre",
+        relation=RELATIONS.get(settings.positions),
+        dropout=dropout,
+    )
+    places: dict[str, Learned | Sinusoidal] = {"learned": Learned(count=settings.longest), "sine": Sinusoidal()}
+    put = places.get(settings.positions)
+    words = EmbeddingConfig(vocabulary=vocabulary, width=width, positions=put, scale=width**0.5, dropout=dropout)
+    decoder = replace(encoder, causal=True, cross=True)
+    return ModelConfig(embedding=words, encoder=encoder, decoder=decoder, initialisation=Xavier())

@@ -1,0 +1,64 @@
+"""BLEU (trap 44): sacrebleu's own number, by the paper's formula too, in any parts; its signature is told."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from sacrebleu.metrics import BLEU
+
+from heedful.errors import HeedfulError
+from heedful.tasks.metrics import Bleu
+from heedful.tasks.metrics.bleu import bleu_of, bleu_statistics
+
+WORDS = ["the", "a", "cat", "dog", "sat", "ran", "on", "mat", ",", "."]
+
+
+def texts(seed: int, count: int = 30) -> tuple[list[str], list[str]]:
+    draw = random.Random(seed)
+    golds = [draw.choices(WORDS, k=draw.randrange(3, 12)) for _ in range(count)]
+    said = [
+        [word if draw.random() < 0.8 else draw.choice(WORDS) for word in gold][: draw.randrange(2, 12)]
+        for gold in golds
+    ]
+    return [" ".join(each) for each in said], [" ".join(each) for each in golds]
+
+
+def counted(said: list[str], golds: list[str]) -> float:
+    """min(1, exp(1 - r / c)) exp(mean log p_n) (Papineni et al. 2002, section 2.3), of words between spaces."""
+    right, total = [0] * 4, [0] * 4
+    for one, gold in zip(said, golds, strict=True):
+        for n in range(1, 5):
+            a, b = (Counter(tuple(w[i : i + n]) for i in range(len(w) - n + 1)) for w in (one.split(), gold.split()))
+            right[n - 1] += (a & b).total()
+            total[n - 1] += a.total()
+    c, r = (sum(len(text.split()) for text in each) for each in (said, golds))
+    return min(1.0, math.exp(1 - r / c)) * math.exp(sum(math.log(a / b) for a, b in zip(right, total, strict=True)) / 4)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_trap_44_it_is_sacrebleus_and_the_formula(seed: int) -> None:
+    said, golds = texts(seed)
+    theirs = BLEU(force=True)
+    score = theirs.corpus_score(said, [golds]).score
+    found = Bleu().updated(said, golds).result()
+    assert found["bleu"] == pytest.approx(score / 100, abs=1e-12)
+    assert found["bleu"] == pytest.approx(counted(said, golds), abs=1e-12)
+    assert found["signature"] == str(theirs.get_signature()) and found["count"] == 30
+    assert found["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    parts = [Bleu().updated(said[a:b], golds[a:b]) for a, b in ((20, 30), (0, 3), (3, 20))]
+    assert parts[0].merged(parts[1]).merged(parts[2]).result() == found
+    rows = np.array([bleu_statistics(a, b) for a, b in zip(said, golds, strict=True)])
+    assert bleu_of(np.stack([rows.sum(0), 2 * rows.sum(0)]).astype(np.float64)) == pytest.approx(found["bleu"])
+
+
+def test_the_ends_of_what_can_be_scored() -> None:
+    assert Bleu().updated(["", "x"], ["a b", "c"]).result()["bleu"] == 0
+    assert Bleu().updated(["a b c d e"], ["a b c d e"]).result()["bleu"] == pytest.approx(1)
+    with pytest.raises(HeedfulError, match="BLEU of no examples is not defined"):
+        Bleu().result()
+    with pytest.raises(HeedfulError, match="there are 1 texts for 2 right ones"):
+        Bleu().updated(["a"], ["a", "b"])
