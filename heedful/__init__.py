@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from heedful.errors import HeedfulWarning as HeedfulWarning
     from heedful.infer.engine import Engine as Engine
     from heedful.packed import Packed as Packed
+    from heedful.runs.distil import distil as distil
     from heedful.runs.evaluate import evaluate as evaluate
     from heedful.runs.finetune import finetune as finetune
     from heedful.runs.pretrain import pretrain as pretrain
@@ -27,7 +28,9 @@ _HOMES = {
     "Engine": "heedful.infer.engine",
     "finetune": "heedful.runs.finetune",
     "pretrain": "heedful.runs.pretrain",
+    "distil": "heedful.runs.distil",
     "evaluate": "heedful.runs.evaluate",
+    "look": "heedful.look",
     "HeedfulError": "heedful.errors",
     "HeedfulWarning": "heedful.errors",
 }

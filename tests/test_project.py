@@ -38,7 +38,7 @@ def test_settings_import_no_torch_and_are_quick() -> None:
 
 def test_public_names() -> None:
     expected = ["Engine", "HeedfulError", "HeedfulWarning", "Loaded", "Packed", "Tokenizer"]
-    expected += ["evaluate", "finetune", "load", "pretrain", "save"]
+    expected += ["distil", "evaluate", "finetune", "load", "pretrain", "save"]
     assert [name for name in dir(heedful) if not name.startswith("_")] == expected
     for name in expected:
         assert getattr(heedful, name).__name__ == name

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
-from heedful.objectives.base import Batch, Pretext, Sample, Term, crossed, long, pack
+from heedful.objectives.base import Batch, Pretext, Sample, Term, crossed, long, pack, wide
 from heedful.objectives.draw import below, ordinary, uniform
 from heedful.tokenizer import Tokenizer
 
@@ -83,6 +84,15 @@ class Masked(Pretext):
             weights=torch.from_numpy(np.concatenate([*weights, np.zeros(0, dtype=np.float32)])),
             rows=rows,
         )
+
+    def scores(self, loaded: Loaded, rows: Tensor, batch: Batch) -> Tensor:
+        """Of the chosen rows, over the vocabulary."""
+        assert loaded.head is not None and batch.rows is not None
+        return wide(loaded.head(rows[batch.rows], batch.packed))
+
+    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Cross-entropy at each chosen row, of those scores."""
+        return F.cross_entropy(scores, batch.targets, reduction="none")
 
     def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
         """Cross-entropy over the vocabulary at the chosen rows alone."""

@@ -44,6 +44,7 @@ def _parts(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
     yield _what(results)
     yield from _quality(results)
     yield from _seeds(results)
+    yield from _beside(folder)
     yield from _classes(results)
     yield from _mistakes(folder, results)
     yield from _calibration(results)
@@ -179,6 +180,13 @@ def _seeds(results: dict[str, Any]) -> Iterator[list[str]]:
     yield table(["seed", *(f"{plain(main)} on {plain(name)}" for name in splits)], rows)
     chosen = f"the best of {len(seeds)} on dev" if "dev" in splits else f"the first of {len(seeds)}"
     yield [f"The model here is that of seed {results['seed']}, {chosen}; from a run with another seed expect the mean."]
+
+
+def _beside(folder: Path) -> Iterator[list[str]]:
+    """The verdict on a student, where this is one."""
+    from heedful.runs.distil_verdict import card_part  # which needs what stands here
+
+    yield from card_part(folder)
 
 
 def _deviation(values: list[float]) -> float:

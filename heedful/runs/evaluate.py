@@ -89,7 +89,7 @@ def evaluate(
 
 def _source(loaded: Loaded, data: Any, settings: DataSettings, bad_rows: BadRows) -> Source[Any]:
     """The data, read for what the model's head does; labels go by name, whatever their order."""
-    source: Source[Any] = read(data, _kind(loaded).example, settings, bad_rows=bad_rows)
+    source: Source[Any] = read(data, kind_of(loaded).example, settings, bad_rows=bad_rows)
     head = loaded.config.head
     known = head.labels if isinstance(head, Classes | TokenClasses) else source.labels
     if unknown := [label for label in source.labels if label not in known]:
@@ -100,7 +100,7 @@ def _source(loaded: Loaded, data: Any, settings: DataSettings, bad_rows: BadRows
     return source
 
 
-def _kind(loaded: Loaded) -> type[Task]:
+def kind_of(loaded: Loaded) -> type[Task]:
     """The task that a model's head does."""
     match loaded.config.head:
         case Classes(problem="single"):
@@ -128,7 +128,7 @@ def _kind(loaded: Loaded) -> type[Task]:
 
 def task_of(loaded: Loaded, source: Source[Any], split: str) -> tuple[Task, Loaded]:
     """The task of the model's head on a split, and the model as it answers there."""
-    kind = _kind(loaded)
+    kind = kind_of(loaded)
     more: dict[str, Any] = {}
     if kind is Extract:
         more = {"impossible": survey(source, [split]).impossible}

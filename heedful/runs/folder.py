@@ -21,7 +21,6 @@ import heedful
 from heedful.data import SetAside, Source, escape_cell
 from heedful.durable import put, sweep, whole
 from heedful.errors import HeedfulError
-from heedful.runs.settings import FinetuneSettings
 from heedful.settings import from_file, to_mapping, to_toml
 from heedful.train.journal import records
 from heedful.train.resume import LOCK
@@ -89,7 +88,7 @@ def begin_on(folder: Path, settings: Any) -> None:
 
 def begin(
     folder: Path,
-    settings: FinetuneSettings,
+    settings: Any,
     source: Source[Any],
     counts: Mapping[str, int],
     reopened: Callable[[SetAside], Source[Any]],

@@ -22,7 +22,7 @@ from heedful.data.documents import Reading, expand
 from heedful.data.order import mixed
 from heedful.data.shards import MANIFEST, Corpus
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.objectives import Pretext, Sample
+from heedful.objectives import Objective, Pretext, Sample
 from heedful.objectives.rows import HELD
 from heedful.runs.folder import BAD_ROWS, as_table, begin_on, environment, explained, refuse_other, write
 from heedful.runs.plots import draw
@@ -114,14 +114,17 @@ def run(
     settings = replace(settings, train=replace(settings.train, precision=how))
     refuse_other(folder)
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
-        return _Run(settings, folder, watch or Watch() if ranks.first else Watch(), ranks, skip_bad_rows).run()
+        return Run(settings, folder, watch or Watch() if ranks.first else Watch(), ranks, skip_bad_rows).run()
 
 
-class _Run:
+class Run:
+    """Settings carried out in a folder."""
+
     def __init__(self, settings: PretrainSettings, folder: Path, watch: Watch, ranks: Ranks, skips: bool) -> None:
         self.settings, self.folder, self.watch, self.ranks, self.skips = settings, folder, watch, ranks, skips
 
     def run(self) -> Pretrained:
+        """To the end, or until a stop is asked for."""
         if self.ranks.first:
             begin_on(self.folder, self.settings)
         self.ranks.wait()
@@ -224,7 +227,7 @@ class _Run:
         settings, counts = self.settings, pieces.corpus.about["counts"]
         samples, held = samples_of(pieces)
         loaded = fresh_or_started(pieces)
-        objective = objective_of(pieces, loaded, samples[0])
+        objective, samples, measured = self._learning(pieces, loaded, samples)
         self.watch.said(
             f"{counts['documents']:,} documents of {counts['tokens']:,} tokens; a model of {loaded.count():,} "
             f"parameters; {len(samples[0]):,} rows of up to {settings.row:,} tokens, {settings.train.batch} in a step"
@@ -234,15 +237,22 @@ class _Run:
         stages = [Stage(phase.after, each) for phase, each in zip(settings.phases, samples[1:], strict=True)]
         trainer = Trainer(loaded, objective, samples[0], settings.train, self.ranks, later=stages)
         every = replace(settings.fit, evaluate=settings.evaluate / trainer.order.steps)
-        measure = partial(_measured, trainer, objective, held)
-        fitted = fit(trainer, self.folder, every, evaluate=measure, score=partial(_scored, objective), watch=self.watch)
+        measure = partial(_measured, trainer, measured, held)
+        fitted = fit(trainer, self.folder, every, evaluate=measure, score=partial(_scored, measured), watch=self.watch)
         if fitted.why == "asked":
             return False
         shares = self.ranks.gather(measure())
         if self.ranks.first:
-            self._write(pieces, saved(loaded, pieces), trainer, _scored(objective, shares))
+            self._write(pieces, saved(loaded, pieces), trainer, _scored(measured, shares))
         self.ranks.wait()
         return True
+
+    def _learning(
+        self, pieces: Pieces, loaded: Loaded, samples: list[Sequence[Sample]]
+    ) -> tuple[Objective, list[Sequence[Sample]], Pretext]:
+        """What is learned, from which samples of each phase, and what is measured of those that are held out."""
+        objective = objective_of(pieces, loaded, samples[0])
+        return objective, samples, objective
 
     def _write(self, pieces: Pieces, loaded: Loaded, trainer: Trainer, found: Scored) -> None:
         save(loaded, self.folder / RUN_MODEL, overwrite=True)

@@ -18,14 +18,21 @@ rows = loaded.model(batch)  # [rows, width]"""
 
 def write_card(folder: Path) -> Path:
     """Write folder/model/README.md from what the run found."""
-    text = "\n\n".join("\n".join(part) for part in _parts(read_results(folder))) + "\n"
+    text = "\n\n".join("\n".join(part) for part in _parts(folder, read_results(folder))) + "\n"
     path = folder / "model" / "README.md"
     with whole(path) as part:
         put(part, [text.encode("utf-8", "replace")])
     return path
 
 
-def _parts(results: dict[str, Any]) -> list[list[str]]:
+def _beside(folder: Path) -> list[list[str]]:
+    """The verdict on a student, where this is one."""
+    from heedful.runs.distil_verdict import card_part
+
+    return card_part(folder)
+
+
+def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
     settings, counts, model = results["settings"], results["corpus"]["counts"], results["model"]
     base = f", going on from {plain(Path(results['base']).name)}" if results["base"] else ""
     numbers = results["splits"]["held out"]["numbers"]
@@ -45,6 +52,7 @@ def _parts(results: dict[str, Any]) -> list[list[str]]:
         ],
         ["## Quality on held-out documents"],
         table(["", "held out"], rows),
+        *_beside(folder),
         ["## Text", "", f"{counts['documents']:,} documents, {counts['tokens']:,} tokens."],
         table(["file", "bytes", "SHA-256 begins"], files[:20]),
         [

@@ -430,13 +430,13 @@ def test_seeds_are_chosen_by_dev_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str, chosen: int
 ) -> None:
     given = data("single", tmp_path / "data", {"train": 24, split: 8})
-    scores, measured = iter([0.2, 0.9, 0.5]), module._Run._measured
+    scores, measured = iter([0.2, 0.9, 0.5]), module.Run._measured
 
     def pretended(run: Any, *rest: Any) -> dict[str, Any]:
         made = measured(run, *rest)
         return made | {"numbers": made["numbers"] | {"accuracy": next(scores)}}
 
-    monkeypatch.setattr(module._Run, "_measured", pretended)
+    monkeypatch.setattr(module.Run, "_measured", pretended)
     done = tune("classify", given, tmp_path / "run", {"data.dev": 0, "seeds": 3})
     assert done.results["seed"] == chosen and set(done.results["splits"]) == {split}
     assert [each["splits"] for each in done.results["seeds"]] == [{split: 0.2}, {split: 0.9}, {split: 0.5}]

@@ -1,0 +1,109 @@
+"""The verb that makes a small model of a large one: distil."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any
+
+import typer
+
+from heedful.cli.show import clean, note, table, write_json
+from heedful.cli.train import AsJson, BadRows, Out, Recipe, skips
+from heedful.errors import HeedfulError
+
+
+def distil(
+    teacher: Annotated[
+        str, typer.Argument(metavar="TEACHER", help="A run, a model folder, or NAME@REVISION on the hub.")
+    ],
+    data: Annotated[
+        list[Path], typer.Argument(metavar="DATA", help="Labelled data; for a masked language model, plain text.")
+    ],
+    student: Annotated[
+        str, typer.Option(help="layers=3, a size (tiny, mini, ...), a folder, bag, attention or bilstm.")
+    ] = "",
+    loss: Annotated[str, typer.Option(help="What is learned: soft, triple, attention, relations or layers.")] = "",
+    unlabelled: Annotated[
+        list[Path] | None, typer.Option(help="More texts, without labels; give it again for more files.")
+    ] = None,
+    under: Annotated[
+        str, typer.Option(help="Search: the fastest student, and none slower than this, as 5ms for one text.")
+    ] = "",
+    keep: Annotated[str, typer.Option(help="Search: the fastest that keeps so much of the quality, as 97%.")] = "",
+    out: Out = None,
+    recipe: Recipe = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting, as loss.temperature=4 or seeds=1.")
+    ] = None,
+    bad_rows: BadRows = "stop",
+    as_json: AsJson = False,
+) -> None:
+    """Let a small model learn from a large one.
+
+    Ends in a verdict: quality kept, speed gained, size, beside the same student trained without the teacher. Ctrl-C
+    saves; the same command goes on from there.
+    """
+    from heedful.runs.distil_settings import Asked, milliseconds, share
+
+    least, most = share(keep) if keep else None, milliseconds(under) if under else None
+    if (keep or under) and student:
+        raise HeedfulError("--student names one, and --keep and --under search for one: leave one of them out")
+    asked = Asked(
+        teacher=teacher, student=student, losses=loss, recipe=str(recipe or ""), assignments=tuple(assignments or ())
+    )
+    asked.foreseeable()  # what is wrong is told before torch is imported
+    folder = out or Path(f"distil-{Path(teacher).absolute().name}")
+    given: Any = data[0] if len(data) == 1 else data
+    options: dict[str, Any] = {
+        "losses": loss,
+        "unlabelled": unlabelled or (),
+        "recipe": recipe,
+        "assignments": assignments or (),
+        "skip_bad_rows": skips(bad_rows),
+    }
+
+    from heedful.cli.progress import Progress
+    from heedful.train.memory import keep_freed
+    from heedful.train.ranks import ranks
+
+    keep_freed()
+    with ranks() as group, Progress(quiet=as_json or not group.first) as progress:
+        if keep or under:
+            from heedful.runs.distil_search import search
+
+            done = search(teacher, given, folder, under=most, keep=least, watch=progress, ranks=group, **options)
+        else:
+            from heedful.runs.distil import distil as run
+
+            done = run(teacher, given, folder, student=student, watch=progress, ranks=group, **options)
+    if done.why == "asked":
+        if group.first:
+            note(f"stopped; everything is in {folder}. The same command goes on from there.")
+        raise SystemExit(130)
+    if not group.first:
+        return
+    if as_json:
+        return write_json({"folder": str(done.folder)} | done.results)
+    show(done.results)
+    place = quote(str(done.folder))
+    print(f"\nThe run is in {done.folder}: model, verdict, plots, model card.\nNext:")
+    print(f"  heedful bench {place}")
+
+
+def show(results: dict[str, Any]) -> None:
+    """The frontier of a search, and the verdict."""
+    from heedful.runs.distil_verdict import rows
+
+    if found := results.get("search"):
+        print("Students that were tried, the fastest first")
+        lines = []
+        for each in sorted(found["tried"], key=lambda each: each["p50"]):
+            kept = f"{100 * each['kept']:.1f} %" if each.get("kept") is not None else ""
+            taken = "taken" if each["name"] == found["taken"] else "" if "quality" in each else "not trained"
+            lines.append([clean(each["name"]), f"{each['parameters']:,}", f"{each['p50']:.2f}", kept, taken])
+        table(lines, head=["", "parameters", "ms", "kept", ""], right={1, 2, 3}, indent=2)
+        print()
+    head, lines = rows(results["verdict"])
+    table([list(map(clean, line)) for line in lines], head=head, right=set(range(2, len(head))))
+    print(f"\n{clean(results['verdict']['sentence'])}")

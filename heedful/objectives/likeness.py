@@ -1,0 +1,142 @@
+"""How unlike a student is to its teacher: losses of scores, of hidden states and of relations; equal ones give 0.
+
+Letters: T the temperature, s and t the scores of student and teacher, p and q what softmax makes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+Rows = Float[Tensor, "rows width"]
+
+
+def softened(
+    student: Float[Tensor, "targets classes"], teacher: Float[Tensor, "targets classes"], temperature: float = 1.0
+) -> Float[Tensor, " targets"]:
+    """T² KL(softmax(t / T), softmax(s / T)) of each target (Hinton et al. 2015, section 2).
+
+    T² keeps the size of the gradient, which falls with 1 / T².
+
+    >>> s, t = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.0]])
+    >>> float(softened(s, t, 2.0)), round(float(softened(s, -t, 2.0)), 4)
+    (0.0, 0.4898)
+    """
+    p, q = (teacher / temperature).log_softmax(-1), (student / temperature).log_softmax(-1)
+    return temperature**2 * (p.exp() * (p - q)).sum(-1)
+
+
+def softened_many(
+    student: Float[Tensor, "targets labels"], teacher: Float[Tensor, "targets labels"], temperature: float = 1.0
+) -> Float[Tensor, " targets"]:
+    """The same where each label is a question of its own: the mean over the labels, with sigmoid for softmax."""
+    pairs = []
+    for sign in (1.0, -1.0):
+        p, q = F.logsigmoid(sign * teacher / temperature), F.logsigmoid(sign * student / temperature)
+        pairs.append(p.exp() * (p - q))
+    return temperature**2 * (pairs[0] + pairs[1]).mean(-1)
+
+
+def softened_spans(student: Rows, teacher: Rows, bounds: Sequence[int], temperature: float = 1.0) -> Tensor:
+    """The same over the rows of each sequence, for its start and its end: the mean of both."""
+    each = [
+        softened(student[start:stop].T, teacher[start:stop].T, temperature).mean() for start, stop in pairwise(bounds)
+    ]
+    return torch.stack(each)
+
+
+def softened_choices(
+    student: Float[Tensor, " sequences"],
+    teacher: Float[Tensor, " sequences"],
+    groups: Sequence[int],
+    temperature: float = 1.0,
+) -> Tensor:
+    """The same over the candidates of each prompt."""
+    pairs = zip(student.split(list(groups)), teacher.split(list(groups)), strict=True)
+    return torch.cat([softened(mine[None], theirs[None], temperature) for mine, theirs in pairs])
+
+
+def foremost(
+    teacher: Float[Tensor, "targets classes"], count: int, temperature: float = 1.0
+) -> tuple[Int[Tensor, "targets count"], Float[Tensor, "targets count_and_one"]]:
+    """The classes that score most, and log p of each of them and, last, of all others together."""
+    p = (teacher / temperature).log_softmax(-1)
+    found, ids = p.topk(min(count, p.shape[-1]), -1)
+    return ids, torch.cat([found, _others(p, ids)], -1)
+
+
+def softened_foremost(
+    student: Float[Tensor, "targets classes"],
+    ids: Int[Tensor, "targets count"],
+    p: Float[Tensor, "targets count_and_one"],
+    temperature: float = 1.0,
+) -> Float[Tensor, " targets"]:
+    """T² KL where the teacher's p is known of those classes and of all others together, which count as one."""
+    q = (student / temperature).log_softmax(-1)
+    mine = torch.cat([q.gather(-1, ids), _others(q, ids)], -1)
+    each = torch.where(p > -torch.inf, p.exp() * (p - mine), 0.0)
+    return temperature**2 * each.sum(-1)
+
+
+def _others(log_shares: Tensor, ids: Tensor) -> Tensor:
+    return log_shares.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
+
+
+def squared(student: Rows, teacher: Rows) -> Float[Tensor, " rows"]:
+    """The mean over its numbers of (s - t)², of each row."""
+    return (student - teacher).square().mean(-1)
+
+
+def turned(student: Rows, teacher: Rows) -> Float[Tensor, " rows"]:
+    """1 - cos(s, t) of each row (Sanh et al. 2019, section 3)."""
+    return 1 - F.cosine_similarity(student, teacher, dim=-1)
+
+
+def alike(student: Rows, teacher: Float[Tensor, "rows other"], together: int) -> Float[Tensor, " rows"]:
+    """The mean of (cos(s, s') - cos(t, t'))² over the other rows s' of the group, of each of so many rows together.
+
+    So vectors of any two widths can be compared (Passalis and Tefas 2018; Tung and Mori 2019).
+    """
+    found = []
+    for mine, theirs in zip(student.split(together), teacher.split(together), strict=True):
+        a, b = F.normalize(mine, dim=-1), F.normalize(theirs, dim=-1)
+        found.append((a @ a.T - b @ b.T).square().sum(-1) / max(1, len(a) - 1))
+    return torch.cat(found)
+
+
+def related(x: Rows, y: Rows, heads: int) -> Float[Tensor, "heads rows rows"]:
+    """x y / sqrt(d) of the rows of one sequence, whose numbers are parted into so many heads, d wide each.
+
+    The heads need not be those of the model: they are regrouped (Wang et al. 2021, section 3.2).
+    """
+    a, b = (each.unflatten(-1, (heads, -1)) for each in (x, y))
+    scores: Tensor = torch.einsum("ihd,jhd->hij", a, b) / a.shape[-1] ** 0.5
+    return scores
+
+
+def unrelated(
+    student: tuple[Rows, Float[Tensor, "rows width"]],
+    teacher: tuple[Float[Tensor, "rows other"], Float[Tensor, "rows other"]],
+    bounds: Sequence[int],
+    heads: int,
+    *,
+    squares: bool = False,
+) -> Float[Tensor, " rows"]:
+    """KL(softmax(R_t), softmax(R_s)) of each row, the mean over the heads (Wang et al. 2021, equation 6).
+
+    With `squares`, (R_t - R_s)² before the softmax, the mean over heads and keys (Jiao et al. 2020, equation 7).
+    """
+    found = []
+    for start, stop in pairwise(bounds):
+        mine, theirs = (related(x[start:stop], y[start:stop], heads) for x, y in (student, teacher))
+        if squares:
+            found.append((mine - theirs).square().mean((0, 2)))
+        else:
+            p, q = theirs.log_softmax(-1), mine.log_softmax(-1)
+            found.append((p.exp() * (p - q)).sum(-1).mean(0))
+    return torch.cat(found)

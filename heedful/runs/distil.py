@@ -1,0 +1,306 @@
+"""distil: a large teacher and a small student that learns what it says, ending in a verdict on whether it was worth it.
+
+The student is a run like that of fine-tuning, in the same loop and the same folder; beside it stand `start` (the
+student before it learned), `outputs` (what the teacher said), `alone` (the same student fine-tuned without a teacher)
+and `verdict.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from heedful.checkpoint import Loaded, load, save
+from heedful.checkpoint.hub import name_and_revision
+from heedful.data import Example
+from heedful.data.order import mixed
+from heedful.errors import HeedfulError
+from heedful.objectives import Objective, Sample
+from heedful.objectives.distilled import GROUP, Ask, Distilled, maps
+from heedful.objectives.teaching import Pairing, Reading, Teacher, pair
+from heedful.runs.card import write_card
+from heedful.runs.distil_data import KIND, learned, task_of
+from heedful.runs.distil_more import more_examples
+from heedful.runs.distil_outputs import Form, made, online
+from heedful.runs.distil_plan import TAUGHT, Planned, described, labelled_source, prepare, same_teacher
+from heedful.runs.distil_settings import (
+    Asked,
+)
+from heedful.runs.distil_students import losses_of, student_of
+from heedful.runs.distil_verdict import VERDICT, verdict
+from heedful.runs.finetune import START, Finished, Plan, Run
+from heedful.runs.folder import begin, explained, read_json, refuse_other
+from heedful.runs.making import MOST_TEXTS, tokenizer_of
+from heedful.runs.results import RESULTS, read_results
+from heedful.tasks.task import Read, Task
+from heedful.train.fit import Watch
+from heedful.train.ranks import ALONE, Ranks
+from heedful.train.resume import only_run
+from heedful.train.settings import Epochs, Minutes, Steps
+
+OUTPUTS, ALONE_RUN, MORE = "outputs", "alone", "more.jsonl"
+PROJECT = 7  # what a seed is mixed with here
+
+
+def distil(
+    teacher: str | Path,
+    data: Any,
+    out: str | Path,
+    *,
+    student: str = "",
+    losses: str = "",
+    unlabelled: Sequence[str | Path] = (),
+    recipe: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    skip_bad_rows: bool = False,
+    watch: Watch | None = None,
+    ranks: Ranks = ALONE,
+) -> Finished:
+    """Let a student learn what a teacher says; `out` becomes the run folder, or is one that was interrupted.
+
+    `teacher` is a run, a model folder, or NAME@REVISION; its head decides the task, and one for masked tokens is
+    distilled on files of plain text. `student` is "layers=3", a size ("tiny", "mini"), a folder, or "bag",
+    "attention", "bilstm"; `losses` those of a paper ("soft", "triple", "attention", "relations", "layers").
+    """
+    asked = Asked(
+        teacher=str(teacher),
+        student=student,
+        losses=losses,
+        unlabelled=tuple(map(str, unlabelled)),
+        recipe=str(recipe or ""),
+        assignments=tuple(assignments),
+    )
+    name, revision = name_and_revision(str(teacher))
+    known = load(name, revision=revision)
+    if task_of(known) == "masked":
+        from heedful.runs.distil_masked import distil_masked
+
+        return distil_masked(known, asked, data, Path(out), watch=watch or Watch(), ranks=ranks)
+    return _distil(known, asked, data, Path(out), skip_bad_rows, watch or Watch(), ranks)
+
+
+def _distil(
+    teacher: Loaded, asked: Asked, data: Any, folder: Path, skips: bool, watch: Watch, ranks: Ranks
+) -> Finished:
+    planned = prepare(teacher, asked, data, skip_bad_rows=skips, but=folder)
+    settings, source = planned.settings, planned.source
+    refuse_other(folder)
+    with only_run(folder) if ranks.first else nullcontext(), explained(folder):
+        if ranks.first:
+            again = partial(labelled_source, planned.task, data, settings)
+            begin(folder, settings, source, planned.survey.counts, again)
+            same_teacher(folder, planned)
+        ranks.wait()
+        shown = watch if ranks.first else Watch()
+        return _Distillation(planned, folder, shown, ranks).run()
+
+
+# -- the run ------------------------------------------------------------------------------------------------------
+
+
+class _Distillation:
+    def __init__(self, planned: Planned, folder: Path, watch: Watch, ranks: Ranks) -> None:
+        self.planned, self.folder, self.watch, self.ranks = planned, folder, watch, ranks
+        self.settings = planned.settings
+
+    def run(self) -> Finished:
+        student = _Student(self.planned, self.folder, self.watch, self.ranks)
+        done = student.run()
+        if done.why == "asked":
+            return done
+        alone = self._alone(student)
+        if alone is not None and alone.why == "asked":
+            return replace(done, why="asked", results={})
+        if self.ranks.first:
+            if not (self.folder / VERDICT).exists():
+                found = None if alone is None else alone.results
+                verdict(self.folder, self.planned.teacher, self.planned.source, self.settings, found, self.watch)
+            write_card(self.folder)  # again, with the verdict
+        self.ranks.wait()
+        results = read_results(self.folder) | {"verdict": read_json(self.folder / VERDICT)} if self.ranks.first else {}
+        return replace(done, results=results)
+
+    def _alone(self, student: _Student) -> Finished | None:
+        """The same student, fine-tuned on the labels: as many steps, or epochs."""
+        how, folder = self.settings.verdict.alone, self.folder / ALONE_RUN
+        if how == "none":
+            return None
+        if (folder / RESULTS).exists():
+            return Finished(folder=folder, why="done", results=read_results(folder))
+        self.watch.said("the same student, without the teacher")
+        train, fit = self.settings.train, self.settings.fit
+        if how == "steps" and not isinstance(train.length, Minutes):
+            mine, labelled = student.sizes()
+            per, less = -(-mine // train.batch), -(-labelled // train.batch)
+            steps = max(1, round(train.length.count * per)) if isinstance(train.length, Epochs) else train.length.count
+            train = replace(train, length=Steps(count=int(steps)))
+            fit = replace(fit, evaluate=fit.evaluate * per / less)
+        plan = self.planned.plan(train=train, fit=fit)
+        with only_run(folder) if self.ranks.first else nullcontext():
+            if self.ranks.first:
+                begin(folder, plan.settings, plan.source, plan.survey.counts, lambda bad: plan.source)
+            self.ranks.wait()
+            return _Alone(plan, folder, self.watch, self.ranks, self.folder / START).run()
+
+
+class _Alone(Run):
+    """Fine-tuning from the same start."""
+
+    def __init__(self, plan: Plan, folder: Path, watch: Watch, ranks: Ranks, kept: Path) -> None:
+        super().__init__(plan, folder, watch, ranks)
+        self.kept = kept
+
+    def _start(self) -> Loaded:
+        base = load(self.kept)
+        base.source = "the student as it was before it learned"
+        return base
+
+    def _show(self) -> None:
+        """Nothing: what it found stands in the verdict."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Lessons:
+    """Samples of the student, and what goes with them."""
+
+    mine: Reading
+    labelled: list[bool]  # of each example
+    counted: int  # samples with labels
+    read: Read
+    pairing: Pairing
+    ask: Ask
+
+
+class _Student(Run):
+    """Fine-tuning with a teacher beside the labels."""
+
+    def __init__(self, planned: Planned, folder: Path, watch: Watch, ranks: Ranks) -> None:
+        super().__init__(planned.plan(), folder, watch, ranks)
+        self.planned, self.asked = planned, planned.settings
+        self._lessons: _Lessons | None = None
+        self._base: Loaded | None = None
+
+    def _start(self) -> Loaded:
+        """The student before it learns, which is kept."""
+        kept = self.folder / START
+        if not kept.exists() and self.ranks.first:
+            save(self._made(), kept)
+        self.ranks.wait()
+        base = load(kept)
+        base.source = described(self.asked)
+        return base
+
+    def _made(self) -> Loaded:
+        each = [text for example in self._examples() for text in example.texts]
+        texts = list(islice(each, MOST_TEXTS))
+        seed, longest = self.asked.train.seed, self.asked.max_length
+        found = student_of(
+            self.asked.student, self.planned.teacher, texts, longest=longest, seed=seed, said=self.watch.said
+        )
+        losses_of(self.asked.loss, found, self.planned.teacher)  # refuses what these two cannot learn
+        return found
+
+    def _examples(self) -> list[Example]:
+        return [*self.source.examples("train"), *self.planned.unlabelled.examples]
+
+    def sizes(self) -> tuple[int, int]:
+        """How many samples there are, and how many of them have labels."""
+        if self._lessons is None:
+            task, loaded = self._task()
+            self._learning(task, loaded)
+        assert self._lessons is not None
+        return len(self._lessons.mine.samples), self._lessons.counted
+
+    def _task(self) -> tuple[Task, Loaded]:
+        from heedful.runs.making import make_task
+
+        return make_task(self.settings, self.source, self.survey, self._start(), self.plan.labels)
+
+    def _learning(self, task: Task, loaded: Loaded) -> tuple[Objective, Sequence[Sample], Read]:
+        losses = losses_of(self.asked.loss, loaded, self.planned.teacher)
+        widths = loaded.config.model.width, self.planned.teacher.config.model.width
+        if self._lessons is None:
+            self._lessons = self._read(task, loaded)
+        lessons, kind = self._lessons, KIND[self.planned.task]
+        objective = Distilled(
+            learner=task,
+            kind=kind,
+            losses=losses,
+            ask=lessons.ask,
+            pairing=lessons.pairing,
+            project=maps(losses, widths, mixed(self.asked.train.seed, PROJECT)),
+            group=GROUP if kind == "vectors" and widths[0] != widths[1] else 1,
+        )
+        samples = objective.prepared(lessons.mine.samples, lessons.mine.owners, lessons.labelled)
+        return objective, samples, lessons.read
+
+    def _read(self, task: Task, loaded: Loaded) -> _Lessons:
+        """Student and teacher read everything, and what the teacher says is kept, or said anew each time."""
+        unlabelled: Sequence[Example] = self.planned.unlabelled.examples
+        if self.asked.more is not None:
+            unlabelled = more_examples(
+                self.planned, list(unlabelled) or list(self.source.examples("train")), self.folder / MORE,
+                given=bool(unlabelled), ranks=self.ranks, said=self.watch.said,
+            )  # fmt: skip
+        own, taught = self._both(task, unlabelled), self._both(self._taught(task), unlabelled)
+        losses = losses_of(self.asked.loss, loaded, self.planned.teacher)
+        needs = [name for name, each in (("states", losses.states), ("relations", losses.relations)) if each]
+        kind = KIND[self.planned.task]
+        pairing = pair(own[0], taught[0], kind, needs)
+        if kind == "tokens" and (lost := sum(not pairing.fits(n) for n in range(len(own[0].samples)))):
+            self.watch.said(f"{lost:,} samples have other words for the teacher, which says nothing of them")
+        teacher = Teacher(self.planned.teacher, self._taught(task), kind, losses.wanted(1))
+        return _Lessons(
+            mine=own[0],
+            labelled=[True] * own[1].examples + [False] * len(unlabelled),
+            counted=len(own[1].samples),
+            read=own[1],
+            pairing=pairing,
+            ask=self._ask(teacher, taught[0].samples, needs),
+        )
+
+    def _both(self, task: Task, unlabelled: Sequence[Example]) -> tuple[Reading, Read]:
+        first, second = learned(task, self.source.examples("train"), unlabelled)
+        owners = [*first.owners, *(first.examples + owner for owner in second.owners)]
+        return Reading(samples=[*first.samples, *second.samples], owners=owners), first
+
+    def _taught(self, task: Task) -> Task:
+        """The task as the teacher reads it: with its own tokenizer, token types and length."""
+        teacher = self.planned.teacher
+        tokenizer, limit = tokenizer_of(teacher), teacher.limit
+        if tokenizer.fingerprint == tokenizer_of_task(task) and task.limit is not None:
+            limit = task.limit if limit is None else min(limit, task.limit)
+        return replace(task, tokenizer=tokenizer, limit=limit)
+
+    def _ask(self, teacher: Teacher, samples: Sequence[Sample], needs: Sequence[str]) -> Ask:
+        loss, outputs = self.asked.loss, self.asked.outputs
+        if not (loss.soft or needs) or outputs.keep == "none":
+            return online(teacher, samples)
+        if outputs.top is not None:
+            raise HeedfulError("outputs.top is for a vocabulary, of which the most likely tokens are kept: unset it")
+        facts = {"weights": read_json(self.folder / TAUGHT)["weights"], "tokens": _tokens(samples)}
+        form = Form(half=outputs.precision == "float16")
+        return made(self.folder / OUTPUTS, teacher, samples, form, facts, ranks=self.ranks, said=self.watch.said)
+
+
+def tokenizer_of_task(task: Task) -> str:
+    """Which tokenizer a task reads with."""
+    return task.tokenizer.fingerprint
+
+
+def _tokens(samples: Sequence[Sample]) -> str:
+    """A checksum of what is read."""
+    from hashlib import sha256
+
+    found = sha256()
+    for sample in samples:
+        found.update(json.dumps(sample.bounds).encode())
+        found.update(sample.tokens.tobytes())
+        found.update(sample.types.tobytes())
+    return found.hexdigest()

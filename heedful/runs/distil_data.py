@@ -1,0 +1,153 @@
+"""Texts without labels, as examples whose target means nothing: what a teacher can say something of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from heedful.checkpoint import Loaded
+from heedful.data import KINDS, Choices, DataSettings, Example, Labelled, MultiLabelled, Pair, Question, Scored, Tagged
+from heedful.data import read as read_data
+from heedful.data.documents import expand
+from heedful.data.examples import hashed, normalised
+from heedful.data.inputs import ASKS, as_given, open_inputs
+from heedful.data.parts import bare_name
+from heedful.errors import HeedfulError
+from heedful.model.config import Choice, Classes, MaskedTokens, Pretraining, SentenceEmbedding, Span, TokenClasses
+from heedful.objectives.teaching import Kind
+from heedful.tasks.extract import Extract
+from heedful.tasks.task import Read, Task
+
+KIND: dict[str, Kind] = {  # of soft labels, by the task
+    "classify": "classes",
+    "multiple": "multiple",
+    "regress": "numbers",
+    "tag": "tokens",
+    "extract": "span",
+    "choose": "choice",
+    "embed": "vectors",
+}
+LABELLED = (".conll", ".iob", ".iob2", ".bio")  # formats of which the labels are passed over
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def task_of(teacher: Loaded) -> str:
+    """The task that a teacher's head answers; "masked": hidden tokens."""
+    match teacher.config.head:
+        case Classes(problem="single"):
+            return "classify"
+        case Classes(problem="multiple"):
+            return "multiple"
+        case Classes(labels=(_,)):
+            return "regress"
+        case TokenClasses():
+            return "tag"
+        case Span():
+            return "extract"
+        case Choice():
+            return "choose"
+        case SentenceEmbedding():
+            return "embed"
+        case MaskedTokens() | Pretraining():
+            return "masked"
+        case Classes(labels=labels):
+            what = f"gives {len(labels)} numbers, and data has one"
+        case head:
+            what = f"has {'no head' if head is None else f'a {head.kind} head'}, whose answers no student learns here"
+    raise HeedfulError(f"{teacher.source} {what}: fine-tune it for a task first")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unlabelled:
+    """Examples without labels, and what was left out of them."""
+
+    examples: tuple[Example, ...]
+    bad: int  # rows that cannot be read
+    known: int  # examples of dev or test
+
+
+def read_unlabelled(
+    files: Sequence[str], task: str, head: str, labels: Sequence[str], settings: DataSettings, *, but: Path
+) -> Unlabelled:
+    """What files and folders hold: plain texts, rows of which labels are passed over, or data of the task."""
+    given: list[Any] = []
+    bad = 0
+    for path, _ in expand([Path(each) for each in files], but)[0]:
+        if bare_name(path)[1] in LABELLED or (task == "extract" and bare_name(path)[1] == ".json"):
+            source = read_data(path, KINDS[task], replace(settings, dev=0.0, columns=None))
+            given += [_asked(each) for split in source.splits for each in source.examples(split)]
+            continue
+        roles = {role for ask in ASKS[head] for role in (*ask.needed, *ask.more)}
+        columns = {role: name for role, name in (settings.columns or {}).items() if role in roles}
+        for inputs in open_inputs([path], head, as_given(replace(settings, columns=columns or None)), but=but):
+            for row in inputs.rows():
+                found, wrong = inputs.ask(row)
+                bad += wrong is not None
+                given += [found] if wrong is None else []
+    return Unlabelled(examples=tuple(examples_of(given, task, labels)), bad=bad, known=0)
+
+
+def without(found: Unlabelled, measured: Iterable[Example]) -> Unlabelled:
+    """Those that are not measured on: no text of dev or test, but for case and punctuation, is learned from."""
+    seen = {hashed(normalised(each.group)) for each in measured}
+    kept = tuple(each for each in found.examples if hashed(normalised(each.group)) not in seen)
+    return replace(found, examples=kept, known=len(found.examples) - len(kept))
+
+
+def _asked(example: Any) -> Any:
+    match example:
+        case Tagged(words=words):
+            return list(words)
+        case Question(question=question, context=context):
+            return {"question": question, "context": context}
+    raise AssertionError(example)
+
+
+def examples_of(given: Iterable[Any], task: str, labels: Sequence[str]) -> Iterator[Example]:
+    """Inputs as examples of the task, with any label."""
+    if task == "embed":
+        yield from _pairs(given)
+        return
+    make: dict[str, Callable[[Any], Example]] = {
+        "classify": lambda text: Labelled(**_texts(text), label=labels[0]),
+        "multiple": lambda text: MultiLabelled(**_texts(text), labels=()),
+        "regress": lambda text: Scored(**_texts(text), score=0.0),
+        "tag": lambda text: _tagged(text, labels[0]),
+        "extract": lambda row: Question(id="", question=row["question"], context=row["context"], answers=()),
+        "choose": lambda row: Choices(prompt=row["prompt"], candidates=tuple(row["choices"]), answer=0),
+    }
+    for each in given:
+        yield make[task](each)
+
+
+def _texts(given: Any) -> dict[str, Any]:
+    return {"text": given} if isinstance(given, str) else {"text": given[0], "pair": given[1]}
+
+
+def _tagged(given: Any, label: str) -> Tagged:
+    words = tuple(WORD.findall(given) if isinstance(given, str) else given)
+    return Tagged(words=words, tags=(label,) * len(words))
+
+
+def _pairs(given: Iterable[Any]) -> Iterator[Example]:
+    """Pairs as they are, and single texts two by two; the last one of an odd number beside itself."""
+    waiting: str | None = None
+    for each in given:
+        if not isinstance(each, str):
+            yield Pair(a=each[0], b=each[1])
+        elif waiting is None:
+            waiting = each
+        else:
+            yield Pair(a=waiting, b=each)
+            waiting = None
+    if waiting is not None:
+        yield Pair(a=waiting, b=waiting)
+
+
+def learned(task: Task, labelled: Iterable[Any], unlabelled: Iterable[Any]) -> tuple[Read, Read]:
+    """Samples of both; of questions without answers all windows are kept."""
+    all_windows = replace(task, impossible=True) if isinstance(task, Extract) else task
+    return task.read(labelled), all_windows.read(unlabelled)

@@ -1,0 +1,232 @@
+"""Distillation without a task: a student that finds hidden tokens as its teacher does, on plain text.
+
+The student is a run like that of pre-training, in the same loop and the same folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+
+from heedful.checkpoint import RUN_MODEL, Loaded, load, save
+from heedful.checkpoint.hub import name_and_revision
+from heedful.data.order import mixed
+from heedful.errors import HeedfulError
+from heedful.objectives import Objective, Pretext, Sample
+from heedful.objectives.distilled import Ask, Distilled, Known, maps
+from heedful.objectives.masked import Masked
+from heedful.objectives.rows import HELD
+from heedful.objectives.teaching import Pairing, Teacher
+from heedful.runs.distil_outputs import Form, Outputs, made, online
+from heedful.runs.distil_settings import Asked, ClassicStudent, MaskedDistilSettings, SizeStudent
+from heedful.runs.distil_students import digest, losses_of, student_of
+from heedful.runs.distil_verdict import VERDICT, written
+from heedful.runs.finetune import START, Finished
+from heedful.runs.folder import begin_on, explained, read_json, refuse_other, write
+from heedful.runs.making import tokenizer_of
+from heedful.runs.pretrain import Pretrained, Run
+from heedful.runs.pretrain_card import write_card
+from heedful.runs.pretrain_making import Pieces, objective_of, samples_of
+from heedful.runs.pretrain_settings import MaskedSettings, PretrainSettings, defaults
+from heedful.runs.results import read_results
+from heedful.settings import from_file, to_toml
+from heedful.train.fit import Watch
+from heedful.train.loop import precision
+from heedful.train.ranks import Ranks
+from heedful.train.resume import only_run
+
+SETTINGS, OUTPUTS, ALONE, TAUGHT = "distil.toml", "outputs", "alone", "teacher.json"
+PROJECT = 7
+
+
+def distil_masked(teacher: Loaded, asked: Asked, data: Any, folder: Path, *, watch: Watch, ranks: Ranks) -> Finished:
+    """Let a student find hidden tokens as a teacher does; `data` are files and folders of text."""
+    if asked.unlabelled:
+        raise HeedfulError("a teacher of hidden tokens reads plain text alone: give all of it as DATA")
+    name, revision = name_and_revision(asked.teacher)
+    teacher = load(name, revision=revision, head="masked")
+    settings = _settled(teacher, asked, data)
+    refuse_other(folder)
+    with only_run(folder) if ranks.first else nullcontext(), explained(folder):
+        if ranks.first:
+            _begin(folder, settings, teacher, watch)
+        ranks.wait()
+        return _carried_out(teacher, settings, folder, watch if ranks.first else Watch(), ranks)
+
+
+def _settled(teacher: Loaded, asked: Asked, data: Any) -> MaskedDistilSettings:
+    places = [data] if isinstance(data, str | Path) else list(data)
+    told = asked.laid(MaskedDistilSettings(teacher=asked.teacher))
+    if isinstance(told.student, ClassicStudent):
+        raise HeedfulError("a classic model has no head for hidden tokens: distil it from a teacher of a task")
+    usual = defaults("masked", teacher.config.model.width, going_on=not isinstance(told.student, SizeStudent))
+    settings: MaskedDistilSettings = asked.laid(MaskedDistilSettings(teacher=asked.teacher, pretrain=usual))
+    half = precision(settings.pretrain.train.precision) == torch.bfloat16
+    how: Literal["float32", "bfloat16"] = "bfloat16" if half else "float32"
+    train = replace(settings.pretrain.train, precision=how)
+    return replace(settings, pretrain=replace(settings.pretrain, data=tuple(map(str, places)), train=train))
+
+
+def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, watch: Watch) -> None:
+    """Write what the run is, and the student as it begins, or see that what is there is the same."""
+    about = {"weights": digest(teacher)}
+    if (folder / SETTINGS).exists():
+        before = from_file(MaskedDistilSettings, folder / SETTINGS)
+        if before != settings or read_json(folder / TAUGHT) != about:
+            what = "settings" if before != settings else "weights of the teacher"
+            raise HeedfulError(
+                f"{folder} holds a run with other {what} (see {SETTINGS}). Give another folder with --out, or the same "
+                "to go on with it"
+            )
+        return
+    train = settings.pretrain.train
+    student = student_of(
+        settings.student, teacher, (), longest=max(settings.pretrain.lengths), seed=train.seed, said=watch.said
+    )
+    if tokenizer_of(student).fingerprint != tokenizer_of(teacher).fingerprint:
+        raise HeedfulError(
+            f"{student.source} has another vocabulary than {teacher.source}: shares of hidden tokens cannot be "
+            "compared over two vocabularies. Take a student with the teacher's, or heedful pretrain --objective taught"
+        )
+    losses_of(settings.loss, student, teacher)
+    begin_on(folder, _run_settings(settings, folder))
+    save(student, folder / START, overwrite=True)
+    write(folder / TAUGHT, about)
+    write(folder / SETTINGS, to_toml(settings))
+
+
+def _carried_out(teacher: Loaded, settings: MaskedDistilSettings, folder: Path, watch: Watch, ranks: Ranks) -> Finished:
+    pretrain = _run_settings(settings, folder)
+    student = _Student(teacher, settings, pretrain, folder, watch, ranks)
+    done = student.run()
+    if done.why == "asked":
+        return Finished(folder=folder, why="asked", results={})
+    alone: Pretrained | None = None
+    if settings.verdict.alone != "none":
+        watch.said("the same student, without the teacher")
+        under = folder / ALONE
+        with only_run(under) if ranks.first else nullcontext():
+            alone = Run(pretrain, under, watch, ranks, False).run()
+        if alone.why == "asked":
+            return Finished(folder=folder, why="asked", results={})
+    if not (folder / VERDICT).exists():
+        quality = {"teacher": student.teachers()}  # all ranks look for the corpus together
+        if ranks.first:
+            results = read_results(folder)
+            quality["student"] = _quality(results)
+            if alone is not None:
+                quality["alone"] = _quality(read_results(folder / ALONE))
+            counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
+            places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
+            measured = "masked_accuracy", "held out"
+            written(folder, measured, quality, counts, places, settings.verdict, settings.revision)
+    if ranks.first:
+        write_card(folder)  # again, with the verdict
+    ranks.wait()
+    results = read_results(folder) | {"verdict": read_json(folder / VERDICT)} if ranks.first else {}
+    return Finished(folder=folder, why="done", results=results)
+
+
+def _run_settings(settings: MaskedDistilSettings, folder: Path) -> PretrainSettings:
+    """Of the run in the loop of pre-training, with the teacher and without it."""
+    return replace(settings.pretrain, model=replace(settings.pretrain.model, start=str(folder / START)))
+
+
+def _quality(results: dict[str, Any]) -> dict[str, Any]:
+    numbers = results["splits"]["held out"]["numbers"]
+    return {"mean": numbers["masked_accuracy"], "deviation": None, "seeds": 1}
+
+
+class Numbered(Sequence[Sample]):
+    """Samples that know their numbers."""
+
+    def __init__(self, samples: Sequence[Sample], first: int) -> None:
+        self.samples, self.first = samples, first
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @overload
+    def __getitem__(self, number: int) -> Sample: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Sample]: ...
+
+    def __getitem__(self, number: int | slice) -> Sample | Sequence[Sample]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        return replace(self.samples[number], target=Known(None, self.first + number, True, 1.0))
+
+
+class _Student(Run):
+    """Pre-training with a teacher beside it."""
+
+    def __init__(
+        self, teacher: Loaded, asked: MaskedDistilSettings, settings: Any, folder: Path, watch: Watch, ranks: Ranks
+    ) -> None:
+        super().__init__(settings, folder, watch, ranks, False)
+        self.teacher, self.asked = teacher, asked
+
+    def _learning(
+        self, pieces: Pieces, loaded: Loaded, samples: list[Sequence[Sample]]
+    ) -> tuple[Objective, list[Sequence[Sample]], Pretext]:
+        masked = objective_of(pieces, loaded, samples[0])
+        assert isinstance(masked, Masked)
+        losses = losses_of(self.asked.loss, loaded, self.teacher)
+        teacher = Teacher(self.teacher, masked, "masked", losses.wanted(1))
+        widths = loaded.config.model.width, self.teacher.config.model.width
+        objective = Distilled(
+            learner=masked,
+            kind="masked",
+            losses=losses,
+            ask=self._ask(teacher, samples),
+            pairing=Pairing(same=True, theirs=[(n,) for n in range(sum(map(len, samples)))], words=None),
+            project=maps(losses, widths, mixed(self.settings.train.seed, PROJECT)),
+            first="hard",
+        )
+        starts = [sum(map(len, samples[:number])) for number in range(len(samples))]
+        return objective, [Numbered(each, at) for each, at in zip(samples, starts, strict=True)], masked
+
+    def _ask(self, teacher: Teacher, samples: list[Sequence[Sample]]) -> Ask:
+        outputs, objective = self.asked.outputs, self.settings.objective
+        assert isinstance(objective, MaskedSettings)
+        if outputs.keep == "none":
+            if len(samples) == 1:
+                return online(teacher, samples[0])
+            return online(teacher, [each for phase in samples for each in phase])
+        assert objective.versions is not None  # settings see to it
+        seed, count = self.settings.train.seed, len(samples[0])
+        keys = [[mixed(seed, version, number) for number in range(count)] for version in range(objective.versions)]
+        facts = {"weights": read_json(self.folder / TAUGHT)["weights"], "versions": objective.versions, "seed": seed}
+        form = Form(half=outputs.precision == "float16", top=outputs.top, temperature=self.asked.loss.temperature)
+        found = made(
+            self.folder / OUTPUTS,
+            teacher,
+            samples[0],
+            form,
+            facts,
+            versions=keys,
+            ranks=self.ranks,
+            said=self.watch.said,
+        )
+
+        def at(number: int, key: int) -> int:
+            return next(v * count + number for v in range(len(keys)) if keys[v][number] == key)
+
+        return Outputs(found.folder, found.count, at)
+
+    def teachers(self) -> dict[str, Any]:
+        """How often the teacher finds what is hidden in the documents that are held out; the same masks."""
+        pieces = self._pieces()
+        samples, held = samples_of(pieces)
+        masked = objective_of(pieces, self.teacher, samples[0])
+        right = total = 0.0
+        for number in range(len(held)):
+            batch = masked.batch([held[number]], [mixed(self.settings.train.seed, HELD, number)])
+            found = masked.measure(self.teacher, batch)["masked_accuracy"]
+            right, total = right + found[0], total + found[1]
+        return {"mean": right / total, "deviation": None, "seeds": 1}

@@ -1,0 +1,168 @@
+"""What a teacher says, kept on the disk: made once, part by part, so that one that was killed goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as as_bytes
+from torch import Tensor
+
+from heedful.data.batches import cut
+from heedful.durable import put, put_folder, whole
+from heedful.errors import HeedfulError
+from heedful.objectives import Sample
+from heedful.objectives.likeness import foremost
+from heedful.objectives.teaching import Said, Teacher
+from heedful.train.ranks import ALONE, Ranks
+
+ABOUT, PART, TOKENS = "about.json", 1024, 4096  # samples of a part; tokens that the teacher reads at once
+OPEN = 256  # parts that are open at a time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """How it is kept."""
+
+    half: bool = True  # in float16
+    top: int | None = None  # classes of each target; None: all
+    temperature: float = 1.0  # of the shares of these
+
+
+def online(teacher: Teacher, samples: Sequence[Sample]) -> Callable[[Sequence[int], Sequence[int]], Said]:
+    """A teacher that reads along."""
+    return lambda numbers, keys: teacher.says([samples[number] for number in numbers], keys)
+
+
+class Outputs:
+    """What it said of each sample; numbers of samples in, what was said out."""
+
+    def __init__(self, folder: Path, count: int, at: Callable[[int, int], int] | None = None) -> None:
+        self.folder, self.count, self._at = folder, count, at
+        self._open = lru_cache(maxsize=OPEN)(self._opened)
+
+    def __call__(self, numbers: Sequence[int], keys: Sequence[int]) -> Said:
+        """Of those samples."""
+        found: Said = {}
+        for number, key in zip(numbers, keys, strict=True):
+            part, place = divmod(number if self._at is None else self._at(number, key), PART)
+            file, bounds = self._open(part)
+            for name, ends in bounds.items():
+                held = file.get_slice(name)[ends[place] : ends[place + 1]]
+                found.setdefault(name, []).append(held if held.dtype == torch.int32 else held.float())
+        return found
+
+    def _opened(self, part: int) -> tuple[Any, dict[str, list[int]]]:
+        path = self.folder / name_of(part)
+        try:
+            file = safe_open(path, framework="pt")
+            sizes = {name: file.get_tensor(name) for name in file.keys() if name.startswith("sizes.")}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise HeedfulError(
+                f"{path} cannot be read: {error}. Remove it, and the same command makes it anew"
+            ) from None
+        return file, {name.removeprefix("sizes."): [0, *accumulate(each.tolist())] for name, each in sizes.items()}
+
+
+def name_of(part: int) -> str:
+    """Of its file."""
+    return f"part-{part:06d}.safetensors"
+
+
+def made(
+    folder: Path,
+    teacher: Teacher,
+    samples: Sequence[Sample],
+    form: Form,
+    facts: dict[str, Any],
+    *,
+    versions: Sequence[Sequence[int]] = (),
+    ranks: Ranks = ALONE,
+    said: Callable[[str], None] = lambda text: None,
+) -> Outputs:
+    """All that the teacher says of the samples: what is there stays, what is missing is made by the first rank.
+
+    `facts` say what it was made of; where others are written down, it is refused. `versions` are the keys of all
+    samples, once for each version of a sample whose targets are drawn.
+    """
+    times = max(1, len(versions))
+    count = times * len(samples)
+    about = facts | {"samples": count, "half": form.half, "top": form.top, "wanted": teacher.wanted.names}
+    if form.top is not None:
+        about["temperature"] = form.temperature
+    if ranks.first:
+        put_folder(folder)
+        _begin(folder / ABOUT, json.loads(json.dumps(about)))
+        missing = [part for part in range(-(-count // PART)) if not (folder / name_of(part)).exists()]
+        if missing:
+            size = len(missing) * PART if missing[1:] else count
+            said(f"the teacher reads {size:,} samples, once; what it says is kept")
+        for number, part in enumerate(missing):
+            numbers = range(part * PART, min((part + 1) * PART, count))
+            mine = [samples[each % len(samples)] for each in numbers]
+            keys = [versions[each // len(samples)][each % len(samples)] if versions else 0 for each in numbers]
+            data = as_bytes(_tensors(teacher, mine, keys, form))
+            if not number:
+                _need(folder, len(data) * len(missing))
+            with whole(folder / name_of(part)) as temporary:
+                put(temporary, [data])
+    ranks.wait()
+    return Outputs(folder, count)
+
+
+def _begin(path: Path, about: dict[str, Any]) -> None:
+    if path.exists():
+        before = json.loads(path.read_bytes())
+        if other := [name for name in {*before, *about} if before.get(name) != about.get(name)]:
+            raise HeedfulError(
+                f"{path.parent} holds what a teacher said of something else: {', '.join(sorted(other))} changed. "
+                "Remove that folder, or give another one with --out"
+            )
+        return
+    with whole(path) as part:
+        put(part, [json.dumps(about, indent=1).encode()])
+
+
+def _need(folder: Path, size: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise HeedfulError(
+            f"what the teacher says takes about {size / 2**30:.1f} GiB, and {folder} has {free / 2**30:.1f} GiB left: "
+            "make room, set outputs.top, or outputs.keep=none, with which the teacher reads along"
+        )
+
+
+def _tensors(teacher: Teacher, samples: Sequence[Sample], keys: Sequence[int], form: Form) -> dict[str, Tensor]:
+    """Of a part: all values of each name end to end, and how many each sample has."""
+    found: dict[str, list[Tensor]] = {}
+    for group in cut([len(sample) for sample in samples], TOKENS):
+        said = teacher.says([samples[number] for number in group], [keys[number] for number in group])
+        if form.top is not None:
+            ids, shares = zip(*(foremost(each, form.top, form.temperature) for each in said["scores"]), strict=True)
+            said |= {"ids": [each.to(torch.int32) for each in ids], "scores": list(shares)}
+        for name, each in said.items():
+            place = found.setdefault(name, [torch.empty(0)] * len(samples))
+            for number, value in zip(group, each, strict=True):
+                place[number] = _kept(value.cpu(), form.half)
+    sizes = {f"sizes.{name}": np.array([len(one) for one in each], dtype=np.int32) for name, each in found.items()}
+    return {name: torch.cat(each) for name, each in found.items()} | {
+        name: torch.from_numpy(each) for name, each in sizes.items()
+    }
+
+
+def _kept(value: Tensor, half: bool) -> Tensor:
+    if not half or not value.is_floating_point():
+        return value
+    small = value.half()
+    if bool((small.isinf() & ~value.isinf()).any()):
+        raise HeedfulError("what the teacher says is too large for float16: set outputs.precision=float32")
+    return small

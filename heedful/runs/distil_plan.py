@@ -1,0 +1,164 @@
+"""What a distillation is going to do: settings, data and teacher, and what is refused before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from heedful.checkpoint import Loaded
+from heedful.data import KINDS, LeaveOut, Source, Stop, read
+from heedful.errors import HeedfulError
+from heedful.runs.distil_data import Unlabelled, read_unlabelled, task_of, without
+from heedful.runs.distil_more import foresee
+from heedful.runs.distil_settings import (
+    Asked,
+    ClassicStudent,
+    DistilSettings,
+    FolderStudent,
+    LayersStudent,
+    SizeStudent,
+    settled,
+)
+from heedful.runs.distil_students import digest
+from heedful.runs.finetune import Plan
+from heedful.runs.folder import read_json, write
+from heedful.runs.making import Survey, refuse_dull, survey, tokenizer_of
+from heedful.runs.settings import FinetuneSettings, StartSettings
+from heedful.train.loop import precision
+
+TAUGHT = "teacher.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """Settings, data and teacher."""
+
+    settings: DistilSettings
+    task: str
+    teacher: Loaded
+    source: Source[Any]
+    survey: Survey
+    unlabelled: Unlabelled
+    notes: tuple[str, ...]
+    labels: tuple[str, ...] | None  # the teacher's
+
+    def plan(self, **changed: Any) -> Plan:
+        """Of the student's run, or of the same one alone: ordinary fine-tuning."""
+        given = self.settings
+        names = ("task", "data", "train", "fit", "seeds", "max_length", "long", "score")
+        settings = FinetuneSettings(start=StartSettings(model=""), **{name: getattr(given, name) for name in names})
+        return Plan(
+            settings=replace(settings, **changed),
+            source=self.source,
+            survey=self.survey,
+            notes=self.notes,
+            why=_why(given),
+            labels=self.labels,
+        )
+
+
+def _why(settings: DistilSettings) -> str:
+    train = settings.train
+    length = f"{train.length.count:g} {train.length.kind}"
+    return f"{length}, batches of {train.batch}, rate {train.optimiser.rate:g}, {settings.seeds} seeds"
+
+
+def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = False, but: Path) -> Planned:
+    """All that can be known before anything is written; what would be found out after hours is refused here."""
+    task = task_of(teacher)
+    tokenizer_of(teacher)
+    told = asked.foreseen(task)
+    if told.more is not None:
+        foresee(task, told.teacher, told.revision, told.more)
+    source = labelled_source(task, data, told, LeaveOut() if skip_bad_rows else Stop())
+    found = survey(source, ("train", *(split for split in source.splits if split != "train")))
+    refuse_dull(source, found)
+    if found.splits == ("train",):
+        raise HeedfulError("there is neither dev nor test to compare student and teacher on: set data.dev to a share")
+    labels = getattr(teacher.config.head, "labels", None) if task in ("classify", "multiple", "tag") else None
+    if labels is not None and (unknown := [label for label in source.labels if label not in labels]):
+        raise HeedfulError(
+            f"the data has the labels {', '.join(source.labels[:10])}, but {teacher.source} knows "
+            f"{', '.join(labels[:10])}: nothing is taught of {', '.join(unknown[:5])}. Rename them in the data"
+        )
+    extra = Unlabelled(examples=(), bad=0, known=0)
+    if told.unlabelled:
+        head = teacher.config.head
+        assert head is not None
+        extra = read_unlabelled(told.unlabelled, task, head.kind, labels or source.labels or ("O",), told.data, but=but)
+        measured = (each for split in found.splits if split != "train" for each in source.examples(split))
+        extra = without(extra, measured)
+    times = 1 if told.more is None else 1 + told.more.times
+    texts = found.counts["train"] + times * len(extra.examples)
+    settings = _settled(asked, task, found.counts["train"], texts, told, teacher)
+    return Planned(
+        settings=settings,
+        task=task,
+        teacher=teacher,
+        source=source,
+        survey=found,
+        unlabelled=extra,
+        notes=_notes(found, extra, source),
+        labels=labels,
+    )
+
+
+def _settled(
+    asked: Asked, task: str, examples: int, texts: int, told: DistilSettings, teacher: Loaded
+) -> DistilSettings:
+    fresh, classic = isinstance(told.student, SizeStudent), isinstance(told.student, ClassicStudent)
+    settings = settled(asked, task, examples, texts, fresh=fresh, width=teacher.config.model.width, classic=classic)
+    half = precision(settings.train.precision) == torch.bfloat16
+    how: Literal["float32", "bfloat16"] = "bfloat16" if half else "float32"
+    return replace(settings, train=replace(settings.train, precision=how))
+
+
+def _notes(found: Survey, extra: Unlabelled, source: Source[Any]) -> tuple[str, ...]:
+    notes = [f"{split} has no examples and is left out" for split in found.counts if split not in found.splits]
+    notes += [f"bad rows of {Path(name).name} that are left out: {n:,}" for name, n in source.sieve.bad.items()]
+    if extra.examples:
+        notes.append(f"{len(extra.examples):,} examples without labels are learned from")
+    if extra.bad:
+        notes.append(f"bad rows without labels that are left out: {extra.bad:,}")
+    if extra.known:
+        notes.append(f"examples without labels that are left out, since dev or test has them: {extra.known:,}")
+    return tuple(notes)
+
+
+def labelled_source(task: str, data: Any, settings: DistilSettings, bad_rows: Any) -> Source[Any]:
+    return read(data, KINDS[task], settings.data, bad_rows=bad_rows)
+
+
+def same_teacher(folder: Path, planned: Planned) -> None:
+    """Written down once; another teacher, or other unlabelled texts, cannot go on with the run."""
+    from hashlib import sha256
+
+    texts = sha256()
+    for each in planned.unlabelled.examples:
+        texts.update("\x1e".join(each.texts).encode(errors="backslashreplace") + b"\x1d")
+    about = {"weights": digest(planned.teacher), "unlabelled": texts.hexdigest()}
+    path = folder / TAUGHT
+    if not path.exists():
+        write(path, about)
+    elif (before := read_json(path)) != about:
+        other = " and ".join(name for name in about if before.get(name) != about[name])
+        raise HeedfulError(
+            f"{folder} holds a run with another teacher, or other texts ({other} changed). Give another folder with "
+            "--out, or put them back to go on with it"
+        )
+
+
+def described(settings: DistilSettings) -> str:
+    """What the student began as, in words."""
+    taught = f"taught by {Path(settings.teacher).name}"
+    match settings.student:
+        case LayersStudent(layers=layers):
+            return f"{layers} of the layers of {Path(settings.teacher).name}, {taught}"
+        case SizeStudent(size=size):
+            return f"a fresh model of size {size}, {taught}"
+        case FolderStudent(model=model):
+            return f"{Path(model).name}, {taught}"
+    return f"a classic model, {taught}"

@@ -1,0 +1,197 @@
+"""A small search: at most six shapes of students, the fastest that keeps the quality that is asked for."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from heedful.checkpoint import Loaded, load, save
+from heedful.checkpoint.attach import attach
+from heedful.checkpoint.hub import name_and_revision
+from heedful.durable import put_folder
+from heedful.errors import HeedfulError
+from heedful.runs.distil import distil
+from heedful.runs.distil_data import task_of
+from heedful.runs.distil_plan import Planned, prepare
+from heedful.runs.distil_settings import Asked, student_of
+from heedful.runs.distil_students import student_of as make_student
+from heedful.runs.distil_verdict import plot, side_by_side
+from heedful.runs.evaluate import task_of as evaluating
+from heedful.runs.finetune import Finished
+from heedful.runs.folder import read_json, write
+from heedful.runs.style import write as write_figure
+from heedful.train.fit import Watch
+from heedful.train.ranks import ALONE, Ranks
+
+MOST = 6
+FOUND, BEST = "search.json", "best"
+
+
+def search(
+    teacher: str | Path,
+    data: Any,
+    out: str | Path,
+    *,
+    under: float | None = None,
+    keep: float | None = None,
+    shapes: Sequence[str] = (),
+    losses: str = "",
+    unlabelled: Sequence[str | Path] = (),
+    recipe: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    skip_bad_rows: bool = False,
+    watch: Watch | None = None,
+    ranks: Ranks = ALONE,
+) -> Finished:
+    """Try shapes from the fastest on, each with one seed, until one keeps that share of the teacher's quality.
+
+    `under` are milliseconds of one text (the median) that a student may take: slower ones are not trained. Without
+    `keep` all others are, and the best one is taken. What was chosen is then distilled whole, in out/best; its results
+    have the frontier under "search". A search that was interrupted goes on.
+    """
+    folder, watch = Path(out), watch or Watch()
+    given: dict[str, Any] = {
+        "losses": losses, "unlabelled": unlabelled, "recipe": recipe, "skip_bad_rows": skip_bad_rows, "ranks": ranks
+    }  # fmt: skip
+    name, revision = name_and_revision(str(teacher))
+    known = load(name, revision=revision)
+    if task_of(known) == "masked":
+        raise HeedfulError("a search compares students on a task: give a teacher that was fine-tuned for one")
+    chosen = list(shapes) or usual(known)
+    if not 1 <= len(chosen) <= MOST:
+        raise HeedfulError(f"{len(chosen)} shapes were given; a search tries 1 to {MOST}")
+    facts = {"teacher": str(teacher), "shapes": chosen, "under": under, "keep": keep}
+    found = _begun(folder, facts)
+    if "tried" not in found:
+        asked = Asked(
+            teacher=str(teacher), losses=losses, recipe=str(recipe or ""), assignments=tuple(assignments),
+            unlabelled=tuple(map(str, unlabelled)),
+        )  # fmt: skip
+        planned = prepare(known, asked, data, skip_bad_rows=skip_bad_rows, but=folder)
+        found["tried"] = _timed(planned, chosen, watch)
+        write(folder / FOUND, found)
+    for shape in sorted(found["tried"], key=lambda each: float(each["p50"])):
+        if under is not None and shape["p50"] > under:
+            continue
+        if "quality" not in shape:
+            watch.said(f"trying {shape['name']}, which answers one text in {shape['p50']:.2f} ms")
+            quick = [*assignments, "seeds=1", "verdict.alone=none"]
+            done = distil(
+                teacher,
+                data,
+                folder / shape["folder"],
+                student=shape["name"],
+                assignments=_last(quick),
+                watch=watch,
+                **given,
+            )
+            if done.why == "asked":
+                return done
+            verdict = done.results["verdict"]
+            shape |= {"quality": verdict["models"]["student"]["quality"]["mean"], "kept": verdict["kept"]}
+            found |= {"main": verdict["main"], "split": verdict["split"]}
+            write(folder / FOUND, found)
+        if keep is not None and shape["kept"] is not None and shape["kept"] >= keep:
+            break
+    best = chosen_of(found["tried"], keep)
+    if best is None:
+        raise HeedfulError(nothing(found["tried"], under, keep))
+    watch.said(f"{best['name']} is taken")
+    done = distil(teacher, data, folder / BEST, student=best["name"], assignments=assignments, watch=watch, **given)
+    if done.why == "done" and ranks.first:
+        put_folder(folder / "plots")
+        trained = [each for each in found["tried"] if "quality" in each]
+        write_figure(folder / "plots" / "frontier.png", plot(done.results["verdict"], trained))
+        done = replace(done, results=done.results | {"search": found | {"taken": best["name"]}})
+        write(folder / FOUND, found | {"taken": best["name"]})
+    return done
+
+
+def _last(assignments: Sequence[str]) -> list[str]:
+    """Of two of one name the last one."""
+    return list({each.partition("=")[0].strip(): each for each in assignments}.values())
+
+
+def usual(teacher: Loaded) -> list[str]:
+    """The shapes that are tried unless others are named."""
+    stack = teacher.config.model.encoder or teacher.config.model.decoder
+    layers = 0 if stack is None else stack.layers
+    counts = sorted({n for n in (1, round(layers / 3), round(layers / 2)) if 1 <= n < layers})
+    classic = {
+        "classify": ["bag", "bilstm"],
+        "multiple": ["bag", "bilstm"],
+        "regress": ["bag", "bilstm"],
+        "tag": ["bilstm"],
+    }
+    return [*classic.get(task_of(teacher), []), "tiny", *(f"layers={n}" for n in counts)][:MOST]
+
+
+def chosen_of(tried: Sequence[dict[str, Any]], keep: float | None) -> dict[str, Any] | None:
+    """Of those that were trained the fastest that keeps so much, or the best; none, where no one does.
+
+    >>> tried = [{"p50": 1, "quality": 0.8, "kept": 0.8}, {"p50": 2, "quality": 0.95, "kept": 0.95}, {"p50": 3}]
+    >>> chosen_of(tried, 0.9)["p50"], chosen_of(tried, None)["p50"], chosen_of(tried, 0.99)
+    (2, 2, None)
+    """
+    trained = [each for each in tried if "quality" in each]
+    if keep is None:
+        return max(trained, key=lambda each: float(each["quality"]), default=None)
+    good = [each for each in trained if each["kept"] is not None and each["kept"] >= keep]
+    return min(good, key=lambda each: float(each["p50"]), default=None)
+
+
+def nothing(tried: Sequence[dict[str, Any]], under: float | None, keep: float | None) -> str:
+    """Why none was taken."""
+    lines = [
+        f"  {each['name']}: {each['p50']:.2f} ms"
+        + (f", keeps {100 * each['kept']:.1f} %" if each.get("kept") is not None else ", not trained")
+        for each in sorted(tried, key=lambda each: float(each["p50"]))
+    ]
+    asked = [f"answers in {under:g} ms"] if under is not None else []
+    asked += [f"keeps {100 * keep:g} % of the quality"] if keep is not None else []
+    return f"no student {' and '.join(asked)}:\n" + "\n".join(lines) + "\nAsk for less, or name other shapes"
+
+
+def _begun(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    path = folder / FOUND
+    if not path.exists():
+        put_folder(folder)
+        return dict(facts)
+    found = read_json(path)
+    if other := [name for name in facts if found.get(name) != facts[name]]:
+        raise HeedfulError(
+            f"{folder} holds a search with another {' and '.join(other)}: give another folder with --out, or the same "
+            "to go on with it"
+        )
+    return found
+
+
+def _timed(planned: Planned, shapes: Sequence[str], watch: Watch) -> list[dict[str, Any]]:
+    """How fast each is, which its weights do not decide: so slow ones need not be trained."""
+    watch.said(f"timing {len(shapes)} shapes")
+    settings, head = planned.settings, planned.teacher.config.head
+    texts = [text for example in planned.source.examples("train") for text in example.texts]
+    assert head is not None
+    labels: tuple[str, ...] = planned.labels or tuple(getattr(head, "labels", ()))
+    with tempfile.TemporaryDirectory(prefix="heedful-") as scratch:
+        places, counts = {}, {}
+        for number, name in enumerate(shapes):
+            made = make_student(
+                student_of(name), planned.teacher, texts, longest=settings.max_length, seed=1, said=lambda text: None
+            )
+            made = attach(made, head.kind, labels=labels, problem=getattr(head, "problem", "single"))
+            place = Path(scratch) / str(number)
+            save(made, place)
+            places[name], counts[name] = str(place), made.count()
+        split = next(name for name in planned.survey.splits if name != "train")
+        task, _ = evaluating(planned.teacher, planned.source, split)
+        examples = islice(planned.source.examples(split), settings.verdict.texts)
+        speeds = side_by_side(places, settings.verdict, inputs=[task.ask(each) for each in examples])
+    return [
+        {"name": name, "folder": f"shape-{number}", "parameters": counts[name]} | asdict(speeds[name])
+        for number, name in enumerate(shapes)
+    ]

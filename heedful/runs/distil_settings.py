@@ -1,0 +1,373 @@
+"""Settings of a distillation; imports nothing heavy, so that a wrong one is told at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from heedful.data import DataSettings
+from heedful.errors import HeedfulError, did_you_mean
+from heedful.model.classic_config import Attention, Bag, Hierarchical, Recurrent, Structured
+from heedful.runs.pretrain_settings import SIZES, MaskedSettings, PretrainSettings, Size
+from heedful.runs.settings import TASKS, TaskSettings, WordSettings, defaults
+from heedful.settings import apply, load_mapping, overlay
+from heedful.train.settings import FitSettings, TrainSettings
+
+BAG, WORDS, PRETRAIN = Bag(), WordSettings(), PretrainSettings()
+
+# -- the student --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayersStudent:
+    """The teacher with fewer layers, which begins with some of the teacher's."""
+
+    kind: Literal["layers"] = "layers"
+    layers: int = 3
+    take: tuple[int, ...] = ()  # the teacher's layers that it begins with, from 0; (): spread over all of them
+    family: str = ""  # "": the teacher's; one without token types gets those of the first segment in its positions
+
+    def __post_init__(self) -> None:
+        if self.layers < 1:
+            raise HeedfulError(f"layers is {self.layers}; expected a whole number from 1")
+        if self.take and len(self.take) != self.layers:
+            raise HeedfulError(f"take names {len(self.take)} layers, but the student has {self.layers}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizeStudent:
+    """A fresh model of a size, over the teacher's vocabulary."""
+
+    kind: Literal["size"] = "size"
+    size: Size = "tiny"
+    family: str = ""  # "": the teacher's
+    layers: int | None = None  # instead of the size's
+    width: int | None = None
+    heads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FolderStudent:
+    """A trained model."""
+
+    kind: Literal["folder"] = "folder"
+    model: str  # a folder, or a name on the hub
+    revision: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassicStudent:
+    """A model from before the Transformer, over the words of the texts."""
+
+    kind: Literal["classic"] = "classic"
+    reader: Bag | Attention | Structured | Hierarchical = BAG
+    words: WordSettings = WORDS
+    steps: int = 0  # of skip-gram first, 64 texts each
+
+
+StudentSettings = LayersStudent | SizeStudent | FolderStudent | ClassicStudent
+CLASSIC: dict[str, Bag | Attention | Structured | Hierarchical] = {
+    "bag": Bag(),
+    "attention": Attention(keys="tanh"),
+    "bilstm": Bag(over=Recurrent()),
+    "structured": Structured(),
+    "hierarchical": Hierarchical(),
+}
+
+
+def student_of(given: str) -> StudentSettings:
+    """A student as it is named on the command line.
+
+    >>> student_of("layers=3").layers, student_of("mini").size, student_of("bilstm").kind
+    (3, 'mini', 'classic')
+    """
+    if found := re.fullmatch(r"layers=(\d{1,3})", given):
+        return LayersStudent(layers=int(found[1]))
+    if given in SIZES:
+        return SizeStudent(size=given)  # type: ignore[arg-type]
+    if given in CLASSIC:
+        return ClassicStudent(reader=CLASSIC[given])
+    if re.fullmatch(r"\w+(=.*)?", given) and not Path(given).exists() and (close := _close(given)):
+        raise HeedfulError(f'"{given}" is no student{close}')
+    name, _, revision = given.partition("@")
+    return FolderStudent(model=name, revision=revision)
+
+
+def _close(given: str) -> str:
+    known = [*SIZES, *CLASSIC, "layers=3"]
+    return f"{did_you_mean(given, known)}: use one of {', '.join(known)}, or the folder of a model"
+
+
+# -- what is learned ----------------------------------------------------------------------------------------------
+
+
+class _Weight:
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < getattr(self, "weight", 1.0) < float("inf"):
+            raise HeedfulError(f"weight is {getattr(self, 'weight', None)}; expected a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatesSettings(_Weight):
+    """Hidden states of layers: 0 is what enters the first one, the number of layers what leaves the last."""
+
+    weight: float = 1.0
+    how: Literal["squared", "cosine"] = "squared"
+    layers: Literal["last", "spread"] = "last"  # spread: each of the student's, and 0, over the teacher's
+    pairs: tuple[tuple[int, int], ...] = ()  # instead: student's and teacher's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelationsSettings(_Weight):
+    """How tokens are related in an attention layer: "qk" is attention; "qq", "kk" and "vv" those of MiniLMv2."""
+
+    weight: float = 1.0
+    of: tuple[Literal["qk", "qq", "kk", "vv"], ...] = ("qq", "kk", "vv")
+    layer: int | None = None  # of the student, from 0; none: the last one
+    teacher: int | None = None  # of the teacher
+    heads: int | None = None  # into which both are regrouped; none: as many as the teacher has
+    squares: bool = False  # squared differences before the softmax, instead of KL after it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossSettings:
+    """What each loss weighs, as a mean over its own targets."""
+
+    soft: float = 1.0  # what the teacher says
+    temperature: float = 2.0  # of soft labels
+    hard: float = 1.0  # what labels say, or hidden tokens
+    states: StatesSettings | None = None
+    relations: RelationsSettings | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("soft", "hard"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise HeedfulError(f"{name} is {getattr(self, name)}; expected a number from 0")
+        if not 0 < self.temperature < float("inf"):
+            raise HeedfulError(f"temperature is {self.temperature}; expected a number above 0")
+        if not self.soft and self.states is None and self.relations is None:
+            raise HeedfulError(
+                "soft is 0, and neither states nor relations are learned: nothing is learned of a teacher"
+            )
+
+
+RECIPES: dict[str, LossSettings] = {  # of papers, with the weights that they give
+    "soft": LossSettings(),
+    "triple": LossSettings(soft=5.0, hard=2.0, states=StatesSettings(weight=1.0, how="cosine")),
+    "attention": LossSettings(soft=0.0, hard=0.0, relations=RelationsSettings(of=("qk", "vv"))),
+    "relations": LossSettings(soft=0.0, hard=0.0, relations=RelationsSettings()),
+    "layers": LossSettings(
+        temperature=1.0,
+        states=StatesSettings(layers="spread"),
+        relations=RelationsSettings(of=("qk",), squares=True),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputSettings:
+    """Where what the teacher says is kept."""
+
+    keep: Literal["disk", "none"] = "disk"  # none: the teacher reads along, each time anew
+    precision: Literal["float16", "float32"] = "float16"
+    top: int | None = None  # of a vocabulary: so many tokens of each place, and all others as one; none: all
+
+    def __post_init__(self) -> None:
+        if self.top is not None and self.top < 1:
+            raise HeedfulError(f"top is {self.top}; expected a whole number from 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoreSettings:
+    """More texts without labels: words of those that there are, replaced by what a masked language model finds."""
+
+    times: int = 1  # variants of each text
+    rate: float = 0.15  # the share of words that are replaced
+    best: int = 20  # the tokens among which one is drawn
+    model: str = ""  # a folder, or NAME@REVISION, with a masked head; "": the teacher's own
+
+    def __post_init__(self) -> None:
+        for name, right, expected in (
+            ("times", self.times >= 1, "a whole number from 1"),
+            ("rate", 0 < self.rate < 1, "a share between 0 and 1"),
+            ("best", self.best >= 1, "a whole number from 1"),
+        ):
+            if not right:
+                raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerdictSettings:
+    """What the student is compared with, and how speed is measured."""
+
+    alone: Literal["steps", "epochs", "none"] = (
+        "steps"  # the same student without the teacher: as many steps, or epochs
+    )
+    precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # in which both are served
+    texts: int = 64  # that are answered for it
+    rounds: int | None = None  # of each text alone; none: as many as bench has
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistilSettings:
+    """Everything that decides what a run does."""
+
+    task: TaskSettings
+    teacher: str  # a run, a model folder, or a name on the hub
+    revision: str = ""
+    student: StudentSettings = LayersStudent()
+    unlabelled: tuple[str, ...] = ()  # files and folders
+    more: MoreSettings | None = None
+    loss: LossSettings = LossSettings()
+    outputs: OutputSettings = OutputSettings()
+    verdict: VerdictSettings = VerdictSettings()
+    data: DataSettings = DataSettings()
+    train: TrainSettings = TrainSettings()
+    fit: FitSettings = FitSettings()
+    seeds: int = 3  # runs with train.seed, train.seed + 1, ...; as many without the teacher
+    max_length: int | None = None  # tokens of a sequence; None: as many as the student reads
+    long: Literal["windows", "cut"] = "windows"
+    score: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise HeedfulError(f"seeds is {self.seeds}; expected a whole number from 1")
+        if self.max_length is not None and self.max_length < 8:
+            raise HeedfulError(f"max_length is {self.max_length}; expected a number of tokens from 8")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskedDistilSettings:
+    """The same of hidden tokens, learned from plain text."""
+
+    teacher: str
+    revision: str = ""
+    student: StudentSettings = LayersStudent()
+    loss: LossSettings = LossSettings()
+    outputs: OutputSettings = OutputSettings(keep="none")  # on the disk: with static masks, pretrain.objective.versions
+    verdict: VerdictSettings = VerdictSettings()
+    pretrain: PretrainSettings = PRETRAIN
+
+    def __post_init__(self) -> None:
+        objective = self.pretrain.objective
+        if not isinstance(objective, MaskedSettings):
+            raise HeedfulError(f'pretrain.objective.kind is "{objective.kind}"; students learn "masked" tokens')
+        if self.outputs.keep == "disk" and (objective.versions is None or self.pretrain.phases):
+            raise HeedfulError(
+                "outputs.keep is disk, but masks are new in each epoch, or rows change with phases: set "
+                "pretrain.objective.versions to the number of static masks, and no phases, or outputs.keep=none"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What was asked for by hand: names on the command line, a recipe, and assignments, which go over both."""
+
+    teacher: str
+    student: str = ""
+    losses: str = ""
+    unlabelled: tuple[str, ...] = ()
+    recipe: str = ""
+    assignments: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> Mapping[str, Any]:
+        """The recipe."""
+        return load_mapping(self.recipe) if self.recipe else {}
+
+    def foreseeable(self) -> None:
+        """Refuse what is wrong with any teacher, before one is read."""
+        first: HeedfulError | None = None
+        for kind in TASKS:
+            try:
+                self.foreseen(kind)
+            except HeedfulError as error:
+                first = first or error
+            else:
+                return
+        try:
+            self.laid(MaskedDistilSettings(teacher=self.teacher))
+        except HeedfulError:
+            assert first is not None
+            raise first from None
+
+    def foreseen(self, task: str = "classify") -> DistilSettings:
+        """The settings as far as they are known before anything is read; a wrong one is refused."""
+        return self.over(DistilSettings(task=TASKS[task](), teacher=self.teacher))
+
+    def over(self, settings: DistilSettings) -> DistilSettings:
+        """Laid over settings, which stay what they are in everything else."""
+        kind = settings.task.kind
+        settings = self.laid(settings)
+        if self.unlabelled:
+            settings = replace(settings, unlabelled=self.unlabelled)
+        if settings.task.kind != kind:
+            raise HeedfulError(
+                f'task.kind is "{settings.task.kind}", but the teacher\'s head decides it ("{kind}"): leave it out'
+            )
+        return settings
+
+    def laid(self, settings: Any) -> Any:
+        """The same of any settings that have a student and losses."""
+        if self.student:
+            settings = replace(settings, student=student_of(self.student))
+        if self.losses:
+            settings = replace(settings, loss=_recipe(self.losses))
+        return apply(overlay(settings, self.table, source=self.recipe), self.assignments)
+
+
+def _recipe(given: str) -> LossSettings:
+    if given not in RECIPES:
+        close = did_you_mean(given, list(RECIPES))
+        raise HeedfulError(f'"{given}" is no recipe of losses{close}: use one of {", ".join(RECIPES)}')
+    return RECIPES[given]
+
+
+def settled(
+    asked: Asked, task: str, examples: int, texts: int, *, fresh: bool, width: int, classic: bool
+) -> DistilSettings:
+    """Defaults for so many labelled examples and texts in all, and what was asked for over them.
+
+    The numbers are those of fine-tuning; a longer training suits a student, which sees each text with its whole
+    distribution, so that it has twice the epochs.
+    """
+    usual, _ = defaults(task, max(examples, texts), fresh=fresh, width=width, classic=classic)
+    length = replace(usual.train.length, count=2 * usual.train.length.count)
+    settings = DistilSettings(
+        task=usual.task,
+        teacher=asked.teacher,
+        train=replace(usual.train, length=length),
+        fit=replace(usual.fit, evaluate=1.0),
+    )
+    return asked.over(settings)
+
+
+def share(given: str) -> float:
+    """97% as 0.97.
+
+    >>> share("97%"), share("0.9")
+    (0.97, 0.9)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", given.strip())
+    value = float(found[1]) / (100 if found[2] else 1) if found else 0.0
+    if not 0 < value <= 1:
+        raise HeedfulError(f'"{given}" is no share of the quality: write 97% or 0.97')
+    return value
+
+
+def milliseconds(given: str) -> float:
+    """5ms as 5.0.
+
+    >>> milliseconds("5ms"), milliseconds("0.5"), milliseconds("1s")
+    (5.0, 0.5, 1000.0)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|)", given.strip())
+    value = float(found[1]) * (1000 if found[2] == "s" else 1) if found else 0.0
+    if not value > 0:
+        raise HeedfulError(f'"{given}" is no time of an answer: write 5ms')
+    return value

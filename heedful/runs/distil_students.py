@@ -1,0 +1,257 @@
+"""From a teacher and settings to the student that begins: some of its layers, a size, a folder, or a classic model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import floor
+
+import torch
+from torch import Tensor
+
+from heedful.checkpoint import Config, Loaded, assign, create, load, read_config
+from heedful.checkpoint.attach import attach
+from heedful.errors import HeedfulError, did_you_mean
+from heedful.families import FAMILIES, USUAL
+from heedful.model.classic_config import ClassicConfig
+from heedful.model.config import Learned, MaskedTokens, ModelConfig, Shaw, StackConfig, TransformerXl
+from heedful.model.initialise import undrawn
+from heedful.objectives.distilled import Losses, Relations, States
+from heedful.runs.classic_making import classic_start
+from heedful.runs.distil_settings import (
+    ClassicStudent,
+    FolderStudent,
+    LayersStudent,
+    LossSettings,
+    RelationsSettings,
+    SizeStudent,
+    StatesSettings,
+    StudentSettings,
+)
+from heedful.runs.making import tokenizer_of
+from heedful.runs.pretrain_making import rated, shaped
+from heedful.runs.pretrain_settings import ModelSettings, PretrainSettings
+from heedful.runs.settings import StartSettings
+
+LONGEST = 512  # tokens that a fresh student reads, unless the teacher reads fewer
+
+
+def student_of(
+    asked: StudentSettings,
+    teacher: Loaded,
+    texts: Sequence[str],
+    *,
+    longest: int | None,
+    seed: int,
+    said: Callable[[str], None],
+) -> Loaded:
+    """The student before it learns; one that is made of the teacher's layers has the teacher's head, too."""
+    match asked:
+        case LayersStudent():
+            return cut(teacher, asked)
+        case SizeStudent():
+            return sized(teacher, asked, longest, seed)
+        case FolderStudent(model=model, revision=revision):
+            return load(model, revision=revision or None)
+        case ClassicStudent(reader=reader, words=words, steps=steps):
+            return classic_start(StartSettings(model="", classic=reader, words=words, steps=steps), texts, seed, said)
+
+
+def stack_of(config: ModelConfig, who: str) -> StackConfig:
+    """The one stack of a model."""
+    if type(config) is ClassicConfig or (config.encoder is None) == (config.decoder is None):
+        raise HeedfulError(f"{who} has not one stack of layers: layers, states and relations are of a Transformer")
+    stack = config.encoder or config.decoder
+    assert stack is not None
+    return stack
+
+
+# -- some of the teacher's layers ---------------------------------------------------------------------------------
+
+
+def spread(layers: int, count: int) -> tuple[int, ...]:
+    """So many of the layers, the first and the last among them.
+
+    >>> spread(12, 6), spread(6, 3), spread(4, 1)
+    ((0, 2, 4, 7, 9, 11), (0, 3, 5), (0,))
+    """
+    return tuple(floor(n * (layers - 1) / max(1, count - 1) + 0.5) for n in range(count))
+
+
+def cut(teacher: Loaded, asked: LayersStudent) -> Loaded:
+    """The teacher with those of its layers, in another family if one is named."""
+    model, stack = teacher.config.model, stack_of(teacher.config.model, teacher.source)
+    if asked.layers > stack.layers:
+        raise HeedfulError(f"layers is {asked.layers}, but {teacher.source} has {stack.layers}")
+    take = asked.take or spread(stack.layers, asked.layers)
+    if wrong := [number for number in take if not 0 <= number < stack.layers]:
+        raise HeedfulError(f"take names the layers {wrong}, but {teacher.source} has {stack.layers}, from 0")
+    shared = stack.blocks is not None and stack.blocks < stack.layers
+    blocks = list(take) if not shared else list(range(min(stack.blocks or 1, len(take))))
+    part = "encoder" if model.encoder is not None else "decoder"
+    small = replace(stack, layers=len(take), blocks=len(blocks) if shared else None)
+    config = Config(family=teacher.config.family, model=replace(model, **{part: small}), head=teacher.config.head)
+    if asked.family not in ("", config.family):
+        config = _in_family(asked.family, config)
+    with undrawn():
+        made = Loaded(config, teacher.tokenizer, teacher.source)
+    known = teacher.named()
+    if config.head is None and isinstance(teacher.config.head, MaskedTokens):  # of another family, whose head is alike
+        made = attach(_given(made, known, part, blocks, stack), "masked")
+    tensors = _tensors(made, known, part, blocks, stack)
+    if config.model.embedding.types == 0 < model.embedding.types and "embedding.positions.weight" in tensors:
+        tensors["embedding.positions.weight"] += known["embedding.types.weight"].detach()[0]
+    assign(made, tensors, "cpu")
+    made.thresholds, made.between = dict(teacher.thresholds), teacher.between
+    made.source = f"layers {' '.join(map(str, take))} of {teacher.source}"
+    return made.eval()
+
+
+def _tensors(
+    made: Loaded, known: dict[str, Tensor], part: str, blocks: Sequence[int], stack: StackConfig
+) -> dict[str, Tensor]:
+    names = {name: _theirs(name, part, blocks, stack) for name in made.named()}
+    return {name: known[theirs].detach().clone() for name, theirs in names.items()}
+
+
+def _given(made: Loaded, known: dict[str, Tensor], part: str, blocks: Sequence[int], stack: StackConfig) -> Loaded:
+    assign(made, _tensors(made, known, part, blocks, stack), "cpu")
+    return made
+
+
+def _theirs(name: str, part: str, blocks: Sequence[int], stack: StackConfig) -> str:
+    """The teacher's name of a tensor of the student."""
+    each = ["blocks", *(["relations"] if isinstance(stack.relation, Shaw | TransformerXl) else [])]
+    pieces = name.split(".")
+    if pieces[0] == part and pieces[1] in each:
+        pieces[2] = str(blocks[int(pieces[2])])
+    return ".".join(pieces)
+
+
+def _in_family(family: str, config: Config) -> Config:
+    """The same body as another family has it: without its types, if that has none, and with that one's dropout."""
+    if family not in FAMILIES:
+        raise HeedfulError(f'"{family}" is no family{did_you_mean(family, list(FAMILIES))}: {", ".join(FAMILIES)}')
+    wanted = config.model
+    if _parts(family) == (wanted.encoder is None, wanted.decoder is None):
+        found = read_config(dict(FAMILIES[family].write(wanted)) | {"model_type": family}, family).model
+        if found.embedding.types == 0 and isinstance(wanted.embedding.positions, Learned):
+            wanted = replace(wanted, embedding=replace(wanted.embedding, types=0))
+        if rated(found, wanted) == wanted:
+            return Config(family=family, model=found)
+    raise HeedfulError(
+        f"the teacher's layers are computed in another way than {family} does: leave student.family out, or take a "
+        "student of a size, which begins with fresh weights"
+    )
+
+
+def _parts(family: str) -> tuple[bool, bool] | None:
+    """Whether its first published size is without an encoder, and without a decoder; None: it has no sizes."""
+    sizes = FAMILIES[family].sizes
+    if not sizes:
+        return None
+    usual = read_config(dict(next(iter(sizes.values()))) | {"model_type": family}, family).model
+    return usual.encoder is None, usual.decoder is None
+
+
+# -- a size -------------------------------------------------------------------------------------------------------
+
+
+def sized(teacher: Loaded, asked: SizeStudent, longest: int | None, seed: int) -> Loaded:
+    """A fresh model over the teacher's vocabulary."""
+    tokenizer = tokenizer_of(teacher)
+    longest = longest or min(teacher.limit or LONGEST, LONGEST)
+    settings = PretrainSettings(
+        model=ModelSettings(size=asked.size, layers=asked.layers, width=asked.width, heads=asked.heads), length=longest
+    )
+    family = asked.family or _like(teacher.config)
+    if family not in FAMILIES or not FAMILIES[family].sizes:
+        known = [name for name, each in FAMILIES.items() if each.sizes]
+        raise HeedfulError(f'"{family}" is no family{did_you_mean(family, known)}: {", ".join(known)}')
+    made = create(shaped(family, settings, tokenizer), tokenizer.limited(longest), seed=seed)
+    made.source = f"a fresh model of size {asked.size}"
+    return made.eval()
+
+
+def _like(config: Config) -> str:
+    """The teacher's family, where a size of it has the same parts."""
+    if _parts(config.family) == (config.model.encoder is None, config.model.decoder is None):
+        return config.family
+    return USUAL["masked"]
+
+
+# -- what it learns of the teacher --------------------------------------------------------------------------------
+
+
+def losses_of(asked: LossSettings, student: Loaded, teacher: Loaded) -> Losses:
+    """The losses with the layers and heads of these two."""
+    states, relations = [], []
+    if asked.states is not None or asked.relations is not None:
+        stacks = stack_of(student.config.model, student.source), stack_of(teacher.config.model, teacher.source)
+        if asked.states is not None:
+            states.append(_states(asked.states, *stacks))
+        if asked.relations is not None:
+            relations.append(_relations(asked.relations, *stacks))
+    return Losses(
+        soft=asked.soft,
+        temperature=asked.temperature,
+        hard=asked.hard,
+        states=tuple(states),
+        relations=tuple(relations),
+    )
+
+
+def _states(asked: StatesSettings, mine: StackConfig, theirs: StackConfig) -> States:
+    pairs = asked.pairs or ((mine.layers, theirs.layers),)
+    if not asked.pairs and asked.layers == "spread":
+        pairs = tuple((n, floor(n * theirs.layers / mine.layers + 0.5)) for n in range(mine.layers + 1))
+    for ours, taught in pairs:
+        if not (0 <= ours <= mine.layers and 0 <= taught <= theirs.layers):
+            raise HeedfulError(
+                f"states.pairs has ({ours}, {taught}), but the student has {mine.layers} layers and the teacher "
+                f"{theirs.layers}: give numbers from 0, what enters the first, to these"
+            )
+    if asked.how == "cosine" or asked.how == "squared":
+        return States(weight=asked.weight, how=asked.how, pairs=tuple(pairs))
+    raise AssertionError(asked.how)
+
+
+def _relations(asked: RelationsSettings, mine: StackConfig, theirs: StackConfig) -> Relations:
+    heads = asked.heads or theirs.heads
+    layers = mine.layers - 1 if asked.layer is None else asked.layer, asked.teacher
+    pair = layers[0], theirs.layers - 1 if layers[1] is None else layers[1]
+    for who, number, stack in (("student", pair[0], mine), ("teacher", pair[1], theirs)):
+        if not 0 <= number < stack.layers:
+            raise HeedfulError(f"relations: layer {number} of the {who} was named, but it has {stack.layers}, from 0")
+        if stack.heads * stack.head_width % heads:
+            raise HeedfulError(
+                f"relations: the {who}'s {stack.heads * stack.head_width} numbers of queries and keys cannot be parted "
+                f"into {heads} heads: set loss.relations.heads to a number that divides both"
+            )
+        plain = stack.relation is None and not stack.causal and stack.window is None
+        if "qk" in asked.of and not plain:
+            raise HeedfulError(
+                f'relations: "qk" is attention where nothing is added to the scores and all tokens see each other, and '
+                f"that is not so in the {who}: use qq, kk and vv"
+            )
+    return Relations(weight=asked.weight, of=tuple(asked.of), pair=pair, heads=heads, squares=asked.squares)
+
+
+def width_of(loaded: Loaded) -> int:
+    """Of the hidden states."""
+    return loaded.config.model.width
+
+
+def digest(loaded: Loaded) -> str:
+    """Which weights they are: a checksum of all of them."""
+    import hashlib
+
+    found = hashlib.sha256()
+    for name, tensor in sorted(loaded.named().items()):
+        found.update(name.encode())
+        found.update(_bytes(tensor))
+    return found.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data

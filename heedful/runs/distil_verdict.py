@@ -1,0 +1,268 @@
+"""The verdict on a student: quality kept, speed gained, size, and whether the teacher was worth it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from heedful.checkpoint import RUN_MODEL, Loaded
+from heedful.checkpoint.hub import name_and_revision
+from heedful.data import Source
+from heedful.durable import put_folder
+from heedful.infer.engine import Engine
+from heedful.infer.quantize import fastest, ready, sample, tried
+from heedful.runs import timing
+from heedful.runs.card import number as shown
+from heedful.runs.card import plain, table
+from heedful.runs.distil_settings import DistilSettings, VerdictSettings
+from heedful.runs.evaluate import task_of
+from heedful.runs.folder import environment, read_json, write
+from heedful.runs.results import read_results
+from heedful.runs.scoring import measure
+from heedful.runs.style import BLUE, GREY, ORANGE, blank, prepare, title
+from heedful.runs.style import write as write_figure
+from heedful.train.fit import Watch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VERDICT, PLOT = "verdict.json", "verdict.png"
+BATCHES = 3  # times that all texts are answered at once
+NAMES = {"teacher": "teacher", "student": "student", "alone": "the same student without the teacher"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """Of an engine, from text to answer, tokenizing included."""
+
+    precision: str
+    p50: float  # milliseconds of one text
+    p99: float
+    texts_per_second: float  # of all of them at once
+    tokens_per_second: float  # in the model's own tokens
+
+
+def verdict(
+    folder: Path,
+    teacher: Loaded,
+    source: Source[Any],
+    settings: DistilSettings,
+    alone: dict[str, Any] | None,
+    watch: Watch,
+) -> dict[str, Any]:
+    """Measure, compare, and write verdict.json and its plot."""
+    results = read_results(folder)
+    split = next(name for name in ("test", "dev", *results["splits"]) if name in results["splits"])
+    main = results["main"]
+    watch.said(f"measuring the teacher on {split}")
+    task, loaded = task_of(teacher, source, split)
+    found = task.result(measure(task, loaded, source.examples(split)))
+    watch.said("measuring speed, side by side")
+    quality = {
+        "teacher": {"mean": float(found[main]), "deviation": None, "seeds": 1},
+        "student": results["spread"][split],
+    }
+    if alone is not None:
+        quality["alone"] = alone["spread"][split]
+    counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
+    places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
+    return written(folder, (main, split), quality, counts, places, settings.verdict, settings.revision)
+
+
+def written(
+    folder: Path,
+    measured: tuple[str, str],
+    quality: dict[str, Any],
+    counts: dict[str, int],
+    places: dict[str, str],
+    settings: VerdictSettings,
+    revision: str,
+) -> dict[str, Any]:
+    """Measure speed, and write everything down, beside what was measured: a number of a split."""
+    speeds = side_by_side(places, settings, revision)
+    made = compared(*measured, quality, speeds, counts) | {"machine": environment()["machine"]}
+    put_folder(folder / "plots")
+    write_figure(folder / "plots" / PLOT, plot(made))
+    write(folder / VERDICT, made)  # last: a verdict has all of it
+    return made
+
+
+# -- speed ----------------------------------------------------------------------------------------------------
+
+
+def side_by_side(
+    places: dict[str, str], settings: VerdictSettings, revision: str = "", inputs: Sequence[Any] | None = None
+) -> dict[str, Speed]:
+    """Each engine in the precision in which it would be served, in turns, so that the machine is the same for all."""
+    engines, precisions = {}, {}
+    for name, place in places.items():
+        folder, said = name_and_revision(place)
+        held = said or (revision if name == "teacher" and revision else None)
+        precisions[name] = settings.precision
+        if settings.precision == "auto":
+            precisions[name] = fastest(tried(folder, revision=held))
+        engines[name] = ready(folder, precisions[name], revision=held)  # type: ignore[arg-type]
+    given = list(inputs if inputs is not None else sample(engines["student"]))[: settings.texts]
+    return {
+        name: Speed(precision=precisions[name], **each) for name, each in timed(engines, given, settings.rounds).items()
+    }
+
+
+def timed(engines: dict[str, Engine], inputs: Sequence[Any], rounds: int | None = None) -> dict[str, dict[str, float]]:
+    """p50 and p99 of one input, and inputs and tokens a second of all at once; engines take turns."""
+    one: dict[str, list[float]] = {name: [] for name in engines}
+    many: dict[str, list[float]] = {name: [] for name in engines}
+    names = list(engines)
+    for turn in range(2 + (rounds or timing.ROUNDS)):  # the first two warm up
+        for name in names if turn % 2 else names[::-1]:
+            one[name].append(_seconds(engines[name], [inputs[turn % len(inputs)]]))
+    for turn in range(1 + BATCHES):
+        for name in names if turn % 2 else names[::-1]:
+            many[name].append(_seconds(engines[name], inputs))
+    found = {}
+    for name, engine in engines.items():
+        each, whole = sorted(one[name][2:]), statistics.median(many[name][1:])
+        found[name] = {
+            "p50": round(1000 * statistics.median(each), 3),
+            "p99": round(1000 * each[min(len(each) - 1, int(0.99 * len(each)))], 3),
+            "texts_per_second": round(len(inputs) / whole, 1),
+            "tokens_per_second": round(sum(asked.tokens for asked in engine.encode(inputs)) / whole),
+        }
+    return found
+
+
+def _seconds(engine: Engine, inputs: Sequence[Any]) -> float:
+    start = time.perf_counter()
+    engine(list(inputs))
+    return time.perf_counter() - start
+
+
+# -- what follows ---------------------------------------------------------------------------------------------
+
+
+def compared(
+    main: str,
+    split: str,
+    quality: dict[str, Any],
+    speeds: dict[str, Speed],
+    counts: dict[str, int],
+) -> dict[str, Any]:
+    """All figures side by side, and the sentence."""
+    models = {
+        name: {"quality": each} | (asdict(speeds[name]) | {"parameters": counts[name]} if name in speeds else {})
+        for name, each in quality.items()
+    }
+    teacher, student = models["teacher"], models["student"]
+    best, mine = teacher["quality"]["mean"], student["quality"]["mean"]
+    found: dict[str, Any] = {
+        "main": main,
+        "split": split,
+        "models": models,
+        "kept": mine / best if best > 0 else None,
+        "faster": student["texts_per_second"] / teacher["texts_per_second"],
+        "sooner": teacher["p50"] / student["p50"],
+        "size": student["parameters"] / teacher["parameters"],
+    }
+    if "alone" in models:
+        found["gain"] = gain(student["quality"], models["alone"]["quality"])
+    return found | {"sentence": sentence(found)}
+
+
+def gain(student: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
+    """How much better the student is than alone, and the standard error of that difference over seeds.
+
+    sqrt(s² / n + s'² / n'); none where there is one seed.
+    """
+    error = None
+    if student["deviation"] is not None and alone["deviation"] is not None:
+        error = (student["deviation"] ** 2 / student["seeds"] + alone["deviation"] ** 2 / alone["seeds"]) ** 0.5
+    return {"difference": student["mean"] - alone["mean"], "error": error}
+
+
+def sentence(found: dict[str, Any]) -> str:
+    """What it comes to."""
+    teacher, student = (found["models"][name]["quality"]["mean"] for name in ("teacher", "student"))
+    said = f"{found['main']} on {found['split']}"
+    quality = f"has a {said} of {shown(student)} beside the teacher's {shown(teacher)}"
+    if found["kept"] is not None:
+        quality = f"keeps {100 * found['kept']:.1f} % of the teacher's {said} ({shown(student)} of {shown(teacher)})"
+    text = (
+        f"The student {quality}, answers {found['faster']:.1f} times as many texts a second and one text "
+        f"{found['sooner']:.1f} times as fast, and has {100 * found['size']:.0f} % of the parameters"
+    )
+    if "gain" not in found:
+        return f"{text}; what it would have learned without the teacher was not measured."
+    difference, error = found["gain"]["difference"], found["gain"]["error"]
+    by = f"{difference:+.4f} beside the same student without the teacher"
+    if error is None:
+        return f"{text}; {by}, from one seed each, which proves little."
+    if abs(difference) <= 2 * error:
+        return f"{text}; {by}, which is within twice the standard error over seeds ({error:.4f}): no difference seen."
+    worth = "the teacher was worth it" if difference > 0 else "the teacher made it worse"
+    return f"{text}; {by} (standard error {error:.4f}): {worth}."
+
+
+def rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The table: its head, and a row for each model."""
+    head = ["", f"{found['main']} on {found['split']}", "kept", "parameters", "served in", "tokens/s", "texts/s"]
+    lines = []
+    best = found["models"]["teacher"]["quality"]["mean"]
+    for name, each in found["models"].items():
+        quality = each["quality"]
+        spread = "" if quality["deviation"] is None else f" ± {shown(quality['deviation'])} ({quality['seeds']} seeds)"
+        kept = f"{100 * quality['mean'] / best:.1f} %" if best > 0 else ""
+        like = each if "p50" in each else found["models"]["student"]
+        times = [f"{like['tokens_per_second']:,.0f}", f"{like['texts_per_second']:,.0f}"]
+        times += [f"{like['p50']:.2f} / {like['p99']:.2f}"]
+        lines.append(
+            [
+                NAMES.get(name, name),
+                shown(quality["mean"]) + spread,
+                kept,
+                f"{like['parameters']:,}",
+                like["precision"],
+                *times,
+            ]
+        )
+    return [*head, "ms, p50 / p99"], lines
+
+
+def card_part(folder: Path) -> list[list[str]]:
+    """What the model card says of it; nothing where there is no verdict."""
+    if not (folder / VERDICT).is_file():
+        return []
+    found = read_json(folder / VERDICT)
+    head, lines = rows(found)
+    return [
+        ["## Beside its teacher"],
+        table(list(map(plain, head)), [list(map(plain, line)) for line in lines]),
+        [plain(found["sentence"], 1000)],
+    ]
+
+
+def plot(found: dict[str, Any], frontier: Sequence[dict[str, Any]] = ()) -> Figure:
+    """Quality over the time of one text; bars are one standard deviation over seeds."""
+    figure = blank(6.4, 4.2)
+    axes = figure.subplots()
+    models = found["models"]
+    for (name, each), colour, mark in zip(models.items(), (ORANGE, BLUE, GREY), "sov", strict=False):
+        when = (each if "p50" in each else models["student"])["p50"]
+        quality = each["quality"]
+        bar, looks = quality["deviation"] or 0.0, {"color": colour, "marker": mark, "capsize": 3, "ls": "none"}
+        axes.errorbar([when], [quality["mean"]], yerr=[bar], label=NAMES.get(name, name), **looks)
+    for shape in frontier:
+        axes.plot([shape["p50"]], [shape["quality"]], marker=".", color=GREY, ls="none")
+        axes.annotate(
+            shape["name"], (shape["p50"], shape["quality"]), fontsize=7, xytext=(4, 4), textcoords="offset points"
+        )
+    axes.set_xscale("log")
+    axes.set_xlabel("milliseconds of one text, median")
+    axes.set_ylabel(f"{found['main']} on {found['split']}")
+    prepare(axes, grid="both")
+    figure.legend(loc="outside lower right", ncols=3, fontsize=8, frameon=False)
+    title(figure, "Student and teacher")
+    return figure

@@ -1,0 +1,284 @@
+"""distil: what a run leaves, how it goes on, what is refused, and whether a teacher is worth it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from folders import make
+from invented import WORDS, as_csv, classified, data, tune
+from safetensors.torch import load_file
+
+from heedful.checkpoint import load
+from heedful.errors import HeedfulError
+from heedful.infer.engine import Engine
+from heedful.runs import distil_search, distil_verdict, finetune, pretrain, timing
+from heedful.runs.distil import distil
+from heedful.runs.distil_more import Replacer
+from heedful.runs.distil_search import search
+from heedful.runs.distil_settings import Asked, DistilSettings, MoreSettings
+from heedful.runs.distil_verdict import Speed, compared
+from heedful.runs.distil_verdict import plot as drawn
+from heedful.settings import from_file
+from heedful.tokenizer import Words
+from heedful.train.fit import Watch
+from heedful.train.loop import Step, Trainer
+
+QUICK = ("seeds=1", "train.length.count=2", "train.precision=float32", "verdict.precision=float32", "verdict.texts=8")
+ALONE = (*QUICK, "verdict.alone=none")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No plots of runs, little timing, one thread."""
+    monkeypatch.setattr(finetune, "draw", lambda folder: [])
+    monkeypatch.setattr(pretrain, "draw", lambda folder: [])
+    monkeypatch.setattr(timing, "ROUNDS", 2)
+    for module in (distil_verdict, distil_search):
+        monkeypatch.setattr(module, "write_figure", lambda path, figure: path)
+        monkeypatch.setattr(module, "plot", lambda *found: None)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("teacher"), "single")
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data("single", tmp_path_factory.mktemp("data"))
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+class Told(Watch):
+    """What was said; stops, or dies, after a step."""
+
+    def __init__(self, *, stop: int = 0, die: int = 0) -> None:
+        self.sentences: list[str] = []
+        self.stop, self.die = stop, die
+
+    def said(self, text: str) -> None:
+        self.sentences.append(text)
+
+    def step(self, step: Step, trainer: Trainer) -> None:
+        trainer.stopping = trainer.stopping or step.number == self.stop
+        if step.number == self.die:
+            raise KeyError("the power failed")
+
+
+def test_a_run_ends_in_a_verdict(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    before = contents(teacher)
+    texts = [row["text"] for row in classified(40, seed=9)]
+    tested = (labelled / "test.csv").read_text().splitlines()[1].partition(",")[0]
+    (tmp_path / "texts.txt").write_text("\n".join([*texts, tested.upper()]) + "\n")
+    told, folder = Told(), tmp_path / "run"
+    wishes = [*QUICK, "seeds=2"][1:]
+    done = distil(
+        teacher, labelled, folder, student="layers=1", losses="triple", unlabelled=[tmp_path / "texts.txt"],
+        assignments=wishes, watch=told,
+    )  # fmt: skip
+    assert contents(teacher) == before, "the teacher is as it was"
+    assert "40 examples without labels are learned from" in told.sentences
+    assert "examples without labels that are left out, since dev or test has them: 1" in told.sentences
+    found = json.loads((folder / "verdict.json").read_text())
+    assert done.results["verdict"] == found and set(found["models"]) == {"teacher", "student", "alone"}
+    assert [found["models"][name]["quality"]["seeds"] for name in ("teacher", "student", "alone")] == [1, 2, 2]
+    assert found["split"] == "test" and found["sentence"] in (folder / "model" / "README.md").read_text()
+    steps = [json.loads((folder / each / "seed-1" / "seed.json").read_text())["steps"] for each in ("", "alone")]
+    assert steps[0] == steps[1] == 2 * 4, "64 texts in batches of 16, twice; and as many steps alone"
+    settings = from_file(DistilSettings, folder / "settings.toml")
+    assert (settings.task.kind, settings.loss.soft, settings.loss.hard) == ("classify", 5.0, 2.0)
+    assert {each["label"] for each in Engine(folder)(texts)} <= {"bad", "fair", "good"}, "the teacher's labels"
+    again = Told()
+    same = distil(
+        teacher, labelled, folder, student="layers=1", losses="triple", unlabelled=[tmp_path / "texts.txt"],
+        assignments=wishes, watch=again,
+    )  # fmt: skip
+    assert same.results == done.results
+    assert not any("measuring" in each for each in again.sentences)
+
+
+STOPPED = pytest.param({"stop": 2}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("how", [{"die": 3}, STOPPED], ids=["killed", "stopped"])
+def test_a_run_goes_on_to_the_same_bits(how: dict[str, int], tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    wishes = [*ALONE, "fit.save_minutes=0", "student.width=32", "student.heads=2"]
+    more: dict[str, Any] = {"student": "tiny", "losses": "layers", "assignments": [*wishes, "loss.relations.heads=2"]}
+    distil(teacher, labelled, tmp_path / "whole", **more)
+    watch = Told(**how)
+    if watch.stop:
+        assert distil(teacher, labelled, tmp_path / "cut", watch=watch, **more).why == "asked"
+    else:
+        with pytest.raises(KeyError):
+            distil(teacher, labelled, tmp_path / "cut", watch=watch, **more)
+        next((tmp_path / "cut" / "outputs").glob("part-*")).unlink()  # as if it had never been written
+    assert not (tmp_path / "cut" / "results.json").exists()
+    assert distil(teacher, labelled, tmp_path / "cut", **more).why == "done"
+    mine, whole = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("cut", "whole"))
+    assert mine.keys() == whole.keys() and all(torch.equal(each, whole[name]) for name, each in mine.items())
+    journals = [(tmp_path / name / "journal.jsonl").read_text() for name in ("cut", "whole")]
+    assert journals[0] == journals[1]
+
+
+@pytest.mark.slow
+def test_a_teacher_is_worth_it_where_labels_are_bad(tmp_path: Path) -> None:
+    """Half its layers and soft labels, beside the same student on as many steps of the labels, many of them wrong."""
+    many = data("single", tmp_path / "many", {"train": 300, "dev": 30, "test": 30})
+    wishes = {"start.layers": 2, "train.length.count": 8, "train.optimiser.rate": 2e-3}
+    tune("classify", many, tmp_path / "teacher", wishes)
+    few, draw = data("single", tmp_path / "few", {"train": 40, "dev": 10, "test": 150}), random.Random(3)
+    as_csv(few / "train.csv", [{**row, "label": draw.choice(("bad", "good"))} for row in classified(40)])
+    as_csv(tmp_path / "texts.csv", [{"text": row["text"]} for row in classified(200, seed=5)])
+    student = ["student.kind=size", "student.size=tiny", "student.layers=1", "student.width=32", "student.heads=2"]
+    more = ["train.length.count=12", "train.optimiser.rate=2e-3", "loss.hard=0", "fit.keep=last", "fit.evaluate=12"]
+    more += [*student, "seeds=2", *QUICK[2:]]
+    texts = [tmp_path / "texts.csv"]
+    done = distil(tmp_path / "teacher", few, tmp_path / "run", unlabelled=texts, assignments=more)
+    found = done.results["verdict"]["models"]
+    assert found["teacher"]["quality"]["mean"] > 0.95 and done.results["verdict"]["kept"] > 0.95
+    assert found["student"]["quality"]["mean"] > found["alone"]["quality"]["mean"] + 0.1
+
+
+@pytest.mark.parametrize(
+    ("student", "wishes", "message"),
+    [
+        ("bag", ["loss.states.weight=1"], "has not one stack of layers: layers, states and relations are of a Trans"),
+        ("layers=9", [], "layers is 9, but .* has 2"),
+        ("layers=1", ["student.take=[7]"], r"take names the layers \[7\], but .* has 2, from 0"),
+        ("layers=1", ["student.family=electric"], '"electric" is no family'),
+        ("layers=1", ["student.family=gpt2"], "computed in another way than gpt2 does"),
+        ("layers=1", ["loss.soft=0"], "nothing is learned of a teacher"),
+        ("layers=1", ["outputs.top=3"], "outputs.top is for a vocabulary"),
+        ("layers=1", ["loss.relations.heads=7"], "cannot be parted into 7 heads"),
+        ("layers=1", ["more.times=1"], "replaced by a masked language model, and .* has no such head"),
+        ("bag", ["data.dev=0", "student.steps=-1"], "steps"),
+        ("tyni", [], '"tyni" is no student: use one of tiny, mini'),
+    ],
+)
+def test_refusals(student: str, wishes: list[str], message: str, tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    with pytest.raises(HeedfulError, match=message):
+        distil(teacher, labelled, tmp_path / "run", student=student, assignments=[*ALONE, *wishes])
+
+
+def test_another_teacher_cannot_go_on(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    mine = make(tmp_path / "mine", "single")
+    distil(mine, labelled, tmp_path / "run", student="bag", assignments=ALONE)
+    torch.manual_seed(77)
+    tensors = {name: each + 0.01 for name, each in load_file(mine / "model.safetensors").items()}
+    from safetensors.torch import save_file
+
+    save_file(tensors, mine / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(HeedfulError, match="another teacher, or other texts \\(weights changed\\)"):
+        distil(mine, labelled, tmp_path / "run", student="bag", assignments=ALONE)
+    as_csv(tmp_path / "other.csv", classified(20, labels=("x", "good")))
+    with pytest.raises(HeedfulError, match="nothing is taught of x"):
+        distil(mine, tmp_path / "other.csv", tmp_path / "else", student="bag", assignments=ALONE)
+
+
+SIZES = ("length=16", "row=48", "held_out=0.1", "train.length.count=4", "train.batch=4", "corpus.documents=blank")
+MASKED = ["verdict.precision=float32", "verdict.texts=4", *(f"pretrain.{each}" for each in SIZES)]
+
+
+def of_text(folder: Path) -> tuple[Path, Path]:
+    """A teacher of hidden tokens, and text."""
+    draw, words = random.Random(1), WORDS
+    lines = ("\n".join(" ".join(draw.choices(words, k=9)) + "." for _ in range(6)) for _ in range(80))
+    (folder / "text.txt").write_text("\n\n".join(lines))
+    return make(folder / "teacher", "masked"), folder / "text.txt"
+
+
+def test_hidden_tokens_are_distilled_on_text(tmp_path: Path) -> None:
+    teacher, text = of_text(tmp_path)
+    wishes = [*MASKED, "student.family=distilbert", "verdict.alone=none"]
+    done = distil(teacher, text, tmp_path / "run", student="layers=1", losses="triple", assignments=wishes)
+    assert done.results["verdict"]["main"] == "masked_accuracy"
+    assert "Beside its teacher" in (tmp_path / "run" / "model" / "README.md").read_text()
+    tensors = [load_file(tmp_path / "run" / each / "model.safetensors") for each in ("start", "model")]
+    assert tensors[0].keys() == tensors[1].keys() and any(name.startswith("vocab_transform") for name in tensors[0])
+    with pytest.raises(HeedfulError, match="masks are new in each epoch"):
+        distil(teacher, text, tmp_path / "no", student="layers=1", assignments=["outputs.keep=disk"])
+    with pytest.raises(HeedfulError, match="a classic model has no head for hidden tokens"):
+        distil(teacher, text, tmp_path / "no", student="bag")
+
+
+@pytest.mark.slow
+def test_kept_shares_of_hidden_tokens_are_those_that_are_said(tmp_path: Path) -> None:
+    teacher, text = of_text(tmp_path)
+    wishes = [*MASKED, "pretrain.objective.versions=2", "loss.hard=0"]
+    losses = []
+    for how in (["none"], ["disk"], ["disk", "outputs.top=4", "verdict.alone=none"]):
+        more, folder = [*wishes, f"outputs.keep={how[0]}", *how[1:]], tmp_path / str(len(losses))
+        distil(teacher, text, folder, student="layers=1", assignments=more)
+        losses.append(json.loads((folder / "journal.jsonl").read_text().splitlines()[0])["loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=2e-3), "in float16"
+    assert 0 < losses[2] <= losses[0] * 1.002, "what is grouped tells less"
+
+
+def test_the_search_takes_the_fastest_that_keeps_enough(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    given: dict[str, Any] = {"shapes": ["layers=1", "bag"], "assignments": QUICK}
+    done = search(teacher, labelled, tmp_path / "run", keep=0.01, under=1e4, **given)
+    found = done.results["search"]
+    fastest = min(found["tried"], key=lambda each: each["p50"])["name"]
+    assert found["taken"] == fastest and [each["name"] for each in found["tried"] if "quality" in each] == [fastest]
+    assert (tmp_path / "run" / "best" / "model").is_dir()
+    told = Told()
+    again = search(teacher, labelled, tmp_path / "run", keep=0.01, under=1e4, watch=told, **given)
+    assert again.results == done.results
+    assert not any(each.startswith(("trying", "timing")) for each in told.sentences)
+    with pytest.raises(HeedfulError, match=r"no student answers in 1e-06 ms:\n  .*ms, not trained"):
+        search(teacher, labelled, tmp_path / "none", under=1e-6, **given)
+    with pytest.raises(HeedfulError, match="a search tries 1 to 6"):
+        search(teacher, labelled, tmp_path / "many", shapes=["bag"] * 7)
+
+
+def test_replaced_words_are_words_of_the_model(tmp_path: Path) -> None:
+    replacer = Replacer(load(make(tmp_path / "lm", "masked")), MoreSettings(rate=0.5, best=5))
+    texts = ["The cat, sat on  the mat", "zzzz", ""]
+    found = replacer(texts, [1, 2, 3])
+    assert found == replacer(texts, [1, 2, 3]) and found != replacer(texts, [4, 5, 6])
+    assert found[1:] == ["zzzz", ""] and found[0] != texts[0]
+    assert "  " in found[0] and len(found[0].split()) == len(texts[0].split()), "what stands between words stays"
+    (words,) = replacer([Words(["ada", "lives", "here", "qqq"])], [1])
+    assert len(words) == 4 and words[3] == "qqq" and words != ["ada", "lives", "here", "qqq"]
+
+
+def test_the_sentence_says_what_was_seen() -> None:
+    speed = [Speed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)]
+    speed.append(Speed(precision="float32", p50=1.0, p99=5.0, texts_per_second=30.0, tokens_per_second=300))
+    quality = {"mean": 0.8, "deviation": 0.01, "seeds": 4}
+    models = {"teacher": {"mean": 0.9, "deviation": None, "seeds": 1}, "student": {**quality, "mean": 0.85}}
+    speeds, counts = dict(zip(models, speed, strict=True)), {"teacher": 100, "student": 25}
+    found = compared("f1", "dev", models | {"alone": quality}, speeds, counts)
+    assert found["gain"]["difference"] == pytest.approx(0.05) and found["gain"]["error"] == pytest.approx(0.01 / 2**0.5)
+    said = found["sentence"]
+    assert "keeps 94.4 % of the teacher's f1 on dev (0.850 of 0.900)" in said and said.endswith("worth it.")
+    assert "3.0 times as many texts a second and one text 4.0 times as fast, and has 25 % of the parameters" in said
+    figure = drawn(found, [{"name": "bag", "p50": 0.3, "quality": 0.7}])
+    assert len(figure.axes) == 1 and figure.axes[0].get_xscale() == "log"
+    near = compared("f1", "dev", models | {"alone": {**quality, "mean": 0.84}}, speeds, counts)["sentence"]
+    assert near.endswith("no difference seen.")
+    one = {"mean": 0.8, "deviation": None, "seeds": 1}
+    assert "proves little" in compared("f1", "dev", models | {"alone": one}, speeds, counts)["sentence"]
+
+
+def test_settings_that_are_wrong_are_told_first() -> None:
+    Asked(teacher="x", assignments=("task.negatives=4",)).foreseeable()
+    Asked(teacher="x", assignments=("pretrain.length=64",)).foreseeable()
+    with pytest.raises(HeedfulError, match="temprature"):
+        Asked(teacher="x", assignments=("loss.temprature=4",)).foreseeable()
+    with pytest.raises(HeedfulError, match='"tripel" is no recipe of losses'):
+        Asked(teacher="x", losses="tripel").foreseeable()

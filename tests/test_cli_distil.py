@@ -1,0 +1,44 @@
+"""heedful distil on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from folders import make
+from invented import data
+
+from heedful.cli import main
+from heedful.runs import finetune, timing
+
+
+def run(*words: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    return int(ended.value.code or 0)
+
+
+def test_the_verdict_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finetune, "draw", lambda folder: [])
+    monkeypatch.setattr(timing, "ROUNDS", 2)
+    teacher, folder = make(tmp_path / "teacher", "single"), data("single", tmp_path / "data")
+    wishes = "seeds=1", "train.length.count=1", "verdict.precision=float32", "verdict.alone=none"
+    sets = [word for each in wishes for word in ("--set", each)]
+    command = ["distil", teacher, folder, "--student", "bag", "--out", tmp_path / "run", *sets]
+    assert run(*command) == 0
+    out = capsys.readouterr().out
+    assert "teacher" in out and "The student " in out and "ms, p50 / p99" in out
+    assert run(*command, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["verdict"]["models"]["student"]["precision"] == "float32"
+    for wrong, said in (
+        (["--student", "bag", "--keep", "90%"], "--student names one"),
+        (["--keep", "130%"], '"130%" is no share of the quality'),
+        (["--under", "soon"], '"soon" is no time of an answer'),
+        (["--loss", "hard"], '"hard" is no recipe of losses'),
+        (["--set", "lost.soft=1"], "lost is not a setting"),
+    ):
+        assert run("distil", teacher, folder, *wrong) == 2
+        assert said in capsys.readouterr().err
