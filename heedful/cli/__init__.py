@@ -8,20 +8,21 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from heedful.cli import bench, export, pretrain, serve, train
+from heedful.cli import bench, distil, export, look, pretrain, serve, study, train
 from heedful.cli.show import clean, facts_of, note, show, show_warning, table, write_json
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
+from heedful.infer.precision import PrecisionOrAuto
 
 if TYPE_CHECKING:
     from heedful.infer.engine import Engine
     from heedful.tasks import Writing
 
 CHUNK = 256  # lines of stdin that are answered at once
-PRECISIONS = ("auto", "float32", "bfloat16", "int8")
+PRECISIONS: tuple[PrecisionOrAuto, ...] = get_args(PrecisionOrAuto)
 DTYPES = ("float32", "bfloat16", "float16")
 SPINS = "10000"  # how often a thread of GNU's OpenMP looks for work before it sleeps; its own default is 300,000
 
@@ -84,11 +85,19 @@ app.command()(train.quickstart)
 
 
 @app.command()
-def models(as_json: AsJson = False) -> None:
+def models(
+    family: Annotated[bool, typer.Option("--family", help="Compare the families of the decks side by side.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """List families, sizes, parameter counts.
 
-    The published sizes of each family, and the exact number of parameters of the bare model.
+    The published sizes of each family, and the exact number of parameters of the bare model; with --family also
+    objectives, sharing, positions, and published and recorded results.
     """
+    if family:
+        from heedful.cli.family import family as compare
+
+        return compare(as_json)
     from heedful.checkpoint.sizes import published
 
     found: list[dict[str, Any]] = []
@@ -160,6 +169,7 @@ def tokenizer(
 
 app.command()(pretrain.pretrain)
 app.command()(train.finetune)
+app.command()(distil.distil)
 app.command()(train.evaluate)
 
 
@@ -283,7 +293,7 @@ def predict(
     from heedful.infer.engine import Engine
 
     name, revision = name_and_revision(run)
-    engine = Engine(name, revision=revision, head=head, precision=precision)  # type: ignore[arg-type]
+    engine = Engine(name, revision=revision, head=head, precision=cast(PrecisionOrAuto, precision))
     options = {"pair": pair, "question": question, "choice": choice or None}
     manner: dict[str, Any] = {"beams": beams, "temperature": temperature, "most": most, "seed": seed}
     given = {name for name, value in (options | manner).items() if value is not None}
@@ -318,9 +328,11 @@ def predict(
         sys.stdout.flush()
 
 
+app.command()(look.look)
 app.command()(bench.bench)
 app.command()(export.export)
 app.command()(serve.serve)
+app.command()(study.study)
 app.command()(train.recipe)
 
 

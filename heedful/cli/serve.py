@@ -34,7 +34,7 @@ def serve(
     Embeddings, classes, tags, answers, masks, texts and attention, in batches, with deadlines; a page to try it at /.
     Ctrl-C or SIGTERM answers what is there and ends; SIGHUP reads the models anew.
     """
-    from heedful.serve.settings import LOOPBACK, ServeSettings
+    from heedful.serve.settings import LOOPBACK, ServeSettings, named
     from heedful.settings import apply, from_file
 
     chosen = apply(from_file(ServeSettings, settings) if settings else ServeSettings(), assignments or [])
@@ -43,11 +43,16 @@ def serve(
             f"--host {host} lets other machines ask: give --api-key-file FILE, or --set anyone=true where something "
             "before it checks who asks"
         )
-    keys, hosts = _keys(api_key_file), _hosts(host, chosen)
-    from heedful.serve.run import run
-    from heedful.serve.service import named
+    keys, hosts, named_runs = _keys(api_key_file), _hosts(host, chosen), named(runs)
+    from heedful.serve.keeper import keep, listen
+    from heedful.serve.memory import spare
 
-    run(named(runs), chosen, host=host, port=port, keys=keys, hosts=hosts, tell=note)
+    sockets = listen(host, port)
+    line = keep(sockets, note) if chosen.restart else None  # from here on this is the server's process
+    spare()
+    from heedful.serve.run import run
+
+    run(named_runs, chosen, sockets=sockets, keys=keys, hosts=hosts, tell=note, line=line)
 
 
 def _keys(file: Path | None) -> tuple[bytes, ...]:

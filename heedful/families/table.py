@@ -422,3 +422,21 @@ class Family:
             return {name.removeprefix(self.prefix): tensor for name, tensor in theirs.items()}
         prefix, body = self.heads[architecture].prefix or "", self.body(model)
         return {prefix + name if claims(body, name) else name: tensor for name, tensor in theirs.items()}
+
+
+# -- what is published ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Portrait:
+    """A family beside others: what cannot be read off its configurations. Results are of `best`."""
+
+    name: str
+    kind: str  # its model_type
+    sizes: tuple[str, ...]  # that are shown
+    objective: str
+    paper: str
+    best: str = ""  # the size whose results are given
+    results: str = ""  # published ones; "": none that are sure
+    source: str = ""  # of them
+    records: tuple[str, ...] = ()  # names of recorded benchmarks that measure this kind of model

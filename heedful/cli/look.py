@@ -1,0 +1,149 @@
+"""The verb that looks inside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from heedful.cli.show import clean, note, table, write_json
+from heedful.errors import HeedfulError
+
+if TYPE_CHECKING:
+    from heedful.checkpoint import Loaded
+    from heedful.look.asks import Asks
+
+
+BUDGET = 2_000_000  # bytes of data in the page of a report
+
+
+def look(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a model folder, or NAME@REVISION on the hub.")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="What is read; a second one stands beside the first.")
+    ] = None,
+    pair: Annotated[str | None, typer.Option(help="The second text of a pair.")] = None,
+    question: Annotated[str | None, typer.Option(help="The question that TEXT is searched for.")] = None,
+    target: Annotated[str | None, typer.Option(help="What the decoder reads; else what the model writes.")] = None,
+    against: Annotated[str | None, typer.Option(help="Another RUN, beside the first.")] = None,
+    word: Annotated[str, typer.Option(help="A word to follow through all TEXTs.")] = "",
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained file instead.")] = None,
+    layer: Annotated[list[int] | None, typer.Option(help="A layer, from 0, that the file keeps; repeat it.")] = None,
+    head: Annotated[list[int] | None, typer.Option(help="A head, from 0, that the file keeps; repeat it.")] = None,
+    megabytes: Annotated[int, typer.Option(help="Of data that the file keeps at most.", min=1)] = 16,
+    heads: Annotated[
+        Path | None, typer.Option(metavar="DATA", help="Name all heads by what they do on DATA; weigh them.")
+    ] = None,
+    most: Annotated[int, typer.Option(help="Texts of DATA that are read.", min=1)] = 400,
+    out: Annotated[Path | None, typer.Option(help="The folder for the report on heads.")] = None,
+    port: Annotated[int, typer.Option(help="Where the page is; 0: any free port.", min=0, max=65535)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the report as JSON, for machines.")] = False,
+) -> None:
+    """Show what a model does inside.
+
+    A page on this machine, behind a random token, or with --html one file: heads, layers, queries and keys, each step
+    of a block, positions, the prediction and what it rests on. With --heads a report on what each head does.
+    """
+    if heads is not None:
+        return _report(run, heads, out or Path(f"heads-{heads.absolute().stem}"), texts, most, as_json)
+    if not texts:
+        raise HeedfulError("no text was given: write one after the model, or name data with --heads")
+    if question is not None and pair is not None:
+        raise HeedfulError("--question and --pair were given: a question is the first text of a pair, give one of them")
+    asks = _asks(run, texts, pair, question, target, against, word)
+    if html is not None:
+        from heedful.durable import whole
+        from heedful.look.page import html as page
+
+        made = page(asks, layers=layer, heads=head, budget=1_000_000 * megabytes)
+        with whole(html) as part:
+            part.write_text(made, encoding="utf-8")
+        note(f"{html} ({len(made.encode()) / 1e6:.1f} MB) opens in any browser, without a network")
+        return
+    if layer or head:
+        raise HeedfulError("--layer and --head are for --html: a page shows all of them")
+    _serve(asks, port)
+
+
+def _serve(asks: Asks, port: int) -> None:
+    import threading
+
+    from heedful.look.local import background
+
+    with background(asks, port) as server:
+        print(server.url, flush=True)
+        note("open it in a browser on this machine; Ctrl-C ends it")
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            note("ended")
+
+
+def _load(name: str) -> Loaded:
+    from heedful.checkpoint import load
+    from heedful.checkpoint.hub import name_and_revision
+
+    folder, revision = name_and_revision(name)
+    return load(folder, revision=revision)
+
+
+def _asks(
+    run: str,
+    texts: list[str],
+    pair: str | None,
+    question: str | None,
+    target: str | None,
+    against: str | None,
+    word: str,
+) -> Asks:
+    from heedful.look.asks import Asks
+    from heedful.look.inside import Inside
+
+    def item(text: str) -> Any:
+        if question is not None:
+            return (question, text)
+        return text if pair is None else (text, pair)
+
+    loaded = _load(run)
+    first, *rest = [Inside(loaded, item(text), target=target, name=run) for text in texts]
+    looks = [first]
+    if against is not None:
+        other = _load(against)
+        looks.append(Inside(other, item(texts[0]), target=target, name=against))
+    elif rest and not word:
+        looks.append(rest[0])
+    return Asks(looks, more=rest, word=word)
+
+
+def _report(run: str, data: Path, out: Path, texts: list[str] | None, most: int, as_json: bool) -> None:
+    from heedful.durable import whole
+    from heedful.look.asks import Asks
+    from heedful.look.inside import Inside
+    from heedful.look.page import html as page
+    from heedful.look.report import report
+
+    loaded = _load(run)
+    found = report(loaded, data, most=most)
+    asks = Asks([Inside(loaded, (texts or [found["example"]])[0], name=run)], report=found)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, content in (("heads.json", json.dumps(found)), ("heads.html", page(asks, budget=BUDGET))):
+        with whole(out / name) as part:
+            part.write_text(content, encoding="utf-8")
+    if as_json:
+        return write_json(found)
+    rows = []
+    for each in found["heads"]:
+        strong = each["patterns"].get(each["name"])
+        row = [each["part"], str(each["layer"]), str(each["head"]), clean(each["name"])]
+        row += ["", "", ""] if strong is None else [f"{strong[key]:.2f}" for key in ("score", "chance", "lift")]
+        row += [f"{each['effect']:+.4f}"] if "effect" in each else []
+        rows.append(row)
+    titles = ["part", "layer", "head", "name", "share", "by chance", "lift"]
+    table(rows, head=[*titles, "masked"] if found["measure"] else titles, right={1, 2, 4, 5, 6, 7})
+    told = ", ".join(f"{count} {name}" for name, count in found["counts"].items())
+    print(f"\n{told}")
+    if found["price"]:
+        print(found["price"]["said"])
+    note(f"{out}: heads.json, and heads.html to look at")

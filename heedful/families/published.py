@@ -1,0 +1,82 @@
+"""Families side by side: objectives, papers, and published results that are sure, with where they stand."""
+
+from __future__ import annotations
+
+from heedful.families.table import Portrait
+
+TABLE_14 = "Lan et al. 2020, table 14, single models, dev (RACE: test)"
+README = "README of DistilBERT in transformers' research projects"
+
+PORTRAITS = (
+    Portrait(
+        name="BERT",
+        kind="bert",
+        sizes=("bert-base-uncased", "bert-large-uncased"),
+        objective="masked tokens + next sentence",
+        paper="Devlin et al. 2019",
+        best="bert-large-uncased",
+        results="SQuAD 1.1 F1 90.9, SQuAD 2.0 F1 81.8, RACE 72.0",
+        source=TABLE_14,
+        records=("forward-minilm", "encoder"),
+    ),
+    Portrait(
+        name="RoBERTa",
+        kind="roberta",
+        sizes=("roberta-base", "roberta-large"),
+        objective="masked tokens, masks drawn anew",
+        paper="Liu et al. 2019",
+        best="roberta-large",
+        results="SQuAD 1.1 F1 94.6, SQuAD 2.0 F1 89.4, RACE 83.2",
+        source=TABLE_14,
+    ),
+    Portrait(
+        name="DistilBERT",
+        kind="distilbert",
+        sizes=("distilbert-base-uncased",),
+        objective="masked tokens + a teacher's scores and states",
+        paper="Sanh et al. 2019",
+        best="distilbert-base-uncased",
+        results="GLUE 77.0 (BERT base: 79.5), SQuAD 1.1 F1 86.9 (88.5)",
+        source=README,
+    ),
+    Portrait(
+        name="XLNet",
+        kind="xlnet",
+        sizes=("xlnet-base-cased", "xlnet-large-cased"),
+        objective="tokens in any order, two streams",
+        paper="Yang et al. 2019",
+        best="xlnet-large-cased",
+        results="SQuAD 1.1 F1 94.5, SQuAD 2.0 F1 88.8, RACE 81.8",
+        source=TABLE_14,
+    ),
+    Portrait(
+        name="ALBERT",
+        kind="albert",
+        sizes=("albert-base-v2", "albert-large-v2", "albert-xlarge-v2", "albert-xxlarge-v2"),
+        objective="masked tokens + sentence order",
+        paper="Lan et al. 2020",
+        best="albert-xxlarge-v2",
+        results="SQuAD 1.1 F1 94.8, SQuAD 2.0 F1 90.2, RACE 86.5",
+        source=f"{TABLE_14}: 1.5M steps",
+        records=("forward-albert",),
+    ),
+    Portrait(
+        name="T5",
+        kind="t5",
+        sizes=("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b"),
+        objective="spans that a decoder writes",
+        paper="Raffel et al. 2020",
+        best="t5-11b",
+        results="SuperGLUE 89.3",
+        source="the SuperGLUE leaderboard of November 2020",
+        records=("forward-t5",),
+    ),
+    Portrait(
+        name="GPT-2",
+        kind="gpt2",
+        sizes=("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
+        objective="the next token",
+        paper="Radford et al. 2019",
+        records=("decoding",),
+    ),
+)

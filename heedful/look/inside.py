@@ -1,0 +1,253 @@
+"""Inside: one text in one model, with everything between its words and its rows at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from heedful.checkpoint import Loaded
+from heedful.errors import HeedfulError
+from heedful.look import reading
+from heedful.model.classic import Classic
+from heedful.model.trace import Attended, Part, Trace, What
+from heedful.nn.layout import Call
+from heedful.packed import Packed
+from heedful.tasks.rewrite import Writing, marks, write_all
+from heedful.tokenizer import Encoded, Tokenizer
+
+LONGEST = 4096  # tokens, where the model itself has no limit
+NAME = 200  # characters of a token that are kept: a page shows fewer
+WRITES = 64  # tokens of a target that the model writes itself
+
+Side = Literal["source", "target", "text"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """A part of a model in which rows look at keys: so many layers of so many heads."""
+
+    part: str  # "encoder", "decoder", "cross", or of a classic model "over" or "reader"
+    layers: int
+    heads: int
+    rows: Side
+    keys: Side
+    names: tuple[str, ...] = ()  # of the heads, where they have any
+
+
+@dataclass(kw_only=True, eq=False)
+class Kept(Trace):
+    """A trace that keeps q, k and v of all layers, so that any head's scores can be computed afterwards."""
+
+    calls: dict[tuple[str, int], tuple[Tensor, Tensor, Tensor, Call]] = field(default_factory=dict, init=False)
+
+    def take(self, part: Part, layer: int, count: int, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
+        """Keep them; nothing is computed."""
+        self.calls[part, layer] = q, k, v, call
+
+
+class Inside:
+    """A model and a text, or a pair; weights, scores and states of any layer and head are computed when asked for."""
+
+    def __init__(
+        self, loaded: Loaded, item: str | tuple[str, str], *, target: str | None = None, name: str = ""
+    ) -> None:
+        """`target` is what the decoder beside an encoder reads; None: what the model writes, or the text itself."""
+        if loaded.tokenizer is None:
+            raise HeedfulError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
+        self.loaded, self.item, self.tokenizer = loaded, item, loaded.tokenizer
+        self.name = name or loaded.source
+        read = item + loaded.between if isinstance(item, str) else item
+        self.encoded = self.tokenizer.encode(read)
+        most = LONGEST if loaded.limit is None else loaded.limit
+        if not 1 <= len(self.encoded) <= most:
+            raise HeedfulError(f"the text has {len(self.encoded)} tokens, and this model reads 1 to {most} at once")
+        self.source = Packed.of([self.encoded.ids], [self.encoded.types])
+        self.target, self.written = self._target(target)
+        self.kept = Kept(what=("states", "weights"))
+        training = loaded.training
+        loaded.eval()
+        try:
+            with torch.no_grad():
+                self.rows: Tensor = loaded.rows(self.source, self.target, trace=self.kept)
+        finally:
+            loaded.train(training)
+        self.watched: tuple[tuple[str, int], dict[str, tuple[Tensor, Tensor]]] | None = None  # see steps.py
+        self.views = tuple(self._views())
+        self.sides: dict[str, list[dict[str, Any]]] = {"source": tokens(self.encoded, self.tokenizer)}
+        read_too = self.target if self.target is not None else self._shifted()
+        if read_too is not None:
+            self.sides["target"] = named(read_too.tokens.tolist(), self.tokenizer)
+        if any(view.rows == "text" for view in self.views):
+            self.sides["text"] = [_token("the text", None)]
+
+    def _target(self, given: str | None) -> tuple[Packed | None, bool]:
+        """What the decoder reads, and whether the model wrote it."""
+        loaded = self.loaded
+        if not loaded.needs_target:
+            if given is not None:
+                raise HeedfulError("a target was given, but this model has no decoder that reads one: leave it out")
+            return None, False
+        if given is None and loaded.head is None:
+            return self.source.shifted(loaded.config.model.start or 0), False
+        mark = marks(loaded.config.model, self.tokenizer)
+        start = 0 if mark.start is None else mark.start
+        if given is not None:
+            encoded = self.tokenizer.encode(given)
+            inner = [i for i, segment in zip(encoded.ids, encoded.segments, strict=True) if segment is not None]
+            return Packed.of([[start, *inner]]), False
+        training = loaded.training
+        loaded.eval()
+        try:
+            ((best, *_),) = write_all(loaded, self.tokenizer, self.source, Writing(most=WRITES))
+        finally:
+            loaded.train(training)
+        return Packed.of([[start, *best.tokens]]), True
+
+    def _shifted(self) -> Packed | None:
+        """What a decoder reads whose head reads no other text than the encoder's."""
+        start = self.loaded.config.model.start
+        model = self.loaded.config.model
+        both = model.encoder is not None and model.decoder is not None
+        return self.source.shifted(start) if both and start is not None else None
+
+    def _views(self) -> list[View]:
+        model = self.loaded.config.model
+        views = []
+        if (stack := model.encoder) is not None:
+            views.append(View(part="encoder", layers=stack.layers, heads=stack.heads, rows="source", keys="source"))
+        if (stack := model.decoder) is not None:
+            own: Side = "source" if model.encoder is None else "target"
+            views.append(View(part="decoder", layers=stack.layers, heads=stack.heads, rows=own, keys=own))
+            if stack.cross:
+                views.append(View(part="cross", layers=stack.layers, heads=stack.heads, rows=own, keys="source"))
+        if ("cross", 0, 0) in self.kept.attention:  # recurrent nets that look without queries and keys
+            views.append(View(part="cross", layers=1, heads=1, rows="target", keys="source"))
+        if isinstance(self.loaded.model, Classic):
+            for part, names, rows in reading.parts(self.loaded):
+                side: Side = "text" if rows == "text" else "source"
+                views.append(View(part=part, layers=1, heads=len(names), rows=side, keys="source", names=names))
+        if not views:
+            raise HeedfulError(f"{self.loaded.source} has no attention: there is nothing to look at in a bag of words")
+        return views
+
+    def view(self, part: str) -> View:
+        """The part of that name."""
+        for view in self.views:
+            if view.part == part:
+                return view
+        raise HeedfulError(f'there is no part "{part}", but {", ".join(view.part for view in self.views)}')
+
+    def attended(
+        self,
+        part: str,
+        layer: int,
+        what: Sequence[What] = ("weights",),
+        *,
+        heads: Sequence[int] | None = None,
+        rows: Sequence[int] | None = None,
+    ) -> Attended:
+        """One layer's attention, of the chosen heads and rows."""
+        view = self.view(part)
+        if not 0 <= layer < view.layers:
+            raise HeedfulError(f"layer {layer} was asked for, but there are {view.layers}, from 0")
+        with torch.no_grad():
+            if (part, layer) not in self.kept.calls:
+                found = self._without_scores(part, layer)
+                chosen = list(range(len(found))) if heads is None else list(heads)
+                if any(not 0 <= each < len(found) for each in chosen):
+                    raise HeedfulError(f"heads {chosen} were asked for, but there are {len(found)}, from 0")
+                return Attended(scale=1.0, weights=found[chosen] if rows is None else found[chosen][:, list(rows)])
+            q, k, v, call = self.kept.calls[part, layer]
+            kind: Any = part
+            trace = Trace(what=what, heads=heads, rows=rows)
+            trace.take(kind, layer, 1, q, k, v, call)
+            return trace.attention[kind, layer, 0]
+
+    def _without_scores(self, part: str, layer: int) -> Float[Tensor, "heads rows keys"]:
+        """Weights of what looks without queries and keys that were kept."""
+        kind: Any = part
+        kept = self.kept.attention.get((kind, layer, 0))
+        if kept is None:
+            return reading.weights(self.loaded, self.source, part)
+        assert kept.weights is not None
+        return kept.weights
+
+    def weights(self, part: str, layer: int, heads: Sequence[int] | None = None) -> Float[Tensor, "heads rows keys"]:
+        """How much each row takes of each key."""
+        found = self.attended(part, layer, heads=heads).weights
+        assert found is not None
+        return found
+
+    def thumbnails(self, part: str, layer: int, most: int = 48) -> Float[Tensor, "heads rows keys"]:
+        """The same made small: the largest weight of each tile, so that a thin line stays one."""
+        found = self.weights(part, layer)[None]
+        size = tuple(min(most, length) for length in found.shape[2:])
+        if size == tuple(found.shape[2:]):
+            return found[0]
+        small: Tensor = F.adaptive_max_pool2d(found, size)[0]
+        return small
+
+    def rollout(self, part: str) -> Float[Tensor, "rows keys"]:
+        """What each row takes of each word through all layers: the product of (A + 1) / 2, A the mean over heads.
+
+        Abnar and Zuidema 2020, section 3. Half of what goes on is taken to be the residual.
+        """
+        view = self.view(part)
+        if view.rows != view.keys or (part, 0) not in self.kept.calls:
+            raise HeedfulError(f"the {part} does not look at its own rows, so its layers cannot be multiplied")
+        with torch.no_grad():
+            mixed = torch.eye(len(self.sides[view.rows]))
+            for layer in range(view.layers):
+                mean = self.weights(part, layer).mean(0)
+                mixed = (0.5 * mean + 0.5 * torch.eye(len(mean))) @ mixed
+            return mixed
+
+    def states(self, part: str) -> list[Float[Tensor, "rows width"]]:
+        """The rows before each block, and those that come out of the last one."""
+        kind: Any = part
+        count = self.view(part).layers
+        return [self.kept.states[kind, layer, 0] for layer in range(count + 1)]
+
+
+def tokens(encoded: Encoded, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Each token as plain data: its name, segment and word, and which characters of its text it stands for."""
+    columns = zip(encoded.ids, encoded.segments, encoded.words, encoded.offsets, strict=True)
+    found: list[dict[str, Any]] = []
+    last: tuple[int | None, int | None] = (None, None)
+    for id, segment, word, (start, stop) in columns:
+        goes_on = word is not None and (segment, word) == last
+        more = {"start": start, "stop": stop, "segment": segment, "special": segment is None, "continues": goes_on}
+        found.append(_token(tokenizer.name(id), id) | more)
+        last = segment, word
+    return found
+
+
+def named(ids: Sequence[int], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Tokens that belong to no text, as what a decoder reads; the embedding may have more rows than there are names."""
+    special = tokenizer.special
+    around = {special.first, special.separator, special.pad, special.mask}
+    try:
+        continues = tokenizer.continues
+    except HeedfulError:  # each token is a word
+        continues = np.zeros(tokenizer.size, np.bool_)
+    found = []
+    for place, id in enumerate(ids):
+        try:
+            name = tokenizer.name(id)
+        except HeedfulError:
+            name = f"token {id}"
+        goes_on = place > 0 and id < len(continues) and bool(continues[id]) and id not in around
+        found.append(_token(name, id) | {"special": id in around, "continues": goes_on})
+    return found
+
+
+def _token(text: str, id: int | None) -> dict[str, Any]:
+    name = text if len(text) <= NAME else f"{text[:NAME]}… ({len(text):,} characters)"
+    return {"text": name, "id": id, "segment": 0, "special": False, "continues": False}

@@ -1,0 +1,62 @@
+"""The same page in a notebook: Jupyter, VS Code, Colab, marimo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from heedful.checkpoint import Loaded, load
+from heedful.errors import HeedfulError
+from heedful.look import page
+from heedful.look.asks import Asks
+from heedful.look.inside import Inside
+
+Text = str | tuple[str, str]
+
+
+def looks(model: str | Path | Loaded, texts: Sequence[Text], *, target: str | None = None, word: str = "") -> Asks:
+    """What a page about these texts asks: the first, the second beside it, and with a `word` all of them."""
+    if not texts:
+        raise HeedfulError("no text was given: give one after the model")
+    loaded = model if isinstance(model, Loaded) else load(model)
+    first, *rest = [Inside(loaded, text, target=target) for text in texts]
+    return Asks([first, *([] if word else rest[:1])], more=rest, word=word)
+
+
+def look(model: str | Path | Loaded, *texts: Text, target: str | None = None, word: str = "") -> Any:
+    """A widget that shows what the model does with the text; it needs pip install 'heedful[notebook]'."""
+    return widget(looks(model, texts, target=target, word=word))
+
+
+def widget(asks: Asks) -> Any:
+    """The page as an anywidget, which asks this process."""
+    try:
+        import anywidget
+    except ModuleNotFoundError:
+        raise HeedfulError(
+            "anywidget is not installed: pip install 'heedful[notebook]', or write a file with heedful look --html"
+        ) from None
+
+    class Look(anywidget.AnyWidget):
+        _esm = page.joined() + "\nexport default { render: startWidget };\n"
+        _css = page.text(page.STYLE)
+
+    made = Look()
+
+    def answer(_: Any, told: Any, __: Any) -> None:
+        made.send(answered(asks, told))
+
+    made.on_msg(answer)
+    return made
+
+
+def answered(asks: Asks, told: Any) -> dict[str, Any]:
+    """The answer to a numbered question, or why there is none."""
+    if not isinstance(told, dict) or not isinstance(told.get("params"), dict):
+        return {"number": 0, "error": "a question has a number, a name and params"}
+    number, params = told.get("number"), {str(key): str(value) for key, value in told["params"].items()}
+    try:
+        return {"number": number, "answer": asks(str(told.get("name")), params)}
+    except HeedfulError as error:
+        return {"number": number, "error": str(error)}

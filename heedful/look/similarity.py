@@ -1,0 +1,80 @@
+"""W_Q W_K as a learned similarity of words: its spectrum, and whether it is one that a metric could have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from heedful.checkpoint import Loaded
+from heedful.errors import HeedfulError
+from heedful.model.stack import Block
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Similarity:
+    """Of one head: score(x, y) = x M y, without biases and positions; M = W_Q^T W_K has the rank of a head's width."""
+
+    singular: Float[Tensor, " rank"]  # of M, largest first
+    eigenvalues: Float[Tensor, " kept"]  # of (M + M^T) / 2, those that are not 0, largest first
+    symmetric: float  # share of |M|^2 (Frobenius) in its symmetric part: 1 for a symmetric M, 0 for one with M^T = -M
+
+    @property
+    def positive(self) -> float:
+        """The share of the positive ones in the sum of |eigenvalues|."""
+        return float(self.eigenvalues.clamp(min=0).sum() / self.eigenvalues.abs().sum().clamp(min=1e-30))
+
+    @property
+    def said(self) -> str:
+        """Whether it is an inner product, in a sentence."""
+        if self.symmetric > 0.999 and self.positive > 0.999:
+            return "Symmetric and positive: an inner product, so a distance belongs to it."
+        why, even = [], 100 * self.symmetric
+        if self.symmetric <= 0.999:
+            why.append(f"only {even:.0f} % of it is symmetric, so x may look at y without y looking at x")
+        if self.positive <= 0.999:
+            why.append(
+                f"{100 - 100 * self.positive:.0f} % of its symmetric part is negative, so a row may be unlike itself"
+            )
+        return f"No metric: {'; '.join(why)}."
+
+
+def similarity(loaded: Loaded, part: str, layer: int, head: int) -> Similarity:
+    """Of one head. M is never made: its spectrum is that of small matrices of a head's width."""
+    model = loaded.model
+    stack = model.encoder if part == "encoder" else model.decoder
+    if stack is None or part not in ("encoder", "decoder", "cross") or (part == "cross" and not stack.config.cross):
+        raise HeedfulError(f'this model has no part "{part}" with queries and keys')
+    config = stack.config
+    for what, number, count in (("layer", layer, config.layers), ("head", head, config.heads)):
+        if not 0 <= number < count:
+            raise HeedfulError(f"{what} {number} was asked for, but there are {count}, from 0")
+    block = stack.blocks[layer * len(stack.blocks) // config.layers]
+    assert isinstance(block, Block)
+    d = config.head_width
+    mine = slice(head * d, (head + 1) * d)
+    if part == "cross":
+        q, k = block.cross.q.weight[mine], block.cross.kv.weight[: config.heads * d][mine]
+    else:
+        inner = config.heads * d
+        q, k = block.attention.qkv.weight[:inner][mine], block.attention.qkv.weight[inner : 2 * inner][mine]
+    return of(q.detach().double(), k.detach().double())
+
+
+def of(q: Float[Tensor, "d width"], k: Float[Tensor, "d width"]) -> Similarity:
+    """From the rows of W_Q and W_K of a head.
+
+    With Q = A S (thin QR), M = Q^T K; all that is not 0 in M + M^T lives in the span of the rows of both.
+    """
+    basis, _ = torch.linalg.qr(torch.cat([q, k]).T)  # [width, 2 d or width]
+    small = (q @ basis).T @ (k @ basis)
+    symmetric = (small + small.T) / 2
+    total = float((small**2).sum())
+    values = torch.linalg.eigvalsh(symmetric).flip(0)
+    return Similarity(
+        singular=torch.linalg.svdvals(small)[: len(q)],
+        eigenvalues=values,
+        symmetric=float((symmetric**2).sum()) / max(total, 1e-300),
+    )

@@ -1,0 +1,133 @@
+// @ts-check
+// Compare: two texts, or two models, side by side, and their difference.
+
+import { choice, make, note, percent, plain, short, shown } from "./parts.js";
+import { reach, unpack } from "./numbers.js";
+import { heatmap } from "./draw.js";
+import { tokensOf } from "./tokens.js";
+
+/** @typedef {import("./tokens.js").Context} Context */
+
+/**
+ * @param {Context} context
+ * @returns {Promise<HTMLElement>}
+ */
+export async function compareView(context) {
+  const made = make("section", { class: "compare-view" });
+  if (context.source.live) made.append(another(context));
+  if (context.looks.length < 2) {
+    made.append(note("There is one text. Write another one, with one word changed, and see what changes inside."));
+    return made;
+  }
+  const [one, other] = context.looks;
+  const theirs = other.views.find((each) => each.part === context.part.part);
+  if (!theirs) {
+    made.append(note("The second model has no such part.", "problem"));
+    return made;
+  }
+  const pictures = make("div", {});
+  const chosen = { layer: Math.min(context.state.layer, theirs.layers - 1), head: "mean", mine: "mean" };
+  const show = async () => {
+    try {
+      pictures.replaceChildren(...(await sideBySide(context, chosen)));
+    } catch (error) {
+      pictures.replaceChildren(note(/** @type {Error} */ (error).message, "problem"));
+    }
+  };
+  const heads = (/** @type {number} */ count) =>
+    /** @type {[string, string][]} */ ([["mean", "mean of all"], ...[...Array(count).keys()].map((each) => [String(each), String(each)])]);
+  const bar = make(
+    "div", { class: "bar-of" },
+    choice("Head of the first", heads(context.part.heads), "mean", (head) => {
+      chosen.mine = head;
+      show();
+    }),
+    choice("Head of the second", heads(theirs.heads), "mean", (head) => {
+      chosen.head = head;
+      show();
+    }),
+    choice("Layer of the second", [...Array(theirs.layers).keys()].map((each) => [String(each), String(each)]), String(chosen.layer), (layer) => {
+      chosen.layer = Number(layer);
+      show();
+    }),
+  );
+  made.append(
+    make("div", { class: "sides" }, sideLine("first", one), sideLine("second", other)), bar, pictures,
+  );
+  await show();
+  return made;
+}
+
+/**
+ * @param {string} name
+ * @param {import("./tokens.js").Look} look
+ */
+function sideLine(name, look) {
+  const text = Array.isArray(look.item) ? look.item.join(" | ") : look.item;
+  return make("p", {}, make("b", {}, `${name}: `), make("bdi", {}, plain(text, 200)), make("span", { class: "soft" }, ` · ${plain(look.name, 60)}`));
+}
+
+/**
+ * @param {Context} context
+ * @param {{layer: number, head: string, mine: string}} chosen
+ */
+async function sideBySide(context, chosen) {
+  const found = await context.source.ask("compare", {
+    part: context.part.part, layer: context.state.layer, other_layer: chosen.layer, head: chosen.mine, other_head: chosen.head,
+  });
+  const [one, other] = context.looks.map((look) => look.sides);
+  const name = (/** @type {number[]} */ [a, b], /** @type {string} */ side) =>
+    one[side][a].text === other[side][b].text ? one[side][a].text : `${one[side][a].text}/${other[side][b].text}`;
+  const rows = found.rows.map((/** @type {number[]} */ pair) => name(pair, context.part.rows));
+  const columns = found.keys.map((/** @type {number[]} */ pair) => name(pair, context.part.keys));
+  const most = Math.max(0.05, reach(unpack(found.difference).values));
+  const map = (/** @type {string} */ title, /** @type {any} */ sent, signed = false) =>
+    heatmap(context.root, unpack(sent).values, {
+      rows, columns, signed, name: title, size: 280, limit: signed ? most : undefined,
+      say: (i, j, value) => `${plain(rows[i])} → ${plain(columns[j])}: ${signed && value > 0 ? "+" : ""}${percent(value)}`,
+    });
+  const made = [
+    make("div", { class: "beside" }, map("First", found.a), map("Second", found.b), map(`Second less first, up to ${percent(most)}`, found.difference, true)),
+    note("Only tokens that both have, or that stand for each other, are compared. Orange: the second looks more; blue: less."),
+  ];
+  if (found.cosines) {
+    const { shape, values } = unpack(found.cosines);
+    const layers = [...Array(shape[0]).keys()].map((each) => (each ? `after ${each - 1}` : "embedding"));
+    const names = found.tokens.map((/** @type {number[]} */ pair) => name(pair, context.part.rows));
+    made.push(
+      heatmap(context.root, values.map((each) => (1 - each) / 2), {
+        rows: layers, columns: names, name: "How far each token's row moved, layer by layer", size: 520,
+        say: (i, j) => `${layers[i]}, ${plain(names[j])}: cosine ${short(values[i * names.length + j])}`,
+      }),
+    );
+  }
+  return made;
+}
+
+/**
+ * A form for another text in the second place.
+ * @param {Context} context
+ */
+function another(context) {
+  const given = (context.looks[1] ?? context.look).item;
+  const area = /** @type {HTMLTextAreaElement} */ (make("textarea", { rows: 2, "aria-label": "The second text", spellcheck: "false" }));
+  area.value = Array.isArray(given) ? given[0] : given;
+  const problem = make("p", { class: "problem", role: "status" });
+  return make(
+    "form",
+    {
+      class: "another",
+      onsubmit: async (event) => {
+        event.preventDefault();
+        try {
+          const pair = Array.isArray(given) ? given[1] : "";
+          await context.source.ask("look", { side: 1, text: area.value, pair });
+          await context.reload();
+        } catch (error) {
+          problem.textContent = /** @type {Error} */ (error).message;
+        }
+      },
+    },
+    area, make("button", { type: "submit" }, "Compare with this"), problem,
+  );
+}

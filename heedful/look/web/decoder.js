@@ -1,0 +1,76 @@
+// @ts-check
+// Decoder: each step's distribution over the vocabulary, what the step looked at, and greedy beside beams.
+
+import { arrows, make, note, percent, plain, short } from "./parts.js";
+import { rowOf, unpack } from "./numbers.js";
+import { bars } from "./plots.js";
+import { headName, tokenList, tokensOf } from "./tokens.js";
+
+/** @typedef {import("./tokens.js").Context} Context */
+
+/**
+ * @param {Context} context
+ * @returns {Promise<HTMLElement>}
+ */
+export async function decoderView(context) {
+  const found = await context.source.ask("writing", { side: context.state.side });
+  const step = make("div", { class: "panel wide" });
+  const list = tokenList(found.steps.map((/** @type {any} */ each) => each.token), {
+    label: "Tokens that were written",
+    chosen: (place) => place === 0,
+    pick: (place) => {
+      for (const [number, each] of [...list.children].entries()) each.setAttribute("aria-pressed", String(number === place));
+      showStep(context, step, found, place);
+    },
+  });
+  arrows(list, ".token");
+  if (found.steps.length) await showStep(context, step, found, 0);
+  const beams = make("table", { class: "table" }, make("tr", {}, make("th", {}, "way"), make("th", {}, "log p"), make("th", {}, "tokens"), make("th", {}, "text")));
+  for (const [number, each] of [found.greedy, ...found.beams].entries()) {
+    beams.append(
+      make(
+        "tr", {}, make("td", {}, number ? `beam ${number}` : "greedy"), make("td", { class: "number" }, short(each.log_probability)),
+        make("td", { class: "number" }, String(each.tokens)), make("td", {}, make("bdi", {}, plain(each.text, 400))),
+      ),
+    );
+  }
+  return make(
+    "section", { class: "decoder-view" },
+    make("div", { class: "panel" }, make("h3", {}, "Written, one by one"), list),
+    step,
+    make(
+      "div", { class: "panel full" }, make("h3", {}, "Greedy and beams"), beams,
+      note("Greedy takes the most probable token each time; beams follow several beginnings and may find a more probable whole."),
+    ),
+  );
+}
+
+/**
+ * @param {Context} context
+ * @param {HTMLElement} panel
+ * @param {any} found
+ * @param {number} place
+ */
+async function showStep(context, panel, found, place) {
+  const step = found.steps[place];
+  panel.replaceChildren(
+    make("h3", {}, `Step ${place}: the next token`),
+    bars(step.candidates.map((/** @type {any} */ each) => ({ text: each.text, value: each.probability, marked: each.text === step.token }))),
+    note(`The distribution's entropy is ${short(step.entropy)} nats: 0 is certain.`),
+  );
+  const cross = context.look.views.find((each) => each.part === "cross");
+  if (!cross || !context.look.written) return;
+  const { layer, head } = { layer: Math.min(context.state.layer, cross.layers - 1), head: Math.min(context.state.head, cross.heads - 1) };
+  try {
+    const sent = await context.source.ask("weights", { side: context.state.side, part: "cross", layer, head });
+    const line = rowOf(unpack(sent.weights), place);
+    const keys = tokensOf(context, "source");
+    const best = [...line.entries()].sort((a, b) => b[1] - a[1]).slice(0, 8);
+    panel.append(
+      make("h3", {}, `What it looked at: layer ${layer}, ${headName(context, head)}`),
+      bars(best.map(([key, value]) => ({ text: keys[key].text, value, told: percent(value) }))),
+    );
+  } catch (error) {
+    panel.append(note(/** @type {Error} */ (error).message, "problem"));
+  }
+}

@@ -1,0 +1,262 @@
+// @ts-check
+// Head view: lines from the tokens that look to the tokens that are looked at, one colour for each head.
+
+import { arrows, choice, make, note, percent, plain, toggle } from "./parts.js";
+import { merged, rowOf, segmentsOf, unpack, wordsOf } from "./numbers.js";
+import { headColour, headName, namesOf, tokenList, tokensOf } from "./tokens.js";
+
+/** @typedef {import("./tokens.js").Context} Context */
+/** @typedef {import("./numbers.js").Numbers} Numbers */
+
+const ROW = 22; // pixels, as in the style sheet
+const GAP = 380;
+const FAINT = 0.03; // weights below are not drawn
+const LINES = 12_000; // that are drawn at once
+
+/**
+ * @param {Context} context
+ * @returns {Promise<HTMLElement>}
+ */
+export async function headView(context) {
+  const { part, state } = context;
+  const [rows, keys] = [tokensOf(context, part.rows), tokensOf(context, part.keys)];
+  const heads = (state.heads ?? [...Array(part.heads).keys()]).filter((each) => each < part.heads);
+  const found = await Promise.all(heads.map((head) => context.source.ask("weights", context.place(head))));
+  const groups = state.words ? { rows: wordsOf(rows), keys: wordsOf(keys) } : null;
+  const weights = found.map((each) => {
+    const numbers = unpack(each.weights);
+    return groups ? merged(numbers, groups.rows, groups.keys) : numbers;
+  });
+  const sides = {
+    left: namesOf(rows, groups?.rows),
+    right: namesOf(keys, groups?.keys),
+    from: parted(segmentsOf(rows), groups?.rows),
+    to: parted(segmentsOf(keys), groups?.keys),
+  };
+  const view = make("section", { class: "head-view" });
+  view.append(headBar(context, heads, sides));
+  if (!heads.length) view.append(note("No head is chosen: choose one or more above."));
+  else view.append(picture(context, heads, weights, sides));
+  view.append(
+    note(
+      "Left looks at right; the stronger a line, the larger the weight. Weights below 3 % are not drawn. " +
+        "Choose tokens on the left to see theirs alone; point at one on the right to see who looks at it.",
+    ),
+  );
+  return view;
+}
+
+/**
+ * @param {number[]} segments
+ * @param {number[][]} [groups]
+ */
+function parted(segments, groups) {
+  return groups ? groups.map((group) => segments[group[0]]) : segments;
+}
+
+/**
+ * @param {Context} context
+ * @param {number[]} heads
+ * @param {{from: number[], to: number[]}} sides
+ */
+function headBar(context, heads, sides) {
+  const bar = make("div", { class: "bar-of" });
+  const chips = make("div", { class: "chips", role: "group", "aria-label": "Heads" });
+  for (let head = 0; head < context.part.heads; head++) {
+    const chip = make(
+      "button",
+      {
+        type: "button", class: "chip", "aria-pressed": String(heads.includes(head)), title: headName(context, head),
+        onclick: () => {
+          const chosen = heads.includes(head) ? heads.filter((each) => each !== head) : [...heads, head].sort((a, b) => a - b);
+          context.set({ heads: chosen });
+        },
+        ondblclick: () => context.set({ heads: [head], head }),
+      },
+      context.part.names[head] ? plain(context.part.names[head]) : String(head),
+    );
+    chip.style.setProperty("--mine", headColour(head));
+    chips.append(chip);
+  }
+  arrows(chips, ".chip");
+  bar.append(
+    make("span", { class: "label" }, "Heads"), chips,
+    make("button", { type: "button", class: "quiet", onclick: () => context.set({ heads: null }) }, "all"),
+    make("button", { type: "button", class: "quiet", onclick: () => context.set({ heads: [] }) }, "none"),
+  );
+  if (new Set([...sides.from, ...sides.to]).size > 1) {
+    /** @type {[string, string][]} */
+    const filters = [["all", "all"], ["00", "A → A"], ["01", "A → B"], ["10", "B → A"], ["11", "B → B"]];
+    bar.append(choice("Texts", filters, context.state.filter, (filter) => context.set({ filter })));
+  }
+  bar.append(toggle("whole words", context.state.words, (words) => context.set({ words })));
+  return bar;
+}
+
+/**
+ * @param {Context} context
+ * @param {number[]} heads
+ * @param {Numbers[]} weights
+ * @param {{left: string[], right: string[], from: number[], to: number[]}} sides
+ */
+function picture(context, heads, weights, sides) {
+  const [n, m] = [sides.left.length, sides.right.length];
+  /** @type {Set<number>} */
+  const chosen = new Set();
+  /** @type {number | null} */
+  let row = null;
+  /** @type {number | null} */
+  let key = null;
+  const canvas = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "lines", "aria-hidden": "true" }));
+  const shares = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "shares", "aria-hidden": "true" }));
+  const told = make("p", { class: "told", role: "status" }, "Enter chooses a token, Escape lets go of all.");
+  const passes = (/** @type {number} */ i, /** @type {number} */ j) =>
+    context.state.filter === "all" || context.state.filter === `${sides.from[i]}${sides.to[j]}`;
+  const left = tokenList(sides.left, {
+    label: "Tokens that look",
+    pick: (place, event) => {
+      if (chosen.has(place)) chosen.delete(place);
+      else chosen.add(place);
+      /** @type {HTMLElement} */ (event.currentTarget).setAttribute("aria-pressed", String(chosen.has(place)));
+      redraw();
+    },
+    over: (place) => {
+      row = place;
+      redraw();
+    },
+  });
+  const right = tokenList(sides.right, {
+    label: "Tokens that are looked at",
+    over: (place) => {
+      key = place;
+      redraw();
+    },
+  });
+  left.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    chosen.clear();
+    for (const each of left.children) each.setAttribute("aria-pressed", "false");
+    redraw();
+  });
+  arrows(left, ".token");
+  arrows(right, ".token");
+  const redraw = () => {
+    const active = row !== null ? [row] : chosen.size ? [...chosen].sort((a, b) => a - b) : [...Array(n).keys()];
+    const drawn = collect(weights, key === null ? active : [...Array(n).keys()], key, passes, m);
+    stroke(canvas, drawn, heads, n, m);
+    const sums = shade(shares, weights, heads, row !== null || chosen.size ? active : null, passes, m);
+    const focus = row ?? (chosen.size === 1 ? active[0] : null);
+    if (focus !== null && key === null) told.textContent = strongest(sides, focus, sums, heads.length);
+    else if (key !== null) told.textContent = `who looks at ${plain(sides.right[key])}`;
+    else told.textContent = `${active.length} of ${n} tokens, ${heads.length} heads: ${drawn.length.toLocaleString("en")} lines`;
+  };
+  const grid = make("div", { class: "head-grid" }, left, canvas, make("div", { class: "right" }, right, shares));
+  requestAnimationFrame(redraw);
+  return make("div", {}, told, grid);
+}
+
+/**
+ * The lines to draw, the strongest ones where there are too many: [row, key, head, weight].
+ * @param {Numbers[]} weights
+ * @param {number[]} rows
+ * @param {number | null} key
+ * @param {(row: number, key: number) => boolean} passes
+ * @param {number} m
+ */
+function collect(weights, rows, key, passes, m) {
+  /** @type {[number, number, number, number][]} */
+  const found = [];
+  for (const [h, matrix] of weights.entries()) {
+    for (const i of rows) {
+      const line = rowOf(matrix, i);
+      for (let j = key ?? 0; j < (key === null ? m : key + 1); j++) {
+        if (line[j] >= FAINT && passes(i, j)) found.push([i, j, h, line[j]]);
+      }
+    }
+  }
+  if (found.length > LINES) found.sort((a, b) => b[3] - a[3]).length = LINES;
+  return found;
+}
+
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {[number, number, number, number][]} drawn
+ * @param {number[]} heads
+ * @param {number} n
+ * @param {number} m
+ */
+function stroke(canvas, drawn, heads, n, m) {
+  const height = Math.max(n, m, 1) * ROW;
+  const sharp = Math.min(window.devicePixelRatio || 1, 16_000 / height, 2);
+  canvas.width = GAP * sharp;
+  canvas.height = height * sharp;
+  canvas.style.height = `${height}px`;
+  canvas.style.width = `${GAP}px`;
+  const pen = canvas.getContext("2d");
+  if (!pen) return;
+  pen.scale(sharp, sharp);
+  const style = getComputedStyle(canvas);
+  const tints = heads.map((head) => style.getPropertyValue(`--head-${head % 12}`).trim());
+  pen.lineWidth = 1.6;
+  for (const [i, j, h, weight] of drawn) {
+    pen.strokeStyle = tints[h];
+    pen.globalAlpha = Math.min(1, 0.06 + 0.94 * weight);
+    pen.beginPath();
+    const [a, b] = [(i + 0.5) * ROW, (j + 0.5) * ROW];
+    pen.moveTo(0, a);
+    pen.bezierCurveTo(GAP * 0.4, a, GAP * 0.6, b, GAP, b);
+    pen.stroke();
+  }
+}
+
+/**
+ * Beside each token that is looked at, what each head gives it: the mean over the rows that are shown alone.
+ * @param {HTMLCanvasElement} canvas
+ * @param {Numbers[]} weights
+ * @param {number[]} heads
+ * @param {number[] | null} rows
+ * @param {(row: number, key: number) => boolean} passes
+ * @param {number} m
+ */
+function shade(canvas, weights, heads, rows, passes, m) {
+  const wide = 8;
+  const sums = new Float64Array(m * heads.length);
+  canvas.width = wide * heads.length;
+  canvas.height = m;
+  canvas.style.width = `${wide * heads.length}px`;
+  canvas.style.height = `${m * ROW}px`;
+  if (!rows) return sums;
+  for (const [h, matrix] of weights.entries()) {
+    for (const i of rows) {
+      const line = rowOf(matrix, i);
+      for (let j = 0; j < m; j++) if (passes(i, j)) sums[j * heads.length + h] += line[j] / rows.length;
+    }
+  }
+  const pen = canvas.getContext("2d");
+  if (!pen) return sums;
+  const style = getComputedStyle(canvas);
+  for (const [h, head] of heads.entries()) {
+    pen.fillStyle = style.getPropertyValue(`--head-${head % 12}`).trim();
+    for (let j = 0; j < m; j++) {
+      pen.globalAlpha = Math.min(1, sums[j * heads.length + h]);
+      pen.fillRect(h * wide, j, wide - 1, 1);
+    }
+  }
+  return sums;
+}
+
+/**
+ * @param {{left: string[], right: string[]}} sides
+ * @param {number} row
+ * @param {Float64Array} sums
+ * @param {number} heads
+ */
+function strongest(sides, row, sums, heads) {
+  const means = sides.right.map((name, j) => {
+    let sum = 0;
+    for (let h = 0; h < heads; h++) sum += sums[j * heads + h];
+    return { name, share: sum / heads };
+  });
+  const best = means.sort((a, b) => b.share - a.share).slice(0, 4);
+  return `${plain(sides.left[row])} looks at ${best.map((each) => `${plain(each.name)} ${percent(each.share)}`).join(", ")}`;
+}

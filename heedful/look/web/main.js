@@ -1,0 +1,322 @@
+// @ts-check
+// The page: what is looked at, the views to choose from, and what they share.
+
+import { arrows, choice, make, note, plain } from "./parts.js";
+import { kernelSource, keptSource, serverSource } from "./source.js";
+import { headView } from "./head.js";
+import { modelView } from "./model.js";
+import { neuronView } from "./neuron.js";
+import { stepsView } from "./steps.js";
+import { predictionView } from "./predict.js";
+import { positionsView } from "./places.js";
+import { decoderView } from "./decoder.js";
+import { alignmentView } from "./align.js";
+import { compareView } from "./compare.js";
+import { similarityView, wordsView } from "./words.js";
+import { headsView } from "./patterns.js";
+
+/** @typedef {import("./tokens.js").Context} Context */
+/** @typedef {import("./tokens.js").State} State */
+/** @typedef {import("./tokens.js").Look} Look */
+/** @typedef {import("./source.js").Source} Source */
+/**
+ * @typedef {{
+ *   key: string, name: string, about: string, show: (context: Context) => Promise<HTMLElement>,
+ *   uses: string, fits: (look: Look, about: any, live: boolean) => boolean,
+ * }} View
+ */
+
+const has = (/** @type {Look} */ look, /** @type {string[]} */ ...parts) => look.views.some((each) => parts.includes(each.part));
+const takesApart = (/** @type {Look} */ look) => has(look, "encoder", "decoder");
+
+/** @type {View[]} */
+const VIEWS = [
+  { key: "head", name: "Head", about: "Who looks at whom", show: headView, uses: "part layer", fits: () => true },
+  { key: "model", name: "Model", about: "All layers and heads", show: modelView, uses: "part", fits: () => true },
+  { key: "neuron", name: "Neuron", about: "Queries and keys, number by number", show: neuronView, uses: "part layer head", fits: takesApart },
+  { key: "steps", name: "Step by step", about: "One token through one block", show: stepsView, uses: "part layer head", fits: takesApart },
+  { key: "prediction", name: "Prediction", about: "What is said, and why", show: predictionView, uses: "", fits: () => true },
+  { key: "positions", name: "Positions", about: "The clock", show: positionsView, uses: "", fits: () => true },
+  { key: "decoder", name: "Decoder", about: "How it writes", show: decoderView, uses: "layer head", fits: (look) => look.head === "next_token" },
+  { key: "alignment", name: "Alignment", about: "What was written, and where it looked", show: alignmentView, uses: "layer", fits: (look) => has(look, "cross") },
+  { key: "compare", name: "Compare", about: "Two side by side", show: compareView, uses: "part layer", fits: (look, about, live) => about.looks.length > 1 || live },
+  { key: "words", name: "Words", about: "One word in several texts", show: wordsView, uses: "", fits: (look, about, live) => about.word !== "" || (live && takesApart(look)) },
+  { key: "similarity", name: "Similarity", about: "Queries and keys as a learned similarity", show: similarityView, uses: "part layer head", fits: takesApart },
+  { key: "heads", name: "Heads", about: "What each head does", show: headsView, uses: "", fits: (look, about) => about.report },
+];
+
+/** @returns {State} */
+function begin() {
+  return { view: "", side: 0, part: "", layer: 0, head: 0, row: 1, heads: null, words: false, filter: "all" };
+}
+
+/**
+ * The page within an element.
+ * @param {HTMLElement} root
+ * @param {Source} source
+ * @param {{remember: boolean}} how whether the address remembers what is shown
+ */
+async function open(root, source, { remember }) {
+  root.classList.add("heedful");
+  root.replaceChildren(make("p", { class: "waiting" }, "…"));
+  /** @type {any} */
+  let about;
+  try {
+    about = await source.ask("about");
+  } catch (error) {
+    root.replaceChildren(note(/** @type {Error} */ (error).message, "problem"));
+    return;
+  }
+  const state = begin();
+  if (remember) recall(state);
+  const body = make("main", { class: "body", role: "tabpanel", tabindex: -1 });
+  const controls = make("div", { class: "controls" });
+  const tabs = make("div", { class: "tabs", role: "tablist", "aria-label": "Views" });
+  let turn = 0;
+
+  const context = () => {
+    state.side = Math.min(state.side, about.looks.length - 1);
+    /** @type {Look} */
+    const look = about.looks[state.side];
+    const part = look.views.find((each) => each.part === state.part) ?? look.views[0];
+    state.part = part.part;
+    state.layer = Math.min(state.layer, part.layers - 1);
+    state.head = Math.min(state.head, part.heads - 1);
+    state.row = Math.min(state.row, look.sides[part.rows].length - 1);
+    /** @type {Context} */
+    const made = {
+      looks: about.looks, look, part, state, root, source, word: about.word, report: about.report,
+      set: (changed) => {
+        Object.assign(state, changed);
+        show();
+      },
+      note: (changed) => {
+        Object.assign(state, changed);
+        if (remember) write(state);
+      },
+      place: (head = state.head) => ({ side: state.side, part: state.part, layer: state.layer, head }),
+      reload: async () => {
+        about = await source.ask("about");
+        show();
+      },
+    };
+    return made;
+  };
+
+  const show = async () => {
+    const now = context();
+    const fitting = VIEWS.filter((each) => each.fits(now.look, about, source.live));
+    const first = about.report ? "heads" : "head";
+    const view = fitting.find((each) => each.key === (state.view || first)) ?? fitting[0];
+    state.view = view.key;
+    if (remember) write(state);
+    turn += 1;
+    const mine = turn;
+    tabs.replaceChildren(...fitting.map((each) => tab(each, each === view, now)));
+    controls.replaceChildren(...controlsOf(now, view));
+    body.setAttribute("aria-label", view.name);
+    body.setAttribute("aria-busy", "true");
+    /** @type {Node} */
+    let made;
+    try {
+      made = await view.show(now);
+    } catch (error) {
+      made = note(/** @type {Error} */ (error).message, "problem");
+    }
+    if (mine !== turn) return;
+    body.replaceChildren(made);
+    body.setAttribute("aria-busy", "false");
+    body.dataset.view = view.key;
+  };
+
+  root.replaceChildren(header(about.looks[0], root, source, context), tabs, controls, body, footer(source));
+  arrowsOnTabs(tabs);
+  shortcuts(root, context);
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  dark.addEventListener("change", show);
+  root.addEventListener("themed", show);
+  await show();
+}
+
+/**
+ * @param {View} view
+ * @param {boolean} chosen
+ * @param {Context} context
+ */
+function tab(view, chosen, context) {
+  return make(
+    "button",
+    {
+      type: "button", role: "tab", class: "tab", "aria-selected": String(chosen), title: view.about, "data-view": view.key,
+      tabindex: chosen ? 0 : -1, onclick: () => context.set({ view: view.key }),
+    },
+    view.name,
+  );
+}
+
+/** @param {HTMLElement} tabs */
+function arrowsOnTabs(tabs) {
+  tabs.addEventListener("keydown", (event) => {
+    const all = /** @type {HTMLElement[]} */ ([...tabs.children]);
+    const at = all.findIndex((each) => each.getAttribute("aria-selected") === "true");
+    const to = all[at + ({ ArrowRight: 1, ArrowLeft: -1 }[event.key] ?? NaN)];
+    if (!to) return;
+    event.preventDefault();
+    to.click();
+    /** @type {HTMLElement | null} */ (tabs.querySelector('[aria-selected="true"]'))?.focus();
+  });
+}
+
+/**
+ * @param {Context} context
+ * @param {View} view
+ */
+function controlsOf(context, view) {
+  const { state, look, part } = context;
+  const count = (/** @type {number} */ n) => /** @type {[string, string][]} */ ([...Array(n).keys()].map((each) => [String(each), String(each)]));
+  const made = [];
+  if (context.looks.length > 1 && view.key !== "compare") {
+    const names = context.looks.map((each, i) => /** @type {[string, string]} */ ([String(i), `${i + 1}: ${titleOf(each)}`]));
+    made.push(choice("Look", names, String(state.side), (side) => context.set({ side: Number(side) })));
+  }
+  if (view.uses.includes("part") && look.views.length > 1) {
+    made.push(choice("Part", look.views.map((each) => [each.part, each.part]), part.part, (name) => context.set({ part: name, heads: null })));
+  }
+  if (view.uses.includes("layer") && part.layers > 1) {
+    made.push(choice("Layer", count(part.layers), String(state.layer), (layer) => context.set({ layer: Number(layer) })));
+  }
+  if (view.uses.includes("head") && part.heads > 1) {
+    made.push(choice("Head", count(part.heads), String(state.head), (head) => context.set({ head: Number(head) })));
+  }
+  made.push(make("span", { class: "soft about" }, view.about));
+  return made;
+}
+
+/** @param {Look} look */
+function titleOf(look) {
+  const text = Array.isArray(look.item) ? look.item.join(" | ") : look.item;
+  return plain(text, 40);
+}
+
+/**
+ * @param {Look} look
+ * @param {HTMLElement} root
+ * @param {Source} source
+ * @param {() => Context} context
+ */
+function header(look, root, source, context) {
+  const facts = [look.family, look.head ? `${look.head} head` : "no head", `${look.parameters.toLocaleString("en")} parameters`];
+  const theme = make("button", { type: "button", class: "quiet theme", title: "Light or dark", onclick: () => turnTheme(root) }, "◐");
+  theme.setAttribute("aria-label", "Light or dark");
+  const made = make(
+    "header", { class: "header" },
+    make("div", {}, make("h1", {}, make("bdi", {}, plain(look.name.split("/").pop() || look.name, 60))), make("p", { class: "soft" }, facts.join(" · "))),
+    theme,
+  );
+  const text = make("p", { class: "text" }, make("bdi", {}, plain(Array.isArray(look.item) ? look.item.join(" | ") : look.item, 600)));
+  if (!source.live) made.append(text);
+  else made.append(reading(look, context));
+  return made;
+}
+
+/**
+ * The text in a field: another one can be looked at.
+ * @param {Look} look
+ * @param {() => Context} context
+ */
+function reading(look, context) {
+  const [first, second] = Array.isArray(look.item) ? look.item : [look.item, ""];
+  const area = /** @type {HTMLTextAreaElement} */ (make("textarea", { rows: Math.min(4, 1 + Math.floor(first.length / 110)), "aria-label": "Text", spellcheck: "false" }));
+  const pair = /** @type {HTMLInputElement} */ (make("input", { type: "text", "aria-label": "Second text", placeholder: "a second text, if any", spellcheck: "false" }));
+  [area.value, pair.value] = [first.slice(0, 20_000), second];
+  const problem = make("p", { class: "problem", role: "status" });
+  const form = make(
+    "form",
+    {
+      class: "reading",
+      onsubmit: async (event) => {
+        event.preventDefault();
+        problem.textContent = "";
+        try {
+          const now = context();
+          await now.source.ask("look", { side: now.state.side, text: area.value, pair: pair.value });
+          await now.reload();
+        } catch (error) {
+          problem.textContent = /** @type {Error} */ (error).message;
+        }
+      },
+    },
+    area, pair, make("button", { type: "submit" }, "Look"), problem,
+  );
+  return form;
+}
+
+/** @param {HTMLElement} root */
+function turnTheme(root) {
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : window.matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  root.dispatchEvent(new Event("themed"));
+}
+
+/** @param {Source} source */
+function footer(source) {
+  const out = Object.entries(source.leftOut).map(([name, count]) => `${count.toLocaleString("en")} of ${name}`);
+  const keys = "Keys: [ and ] change the layer, { and } the head, arrows move within tabs, tokens and pictures.";
+  return make("footer", { class: "footer" }, out.length ? `This file kept what had room; left out: ${out.join(", ")}. ` : "", keys);
+}
+
+/**
+ * @param {HTMLElement} root
+ * @param {() => Context} context
+ */
+function shortcuts(root, context) {
+  root.addEventListener("keydown", (event) => {
+    const where = /** @type {HTMLElement} */ (event.target);
+    if (where.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
+    const now = context();
+    const { state, part } = now;
+    const step = { "[": -1, "]": 1 }[event.key];
+    const other = { "{": -1, "}": 1 }[event.key];
+    if (step) now.set({ layer: Math.max(0, Math.min(part.layers - 1, state.layer + step)) });
+    else if (other) now.set({ head: Math.max(0, Math.min(part.heads - 1, state.head + other)), heads: [Math.max(0, Math.min(part.heads - 1, state.head + other))] });
+  });
+}
+
+/** @param {State} state */
+function recall(state) {
+  for (const [key, value] of new URLSearchParams(location.hash.slice(1))) {
+    if (key === "view" || key === "part" || key === "filter") state[key] = value;
+    else if (key === "heads") state.heads = value === "" ? [] : value.split(",").map(Number).filter(Number.isInteger);
+    else if (key === "words") state.words = value === "true";
+    else if (["side", "layer", "head", "row"].includes(key) && /^\d{1,6}$/u.test(value)) {
+      state[/** @type {"side" | "layer" | "head" | "row"} */ (key)] = Number(value);
+    }
+  }
+}
+
+/** @param {State} state */
+function write(state) {
+  const told = new URLSearchParams();
+  for (const [key, value] of Object.entries(state)) if (value !== null) told.set(key, String(value));
+  history.replaceState(null, "", `#${told}`);
+}
+
+/** The page of a file. */
+export function startFile() {
+  const root = document.getElementById("look");
+  const kept = document.getElementById("kept");
+  if (root && kept) open(root, keptSource(JSON.parse(kept.textContent ?? "")), { remember: true });
+}
+
+/**
+ * The page of a notebook.
+ * @param {{model: any, el: HTMLElement}} given
+ */
+export function startWidget({ model, el }) {
+  const root = make("div", {});
+  el.append(root);
+  open(root, kernelSource(model), { remember: false });
+}
+
+const served = document.querySelector("#look[data-served]");
+if (served) open(/** @type {HTMLElement} */ (served), serverSource(), { remember: true });

@@ -1,0 +1,105 @@
+// @ts-check
+// Model view: all layers and heads as thumbnails, and one of them large.
+
+import { arrows, make, note, percent, plain } from "./parts.js";
+import { unpack } from "./numbers.js";
+import { colours, HEAT, heatmap, paint } from "./draw.js";
+import { headName, namesOf, tokensOf } from "./tokens.js";
+
+/** @typedef {import("./tokens.js").Context} Context */
+
+/**
+ * @param {Context} context
+ * @returns {Promise<HTMLElement>}
+ */
+export async function modelView(context) {
+  const { part, state } = context;
+  const grid = make("div", { class: "thumbs", role: "group", "aria-label": "Layers and heads" });
+  grid.style.gridTemplateColumns = `auto repeat(${part.heads}, var(--thumb))`;
+  grid.append(make("span", { class: "corner" }, ""));
+  for (let head = 0; head < part.heads; head++) grid.append(make("span", { class: "across" }, part.names[head] ?? String(head)));
+  const large = make("div", { class: "large" });
+  const watch = new IntersectionObserver((seen) => {
+    for (const each of seen) {
+      if (!each.isIntersecting) continue;
+      watch.unobserve(each.target);
+      fillLayer(context, grid, Number(/** @type {HTMLElement} */ (each.target).dataset.layer));
+    }
+  });
+  for (let layer = 0; layer < part.layers; layer++) {
+    const name = make("span", { class: "down", "data-layer": layer }, String(layer));
+    grid.append(name);
+    for (let head = 0; head < part.heads; head++) {
+      const thumb = make(
+        "button",
+        {
+          type: "button", class: "thumb", "data-layer": layer, "data-head": head,
+          "aria-label": `layer ${layer}, ${headName(context, head)}`,
+          "aria-pressed": String(layer === state.layer && head === state.head),
+          onclick: (event) => {
+            for (const each of grid.querySelectorAll(".thumb")) each.setAttribute("aria-pressed", String(each === event.currentTarget));
+            context.note({ layer, head });
+            enlarge(context, large);
+          },
+        },
+        make("canvas", { "aria-hidden": "true" }),
+      );
+      grid.append(thumb);
+    }
+    watch.observe(name);
+  }
+  arrows(grid, ".thumb", part.heads);
+  await enlarge(context, large);
+  return make(
+    "section",
+    { class: "model-view" },
+    make("div", { class: "panel" }, grid, note("Each square is one head: rows look, columns are looked at. A square of many tokens shows the largest weight of each tile.")),
+    large,
+  );
+}
+
+/**
+ * @param {Context} context
+ * @param {HTMLElement} grid
+ * @param {number} layer
+ */
+async function fillLayer(context, grid, layer) {
+  const { head: _, ...place } = context.place(0);
+  try {
+    const found = unpack((await context.source.ask("thumbnails", { ...place, layer })).heads);
+    const [, n, m] = found.shape;
+    const lut = colours(context.root, HEAT);
+    for (const [head, each] of grid.querySelectorAll(`.thumb[data-layer="${layer}"] canvas`).entries()) {
+      paint(/** @type {HTMLCanvasElement} */ (each), found.values.subarray(head * n * m, (head + 1) * n * m), n, m, { lut });
+    }
+  } catch (error) {
+    for (const each of grid.querySelectorAll(`.thumb[data-layer="${layer}"]`)) each.setAttribute("disabled", "");
+  }
+}
+
+/**
+ * @param {Context} context
+ * @param {HTMLElement} large
+ */
+async function enlarge(context, large) {
+  const { part, state } = context;
+  try {
+    const found = unpack((await context.source.ask("weights", context.place())).weights);
+    const [rows, keys] = [namesOf(tokensOf(context, part.rows)), namesOf(tokensOf(context, part.keys))];
+    large.replaceChildren(
+      heatmap(context.root, found.values, {
+        rows, columns: keys, size: 440, name: `Layer ${state.layer}, ${headName(context, state.head)}`,
+        say: (i, j, value) => `${plain(rows[i])} looks at ${plain(keys[j])}: ${percent(value)}`,
+      }),
+      make(
+        "p",
+        {},
+        make("button", { type: "button", onclick: () => context.set({ view: "head", heads: [state.head] }) }, "Open as lines"),
+        " ",
+        make("button", { type: "button", onclick: () => context.set({ view: "neuron" }) }, "Take apart"),
+      ),
+    );
+  } catch (error) {
+    large.replaceChildren(note(/** @type {Error} */ (error).message, "problem"));
+  }
+}

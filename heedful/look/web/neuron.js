@@ -1,0 +1,131 @@
+// @ts-check
+// Neuron view: one token against all, dimension by dimension: q, k, q times k, their sum, the score, the softmax.
+
+import { arrows, make, note, percent, plain, short, shown } from "./parts.js";
+import { reach, rowOf, softmax, unpack } from "./numbers.js";
+import { colours, paint, SIGNED } from "./draw.js";
+import { tokenList, tokensOf } from "./tokens.js";
+
+/** @typedef {import("./tokens.js").Context} Context */
+/** @typedef {import("./numbers.js").Numbers} Numbers */
+/** @typedef {{q: Numbers, k: Numbers, scores: Numbers, scale: number, biased: boolean}} Taken */
+
+/**
+ * @param {Context} context
+ * @returns {Promise<HTMLElement>}
+ */
+export async function neuronView(context) {
+  const { part, state } = context;
+  const rows = tokensOf(context, part.rows).map((each) => each.text);
+  const keys = tokensOf(context, part.keys).map((each) => each.text);
+  const sent = await context.source.ask("neuron", context.place());
+  /** @type {Taken} */
+  const taken = {
+    q: unpack(sent.q), k: unpack(sent.k), scores: unpack(sent.scores), scale: sent.scale, biased: sent.biased,
+  };
+  const table = make("div", { class: "neurons" });
+  const list = tokenList(rows, {
+    label: "The token that looks",
+    chosen: (place) => place === state.row,
+    pick: (place) => {
+      for (const [number, each] of [...list.children].entries()) each.setAttribute("aria-pressed", String(number === place));
+      context.note({ row: place });
+      against(context, table, taken, keys, place);
+    },
+  });
+  arrows(list, ".token");
+  against(context, table, taken, keys, Math.min(state.row, rows.length - 1));
+  const told = taken.biased ? " + bias" : "";
+  return make(
+    "section",
+    { class: "neuron-view" },
+    make("div", { class: "panel" }, make("h3", {}, "Token"), list),
+    make(
+      "div",
+      { class: "panel wide" },
+      table,
+      note(
+        `score = (q · k) × ${short(taken.scale)}${told}; the weight is the softmax of the scores. Orange is positive, ` +
+          "blue negative. Where q and k agree in sign, the product is positive and the token is looked at more.",
+      ),
+    ),
+  );
+}
+
+/**
+ * @param {Context} context
+ * @param {HTMLElement} table
+ * @param {Taken} taken
+ * @param {string[]} keys
+ * @param {number} row
+ */
+function against(context, table, taken, keys, row) {
+  const { q, k, scores, scale, biased } = taken;
+  const [m, d] = k.shape;
+  const query = rowOf(q, row);
+  const products = new Float32Array(m * d);
+  const dots = new Float64Array(m);
+  for (let j = 0; j < m; j++) {
+    for (let i = 0; i < d; i++) dots[j] += products[j * d + i] = query[i] * k.values[j * d + i];
+  }
+  const line = rowOf(scores, row);
+  const weights = softmax(line);
+  const limit = Math.max(reach(query), reach(k.values)) || 1;
+  const told = make("p", { class: "told", role: "status" }, `${d} dimensions; point at one.`);
+  const lut = colours(context.root, SIGNED);
+  const wide = Math.max(120, Math.min(260, d * 4));
+  const field = (/** @type {string} */ name, /** @type {Float32Array} */ values, /** @type {number} */ most, /** @type {number} */ count) => {
+    const canvas = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "strips", role: "img", "aria-label": name, tabindex: 0 }));
+    paint(canvas, values, count, d, { signed: most || 1, lut });
+    canvas.style.width = `${wide}px`;
+    canvas.style.height = `calc(var(--row) * ${count})`;
+    let [j, i] = [0, 0];
+    const point = () => {
+      i = Math.max(0, Math.min(d - 1, i));
+      j = Math.max(0, Math.min(m - 1, j));
+      told.textContent =
+        `${plain(keys[j])}, dimension ${i}: ${short(query[i])} × ${short(k.values[j * d + i])} = ${short(products[j * d + i])}; ` +
+        `all ${d}: ${short(dots[j])}`;
+    };
+    canvas.addEventListener("pointermove", (event) => {
+      const box = canvas.getBoundingClientRect();
+      i = Math.floor(((event.clientX - box.left) / box.width) * d);
+      j = count === 1 ? j : Math.floor(((event.clientY - box.top) / box.height) * m);
+      point();
+    });
+    canvas.addEventListener("focus", point);
+    canvas.addEventListener("keydown", (event) => {
+      const step = /** @type {Record<string, [number, number]>} */ ({
+        ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1],
+      })[event.key];
+      if (!step) return;
+      event.preventDefault();
+      [j, i] = [j + step[0], i + step[1]];
+      point();
+    });
+    return canvas;
+  };
+  const column = (/** @type {string} */ title, /** @type {Node} */ top, /** @type {Node} */ body, kind = "") =>
+    make("div", { class: `column ${kind}` }, make("h3", {}, title), make("div", { class: "top" }, top), body);
+  const cells = (/** @type {(j: number) => Node | string} */ cell) => {
+    const made = make("div", { class: "cells" });
+    for (let j = 0; j < m; j++) made.append(make("div", { class: "cell" }, cell(j)));
+    return made;
+  };
+  const bar = (/** @type {number} */ j) => {
+    const inner = make("i", { class: "bar" });
+    inner.style.width = `${100 * weights[j]}%`;
+    return make("span", { class: "weight" }, make("span", { class: "track" }, inner), make("span", { class: "number" }, percent(weights[j])));
+  };
+  const columns = [
+    column("token", make("span", {}, "q →"), cells((j) => shown(keys[j])), "names"),
+    column("key k", field("query", query, limit, 1), field("keys", k.values, limit, m)),
+    column("q × k", make("span", {}, ""), field("products", products, reach(products), m)),
+    column("q · k", make("span", {}, "sum"), cells((j) => short(dots[j])), "figures"),
+    column("score", make("span", {}, biased ? "scaled, + bias" : "scaled"), cells((j) => short(line[j])), "figures"),
+    column("softmax", make("span", {}, "weight"), cells(bar), "last"),
+  ];
+  const plainScores = [...dots].every((dot, j) => !Number.isFinite(line[j]) || Math.abs(scale * dot - line[j]) < 1e-3);
+  table.dataset.exact = String(biased || plainScores);
+  table.replaceChildren(told, make("div", { class: "columns-of" }, ...columns));
+}

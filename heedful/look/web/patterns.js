@@ -1,0 +1,88 @@
+// @ts-check
+// Heads: what each was found to do over many texts, how sure that is, and what masking it costs.
+
+import { arrows, make, note, percent, plain, short } from "./parts.js";
+import { lines } from "./plots.js";
+
+/** @typedef {import("./tokens.js").Context} Context */
+
+/**
+ * @param {Context} context
+ * @returns {Promise<HTMLElement>}
+ */
+export async function headsView(context) {
+  const report = await context.source.ask("heads");
+  const names = Object.keys(report.patterns);
+  const made = make("section", { class: "heads-view" });
+  const detail = make("div", { class: "panel detail" });
+  for (const part of new Set(report.heads.map((/** @type {any} */ each) => each.part))) {
+    const heads = report.heads.filter((/** @type {any} */ each) => each.part === part);
+    const across = 1 + Math.max(...heads.map((/** @type {any} */ each) => each.head));
+    const grid = make("div", { class: "named", role: "group", "aria-label": `Heads of the ${part}` });
+    grid.style.gridTemplateColumns = `auto repeat(${across}, minmax(4.6rem, 9rem))`;
+    grid.append(make("span", { class: "corner" }));
+    for (let head = 0; head < across; head++) grid.append(make("span", { class: "across" }, String(head)));
+    for (const each of heads) {
+      if (each.head === 0) grid.append(make("span", { class: "down" }, String(each.layer)));
+      const cell = make(
+        "button",
+        {
+          type: "button", class: "head", "aria-label": `layer ${each.layer}, head ${each.head}: ${each.name}`,
+          onclick: () => detail.replaceChildren(...detailOf(report, each)),
+          onfocus: () => detail.replaceChildren(...detailOf(report, each)),
+        },
+        make("b", {}, plain(each.name)),
+        make("small", {}, each.patterns[each.name] ? percent(each.patterns[each.name].score) : "–"),
+      );
+      cell.style.setProperty("--mine", `var(--head-${Math.max(0, names.indexOf(each.name)) % 12})`);
+      if (each.name === "mixed" || each.name === "broad") cell.classList.add("pale");
+      grid.append(cell);
+    }
+    arrows(grid, ".head", across);
+    made.append(make("h2", {}, `${part}: layers down, heads across`), grid);
+  }
+  made.append(make("div", { class: "beside" }, detail, legendOf(report)));
+  detail.replaceChildren(...detailOf(report, report.heads[0]));
+  if (report.price) {
+    made.append(
+      make(
+        "div", { class: "panel" }, make("h2", {}, "The price of pruning"),
+        lines(plain(report.price.measure, 60), [report.price.values], { across: "heads masked, the least important ones first", ticks: report.price.masked.map(String) }),
+        note(plain(report.price.said, 300)),
+      ),
+    );
+  }
+  return made;
+}
+
+/**
+ * @param {any} report
+ * @param {any} head
+ */
+function detailOf(report, head) {
+  const table = make("table", { class: "table" });
+  const title = ["pattern", "share", "by chance", "lift", "z"];
+  table.append(make("tr", {}, ...title.map((each) => make("th", {}, each))));
+  for (const [name, each] of Object.entries(head.patterns)) {
+    table.append(
+      make(
+        "tr", { class: name === head.name ? "chosen" : "" },
+        make("td", {}, name), make("td", { class: "number" }, percent(each.score)), make("td", { class: "number" }, percent(each.chance)),
+        make("td", { class: "number" }, short(each.lift)), make("td", { class: "number" }, each.z ? short(each.z) : "–"),
+      ),
+    );
+  }
+  const told = [make("h3", {}, `Layer ${head.layer}, head ${head.head}: ${head.name}`), table];
+  if (head.importance !== undefined) {
+    told.push(note(`Importance (mean |gradient| of its gate): ${short(head.importance)}. Masked alone, the ${plain(report.measure, 80)} changes by ${short(head.effect)}.`));
+  }
+  return told;
+}
+
+/** @param {any} report */
+function legendOf(report) {
+  const list = make("dl", { class: "panel legend-of" });
+  for (const [name, about] of Object.entries(report.patterns)) list.append(make("dt", {}, name), make("dd", {}, plain(String(about), 120)));
+  list.append(make("dt", {}, "mixed"), make("dd", {}, "none of these stands out"));
+  return make("div", { class: "detail" }, list, note(plain(report.said, 400)));
+}

@@ -1,0 +1,76 @@
+// @ts-check
+// Lines and bars, drawn as SVG, so that they are sharp and can be read out.
+
+import { make, percent, plain, shown } from "./parts.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/**
+ * @param {string} name
+ * @param {Record<string, string | number>} wanted
+ * @param {...(Node | string)} children
+ */
+function draw(name, wanted, ...children) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(wanted)) made.setAttribute(key, String(value));
+  made.append(...children);
+  return made;
+}
+
+/**
+ * One or more lines over the same places.
+ * @param {string} name
+ * @param {ArrayLike<number>[]} series
+ * @param {{from?: number, across: string, names?: string[], ticks?: string[]}} how
+ */
+export function lines(name, series, { from = 0, across, names = [], ticks }) {
+  const [width, height, left, below] = [520, 180, 46, 28];
+  const all = series.flatMap((each) => [...Array.from(each)]).filter(Number.isFinite);
+  const [low, high] = [Math.min(0, ...all), Math.max(0, ...all)];
+  const span = high - low || 1;
+  const count = Math.max(...series.map((each) => each.length), 2);
+  const x = (/** @type {number} */ i) => left + (i / (count - 1)) * (width - left - 10);
+  const y = (/** @type {number} */ v) => 8 + (1 - (v - low) / span) * (height - below - 8);
+  const made = draw("svg", { viewBox: `0 0 ${width} ${height}`, class: "plot", role: "img", "aria-label": name });
+  for (const value of [low, 0, high].filter((each, i, list) => list.indexOf(each) === i)) {
+    made.append(
+      draw("line", { x1: left, x2: width - 10, y1: y(value), y2: y(value), class: value ? "rule" : "zero" }),
+      draw("text", { x: left - 6, y: y(value) + 4, class: "tick end" }, value.toPrecision(2)),
+    );
+  }
+  for (const [number, each] of series.entries()) {
+    const points = Array.from(each, (value, i) => `${x(i).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
+    const drawn = draw("polyline", { points, class: "line" });
+    drawn.style.stroke = `var(--head-${number % 12})`;
+    made.append(drawn);
+  }
+  for (const place of [0, Math.floor((count - 1) / 2), count - 1]) {
+    made.append(draw("text", { x: x(place), y: height - 10, class: "tick" }, ticks?.[place] ?? String(from + place)));
+  }
+  const legend = make("div", { class: "legend" });
+  for (const [number, each] of names.entries()) {
+    const dot = make("i", { class: "dot" });
+    dot.style.background = `var(--head-${number % 12})`;
+    legend.append(make("span", {}, dot, plain(each)));
+  }
+  return make("figure", { class: "figure" }, make("figcaption", {}, name), made, make("p", { class: "axis" }, across), legend);
+}
+
+/**
+ * Names with shares, as bars.
+ * @param {{text: string, value: number, told?: string, marked?: boolean}[]} rows
+ * @param {number} [most] what a full bar stands for
+ */
+export function bars(rows, most = 1) {
+  const made = make("div", { class: "bars" });
+  for (const each of rows) {
+    const bar = make("i", { class: each.value < 0 ? "bar less" : "bar" });
+    bar.style.width = `${Math.min(100, (100 * Math.abs(each.value)) / most)}%`;
+    made.append(
+      make("span", { class: each.marked ? "name marked" : "name" }, shown(each.text)),
+      make("span", { class: "track" }, bar),
+      make("span", { class: "number" }, each.told ?? percent(each.value)),
+    );
+  }
+  return made;
+}

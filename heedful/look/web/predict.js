@@ -1,0 +1,123 @@
+// @ts-check
+// Prediction: what the head says, what it rests on, and beside it what attention shows and does not show.
+
+import { make, note, percent, plain, short, shown } from "./parts.js";
+import { reach, unpack } from "./numbers.js";
+import { colours, HEAT, SIGNED } from "./draw.js";
+import { bars } from "./plots.js";
+import { tokensOf } from "./tokens.js";
+
+/** @typedef {import("./tokens.js").Context} Context */
+
+/**
+ * @param {Context} context
+ * @returns {Promise<HTMLElement>}
+ */
+export async function predictionView(context) {
+  const found = await context.source.ask("prediction", { side: context.state.side });
+  const made = make("section", { class: "prediction-view" });
+  made.append(make("div", { class: "panel" }, make("h3", {}, "What the model says"), found.told ? note(plain(found.told, 300)) : said(context, found.answer)));
+  const names = tokensOf(context, "source").map((each) => each.text);
+  const panel = make("div", { class: "panel wide" }, make("h3", {}, "What it rests on"));
+  if (found.attribution) {
+    const { score, at_text: text, at_baseline: baseline, missing } = found.attribution;
+    const values = unpack(found.attribution.values).values;
+    panel.append(
+      note(`Integrated gradients of ${plain(score, 120)}: what each token adds to it.`),
+      tinted(context, names, values, true),
+      note(
+        `The score is ${short(text)} for the text and ${short(baseline)} with its words masked; the tokens' shares sum to ` +
+          `that difference but for ${short(missing)}, which more steps would make smaller.`,
+      ),
+    );
+  } else panel.append(note(found.why || "There is nothing to explain."));
+  if (found.attention) {
+    const values = unpack(found.attention).values;
+    panel.append(
+      make("h3", {}, "What attention shows"),
+      note(`Attention through all layers (rollout), from ${plain(found.from, 60)}.`),
+      tinted(context, names, values, false),
+      note(
+        "Attention tells where information could come from, not what was made of it: another pattern can give the same " +
+          "answer, and a token that is looked at may add nothing. Where both pictures differ, trust the first, and test " +
+          "it by changing the word.",
+      ),
+    );
+  }
+  made.append(panel);
+  return made;
+}
+
+/**
+ * Tokens on a ground that shows their number.
+ * @param {Context} context
+ * @param {string[]} names
+ * @param {Float32Array} values
+ * @param {boolean} signed
+ */
+function tinted(context, names, values, signed) {
+  const lut = colours(context.root, signed ? SIGNED : HEAT);
+  const most = reach(values) || 1;
+  const line = make("p", { class: "tinted" });
+  for (const [place, name] of names.entries()) {
+    const share = signed ? (values[place] / most + 1) / 2 : values[place] / most;
+    const level = Math.max(0, Math.min(255, Math.round(255 * share)));
+    const [r, g, b] = lut.slice(3 * level, 3 * level + 3);
+    const told = signed ? short(values[place]) : percent(values[place]);
+    const token = make("span", { class: "tint", title: told, tabindex: 0, "aria-label": `${plain(name)}: ${told}` }, shown(name));
+    token.style.background = `rgb(${r} ${g} ${b})`;
+    token.style.color = 0.2126 * (r / 255) ** 2.2 + 0.7152 * (g / 255) ** 2.2 + 0.0722 * (b / 255) ** 2.2 > 0.18 ? "#111" : "#fff";
+    line.append(token, " ");
+  }
+  return line;
+}
+
+/**
+ * @param {Context} context
+ * @param {any} answer
+ * @returns {Node}
+ */
+function said(context, answer) {
+  if (!answer) return note(context.look.head ? "This head answers no single text." : "This model has no head: it gives rows, and says nothing.");
+  const made = make("div", {});
+  if (answer.probabilities && !Array.isArray(answer.probabilities)) {
+    const rows = Object.entries(answer.probabilities).sort((a, b) => b[1] - a[1]);
+    made.append(bars(rows.map(([text, value]) => ({ text, value, marked: text === answer.label }))));
+  } else if (answer.masks) {
+    for (const mask of answer.masks) {
+      made.append(bars(mask.tokens.map((/** @type {any} */ each) => ({ text: each.text || each.token, value: each.probability }))));
+    }
+    if (!answer.masks.length) made.append(note(plain(answer.note ?? "there is no mask", 200)));
+  } else if (answer.entities) made.append(entities(context, answer));
+  else if (answer.follows !== undefined) made.append(bars([{ text: "the second text follows", value: answer.follows }]));
+  else if (answer.answer !== undefined) {
+    made.append(make("p", { class: "answer" }, shownLong(answer.answer || "(no answer)")), note(`score ${short(answer.score ?? NaN)}`));
+  } else if (answer.numbers) {
+    for (const [name, value] of Object.entries(answer.numbers)) made.append(note(`${plain(name)}: ${short(value)}`));
+  } else if (answer.similarity !== undefined) made.append(note(`similarity ${short(answer.similarity)}`));
+  else if (answer.text !== undefined) made.append(make("p", { class: "answer" }, shownLong(answer.text || "(nothing)")));
+  else made.append(note("A vector: compare it with another text's."));
+  return made;
+}
+
+/** @param {string} text */
+function shownLong(text) {
+  return make("bdi", {}, plain(text, 400));
+}
+
+/**
+ * The text with its entities marked.
+ * @param {Context} context
+ * @param {any} answer
+ */
+function entities(context, answer) {
+  const line = make("p", { class: "entities" });
+  for (const each of answer.entities) {
+    line.append(
+      make("span", { class: "entity" }, make("bdi", {}, plain(each.text ?? each.word ?? "", 80)), make("b", {}, plain(each.label ?? ""))),
+      make("span", { class: "number" }, ` ${percent(each.probability ?? 0)} `),
+    );
+  }
+  if (!answer.entities.length) line.append("no entity was found");
+  return line;
+}

@@ -1,0 +1,95 @@
+// @ts-check
+// What views share: what is looked at, and lists of tokens.
+
+import { make, plain, shown } from "./parts.js";
+
+/** @typedef {{text: string, id: number | null, segment: number | null, special: boolean, continues: boolean}} Token */
+/** @typedef {{part: string, layers: number, heads: number, rows: string, keys: string, names: string[]}} Part */
+/**
+ * @typedef {{
+ *   name: string, family: string, head: string | null, parameters: number, item: string | [string, string],
+ *   written: boolean, sides: Record<string, Token[]>, views: Part[], takes_target: boolean,
+ * }} Look
+ */
+/**
+ * @typedef {{
+ *   view: string, side: number, part: string, layer: number, head: number, row: number, heads: number[] | null,
+ *   words: boolean, filter: string,
+ * }} State
+ */
+/**
+ * @typedef {{
+ *   looks: Look[], look: Look, part: Part, state: State, root: HTMLElement, word: string, report: boolean,
+ *   source: import("./source.js").Source, set: (changed: Partial<State>) => void, note: (changed: Partial<State>) => void,
+ *   place: (head?: number) => Record<string, string | number>, reload: () => Promise<void>,
+ * }} Context
+ */
+
+/**
+ * The tokens of a side of the present look.
+ * @param {Context} context
+ * @param {string} side
+ */
+export function tokensOf(context, side) {
+  return context.look.sides[side] ?? [];
+}
+
+/**
+ * Tokens as they are shown in a line, or words: those that are one word together.
+ * @param {Token[]} side
+ * @param {number[][]} [groups]
+ */
+export function namesOf(side, groups) {
+  if (!groups) return side.map((each) => each.text);
+  return groups.map((group) => {
+    const [first, ...rest] = group.map((place) => side[place].text);
+    return [first, ...rest.map((each) => each.replace(/^##/u, ""))].join("");
+  });
+}
+
+/**
+ * A list of tokens to choose from.
+ * @param {string[]} names
+ * @param {{label: string, chosen?: (place: number) => boolean, pick?: (place: number, event: Event) => void,
+ *   over?: (place: number | null) => void}} how
+ */
+export function tokenList(names, { label, chosen, pick, over }) {
+  const list = make("div", { class: "tokens", role: "group", "aria-label": label });
+  for (const [place, name] of names.entries()) {
+    list.append(
+      make(
+        "button",
+        {
+          type: "button",
+          class: "token",
+          "aria-pressed": String(chosen?.(place) ?? false),
+          "data-place": place,
+          onclick: (event) => pick?.(place, event),
+          onpointerenter: () => over?.(place),
+          onpointerleave: () => over?.(null),
+          onfocus: () => over?.(place),
+          onblur: () => over?.(null),
+        },
+        shown(name),
+      ),
+    );
+  }
+  return list;
+}
+
+/**
+ * The name of a head of the present part.
+ * @param {Context} context
+ * @param {number} head
+ */
+export function headName(context, head) {
+  return context.part.names[head] ? plain(context.part.names[head]) : `head ${head}`;
+}
+
+/**
+ * The colour of a head, as a custom property.
+ * @param {number} head
+ */
+export function headColour(head) {
+  return `var(--head-${head % 12})`;
+}

@@ -1,0 +1,138 @@
+"""Words in context: the vectors of one word in several texts, layer by layer, beside its static one; analogies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from heedful.checkpoint import Loaded
+from heedful.errors import HeedfulError
+from heedful.look.inside import Inside
+
+NEIGHBOURS = 10
+
+
+def occurrences(inside: Inside, word: str) -> list[list[int]]:
+    """The rows of each occurrence of a word, whatever its case; one that is several tokens has several rows."""
+    assert isinstance(inside.item, str)
+    text, wanted = inside.item.casefold(), word.strip().casefold()
+    if not wanted:
+        raise HeedfulError("the word is empty: give one that stands in the texts")
+    found, start = [], text.find(wanted)
+    while start >= 0:
+        stop = start + len(wanted)
+        edge = (text[start - 1 : start] + " ")[0].isalnum() if start else False
+        if not edge and not text[stop : stop + 1].isalnum():
+            rows = [
+                place
+                for place, (first, last) in enumerate(inside.encoded.offsets)
+                if inside.encoded.segments[place] is not None and first < stop and last > start
+            ]
+            if rows:
+                found.append(rows)
+        start = text.find(wanted, stop)
+    return found
+
+
+def in_context(insides: Sequence[Inside], word: str) -> dict[str, Any]:
+    """The cosines of all occurrences of a word with each other, before the first block and after each, and neighbours.
+
+    {"places": [{"text", "start", "stop"}], "layers": [one matrix for each], "static": [{"text", "cosine"}]}; a word's
+    vector is the mean of its tokens'.
+    """
+    vectors: list[list[Tensor]] = []
+    places: list[dict[str, Any]] = []
+    others: list[list[tuple[str, list[Tensor]]]] = []
+    for inside in insides:
+        part = _part(inside)
+        states = inside.states(part)
+        for rows in occurrences(inside, word):
+            vectors.append([state[rows].mean(0) for state in states])
+            spans = [inside.encoded.offsets[row] for row in rows]
+            places.append({"text": inside.item, "start": spans[0][0], "stop": spans[-1][1]})
+            others.append(_others(inside, states, rows))
+    if not vectors:
+        raise HeedfulError(f'"{word}" stands in none of the texts: give texts that hold it')
+    layers = [F.normalize(torch.stack(each), dim=-1) for each in zip(*vectors, strict=True)]
+    return {
+        "places": places,
+        "layers": [each @ each.T for each in layers],
+        "neighbours": [_nearest(mine, around) for mine, around in zip(vectors, others, strict=True)],
+        "static": neighbours(insides[0].loaded, word),
+    }
+
+
+def _part(inside: Inside) -> str:
+    return "encoder" if inside.loaded.model.encoder is not None else "decoder"
+
+
+def _others(inside: Inside, states: list[Tensor], rows: list[int]) -> list[tuple[str, list[Tensor]]]:
+    side = inside.sides["source"]
+    rest = [place for place in range(len(side)) if place not in rows and not side[place]["special"]]
+    return [(str(side[place]["text"]), [state[place] for state in states]) for place in rest]
+
+
+def _nearest(mine: list[Tensor], around: list[tuple[str, list[Tensor]]]) -> list[dict[str, Any]]:
+    """The words of the same text that are nearest to it after the last block."""
+    if not around:
+        return []
+    names, vectors = zip(*around, strict=True)
+    last = torch.stack([each[-1] for each in vectors])
+    cosines = F.cosine_similarity(last, mine[-1][None])
+    best = cosines.topk(min(NEIGHBOURS, len(names)))
+    return [
+        {"text": names[place], "cosine": value}
+        for place, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+# -- static vectors ---------------------------------------------------------------------------------------------
+
+
+def static(loaded: Loaded, word: str) -> tuple[Float[Tensor, " width"], list[int]]:
+    """The mean of the embedding table's rows of a word's tokens, and these tokens' ids."""
+    tokenizer = loaded.tokenizer
+    if tokenizer is None:
+        raise HeedfulError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
+    encoded = tokenizer.encode(word)
+    ids = [id for id, special in zip(encoded.ids, encoded.special, strict=True) if not special]
+    if not ids:
+        raise HeedfulError(f'"{word}" has no tokens')
+    return loaded.model.embedding.tokens.weight[ids].detach().float().mean(0), ids
+
+
+def neighbours(loaded: Loaded, word: str, count: int = NEIGHBOURS) -> list[dict[str, Any]]:
+    """The tokens whose static vectors point most nearly the same way."""
+    vector, ids = static(loaded, word)
+    return _closest(loaded, vector, set(ids), count)
+
+
+def analogy(loaded: Loaded, a: str, b: str, c: str, count: int = NEIGHBOURS) -> list[dict[str, Any]]:
+    """a is to b as c is to what? The tokens nearest to b - a + c, of unit vectors (Mikolov et al. 2013)."""
+    parts = [static(loaded, word) for word in (a, b, c)]
+    one, two, three = (F.normalize(vector, dim=-1) for vector, _ in parts)
+    return _closest(loaded, two - one + three, {id for _, ids in parts for id in ids}, count)
+
+
+def _closest(loaded: Loaded, vector: Tensor, without: set[int], count: int) -> list[dict[str, Any]]:
+    tokenizer = loaded.tokenizer
+    assert tokenizer is not None
+    table = loaded.model.embedding.tokens.weight.detach().float()[: tokenizer.size]
+    cosines = F.cosine_similarity(table, vector[None])
+    special = tokenizer.special
+    left_out = without | {special.first, special.separator, special.pad, special.mask, special.unknown}
+    cosines[[id for id in left_out if id is not None and id < len(cosines)]] = -2.0
+    found: list[dict[str, Any]] = []
+    for id in cosines.argsort(descending=True).tolist():
+        if len(found) == count:
+            break
+        try:
+            found.append({"text": tokenizer.name(id), "cosine": float(cosines[id])})
+        except HeedfulError:
+            continue
+    return found

@@ -1,0 +1,207 @@
+"""What all studies share: a plan goes in; arms with a number for each seed, sentences and a picture come out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from heedful.durable import put_folder
+from heedful.errors import HeedfulError, did_you_mean
+from heedful.runs import style
+from heedful.runs.folder import environment, write
+from heedful.study import STUDIES
+from heedful.study.verdict import Unit, spread, verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
+Scale = Literal["quick", "usual", "full"]
+
+
+def quiet(text: str) -> None:
+    """Says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How much is to be done, and on what."""
+
+    seeds: tuple[int, ...] = (1, 2, 3)
+    scale: Scale = "usual"
+    data: Path | None = None  # real data, where the scale is "full"
+    said: Callable[[str], None] = quiet
+
+    def pick(self, usual: T, quick: T, full: T | None = None) -> T:
+        """One of them, by the scale; a full one is as the usual one unless given."""
+        match self.scale:
+            case "quick":
+                return quick
+            case "full" if full is not None:
+                return full
+        return usual
+
+    @property
+    def real(self) -> Path | None:
+        """Where real data are, where they are asked for."""
+        return self.data if self.scale == "full" else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measure:
+    """One number of each arm and seed."""
+
+    name: str
+    of: Mapping[str, tuple[float, ...]]  # by arm
+    unit: Unit = "share"
+    chance: float | None = None  # what a guess gets
+    grain: float = 0.0  # the least that it can change by
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a study found."""
+
+    measures: tuple[Measure, ...]
+    verdicts: tuple[str, ...]
+    figure: Figure
+    about: str  # of the task and the budget, for whoever reads the table
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what else is kept
+    others: Mapping[str, Figure] = field(default_factory=dict)  # more pictures, by what they show
+    columns: tuple[str, ...] = ()  # a table of its own, where arms and measures are not one
+    rows: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """In their order."""
+        return tuple(dict.fromkeys(arm for measure in self.measures for arm in measure.of))
+
+    def table(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+        """Head and rows: an arm in each row, mean ± standard deviation over seeds in each column."""
+        if self.columns:
+            return self.columns, self.rows
+        rows = []
+        for arm in self.arms:
+            cells = (spread(each.of[arm], each.unit) if arm in each.of else "–" for each in self.measures)
+            rows.append((arm, *cells))
+        return ("", *(each.name for each in self.measures)), tuple(rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Studied:
+    """An outcome, and where it lies."""
+
+    name: str
+    outcome: Outcome
+    seconds: float
+    files: tuple[Path, ...]
+
+
+class Bench:
+    """Numbers as they come in: of arms, by measure, one for each seed."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._found: dict[str, dict[str, list[float]]] = {}
+        self._began = time.monotonic()
+
+    def note(self, arm: str, seed: int, **numbers: float) -> None:
+        """One seed of one arm; it is said too."""
+        for name, value in numbers.items():
+            self._found.setdefault(name.replace("_", " "), {}).setdefault(arm, []).append(value)
+        shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in numbers.items())
+        self.plan.said(f"{time.monotonic() - self._began:5.0f} s  seed {seed}, {arm}: {shown}")
+
+    def measure(
+        self, name: str, *, unit: Unit = "share", chance: float | None = None, tests: int | None = None
+    ) -> Measure:
+        """All of one name; a share is of so many tests."""
+        of = {arm: tuple(values) for arm, values in self._found[name].items()}
+        return Measure(name=name, of=of, unit=unit, chance=chance, grain=1 / tests if tests else 0.0)
+
+
+def compared(measures: Sequence[Measure], pairs: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """A verdict for each pair of arms on each measure; all of them together are one family of comparisons."""
+    count = len(measures) * len(pairs)
+    return tuple(
+        verdict(
+            ours,
+            theirs,
+            (each.of[ours], each.of[theirs]),
+            on=each.name,
+            unit=each.unit,
+            comparisons=count,
+            grain=each.grain,
+        )
+        for each in measures
+        for ours, theirs in pairs
+    )
+
+
+# -- running ---------------------------------------------------------------------------------------------------------
+
+
+def study(name: str, plan: Plan, out: Path) -> Studied:
+    """Do one study; the folder gets NAME.json, NAME.md and NAME.png, which replace those of an earlier time."""
+    if name not in STUDIES:
+        known = ", ".join(STUDIES)
+        raise HeedfulError(f'there is no study "{name}"{did_you_mean(name, list(STUDIES))}: use one of {known}')
+    if not plan.seeds or len(set(plan.seeds)) < len(plan.seeds):
+        raise HeedfulError(f"seeds are {plan.seeds}; expected one or more, each once")
+    try:
+        put_folder(out)
+    except OSError as error:
+        raise HeedfulError(f"{out} cannot be written: {error.strerror}: give another folder with --out") from None
+    run: Callable[[Plan], Outcome] = import_module(f"heedful.study.{name}").run
+    began = time.monotonic()
+    outcome = run(plan)
+    seconds = time.monotonic() - began
+    about = environment()
+    write(out / f"{name}.json", _plain(name, plan, outcome, seconds, about))
+    write(out / f"{name}.md", markdown(name, plan, outcome, seconds, about))
+    picture = style.write(out / f"{name}.png", outcome.figure)
+    others = [style.write(out / f"{name}-{what}.png", each) for what, each in outcome.others.items()]
+    files = (out / f"{name}.json", out / f"{name}.md", picture, *others)
+    return Studied(name=name, outcome=outcome, seconds=seconds, files=files)
+
+
+def _plain(name: str, plan: Plan, outcome: Outcome, seconds: float, about: Mapping[str, Any]) -> dict[str, Any]:
+    head, rows = outcome.table()
+    return {
+        "study": name,
+        "question": STUDIES[name],
+        "about": outcome.about,
+        "scale": plan.scale,
+        "seeds": list(plan.seeds),
+        "measures": {
+            each.name: {"unit": each.unit, "chance": each.chance, "of": {k: list(v) for k, v in each.of.items()}}
+            for each in outcome.measures
+        },
+        "table": [list(head), *map(list, rows)],
+        "verdicts": list(outcome.verdicts),
+        "facts": dict(outcome.facts),
+        "date": time.strftime("%Y-%m-%d"),
+        "seconds": round(seconds, 1),
+        **about,
+    }
+
+
+def markdown(name: str, plan: Plan, outcome: Outcome, seconds: float, about: Mapping[str, Any]) -> str:
+    """The outcome as a page."""
+    head, rows = outcome.table()
+    lines = [f"# {name}", "", STUDIES[name], "", outcome.about, ""]
+    lines += [_row(head), _row(["---", *("---:" for _ in head[1:])]), *map(_row, rows), ""]
+    lines += [f"* {each}" for each in outcome.verdicts]
+    seeds = f"{len(plan.seeds)} seeds" if plan.seeds[1:] else "one seed"
+    lines += ["", f"{time.strftime('%Y-%m-%d')}, {about['machine']}, {about['threads']} threads, {seeds}, "]
+    lines[-1] += f"{seconds:.0f} s, scale {plan.scale}."
+    pictures = [name, *(f"{name}-{what}" for what in outcome.others)]
+    return "\n".join([*lines, "", *(f"![{each}]({each}.png)" for each in pictures), ""])
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

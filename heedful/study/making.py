@@ -1,0 +1,146 @@
+"""What studies are made of: small models of the one stack, the one trainer, answers measured by the one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from heedful.checkpoint import Config, Loaded, create
+from heedful.checkpoint.attach import attach
+from heedful.data import Labelled
+from heedful.infer.engine import Engine
+from heedful.model.classic_config import ClassicConfig, Readers
+from heedful.model.config import (
+    Buckets,
+    Classes,
+    EmbeddingConfig,
+    Learned,
+    ModelConfig,
+    Rotary,
+    Shaw,
+    Sinusoidal,
+    StackConfig,
+    Xavier,
+)
+from heedful.objectives import Sample
+from heedful.tasks.base import Answer
+from heedful.tasks.classify import Classify
+from heedful.tasks.task import Judged, evaluate
+from heedful.tokenizer import Tokenizer
+from heedful.tokenizer.words import count_words, word_tokenizer
+from heedful.train.loop import Trainer
+from heedful.train.settings import AdamW, Constant, Linear, Steps, TrainSettings
+
+HEAD = 16  # width of a head
+CLASSIC = "heedful-classic"
+Positions = Learned | Sinusoidal | Rotary | Shaw | Buckets | None
+Part = Callable[[Labelled], str]
+
+POOLED = Classes(labels=("",), pooling="mean", dense=False, activation=None)  # the mean of the rows, and W h + b
+
+
+def words(texts: Iterable[str]) -> Tokenizer:
+    """A token for each word of the texts."""
+    return word_tokenizer([word for word, _ in count_words(texts).most_common()])
+
+
+def encoder(
+    tokenizer: Tokenizer,
+    labels: Sequence[str],
+    seed: int,
+    *,
+    positions: Positions = None,
+    width: int = 64,
+    layers: int = 2,
+    pre: bool = True,
+    head: Classes = POOLED,
+) -> Loaded:
+    """A small Transformer encoder that classifies; norms come first unless told otherwise."""
+    model = ModelConfig(
+        embedding=EmbeddingConfig(
+            vocabulary=tokenizer.size,
+            width=width,
+            positions=positions if isinstance(positions, Learned | Sinusoidal) else None,
+            scale=width**0.5 if isinstance(positions, Sinusoidal) else 1.0,  # as large as the waves
+            norm="layer",
+        ),
+        encoder=StackConfig(
+            width=width,
+            layers=layers,
+            heads=width // HEAD,
+            head_width=HEAD,
+            inner_width=4 * width,
+            norm_at="pre" if pre else "post",
+            final_norm=pre,
+            relation=None if isinstance(positions, Learned | Sinusoidal) else positions,
+        ),
+        initialisation=Xavier(),
+    )
+    config = Config(family="heedful", model=model, head=replace(head, labels=tuple(labels)))
+    return create(config, tokenizer, seed=seed)
+
+
+def classic(tokenizer: Tokenizer, labels: Sequence[str], seed: int, reader: Readers, *, width: int = 64) -> Loaded:
+    """A model from before the Transformer that classifies."""
+    model = ClassicConfig(embedding=EmbeddingConfig(vocabulary=tokenizer.size, width=width), reader=reader)
+    bare = create(Config(family=CLASSIC, model=model), tokenizer, seed=seed)
+    return attach(bare, "classes", labels=tuple(labels), seed=seed)
+
+
+def classify(tokenizer: Tokenizer, labels: Sequence[str], loaded: Loaded) -> Classify:
+    """The task."""
+    return Classify(tokenizer=tokenizer, limit=loaded.limit, labels=tuple(labels))
+
+
+def learn(
+    loaded: Loaded,
+    task: Classify,
+    samples: Sequence[Sample],
+    *,
+    steps: int,
+    seed: int,
+    rate: float = 2e-3,
+    batch: int = 32,
+    schedule: Linear | Constant | None = None,
+) -> list[float]:
+    """Train for so many steps; the loss of each."""
+    settings = TrainSettings(
+        length=Steps(count=steps),
+        batch=batch,
+        optimiser=AdamW(rate=rate),
+        schedule=schedule or Linear(warmup=0.1),
+        precision="float32",
+        seed=seed,
+    )
+    return [step.loss for step in Trainer(loaded, task, samples, settings)]
+
+
+def accuracy(
+    loaded: Loaded, task: Classify, examples: Sequence[Labelled], part: Part = lambda example: ""
+) -> dict[str, float]:
+    """The share of right answers in each part, and under "all" in all of them."""
+    right: dict[str, list[bool]] = {}
+
+    def note(number: int, example: Labelled, answer: Answer, judged: Judged) -> None:
+        for name in {part(example), "all"}:
+            right.setdefault(name, []).append(bool(judged.right))
+
+    engine = Engine(loaded)
+    evaluate(task, engine, examples, judged=note)
+    return {name: sum(each) / len(each) for name, each in right.items()}
+
+
+def labelled(rows: Iterable[tuple[str, str]]) -> list[Labelled]:
+    """Texts with their labels, as examples."""
+    return [Labelled(text=text, label=label) for text, label in rows]
+
+
+def read_rows(loaded: Loaded, texts: Sequence[str]) -> list[Tensor]:
+    """What the head says of each text."""
+    engine = Engine(loaded)
+    pieces = [piece for asked in engine.encode(list(texts)) for piece in asked.pieces]
+    with torch.inference_mode():
+        return list(engine.score(pieces))

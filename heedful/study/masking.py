@@ -1,0 +1,81 @@
+"""What becomes of a chosen token: 80 % hidden, 10 % replaced, 10 % kept, and what else it could be.
+
+Hidden tokens never occur afterwards, so some are to look like text (Devlin et al. 2019, section 3.1 and appendix C.2);
+it should matter most where the encoder stays as it is, and a classifier reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from heedful.errors import HeedfulError
+from heedful.objectives import Pretext, Sample
+from heedful.objectives.masked import Masked
+from heedful.study import charts
+from heedful.study.frame import Bench, Outcome, Plan, compared
+from heedful.study.reading import as_it_is, fine_tuned, pieces, started, world
+
+USUAL = "80 / 10 / 10"
+ARMS = {  # shares of hidden, replaced, kept
+    USUAL: (0.8, 0.1, 0.1),
+    "100 / 0 / 0": (1.0, 0.0, 0.0),
+    "80 / 0 / 20": (0.8, 0.0, 0.2),
+    "80 / 20 / 0": (0.8, 0.2, 0.0),
+    "0 / 100 / 0": (0.0, 1.0, 0.0),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared(Masked):
+    """Masked tokens with other shares."""
+
+    hidden: float = 0.8
+    replaced: float = 0.1
+
+    def _draw(self, sample: Sample, key: int) -> Any:
+        """The same places; the number that decides how each is treated is moved to where the usual shares do it."""
+        places, how, other = super()._draw(sample, key)
+        return places, np.select([how < self.hidden, how < self.hidden + self.replaced], [0.0, 0.85], 0.95), other
+
+
+def shared(objective: Pretext, hidden: float, replaced: float) -> Shared:
+    """The same objective with those shares."""
+    if not isinstance(objective, Masked):
+        raise HeedfulError("shares of hidden and replaced tokens are for masked language modelling")
+    same = {each.name: getattr(objective, each.name) for each in fields(Masked) if each.init}
+    return Shared(**same, hidden=hidden, replaced=replaced)
+
+
+def run(plan: Plan) -> Outcome:
+    """Each arm starts from the same draw and chooses the same tokens."""
+    few, steps, tuned = plan.pick(300, 16, 1000), plan.pick(1500, 2, 4000), plan.pick(200, 2, 300)
+    bench, told, tests = Bench(plan), "", {}
+    for seed in plan.seeds:
+        with world(plan, seed, few) as given:
+            told, tests = given.about, {name: len(each) for name, each in given.tests.items()}
+            last = list(tests)[-1]  # words that reading alone knows
+            for arm, (hidden, replaced, _) in ARMS.items():
+                made = pieces(given, "masked", seed, steps=steps, full=plan.real is not None)
+                remade = partial(shared, hidden=hidden, replaced=replaced)
+                loaded, _losses = started(made, reads=True, remade=remade)
+                tuned_to = fine_tuned(loaded, given, seed, steps=tuned)[last]
+                bench.note(arm, seed, fine_tuned=tuned_to, as_it_is=as_it_is(loaded, given, seed, steps=tuned)[last])
+    count = list(tests.values())[-1]
+    measures = tuple(bench.measure(name, chance=0.5, tests=count) for name in ("fine tuned", "as it is"))
+    about = (
+        f"{told}. Shares of the chosen 15 % that are hidden, replaced by any token, kept; {steps:,} steps of reading, "
+        f"then {tuned} on the labelled texts, of all weights, or of a trained query that reads the encoder as it is. "
+        f"Accuracy on {list(tests)[-1]}."
+    )
+    verdicts = compared(measures, [(arm, USUAL) for arm in ARMS if arm != USUAL])
+    figure = charts.dots(
+        measures,
+        tuple(ARMS),
+        "Hidden / replaced / kept: what reading is worth afterwards",
+        f"accuracy, {len(plan.seeds)} seeds (dots), their mean and its 95 % interval",
+    )
+    return Outcome(measures=measures, verdicts=verdicts, figure=figure, about=about)

@@ -1,0 +1,92 @@
+"""Pre- against post-norm, and layer against batch norm, with and without a warm-up of the rate.
+
+Post-norm is said to need the warm-up and pre-norm not (Xiong et al. 2020); batch norm to be worse for text, whose
+batches differ more from each other (Shen et al. 2020).
+"""
+
+from __future__ import annotations
+
+from heedful.checkpoint import Loaded
+from heedful.data import Labelled
+from heedful.model.config import Learned
+from heedful.study import charts
+from heedful.study.frame import Bench, Outcome, Plan, compared
+from heedful.study.limits import LONGEST
+from heedful.study.making import accuracy, classify, encoder, learn, words
+from heedful.study.parts import over_batch
+from heedful.study.toy.order import LABELS, texts
+from heedful.study.toy.split import Sizes
+from heedful.tokenizer import Tokenizer
+from heedful.train.settings import Constant
+
+PRE, POST, PRE_BATCH, POST_BATCH = "pre, layer", "post, layer", "pre, batch", "post, batch"
+ARMS = (PRE, POST, PRE_BATCH, POST_BATCH)
+WARMUPS = {"with warm-up": 0.2, "without": 0.0}
+SMOOTH = 10  # steps that a point of the curve is the mean of
+
+
+def model(arm: str, tokenizer: Tokenizer, seed: int, layers: int) -> Loaded:
+    """A Transformer with norms of that kind."""
+    loaded = encoder(
+        tokenizer, LABELS, seed, positions=Learned(count=LONGEST), layers=layers, pre=arm in (PRE, PRE_BATCH)
+    )
+    if arm in (PRE_BATCH, POST_BATCH):
+        over_batch(loaded.model)
+    return loaded
+
+
+def run(plan: Plan) -> Outcome:
+    """Each arm learns the toy texts, with two schedules."""
+    sizes = Sizes(train=plan.pick(4000, 64), dev=0, test=plan.pick(800, 32))
+    steps, layers, rate = plan.pick(250, 2), plan.pick(6, 2), 2e-3
+    bench = Bench(plan)
+    curves: dict[tuple[str, str], list[float]] = {}
+    for seed in plan.seeds:
+        data = texts(sizes, seed)
+        train, test = ([Labelled(text=x.text, label=x.label) for x in data[split]] for split in ("train", "test"))
+        tokenizer = words(each.text for each in train)
+        for arm in ARMS:
+            found = {}
+            for name, warmup in WARMUPS.items():
+                loaded = model(arm, tokenizer, seed, layers)
+                task = classify(tokenizer, LABELS, loaded)
+                losses = learn(
+                    loaded, task, task.read(train).samples, steps=steps, seed=seed, rate=rate,
+                    schedule=Constant(warmup=warmup),
+                )  # fmt: skip
+                found[name.replace(" ", "_")] = accuracy(loaded, task, test)["all"]
+                known = curves.setdefault((name, arm), [0.0] * steps)
+                curves[name, arm] = [a + b / len(plan.seeds) for a, b in zip(known, losses, strict=True)]
+            bench.note(arm, seed, **found)
+    measures = tuple(bench.measure(name, chance=0.5, tests=sizes.test) for name in WARMUPS)
+    pairs = [(PRE, POST), (PRE, PRE_BATCH), (POST, POST_BATCH)]
+    verdicts = compared(measures, pairs)
+    about = (
+        f"The toy texts, {sizes.train:,} of them, in a Transformer of {layers} layers, 64 wide; {steps} steps of 32 "
+        f"texts at a rate of {rate:g}, reached over the first fifth of them or from the first step on, and kept. "
+        f"Accuracy on {sizes.test:,} other texts, all four parts."
+    )
+    panels = [
+        charts.Panel(
+            across=f"steps, {name}",
+            up="loss",
+            lines=tuple(charts.Line(name=arm, points=charts.smooth(curves[name, arm], SMOOTH)) for arm in ARMS),
+        )
+        for name in WARMUPS
+    ]
+    seeds = len(plan.seeds)
+    curve = charts.lines(
+        panels,
+        "Where norms stand, and over what they go",
+        f"training loss, mean of {seeds} seeds and of {SMOOTH} steps; 0.69 is a guess",
+    )
+    figure = charts.dots(
+        measures,
+        ARMS,
+        "Where norms stand, and over what they go",
+        f"accuracy, {seeds} seeds (dots), their mean and its 95 % interval",
+    )
+    facts = {"loss": {f"{arm}, {name}": [round(x, 4) for x in curve] for (name, arm), curve in curves.items()}}
+    return Outcome(
+        measures=measures, verdicts=verdicts, figure=figure, about=about, facts=facts, others={"curves": curve}
+    )

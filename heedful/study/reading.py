@@ -1,0 +1,155 @@
+"""What studies of pre-training share: a corpus of stories, an encoder that reads it for so many steps, a small task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from heedful.checkpoint import Loaded, save
+from heedful.checkpoint.attach import attach
+from heedful.data import DataSettings, Labelled, read
+from heedful.data.bad import LeaveOut, Sieve
+from heedful.data.corpus import Corpus, CorpusSettings, build
+from heedful.data.documents import Reading, expand
+from heedful.errors import HeedfulError
+from heedful.families import USUAL
+from heedful.model.classic_config import Attention
+from heedful.objectives import Pretext
+from heedful.runs.classic_making import classic_start
+from heedful.runs.pretrain_making import Pieces, fresh_or_started, objective_of, samples_of, saved
+from heedful.runs.pretrain_settings import PretrainSettings, settled
+from heedful.runs.settings import StartSettings
+from heedful.study.frame import Plan, quiet
+from heedful.study.limits import SST2
+from heedful.study.making import accuracy, classify, learn
+from heedful.study.toy.order import FINE, LABELS, POOR, Text, texts
+from heedful.study.toy.split import Sizes
+from heedful.study.toy.stories import stories
+from heedful.tokenizer import Tokenizer, TokenizerSettings
+from heedful.tokenizer import train as train_tokenizer
+from heedful.train.loop import Trainer
+from heedful.train.settings import Steps
+
+Remade = Callable[[Pretext], Pretext]
+CORPUS = ("corpus", "wikipedia-2021.jsonl.xz")  # where text is in a folder of data sets
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class World:
+    """Text to read, and texts with labels: few to learn from, many to be measured on."""
+
+    corpus: Corpus
+    tokenizer: Tokenizer
+    labels: tuple[str, ...]
+    train: Sequence[Labelled]
+    tests: Mapping[str, Sequence[Labelled]]
+    about: str
+
+
+@contextmanager
+def world(plan: Plan, seed: int, few: int) -> Any:
+    """The toy world, or a real one; its corpus is on disk as long as it is used."""
+    with TemporaryDirectory(prefix="heedful-study-") as temporary:
+        yield _real(plan.real, Path(temporary), seed, few) if plan.real else _toy(plan, Path(temporary), seed, few)
+
+
+def _toy(plan: Plan, folder: Path, seed: int, few: int) -> World:
+    documents = stories(plan.pick(6000, 120), seed)
+    (folder / "stories.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    tokenizer = train_tokenizer(documents, TokenizerSettings(vocabulary=400, max_length=64))
+    data = texts(Sizes(train=8 * few, dev=0, test=plan.pick(2400, 160)), seed)
+    old, new = ({*FINE[half], *POOR[half]} for half in (slice(0, 5), slice(5, 10)))
+    train = _of(data["train"], old, new)[:few]
+    known, unknown = _of(data["test"], old, new), _of(data["test"], new, old)
+    settings = CorpusSettings(documents="blank")
+    corpus = build([folder / "stories.txt"], tokenizer, folder / "corpus", settings, processes=1)
+    about = (
+        f"{len(documents):,} toy stories are read; then {len(train)} labelled toy texts, which have half of the words "
+        f"that judge; measured on {len(known):,} others of those words, and on {len(unknown):,} texts with the other "
+        "half, which no labelled text has: without reading they are guessed"
+    )
+    tests = {"known words": known, "new words": unknown}
+    return World(corpus=corpus, tokenizer=tokenizer, labels=LABELS, train=train, tests=tests, about=about)
+
+
+def _of(given: Sequence[Text], some: set[str], others: set[str]) -> list[Labelled]:
+    """The texts that have some of those words, and none of the others."""
+    found = (each for each in given if some & set(each.text.split()) and not others & set(each.text.split()))
+    return [Labelled(text=each.text, label=each.label) for each in found]
+
+
+def _real(data: Path, folder: Path, seed: int, few: int) -> World:
+    text, task = data.joinpath(*CORPUS), data.joinpath(*SST2)
+    if not text.is_file() or not task.is_dir():
+        raise HeedfulError(f"{data} lacks {'/'.join(CORPUS)} or {'/'.join(SST2)}: give --data a folder that has both")
+    source = read(task, Labelled, DataSettings())
+    train, dev = (list(source.examples(split)) for split in ("train", "dev"))
+    start = seed * few % max(1, len(train) - few)
+    reading = Reading([path for path, _ in expand([text])[0]], CorpusSettings(), Sieve(LeaveOut()), [])
+    some = [each for each, _ in islice((one for chunk in reading.chunks() for one in chunk or ()), 4000)]
+    tokenizer = train_tokenizer(some, TokenizerSettings(vocabulary=8000, max_length=128))
+    corpus = build([text], tokenizer, folder / "corpus", CorpusSettings(), processes=1)
+    about = f"{len(corpus):,} real documents are read; then {few:,} labelled sentences, {len(dev):,} to measure"
+    tests = {"real sentences": dev}
+    return World(
+        corpus=corpus,
+        tokenizer=tokenizer,
+        labels=source.labels,
+        train=train[start : start + few],
+        tests=tests,
+        about=about,
+    )
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def pieces(given: World, objective: str, seed: int, *, steps: int, full: bool) -> Pieces:
+    """What `heedful pretrain` would be made of: one shape of one family for all objectives, one number of tokens."""
+    layers, width, heads, length = (4, 256, 4, 128) if full else (2, 64, 2, 64)
+    settings: PretrainSettings = settled(
+        ["text"],
+        objective=objective,
+        assignments=[
+            f"model.family={USUAL['masked']}", f"model.layers={layers}", f"model.width={width}",
+            f"model.heads={heads}", f"length={length}", f"row={8 * length}", "held_out=0.1",
+        ],
+    )  # fmt: skip
+    how = replace(settings.train, length=Steps(count=steps), batch=2, precision="float32", seed=seed)
+    settings = replace(settings, train=how)
+    return Pieces(settings=settings, tokenizer=given.tokenizer, corpus=given.corpus, started=None)
+
+
+def started(made: Pieces, *, reads: bool, remade: Remade = lambda objective: objective) -> tuple[Loaded, list[float]]:
+    """The model, after it has read where it does; the loss of each step."""
+    loaded, losses = fresh_or_started(made), []
+    if reads:
+        samples = samples_of(made)[0][0]
+        objective = remade(objective_of(made, loaded, samples))
+        losses = [step.loss for step in Trainer(loaded, objective, samples, made.settings.train)]
+    return saved(loaded, made), losses
+
+
+def fine_tuned(loaded: Loaded, given: World, seed: int, *, steps: int, rate: float = 1e-3) -> dict[str, float]:
+    """Accuracy on each test after so many steps on the labelled texts."""
+    return _learned(attach(loaded, "classes", labels=given.labels, seed=seed), given, seed, steps, rate)
+
+
+def as_it_is(loaded: Loaded, given: World, seed: int, *, steps: int, rate: float = 5e-3) -> dict[str, float]:
+    """The same of an encoder that stays as it is, its rows read by attention with a trained query."""
+    with TemporaryDirectory(prefix="heedful-study-") as folder:
+        save(loaded, Path(folder) / "model")
+        asked = StartSettings(model=str(Path(folder) / "model"), classic=Attention(keys="tanh"))
+        made = classic_start(asked, [], seed, quiet)
+    return _learned(attach(made, "classes", labels=given.labels, seed=seed), given, seed, steps, rate)
+
+
+def _learned(made: Loaded, given: World, seed: int, steps: int, rate: float) -> dict[str, float]:
+    task = classify(given.tokenizer, given.labels, made)
+    learn(made, task, task.read(given.train).samples, steps=steps, seed=seed, rate=rate)
+    return {name: accuracy(made, task, each)["all"] for name, each in given.tests.items()}

@@ -1,0 +1,183 @@
+"""Melu, a language that nobody speaks, and the same in English: word order, agreement and case to be translated.
+
+Melu puts time and place first, then who, then whom, and the verb last; adjectives and articles follow their noun.
+Nouns are of two classes, o and i; adjectives agree with them in class and number, the verb with its subject in number;
+whom ends in -n; "ne" after the verb denies it. A second clause stands before the main one, its conjunction at its end.
+
+    vesta rum el kalor vemor ta mirin suda un tirar ne
+    the old sailors do not see a red bird near the river today
+
+Sentences say one thing each: two meanings never share one (about 10^9 of one clause).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+from heedful.study.toy.split import Drawn, Sizes, deal
+
+
+class Noun(NamedTuple):
+    """Stem and class, and the English noun, one and several."""
+
+    stem: str
+    kind: str
+    one: str
+    several: str
+
+
+class Verb(NamedTuple):
+    """Stem, and the English verb: plain, with he or she, and past."""
+
+    stem: str
+    plain: str
+    third: str
+    past: str
+
+
+def _nouns() -> tuple[Noun, ...]:
+    plain = (
+        "kal o sailor,mir i bird,dov o dog,tas i cat,bel o baker,rin i queen,gor o farmer,lum i lamp,fen o boy,"
+        "sib i girl,nak o king,pel i boat,rov o painter,zim i apple,hul o teacher,vil i letter,tum o drum,jas i house,"
+        "mok o hunter,lis i flower,bro o stone,tel i table,kur o soldier,sef i song"
+    )
+    found = []
+    for each in plain.split(","):
+        stem, kind, one = each.split()
+        found.append(Noun(stem, kind, one, f"{one}s"))
+    odd = ("dan o child children", "wam i woman women", "ras o man men", "nib i mouse mice", "gan o goose geese")
+    return (*found, *(Noun(*each.split()) for each in odd))
+
+
+def _verbs() -> tuple[Verb, ...]:
+    regular = ["paint", "call", "follow", "help", "visit", "clean", "want", "push", "remember"]
+    stems = ["vor", "kesh", "lupt", "hamb", "nez", "jom", "dal", "purg", "mend"]
+    found = [Verb(stem, word, f"{word}s", f"{word}ed") for stem, word in zip(stems, regular, strict=True)]
+    odd = (
+        "tir see sees saw", "gab give_up gives_up gave_up", "sol hear hears heard", "brun find finds found",
+        "hok take takes took", "fil draw draws drew", "mar buy buys bought", "ket lose loses lost",
+        "wend carry carries carried", "zar hold holds held",
+    )  # fmt: skip
+    return (*found, *(Verb(*(part.replace("_", " ") for part in each.split())) for each in odd))
+
+
+NOUNS, VERBS = _nouns(), _verbs()
+ADJECTIVES = dict(
+    zip(
+        ["vem", "sud", "lan", "kip", "bor", "ask", "hin", "yel", "drem", "fos", "gul", "tav"],
+        ["old", "red", "small", "big", "young", "quiet", "happy", "green", "strange", "tired", "empty", "unusual"],
+        strict=True,
+    )
+)
+PLACES = dict(
+    zip(["rum", "holt", "brig", "pas", "mon"], ["river", "forest", "bridge", "market", "mountain"], strict=True)
+)
+SIDES = {"el": "near", "av": "behind", "ot": "in front of"}
+PRESENT = {"vesta": "today", "ilta": "every evening", "": ""}
+PAST = {"hesta": "yesterday", "noxa": "last night", "": ""}
+JOINTS = {"perka": "because", "quama": "when", "etsi": "although"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Thing:
+    """A noun with what goes with it."""
+
+    noun: Noun
+    adjective: str  # its stem; "": none
+    several: bool
+    known: bool  # the, not a
+
+    def melu(self, whom: bool) -> str:
+        """Noun, adjective, article."""
+        ending = self.noun.kind + ("r" if self.several else "")
+        words = [self.noun.stem + ending + ("n" if whom else "")]
+        words += [self.adjective + ending] if self.adjective else []
+        return " ".join([*words, "ta" if self.known else "un"])
+
+    def english(self) -> str:
+        """Article, adjective, noun."""
+        words = [ADJECTIVES[self.adjective]] if self.adjective else []
+        words.append(self.noun.several if self.several else self.noun.one)
+        article = "the" if self.known else "some" if self.several else "an" if words[0][0] in "aeiou" else "a"
+        return " ".join([article, *words])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clause:
+    """Who does what to whom, and where."""
+
+    who: Thing
+    verb: Verb
+    whom: Thing
+    past: bool
+    denied: bool
+    place: str  # its stem; "": not said
+    side: str
+
+    def melu(self) -> str:
+        """Place, who, whom, verb."""
+        place = f"{self.place} {self.side} " if self.place else ""
+        ending = ("ud" if self.past else "a") + ("r" if self.who.several else "")
+        verb = self.verb.stem + ending + (" ne" if self.denied else "")
+        return f"{place}{self.who.melu(False)} {self.whom.melu(True)} {verb}"
+
+    def english(self) -> str:
+        """Who, verb, whom, place."""
+        if self.denied:
+            helper = "did" if self.past else "do" if self.who.several else "does"
+            verb = f"{helper} not {self.verb.plain}"
+        else:
+            verb = self.verb.past if self.past else self.verb.plain if self.who.several else self.verb.third
+        place = f" {SIDES[self.side]} the {PLACES[self.place]}" if self.place else ""
+        return f"{self.who.english()} {verb} {self.whom.english()}{place}"
+
+
+class Translation(NamedTuple):
+    """One sentence in both languages."""
+
+    source: str
+    target: str
+
+
+def translations(sizes: Sizes, seed: int = 0, *, clauses: int = 2) -> dict[str, list[Translation]]:
+    """Different sentences for each split, of at most so many clauses (1 or 2)."""
+    return deal(lambda random: _sentence(random, clauses), sizes, seed)
+
+
+def _sentence(random: Random, clauses: int) -> Drawn[Translation]:
+    past = random.random() < 0.5
+    time, said = random.choice(list((PAST if past else PRESENT).items()))
+    main = _clause(random, past)
+    before, after = (f"{time} " if time else ""), (f" {said}" if said else "")
+    if clauses > 1 and random.random() < 0.3:
+        joint, word = random.choice(list(JOINTS.items()))
+        other = _clause(random, past)
+        source = f"{before}{other.melu()} {joint} {main.melu()} ."
+        target = f"{main.english()}{after} {word} {other.english()} ."
+    else:
+        source, target = f"{before}{main.melu()} .", f"{main.english()}{after} ."
+    return Drawn(source, Translation(source, target))
+
+
+def _clause(random: Random, past: bool) -> Clause:
+    placed = random.random() < 0.4
+    return Clause(
+        who=_thing(random),
+        verb=random.choice(VERBS),
+        whom=_thing(random),
+        past=past,
+        denied=random.random() < 0.25,
+        place=random.choice(list(PLACES)) if placed else "",
+        side=random.choice(list(SIDES)) if placed else "",
+    )
+
+
+def _thing(random: Random) -> Thing:
+    return Thing(
+        noun=random.choice(NOUNS),
+        adjective=random.choice(list(ADJECTIVES)) if random.random() < 0.5 else "",
+        several=random.random() < 0.4,
+        known=random.random() < 0.6,
+    )

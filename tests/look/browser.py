@@ -1,0 +1,119 @@
+"""A real browser without a screen, of which everything it says and asks for is kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
+    *("--disable-default-apps", "--no-default-browser-check", "--force-color-profile=srgb"),
+)
+
+
+class Browser:
+    """A page that is open."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        self._log: list[dict[str, Any]] = []
+
+    def open(self, url: str) -> None:
+        """Go there, from an empty page, and wait until the view is there."""
+        self.driver.get("about:blank")
+        self.driver.get(url)
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until the view is whole."""
+        self.until(lambda: self.js("return document.querySelector('.body[aria-busy=false]') !== null"))
+
+    def until(self, true: Callable[[], Any], seconds: float = 20.0) -> Any:
+        """Wait for something."""
+        end = time.monotonic() + seconds
+        while not (found := true()):
+            assert time.monotonic() < end, "the page did not get there"
+            time.sleep(0.02)
+        return found
+
+    def js(self, code: str, *given: Any) -> Any:
+        """The value of a script."""
+        return self.driver.execute_script(code, *given)
+
+    def text(self, where: str) -> str:
+        """What is written there."""
+        found = self.js("return document.querySelector(arguments[0])?.textContent ?? null", where)
+        assert found is not None, where
+        return str(found)
+
+    def click(self, where: str) -> None:
+        """Click on it, and wait."""
+        self.js("document.querySelector(arguments[0]).click()", where)
+        self.settle()
+
+    def keys(self, *pressed: str) -> None:
+        """Press keys where the focus is."""
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        ActionChains(self.driver, duration=0).send_keys(*pressed).perform()
+        self.settle()
+
+    def focus(self, where: str) -> None:
+        """Go there as the Tab key would."""
+        self.js("document.querySelector(arguments[0]).focus()", where)
+
+    def dark(self, on: bool) -> None:
+        """As the system's setting says."""
+        features = [{"name": "prefers-color-scheme", "value": "dark" if on else "light"}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def complaints(self) -> list[str]:
+        """Errors and warnings of the console since the last time."""
+        return [each["message"] for each in self.driver.get_log("browser") if each["level"] in ("SEVERE", "WARNING")]
+
+    def requests(self) -> list[str]:
+        """What was asked for since the last time."""
+        told = [json.loads(each["message"])["message"] for each in self.driver.get_log("performance")]
+        return [each["params"]["request"]["url"] for each in told if each["method"] == "Network.requestWillBeSent"]
+
+    def shot(self, path: Path, height: int | None = None) -> None:
+        """A picture of the page."""
+        whole = int(self.js("return document.documentElement.scrollHeight"))
+        width = int(self.js("return window.innerWidth"))
+        self.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": min(height or whole, whole), "deviceScaleFactor": 1, "mobile": False},
+        )
+        time.sleep(0.3)
+        self.driver.save_screenshot(str(path))
+        self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@contextmanager
+def browser(folder: Path, *, size: tuple[int, int] = (1280, 900), flags: tuple[str, ...] = ()) -> Iterator[Browser]:
+    """Debian's Chromium by its driver; a test is skipped where there is none."""
+    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or chromedriver is None:
+        pytest.skip("chromium and chromedriver are not installed: apt-get install chromium chromium-driver")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (*FLAGS, *flags, f"--user-data-dir={folder / 'profile'}", f"--window-size={size[0]},{size[1]}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    service = webdriver.ChromeService(executable_path=chromedriver)
+    driver = webdriver.Chrome(options=options, service=service)
+    driver.set_script_timeout(30)
+    driver.set_page_load_timeout(30)
+    try:
+        yield Browser(driver)
+    finally:
+        driver.quit()

@@ -1,0 +1,228 @@
+"""Inside: weights are transformers' own; q k makes the score; steps end in the next state; attributions sum up."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from classics import READERS, classic
+from folders import make
+
+import heedful
+from heedful.checkpoint import Config, create
+from heedful.errors import HeedfulError
+from heedful.families import FAMILIES
+from heedful.look.asks import Asks
+from heedful.look.attribute import integrated_gradients, score_of
+from heedful.look.compare import align
+from heedful.look.inside import Inside
+from heedful.look.similarity import of, similarity
+from heedful.look.steps import steps
+from heedful.look.words import in_context
+from heedful.look.writing import writing
+from heedful.model.classic_config import ClassicConfig, Writer
+from heedful.model.config import EmbeddingConfig, NextToken
+from heedful.tasks import Writing
+from heedful.tokenizer import Special
+from heedful.tokenizer.words import word_tokenizer
+from tests.tiny import TINY, save_tiny
+
+QUICK = ("t5", "xlnet")
+WORDS = [f"w{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(95)]
+TEXT = " ".join(WORDS[n] for n in (7, 3, 50, 3, 21, 90, 11, 64, 5, 33, 8, 2))
+
+
+def numbers(sent: dict[str, Any]) -> np.ndarray:
+    """What a page reads."""
+    raw = np.frombuffer(base64.b64decode(sent["data"]), dtype="<" + sent["kind"])
+    most = {"f4": 1, "u2": 65535, "u1": 255}[sent["kind"]]
+    return raw.reshape(sent["shape"]).astype(np.float64) / most
+
+
+def ending(words: Any) -> Any:
+    """The same with tokens that begin and end a text."""
+    words.special = Special(pad=0, unknown=0, first=2, separator=1, mask=None)
+    return words
+
+
+def inside_of(folder: Path, family: str) -> tuple[Any, Inside]:
+    theirs = save_tiny(folder, family, next(iter(FAMILIES[family].heads)))
+    loaded = heedful.load(folder)
+    loaded.tokenizer = word_tokenizer(WORDS)
+    return theirs, Inside(loaded, TEXT)
+
+
+def their_attention(theirs: Any, family: str, ids: list[int]) -> dict[str, Any]:
+    given = {"input_ids": torch.tensor([ids])}
+    if family == "t5":
+        given["decoder_input_ids"] = torch.tensor([[0, *ids[:-1]]])
+    with torch.no_grad():
+        out = theirs(**given, output_attentions=True)
+    if family == "t5":
+        return {"encoder": out.encoder_attentions, "decoder": out.decoder_attentions, "cross": out.cross_attentions}
+    return {"decoder" if family == "gpt2" else "encoder": out.attentions}
+
+
+def _check_family(folder: Path, family: str) -> None:
+    theirs, inside = inside_of(folder, family)
+    ask = Asks([inside])
+    expected = their_attention(theirs, family, list(inside.encoded.ids))
+    assert {view.part for view in inside.views} == set(expected)
+    for part, layers in expected.items():
+        assert inside.view(part).layers == len(layers)
+        for layer, weights in enumerate(layers):
+            place = {"part": part, "layer": str(layer), "head": "2"}
+            shown = numbers(ask("weights", place)["weights"])
+            assert np.abs(shown.sum(-1) - 1).max() < 1e-3
+            assert np.abs(shown - weights[0, 2].numpy()).max() < 1e-5  # rows look, columns are looked at
+            found = ask("neuron", place)
+            q, k, scores = (numbers(found[name]) for name in ("q", "k", "scores"))
+            seen = scores > -np.inf
+            if not found["biased"]:
+                assert np.abs((found["scale"] * q @ k.T - scores)[seen]).max() < 1e-4
+            soft = np.exp(scores - scores.max(-1, keepdims=True))
+            assert np.abs(soft / soft.sum(-1, keepdims=True) - weights[0, 2].numpy()).max() < 1e-5
+            small = numbers(ask("thumbnails", place)["heads"])
+            assert np.abs(small[2] - weights[0, 2].numpy()).max() < 3e-3
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_13_53_what_a_page_gets_is_theirs(tmp_path: Path, family: str) -> None:
+    _check_family(tmp_path, family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(TINY.keys() - set(QUICK)))
+def test_13_53_of_the_other_families(tmp_path: Path, family: str) -> None:
+    _check_family(tmp_path, family)
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])
+def test_steps_end_where_the_next_block_begins(tmp_path: Path, family: str) -> None:
+    _, inside = inside_of(tmp_path, family)
+    for part in {view.part for view in inside.views} - {"cross"}:
+        states, layers = inside.states(part), inside.view(part).layers
+        for layer in (0, layers - 2):
+            made = steps(inside, part, layer, 3, 4)
+            assert torch.allclose(made[-1].vectors["x"], states[layer + 1][4], atol=1e-5)
+            named = {step.name: step for step in made}
+            assert torch.allclose(named[f"Into block {layer}"].vectors["x"], states[layer][4], atol=1e-6)
+            taken, heard = named["Weighted sum"].vectors["z"], named["Softmax"].vectors["w"]
+            assert torch.isclose(heard.sum(), torch.tensor(1.0), atol=1e-5)
+            one = inside.attended(part, layer, ("v",), heads=[3])
+            assert one.v is not None
+            assert torch.allclose(heard @ one.v[:, 0], taken, atol=1e-5)
+
+
+def test_attributions_sum_to_the_difference(tmp_path: Path) -> None:
+    for name, text in (
+        ("single", "the cat sat on the mat"),
+        ("masked", "the [MASK] sat"),
+        ("tag", "ada lives in paris"),
+    ):
+        inside = Inside(heedful.load(make(tmp_path / name, name)), text)
+        score, what, _ = score_of(inside)
+        found = integrated_gradients(inside, score, what, steps=200)
+        assert abs(found.missing) < 2e-2 * max(1.0, abs(found.at_text - found.at_baseline)), name
+        assert float(found.values[0].abs()) < 1e-6  # [CLS] is the same in the baseline
+        with torch.no_grad():
+            out = inside.loaded(inside.source)
+        assert any(abs(found.at_text - float(each)) < 1e-5 for each in out.flatten())
+        assert all(parameter.requires_grad for parameter in inside.loaded.parameters())
+    pair = Inside(heedful.load(make(tmp_path / "span", "span")), ("who wrote it", "ada wrote the program"))
+    assert "of the answer" in score_of(pair)[1] and set(Asks([pair])("prediction", {})) >= {"answer", "attribution"}
+
+
+def test_classic_models_show_what_they_look_at() -> None:
+    text = "the film was not good . the end . very bad"
+    for name in ("plain attention", "a query for each class", "structured", "hierarchical", "dot products"):
+        loaded = classic(name)
+        inside = Inside(loaded, text)
+        for view in inside.views:
+            weights = inside.weights(view.part, 0)
+            assert weights.shape[1:] == (len(inside.sides[view.rows]), len(inside.sides["source"]))
+            sums = weights.sum(-1)
+            if name == "hierarchical":  # the last one is what a word counts in the text; the first two do so in part
+                assert torch.allclose(sums[2], torch.ones(1).double())
+            else:
+                assert torch.allclose(sums, torch.ones_like(sums))
+    vectors = loaded.rows(inside.source)  # of the last one: softmax(X X) X
+    x = loaded.model.embedding(inside.source)
+    assert torch.allclose(inside.weights("over", 0)[0] @ x, vectors)
+    with pytest.raises(HeedfulError, match="bag of words"):
+        Inside(classic("bag of means"), text)
+    assert set(READERS) >= {"structured"}
+
+
+def test_compared_words_and_similarity(tmp_path: Path) -> None:
+    assert align(["a", "b", "c", "d"], ["a", "x", "c"]) == [(0, 0), (1, 1), (2, 2)]
+    loaded = heedful.load(make(tmp_path / "bare", "bare"))
+    one, other = Inside(loaded, "the cat sat on the mat"), Inside(loaded, "the dog sat on the mat")
+    found = Asks([one, other])("compare", {"part": "encoder", "layer": "1", "head": "2", "other_head": "2"})
+    expected = other.weights("encoder", 1)[2] - one.weights("encoder", 1)[2]
+    assert np.abs(numbers(found["difference"]) - expected.numpy()).max() < 1e-6
+    told = in_context([one, other], "mat")
+    assert len(told["places"]) == 2 and torch.allclose(told["layers"][1].diagonal(), torch.ones(2))
+    row = one.states("encoder")[2][6]
+    again = torch.nn.functional.cosine_similarity(row, other.states("encoder")[2][6], dim=0)
+    assert torch.isclose(told["layers"][2][0, 1], again, atol=1e-6)
+
+    head = similarity(loaded, "encoder", 1, 3)
+    weight = loaded.model.encoder.blocks[1].attention.qkv.weight.detach().double()
+    m = weight[24:32].T @ weight[32 + 24 : 32 + 32]
+    assert torch.allclose(head.singular, torch.linalg.svdvals(m)[:8], atol=1e-9)
+    exact = torch.linalg.eigvalsh((m + m.T) / 2).flip(0)
+    assert torch.allclose(head.eigenvalues[:8], exact[:8], atol=1e-9) and head.said.startswith("No metric")
+    assert of(torch.eye(3).double(), torch.eye(3).double()).said.startswith("Symmetric and positive")
+
+
+def test_the_decoder_writes_as_the_engine_does(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", vocab_size=96)
+    loaded = heedful.load(tmp_path)
+    loaded.tokenizer = ending(word_tokenizer(WORDS))
+    inside = Inside(loaded, TEXT, target=TEXT[:11])
+    assert not inside.written and [view.part for view in inside.views] == ["encoder", "decoder", "cross"]
+    found = writing(inside, most=6, beams=2)
+    assert found["steps"] and found["steps"][0]["candidates"][0]["text"] == found["steps"][0]["token"]
+    (answer,) = heedful.Engine(loaded, writing=Writing(most=6))([TEXT])
+    assert abs(found["greedy"]["log_probability"] - answer["log_probability"]) < 1e-4
+    assert found["greedy"]["text"] == answer["text"] and len(found["beams"]) == 2
+    assert inside.weights("cross", 1).shape == (4, len(inside.sides["target"]), len(inside.sides["source"]))
+
+
+def test_recurrent_nets_show_what_they_looked_at() -> None:
+    """Each state's weights give what it saw, which with the state gives its row."""
+    words = word_tokenizer(WORDS)
+    look = ClassicConfig(embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=Writer(width=8, feed=False))
+    loaded = create(Config(family="heedful-classic", model=look, head=NextToken()), words, seed=1).double().eval()
+    loaded.tokenizer = ending(words)
+    inside = Inside(loaded, TEXT, target=TEXT[:15])
+    assert [(view.part, view.rows, view.keys) for view in inside.views] == [("cross", "target", "source")]
+    model: Any = loaded.model
+    weights = inside.weights("cross", 0)[0]
+    with torch.no_grad():
+        read = model.reading(model.embedding(inside.source), inside.source.bounds)
+        states, _ = model.writing(model.embedding(inside.target), model._start(read, inside.source.bounds)[0][:, 0])
+        rows = model.mix(torch.cat([weights @ read, states], -1)).tanh()
+    assert torch.allclose(rows, inside.rows, atol=1e-12) and torch.allclose(weights.sum(-1), torch.ones(5).double())
+
+
+def test_what_cannot_be_shown_is_told(tmp_path: Path) -> None:
+    inside = Inside(heedful.load(make(tmp_path / "bare", "bare")), "the cat")
+    ask = Asks([inside])
+    for name, params, why in (
+        ("weights", {"part": "cross"}, 'there is no part "cross", but encoder'),
+        ("weights", {"layer": "9"}, "layer is '9'; expected a whole number from 0 to 1"),
+        ("weights", {"head": "٣"}, "head is '٣'; expected a whole number from 0 to 3"),
+        ("passwords", {}, 'not for "passwords"'),
+        ("compare", {}, "there is one text: give another one"),
+        ("words", {"word": "dog"}, '"dog" stands in none of the texts'),
+        ("look", {"text": "cat " * 60}, "the text has 62 tokens, and this model reads 1 to 48 at once"),
+    ):
+        with pytest.raises(HeedfulError) as raised:
+            ask(name, params)
+        assert why in str(raised.value)

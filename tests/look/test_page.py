@@ -1,0 +1,351 @@
+"""The page in a real browser: every view opens, says what Python says, and lets nothing in or out."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from classics import classic
+from folders import make
+from tokenizers import models, pre_tokenizers
+
+import heedful
+from heedful.checkpoint import Config, create
+from heedful.cli import main
+from heedful.look import page
+from heedful.look.asks import Asks
+from heedful.look.inside import Inside
+from heedful.look.local import Local, background
+from heedful.look.notebook import answered, widget
+from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
+from heedful.tokenizer import Tokenizer
+from heedful.tokenizer.words import word_tokenizer
+from tests.look.browser import Browser, browser
+from tests.look.test_inside import TEXT, WORDS, ending
+from tests.tiny import save_tiny
+
+PAIR = ("The cat sat on the mat.", "A dog ran to the mat in Paris.")
+HOSTILE = (
+    *("</script><script>window.hit=1</script>", "<img/src=x/onerror=window.hit=1>", "\u202egnihtemos", "\u0000\u0007"),
+    *("a" * 1_000_000, "&lt;b&gt;", "${window.hit=1}", "';window.hit=1;//"),
+)
+CONTRAST = """
+const shade = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).map(Number).map((v) => v / 255)
+  .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+const behind = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+  if (c.startsWith("rgb(")) return c; } return "rgb(255,255,255)"; };
+const found = [];
+for (const e of document.querySelectorAll(".heedful *")) {
+  if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) || !e.getClientRects().length) continue;
+  const style = getComputedStyle(e);
+  const [a, b] = [shade(e instanceof SVGElement ? style.fill : style.color), shade(behind(e))].sort((x, y) => y - x);
+  const ratio = (a + 0.05) / (b + 0.05);
+  if (ratio < 4.5) found.push(`${e.className} ${e.textContent.slice(0, 20)} ${ratio}`);
+}
+return found;
+"""
+
+PROBLEMS = "return [...document.querySelectorAll('.body .problem')].map((e) => e.textContent).join('')"
+LONGEST_TEXT = """
+const walk = document.createTreeWalker(document.querySelector(".heedful"), NodeFilter.SHOW_TEXT);
+let longest = 0;
+while (walk.nextNode()) longest = Math.max(longest, walk.currentNode.data.length);
+return longest;
+"""
+
+
+@pytest.fixture(scope="module")
+def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def asks(tmp_path_factory: pytest.TempPathFactory) -> Asks:
+    loaded = heedful.load(make(tmp_path_factory.mktemp("single"), "single"))
+    other = Inside(loaded, (PAIR[0].replace("cat", "dog"), PAIR[1]))
+    report = {
+        "patterns": {"next": "the token that follows", "broad": "a bag of words"},
+        "heads": [
+            {"part": "encoder", "layer": layer, "head": head, "name": "next" if head else "broad",
+             "patterns": {"next": {"score": 0.9, "chance": 0.1, "lift": 0.89, "z": 20.0, "rows": 9}}}
+            for layer in range(2) for head in range(4)
+        ],
+        "said": "told", "measure": "", "price": None,
+    }  # fmt: skip
+    return Asks([Inside(loaded, PAIR), other], more=[Inside(loaded, PAIR[0])], word="mat", report=report)
+
+
+@pytest.fixture(scope="module")
+def local(asks: Asks) -> Iterator[Local]:
+    with background(asks) as server:
+        yield server
+
+
+def weights(asks: Asks, layer: int, head: int) -> np.ndarray:
+    found: np.ndarray = asks.looks[0].weights("encoder", layer, [head])[0].numpy()
+    return found
+
+
+VIEWS = ("head", "model", "neuron", "steps", "prediction", "positions", "compare", "words", "similarity", "heads")
+
+
+def test_every_view_opens_and_nothing_is_said_or_asked_elsewhere(chrome: Browser, local: Local) -> None:
+    chrome.requests()
+    chrome.dark(False)
+    chrome.open(f"{local.url}#view=heads&layer=1&head=2")
+    assert chrome.js("return [...document.querySelectorAll('.tab')].map((e) => e.dataset.view)") == list(VIEWS)
+    for view in VIEWS:
+        chrome.dark(False)
+        chrome.click(f'[data-view="{view}"]')
+        chrome.until(lambda view=view: chrome.js("return document.querySelector('.body').dataset.view") == view)
+        assert chrome.js("return document.querySelectorAll('.body .problem:not(:empty)').length") == 0, view
+        assert chrome.js(CONTRAST) == [], view
+        chrome.dark(True)
+        chrome.settle()
+        assert chrome.js(CONTRAST) == [], (view, "dark")
+    chrome.dark(False)
+    assert chrome.complaints() == []
+    asked = [url for url in chrome.requests() if not url.startswith(("about:", "data:", "chrome:"))]
+    assert asked and all(url.startswith(local.url) for url in asked)
+
+
+def test_52_head_view_filters_and_merges(chrome: Browser, local: Local, asks: Asks) -> None:
+    inside = asks.looks[0]
+    segments = [0, *(s for s in inside.encoded.segments[1:])]
+    last = 0
+    sides = []
+    for segment in segments:
+        last = last if segment is None else segment
+        sides.append(last)
+    strong = np.stack([weights(asks, 1, head) for head in (0, 2)]) >= 0.03
+    chrome.open(f"{local.url}#view=head&layer=1&heads=0,2&filter=01")
+    expected = strong[:, np.isin(sides, 0)][:, :, np.isin(sides, 1)].sum()
+    shown = chrome.until(lambda: re.search(r"([\d,]+) lines", chrome.text(".told")))
+    assert abs(int(shown[1].replace(",", "")) - expected) <= 1  # a weight may be rounded across the bound
+    chrome.open(f"{local.url}#view=head&layer=1&heads=2")
+    chrome.focus('.tokens .token[data-place="3"]')
+    chrome.keys("\ue015", "\ue007")  # arrow down, Enter
+    assert chrome.js("return document.querySelector('.token[aria-pressed=true]').dataset.place") == "4"
+    line = weights(asks, 1, 2)[4]
+    best = int(line.argmax())
+    token = inside.sides["source"][best]["text"]
+    share = 100 * line[best]
+    assert chrome.text(".told").startswith(f"on looks at {token} {share:.{0 if share >= 9.95 else 1}f} %")
+    chrome.keys("\ue00c")  # Escape
+    assert chrome.js("return document.querySelector('.token[aria-pressed=true]')") is None
+    names = chrome.js("return [...document.querySelectorAll('.head-grid > .tokens .token')].map((e) => e.textContent)")
+    assert names == [token["text"] for token in inside.sides["source"]]
+    sides_of_words = [{"continues": False}, {"continues": False}, {"continues": True}, {"continues": False}]
+    matrix = np.random.default_rng(0).dirichlet(np.ones(4), 4).astype(np.float32)
+    found = chrome.driver.execute_async_script(
+        """const [side, values, done] = arguments; import('./numbers.js').then((m) => { const g = m.wordsOf(side);
+        const w = m.merged({ shape: [4, 4], values: Float32Array.from(values) }, g, g);
+        done([w.shape, [...w.values]]); });""",
+        sides_of_words,
+        matrix.flatten().tolist(),
+    )
+    keys_of = np.array([[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]])
+    rows_of = keys_of / keys_of.sum(0)
+    assert found[0] == [3, 3]
+    assert np.abs(np.reshape(found[1], (3, 3)) - rows_of.T @ matrix @ keys_of).max() < 1e-6
+
+
+def test_keyboard_and_numbers(chrome: Browser, local: Local, asks: Asks) -> None:
+    chrome.open(f"{local.url}#view=model&layer=1&head=3")
+    chrome.focus(".heat")
+    chrome.keys("\ue015", "\ue015", "\ue014")  # down, down, right: row 2, key 1
+    share = 100 * weights(asks, 1, 3)[2, 1]
+    assert chrome.text(".told") == f"cat looks at the: {share:.{0 if share >= 9.95 else 1}f} %"
+    chrome.focus('.thumb[aria-pressed="true"]')
+    chrome.keys("\ue012", "\ue007")  # left, Enter
+    assert chrome.until(lambda: chrome.text(".large figcaption") == "Layer 1, head 2")
+    chrome.focus('[role="tab"][aria-selected="true"]')
+    chrome.keys("\ue014")
+    assert chrome.js("return document.querySelector('.body').dataset.view") == "neuron"
+    assert chrome.js("return document.activeElement.dataset.view") == "neuron"
+    assert chrome.js("return document.querySelector('.neurons').dataset.exact") == "true"
+    chrome.keys("[")
+    assert "layer=0" in chrome.js("return location.hash")
+    chrome.click(".theme")
+    theme = chrome.js("return document.querySelector('.heedful').dataset.theme")
+    assert theme in ("light", "dark")
+    chrome.js("document.querySelector('.reading textarea').value = 'the dog'")
+    chrome.click(".reading button")
+    chrome.until(lambda: len(asks.looks[0].sides["source"]) == 14)
+    asks.looks[0] = Inside(asks.looks[0].loaded, PAIR)
+
+
+def hostile() -> heedful.Loaded:
+    backend = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, **{t: n + 1 for n, t in enumerate(HOSTILE)}}, "[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["[UNK]"])
+    words = Tokenizer(backend, {"unk_token": "[UNK]"})
+    embedding = EmbeddingConfig(vocabulary=words.size, width=8, positions=Learned(count=20))
+    stack = StackConfig(width=8, layers=1, heads=2, head_width=4, inner_width=8)
+    return create(Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack)), words).eval()
+
+
+def test_hostile_tokens_are_inert_text_in_one_file(chrome: Browser, tmp_path: Path) -> None:
+    text = " ".join(token for token in HOSTILE if "\u0000" not in token) + " \u0000\u0007"
+    made = page.html(Asks([Inside(hostile(), text)]))
+    assert made.count("</script>") == 2 and "\u202e" not in made
+    file = tmp_path / "look.html"
+    file.write_text(made, encoding="utf-8")
+    chrome.requests()
+    for view in ("head", "steps", "prediction"):
+        chrome.open(f"{file.as_uri()}#view={view}")
+        assert chrome.js("return document.querySelector('.body').dataset.view") == view
+        assert chrome.js("return document.querySelectorAll('.body .problem:not(:empty)').length") == 0, view
+        assert chrome.js("return window.hit ?? null") is None
+        assert chrome.js("return document.querySelectorAll('.heedful script, .heedful img').length") == 0
+        longest = chrome.js(LONGEST_TEXT)
+        assert longest <= 700
+    assert "⟨202E⟩gnihtemos" in chrome.js("return document.body.textContent")
+    assert chrome.complaints() == []
+    assert {url.split(":")[0] for url in chrome.requests()} <= {"file", "about", "data", "chrome"}
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', made)
+    assert policy and "connect-src 'none'" in policy[1] and "unsafe" not in policy[1]
+
+
+def test_a_file_keeps_what_was_asked_for_and_tells_the_rest(asks: Asks) -> None:
+    kept = page.keep(asks, layers=[1], heads=[0, 3])
+    weighed = [question for question in kept.answers if question.startswith("weights?")]
+    assert weighed == [f"weights?head={h}&layer=1&part=encoder&side={s}" for s in (0, 1) for h in (0, 3)]
+    small = page.keep(asks, layers=[0], heads=[0], budget=30_000)
+    assert small.bytes <= 30_000 and small.left_out["steps"] > 0 and "about?" in small.answers
+
+
+def test_only_its_reader_gets_in(local: Local) -> None:
+    here = local.url.rstrip("/").rsplit("/", 1)[0]
+
+    def status(url: str, **headers: str) -> tuple[int, Any]:
+        try:
+            with urlopen(Request(url, headers=headers), timeout=10) as answer:
+                return answer.status, answer.headers
+        except HTTPError as error:
+            return error.code, error.headers
+
+    code, headers = status(local.url)
+    assert code == 200 and "default-src 'none'" in headers["Content-Security-Policy"]
+    assert headers["Referrer-Policy"] == "no-referrer" and "no-store" in headers["Cache-Control"]
+    for path in (
+        "/",
+        "/about",
+        "/ask/about",
+        f"/{'x' * 32}/",
+        f"/{local.token}/../local.py",
+        f"/{local.token}/page.py",
+    ):
+        assert status(here + path)[0] == 404, path
+    assert status(local.url, Host="evil.example")[0] == 403
+    with socket.create_connection(("127.0.0.1", local.server_address[1]), timeout=10) as plain:
+        plain.sendall(b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n")
+        assert b" 501 " in plain.recv(1000)
+
+
+def test_notebook_and_command(tmp_path: Path, asks: Asks, capsys: pytest.CaptureFixture[str]) -> None:
+    told = answered(asks, {"number": 3, "name": "weights", "params": {"layer": 1, "head": 2}})
+    assert told["number"] == 3 and told["answer"]["weights"]["shape"] == [len(asks.looks[0].encoded)] * 2
+    assert 'no part "x"' in answered(asks, {"number": 4, "name": "weights", "params": {"part": "x"}})["error"]
+    assert answered(asks, "nonsense")["error"]
+    pytest.importorskip("anywidget")
+    made = widget(asks)
+    assert "startWidget" in made._esm and "import " not in re.sub(r'import\("', "", str(made._esm)).split("/**")[0]
+    assert callable(heedful.look)
+    run = make(tmp_path / "run", "single")
+    with pytest.raises(SystemExit) as ended:
+        main(["look", str(run), "the cat", "the dog", "--html", str(tmp_path / "a.html"), "--layer", "1"])
+    assert not ended.value.code and "opens in any browser" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["look", str(run)])
+    assert ended.value.code == 2 and "no text was given" in capsys.readouterr().err
+
+
+def test_a_notebook_asks_its_kernel(chrome: Browser, tmp_path: Path, asks: Asks) -> None:
+    """The widget's module, with a model that passes questions and answers on, as anywidget's does."""
+    place = {"side": "0", "part": "encoder", "layer": "0"}
+    asked = [("about", {}), *(("weights", place | {"head": str(head)}) for head in range(4))]
+    told = [answered(asks, {"number": 0, "name": name, "params": params}) for name, params in asked]
+    kept = {page.key(name, params): each["answer"] for (name, params), each in zip(asked, told, strict=True)}
+    host = """
+    const kept = JSON.parse(document.getElementById("kept").textContent);
+    const model = { on(_, heard) { this.heard = heard; }, send({ number, name, params }) {
+      const answer = kept[`${name}?${Object.keys(params).sort().map((key) => `${key}=${params[key]}`).join("&")}`];
+      setTimeout(() => this.heard(answer ? { number, answer } : { number, error: `not kept: ${name}` })); } };
+    startWidget({ model, el: document.body });
+    """
+    file = tmp_path / "host.html"
+    data = json.dumps(kept)
+    file.write_text(
+        f'<!doctype html><meta charset="utf-8"><body><style>{page.text(page.STYLE)}</style>'
+        f'<script type="application/json" id="kept">{data}</script><script type="module">{page.joined()}{host}</script>'
+    )
+    chrome.open(file.as_uri())
+    assert re.search(r"\d+ lines", chrome.until(lambda: chrome.text(".told")))
+    chrome.click('[data-view="neuron"]')
+    assert chrome.until(lambda: chrome.text(".body .problem")) == "not kept: neuron"
+    assert chrome.complaints() == []
+
+
+@pytest.mark.slow
+def test_every_kind_of_model_has_its_views(chrome: Browser, tmp_path: Path) -> None:
+    texts: dict[str, Any] = {
+        "masked": "the [MASK] sat", "tag": "ada lives in paris", "multiple": PAIR[0], "regression": PAIR[0],
+        "span": ("who wrote it", "ada wrote the program"), "next": PAIR, "pretraining": "the [MASK] sat", "bare": PAIR[0],
+    }  # fmt: skip
+    shown = {name: Inside(heedful.load(make(tmp_path / name, name)), text) for name, text in texts.items()}
+    shown |= {
+        name: Inside(classic(name), "the film was not good . the end .") for name in ("structured", "hierarchical")
+    }
+    save_tiny(tmp_path / "t5", "t5", "T5ForConditionalGeneration", vocab_size=96)
+    save_tiny(tmp_path / "gpt2", "gpt2", "GPT2LMHeadModel", vocab_size=96, bos_token_id=1, eos_token_id=1)
+    for family in ("t5", "gpt2"):
+        loaded = heedful.load(tmp_path / family)
+        loaded.tokenizer = ending(word_tokenizer(WORDS))
+        shown[family] = Inside(loaded, TEXT)
+    for name, inside in shown.items():
+        with background(Asks([inside])) as server:
+            chrome.open(server.url)
+            views = chrome.js("return [...document.querySelectorAll('.tab')].map((e) => e.dataset.view)")
+            assert ("decoder" in views) == (name in ("t5", "gpt2")) and ("alignment" in views) == (name == "t5"), name
+            for view in views:
+                chrome.click(f'[data-view="{view}"]')
+                chrome.until(lambda view=view: chrome.js("return document.querySelector('.body').dataset.view") == view)
+                told = chrome.js(PROBLEMS)
+                assert told == "", (name, view, told)
+    assert chrome.complaints() == []
+
+
+@pytest.mark.slow
+def test_52_a_large_view_is_quick_and_small(chrome: Browser) -> None:
+    """512 tokens, 12 layers of 12 heads: interactive in 3 s, in less than 500 MB."""
+    words = make_words()
+    embedding = EmbeddingConfig(vocabulary=words.size, width=384, positions=Learned(count=512))
+    stack = StackConfig(width=384, layers=12, heads=12, head_width=32, inner_width=768, score_scale=30.0)
+    loaded = create(Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack)), words).eval()
+    torch.manual_seed(0)
+    text = " ".join(f"w{number}" for number in torch.randint(0, 400, (512,)).tolist())
+    with background(Asks([Inside(loaded, text)])) as server:
+        for view in ("head", "model", "neuron"):
+            chrome.open(f"{server.url}#view={view}")
+            seconds = chrome.js("return performance.now()") / 1000
+            heap = chrome.driver.execute_cdp_cmd("Runtime.getHeapUsage", {})
+            used = (heap["usedSize"] + heap.get("backingStorageSize", 0)) / 1e6
+            assert seconds < 3, (view, seconds)
+            assert used < 300, (view, used)
+    assert chrome.complaints() == []
+
+
+def make_words() -> Tokenizer:
+    return word_tokenizer([f"w{number}" for number in range(400)])

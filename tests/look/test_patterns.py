@@ -1,0 +1,114 @@
+"""Patterns: a model with known heads is named right in each, and one with random weights in none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from folders import make
+
+import heedful
+from heedful.checkpoint import Config, create
+from heedful.errors import HeedfulError
+from heedful.look import patterns
+from heedful.look.gates import gated, ones
+from heedful.look.report import report, worth
+from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
+from heedful.packed import Packed
+from tests.look.known import KNOWN, PLACES, known, pairs, tokenizer
+
+
+def test_54_known_heads_are_named(tmp_path: Path) -> None:
+    found = patterns.heads(known(tmp_path), pairs(40))
+    assert tuple(head.name for head in found) == KNOWN
+    for head in found:
+        best = head.patterns[head.name]
+        assert best.score > 0.9 and 0 < best.lift <= 1 + 1e-6
+        assert head.name == "broad" or best.z > patterns.Z
+    nothing = found[-1]  # all scores are equal: exactly what chance says, in every pattern
+    for name, each in nothing.patterns.items():
+        assert name == "broad" or abs(each.score - each.chance) < 1e-6
+    assert patterns.table(found, "encoder").shape == (1, 8)
+
+
+def test_chance_names_no_head(tmp_path: Path) -> None:
+    """Of heads with random weights, dull or sharp."""
+    words = tokenizer(tmp_path)
+    places = Learned(count=PLACES)
+    embedding = EmbeddingConfig(vocabulary=words.size, width=32, positions=places, types=2, norm="layer")
+    for scale, most in ((0.5, 0), (200.0, 2)):
+        stack = StackConfig(width=32, layers=2, heads=8, head_width=4, inner_width=8, score_scale=scale)
+        config = Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack))
+        found = patterns.heads(create(config, words, seed=1).eval(), pairs(8), related=False)
+        assert sum(head.name not in ("mixed", "broad") for head in found) <= most
+    with pytest.raises(HeedfulError, match="no texts were given"):
+        patterns.heads(known(tmp_path), [])
+
+
+def test_gates_and_what_heads_are_worth(tmp_path: Path) -> None:
+    """Closed gates are zeros in W_O; importance is the gradient; effects are differences of losses."""
+    words = tokenizer(tmp_path)
+    embedding = EmbeddingConfig(vocabulary=words.size, width=16, positions=Learned(count=PLACES))
+    stack = StackConfig(width=16, layers=4, blocks=2, heads=4, head_width=4, inner_width=8)
+    config = Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack))
+    model = create(config, words, seed=2).double().eval()
+    assert model.model.encoder is not None
+    batch = Packed.of([[5, 6, 7, 8], [9, 10]])
+    with torch.no_grad():
+        before = model.model(batch)
+        gates = ones(model.model)
+        gates["encoder"][:2, 1] = 0.0  # block 0 is layers 0 and 1
+        with gated(model.model, gates):
+            masked = model.model(batch)
+        assert torch.equal(model.model(batch), before)
+        model.model.encoder.blocks[0].attention.out.weight[:, 4:8] = 0.0
+        assert torch.allclose(model.model(batch), masked, atol=1e-12) and not torch.allclose(before, masked)
+
+    def loss() -> torch.Tensor:
+        return model.model(batch).pow(3).sum()
+
+    model.requires_grad_(False)
+    found = worth(model, [loss], [1.0], "loss")
+    step = 1e-5
+    for place in ((0, 0), (2, 3)):
+        sides = []
+        for sign in (1, -1):
+            moved = ones(model.model)
+            moved["encoder"] = moved["encoder"].double()
+            moved["encoder"][place] += sign * step
+            with gated(model.model, moved):
+                sides.append(float(loss()))
+        slope = (sides[0] - sides[1]) / (2 * step)
+        assert abs(abs(slope) - float(found.importance["encoder"][place])) < 1e-3 * max(1.0, abs(slope))
+    assert abs(float(found.effect["encoder"][0, 1])) < 1e-9 and len(found.order) == 16
+    assert found.price[0] == pytest.approx(found.whole) and found.masked[-1] == 16
+
+
+def test_the_report_weighs_heads_where_there_is_a_loss(tmp_path: Path) -> None:
+    """The effect of a masked head is the difference of the task's own losses."""
+    loaded = heedful.load(make(tmp_path / "run", "single"))
+    data = tmp_path / "data.csv"
+    words = ["cat", "dog", "mat", "program"] * 3
+    rows = [f"the {word} sat here.,{'good' if number % 2 else 'bad'}" for number, word in enumerate(words)]
+    data.write_text("\n".join(["text,label", *rows, ""]))
+    found = report(loaded, data)
+    assert len(found["heads"]) == 8 and found["texts"] == 12 and found["example"].startswith("the ")
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+    texts = [row.split(",")[0] for row in rows]
+    wanted = torch.tensor([{"bad": 0, "good": 2}[row.split(",")[1]] for row in rows])
+    assert loaded.tokenizer is not None
+
+    def loss() -> float:
+        with torch.no_grad():
+            scores = loaded(loaded.tokenizer.pack(texts))
+        return float(torch.nn.functional.cross_entropy(scores, wanted))
+
+    gates = ones(loaded.model)
+    gates["encoder"][1, 2] = 0.0
+    whole = loss()
+    with gated(loaded.model, gates):
+        masked = loss()
+    one = next(each for each in found["heads"] if (each["layer"], each["head"]) == (1, 2))
+    assert one["effect"] == pytest.approx(masked - whole, abs=1e-5)
+    assert found["price"]["values"][0] == pytest.approx(whole, abs=1e-5)

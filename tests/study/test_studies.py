@@ -1,0 +1,131 @@
+"""Each study in its quick form, asserting nothing of what it finds; exponents, permutations, masks, norms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from heedful.cli import main
+from heedful.cli.family import family, measured
+from heedful.objectives import Sample
+from heedful.objectives.masked import Masked
+from heedful.study import REAL, STUDIES
+from heedful.study.complexity import exponent, kept
+from heedful.study.frame import Plan, study
+from heedful.study.making import words
+from heedful.study.masking import shared
+from heedful.study.parts import Convolution, over_batch, softly
+from heedful.study.positions import ARMS, NONE, SPOKEN, change, model
+from heedful.tokenizer import TokenizerSettings, train
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> object:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_quick(tmp_path: Path, name: str) -> None:
+    said: list[str] = []
+    done = study(name, Plan(seeds=(1,), scale="quick", said=said.append), tmp_path)
+    assert all(path.stat().st_size > 500 for path in done.files) and said
+    found = json.loads((tmp_path / f"{name}.json").read_text())
+    head, rows = done.outcome.table()
+    assert found["table"] == [list(head), *map(list, rows)] and found["verdicts"]
+    assert all(len(values) == 1 for each in found["measures"].values() for values in each["of"].values())
+    assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_exponents() -> None:
+    sizes = [64, 128, 256, 512]
+    noise = np.exp(np.random.default_rng(0).normal(0, 0.02, 4))
+    times = [3e-6 * n**1.7 * e for n, e in zip(sizes, noise, strict=True)]
+    assert exponent(list(zip(sizes, times, strict=True))) == pytest.approx(1.7, abs=0.05)
+    assert exponent([(n, 5.0) for n in sizes]) == pytest.approx(0.0)
+
+
+def test_what_is_kept_for_the_backward_pass() -> None:
+    x = torch.randn(40, 8, requires_grad=True)
+    assert kept(softly, x, None) >= 4 * (40 * 40 + 40 * 8), "all weights, and the rows"
+    inner = Convolution(8, 3)
+    assert kept(lambda rows: inner(rows, (0, 40)), x, inner) == 4 * 40 * 8, "its input alone"
+
+
+def test_a_convolution_stays_in_its_sequence() -> None:
+    inner, x = Convolution(4, 3), torch.randn(9, 4)
+    assert torch.allclose(inner(x, (0, 5, 9))[:5], inner(x[:5], (0, 5)), atol=1e-6)
+
+
+def test_permutations() -> None:
+    tokenizer = words(SPOKEN)
+    for arm in ARMS:
+        found = change(model(arm, tokenizer, 1))
+        assert (found < 1e-5) == (arm == NONE), (arm, found)
+
+
+def test_norms_over_the_batch() -> None:
+    loaded = model("learned", words(SPOKEN), 1)
+    before = sum(isinstance(part, torch.nn.LayerNorm) for part in loaded.modules())
+    over_batch(loaded.model)
+    norms = [part for part in loaded.modules() if isinstance(part, torch.nn.BatchNorm1d)]
+    assert before == len(norms) == 6 and not any(isinstance(part, torch.nn.LayerNorm) for part in loaded.modules())
+
+
+def test_masks_with_other_shares() -> None:
+    tokenizer = train(["a b c d e f g h"] * 4, TokenizerSettings(vocabulary=60))
+    ids = tokenizer.encode("a b c d e f g h " * 60).ids
+    sample, mask = Sample.of([ids], [[0] * len(ids)]), tokenizer.special.mask
+    usual = Masked(tokenizer=tokenizer, rate=0.5)
+    for hidden, replaced in ((1.0, 0.0), (0.0, 1.0), (0.8, 0.0), (0.0, 0.0)):
+        batch = shared(usual, hidden, replaced).batch([sample], [7])
+        assert batch.rows is not None and torch.equal(batch.rows, usual.batch([sample], [7]).rows)
+        now = batch.packed.tokens[batch.rows]
+        share = (now == mask).float().mean()
+        assert float(share) == pytest.approx(hidden + replaced / tokenizer.size, abs=0.08)
+        assert bool((now == batch.targets).all()) == (hidden + replaced == 0)
+
+
+# -- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("limit", 'there is no study "limit" (did you mean "limits"?): use one of limits, scores'),
+        ("scores --full", f"scores is of made-up data alone: --full is for {', '.join(REAL)}"),
+        ("limits --quick --full", "--quick and --full were given"),
+        ("limits --data x", "--data is for real data: give --full too"),
+        ("limits --full --data nowhere", "nowhere: there is no such file or folder"),
+        ("limits --seeds 0", "--seeds is 0; expected a whole number from 1"),
+        ("limits --toy here", "--toy writes files, and limits is a study"),
+        ("--train 90", "--train is of the toy world's files: give --toy FOLDER too"),
+    ],
+)
+def test_what_is_refused(arguments: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["study", *arguments.split()])
+    assert ended.value.code == 2 and told in capsys.readouterr().err
+
+
+def test_the_family_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    family(as_json=True, records=tmp_path)
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert list(found) == ["BERT", "RoBERTa", "DistilBERT", "XLNet", "ALBERT", "T5", "GPT-2"]
+    assert found["BERT"]["parameters"]["bert-base-uncased"] == 109_482_240
+    assert found["ALBERT"]["shares"] == "1 block for all layers, vectors 128 wide, projected"
+    assert found["XLNet"]["positions"] == "sines of distances, in attention"
+    assert found["GPT-2"]["published"] == "–" and all(each["measured"] == "–" for each in found.values())
+    record = {"machine": {"date": "2030-01-02"}, "tables": [{"rows": [
+        {"ours": False, "to_best_peer": {"median": 9.0}}, {"ours": True, "to_best_peer": {"median": 1.5}},
+    ]}]}  # fmt: skip
+    (tmp_path / "decoding-2030-01-02.json").write_text(json.dumps(record))
+    assert list(measured("decoding", tmp_path)) == [
+        "decoding: 1.50 to 1.50 times the fastest peer's speed (2030-01-02)"
+    ]

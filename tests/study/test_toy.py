@@ -1,0 +1,89 @@
+"""The toy world: seeded, nothing leaks between splits, and a bag of words knows nothing of the parts that are hard."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+from heedful.data import Labelled, Rewritten, read
+from heedful.errors import HeedfulError
+from heedful.study.toy.files import write
+from heedful.study.toy.language import NOUNS, VERBS, translations
+from heedful.study.toy.order import BAD, GOOD, HARD, PARTS, texts, words_of
+from heedful.study.toy.split import Drawn, Sizes, deal, split_of
+from heedful.study.toy.stories import stories
+
+SIZES = Sizes(train=2000, dev=200, test=200)
+
+
+def test_translations() -> None:
+    found = translations(SIZES, seed=3)
+    assert found == translations(SIZES, seed=3) != translations(SIZES, seed=4)
+    assert {split: len(pairs) for split, pairs in found.items()} == {"train": 2000, "dev": 200, "test": 200}
+    pairs = [pair for split in found.values() for pair in split]
+    assert len({pair.source for pair in pairs}) == len({pair.target for pair in pairs}) == len(pairs)
+    other = translations(SIZES, seed=4)
+    assert not {p.source for p in found["train"]} & {p.source for p in (*other["test"], *other["dev"])}
+    assert all(split_of(pair.source) == split for split in found for pair in found[split])
+
+
+def test_the_language_agrees_and_moves_words() -> None:
+    stems = {noun.stem: noun for noun in NOUNS}
+    assert len(stems) == len(NOUNS) and len({verb.stem for verb in VERBS}) == len(VERBS)
+    for source, target in translations(SIZES, clauses=1)["test"]:
+        *rest, end = source.split()
+        verb = rest[-2] if rest[-1] == "ne" else rest[-1]
+        assert end == "." and (rest[-1] == "ne") == (" not " in target)
+        whom = next(word for word in rest if word.endswith("n") and word[:3] in stems and word not in ("un",))
+        who = next(word for word in rest if word[:3] in stems and not word.endswith("n"))
+        several = who.endswith("r")
+        assert verb.endswith("r") == several, "the verb agrees with who does it, whatever stands between"
+        noun = stems[who[:3]]
+        assert f" {noun.several if several else noun.one} " in f" {target} "
+        assert rest.index(who) < rest.index(whom) < rest.index(verb), "whom stands before the verb"
+        after = rest[rest.index(who) + 1]
+        if after not in ("ta", "un"):
+            assert after.endswith(noun.kind + "r" * several), "adjectives agree in class and number"
+
+
+def test_a_bag_of_words_knows_nothing_of_the_hard_parts() -> None:
+    found = texts(SIZES, seed=1)
+    assert found == texts(SIZES, seed=1) != texts(SIZES, seed=2)
+    seen: dict[str, set[str]] = defaultdict(set)
+    for split, several in found.items():
+        assert Counter(each.part for each in several) == dict.fromkeys(PARTS, SIZES.__getattribute__(split) // 4)
+        labels: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        for each in several:
+            seen[each.text].add(split)
+            if each.part in HARD:
+                labels[words_of(each.text)].append(each.label)
+        assert all(sorted(twins) == [BAD, GOOD] for twins in labels.values()), "each bag has both classes, once"
+    assert sum(map(len, found.values())) == len(seen) and all(len(splits) == 1 for splits in seen.values())
+
+
+def test_more_than_there_is() -> None:
+    with pytest.raises(HeedfulError, match=r"more than there is to draw: 9 were found; ask for fewer"):
+        deal(lambda random: Drawn(str(random.randrange(9)), 0), Sizes(train=20, dev=9, test=9), 0)
+
+
+def test_stories_are_of_one_opinion() -> None:
+    assert stories(3, 5) == stories(3, 5) != stories(3, 6)
+    assert all(4 <= len(story.splitlines()) <= 8 for story in stories(20))
+
+
+def test_files_that_others_read(tmp_path: Path) -> None:
+    files = write(tmp_path / "toy", train=800)
+    assert len(files) == 6
+    for name, kind in (("order", Labelled), ("translation", Rewritten)):
+        source = read(tmp_path / "toy" / name, kind)
+        counts = {split: len(list(source.examples(split))) for split in source.splits}
+        assert counts == {"train": 800, "dev": 80, "test": 80}
+    with (tmp_path / "toy" / "order" / "test.csv").open() as file:
+        assert {row["part"] for row in csv.DictReader(file)} == set(PARTS)
+    with pytest.raises(HeedfulError, match="is not empty: give another folder"):
+        write(tmp_path / "toy")
+    with pytest.raises(HeedfulError, match="train is 3; expected 80"):
+        write(tmp_path / "small", train=3)
