@@ -1,41 +1,41 @@
-"""A server under open-loop load: Poisson arrivals at shares of the measured capacity; goodput and latency."""
+"""A server under load: what it answers at most, and how long that takes at shares of it and beyond."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
+import os
 import random
+import re
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from report import facts, machine_busy
+from engines import minilm
+from report import RESULTS, grid, machine_busy, write
 
-from heedful.serve.run import Running, background
-from heedful.serve.settings import ServeSettings
-
-WORDS = (
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "and",
-    "who",
-    "wrote",
-    "it",
-    "first",
-    "she",
-    "lives",
-    "here",
-    "in",
-    "france",
-)
-PERCENTILES = (50, 90, 99, 99.9)
+ABOUT = """`heedful serve` as it is installed, in a process of its own with {threads} threads, and all-MiniLM-L6-v2 at
+`/embed`, one text of random words in each request. The clients are one process of asyncio **on the same cores**, so
+these figures are a lower bound. At most: {clients} connections, each of which asks again as soon as it was answered,
+for {seconds:g} s. Then arrivals that do not wait for answers (Poisson), at shares of that, for {seconds:g} s each; a
+request's time counts from when it was due. Beyond 100 % requests carry a deadline of {patience} ms, and what cannot
+be answered in time is refused. Others took at most {others:.0%} of the machine in a measurement."""
+WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "who", "wrote", "it", "first", "she", "lives", "here")
+LENGTHS, SHARES = (12, 100), (0.5, 0.7, 0.9, 3.0, 0.5)  # words of a text; of the capacity
+PERCENTILES = (50, 90, 99)
+PATIENCE = 3_000  # ms
+REST = 2.0  # seconds between measurements
+IDLE = 5.0  # seconds after which a connection is not used again: the server closes it after 10
 
 
 @dataclass(kw_only=True, slots=True)
@@ -44,36 +44,47 @@ class Heard:
 
     seconds: list[float] = field(default_factory=list)  # of answers
     refused: list[float] = field(default_factory=list)  # seconds until a refusal
-    statuses: Counter[int] = field(default_factory=Counter)
+    statuses: Counter[int] = field(default_factory=Counter)  # 0: the connection broke
 
 
 class Client:
     """Connections that are kept, one for each request under way."""
 
-    def __init__(self, port: int, route: str) -> None:
-        self.port, self.route = port, route
-        self.free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    def __init__(self, port: int, route: str, headers: Mapping[str, str] | None = None) -> None:
+        given = {"host": "localhost", "content-type": "application/json"} | dict(headers or {})
+        lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
+        self.port, self.head = port, f"POST {route} HTTP/1.1\r\n{lines}"
+        self.free: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def ask(self, body: bytes, heard: Heard, start: float) -> None:
         """One request; its time counts from when it was due."""
+        writer = None
         try:
-            reader, writer = self.free.pop() if self.free else await asyncio.open_connection("127.0.0.1", self.port)
-            head = f"POST {self.route} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            reader, writer = self._free() or await asyncio.open_connection("127.0.0.1", self.port)
+            writer.write(f"{self.head}content-length: {len(body)}\r\n\r\n".encode() + body)
             answer = await reader.readuntil(b"\r\n\r\n")
             size = next(int(line[15:]) for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:"))
             await reader.readexactly(size)
             status = int(answer[9:12])
-            self.free.append((reader, writer))
+            self.free.append((time.perf_counter(), reader, writer))
         except (OSError, asyncio.IncompleteReadError):
             status = 0
+            if writer is not None:
+                writer.close()
         heard.statuses[status] += 1
         (heard.seconds if status == 200 else heard.refused).append(time.perf_counter() - start)
 
-    def close(self) -> None:
+    def _free(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """The one that was used last, unless that is long ago."""
+        if self.free and time.perf_counter() - self.free[-1][0] < IDLE:
+            return self.free.pop()[1:]
+        return None
+
+    async def close(self) -> None:
         """All of them."""
-        for _, writer in self.free:
+        for _, _, writer in self.free:
             writer.close()
+        await asyncio.gather(*(writer.wait_closed() for _, _, writer in self.free), return_exceptions=True)
 
 
 def texts(count: int, words: int, seed: int) -> list[bytes]:
@@ -82,8 +93,8 @@ def texts(count: int, words: int, seed: int) -> list[bytes]:
     return [json.dumps({"inputs": " ".join(draw.choices(WORDS, k=words))}).encode() for _ in range(count)]
 
 
-async def capacity(port: int, route: str, bodies: list[bytes], seconds: float, clients: int) -> float:
-    """Answers per second when so many clients ask one after another."""
+async def together(port: int, route: str, bodies: list[bytes], seconds: float, clients: int) -> Heard:
+    """So many clients, each of which asks again when it was answered."""
     client, heard, end = Client(port, route), Heard(), time.perf_counter() + seconds
 
     async def one(number: int) -> None:
@@ -92,60 +103,152 @@ async def capacity(port: int, route: str, bodies: list[bytes], seconds: float, c
             await client.ask(bodies[number % len(bodies)], heard, time.perf_counter())
 
     await asyncio.gather(*(one(number * 997) for number in range(clients)))
-    client.close()
-    return heard.statuses[200] / seconds
-
-
-async def load(port: int, route: str, bodies: list[bytes], rate: float, seconds: float, seed: int) -> Heard:
-    """Arrivals do not wait for answers."""
-    client, heard, draw = Client(port, route), Heard(), random.Random(seed)
-    due, tasks = time.perf_counter(), []
-    end = due + seconds
-    while due < end:
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        tasks.append(asyncio.ensure_future(client.ask(draw.choice(bodies), heard, due)))
-        due += draw.expovariate(rate)
-    await asyncio.gather(*tasks)
-    client.close()
+    await client.close()
     return heard
 
 
-def row(name: str, rate: float, seconds: float, heard: Heard) -> dict[str, Any]:
-    """A line of the table."""
-    found: dict[str, Any] = {"load": name, "offered": rate, "goodput": heard.statuses[200] / seconds}
+async def capacity(port: int, route: str, bodies: list[bytes], seconds: float, clients: int) -> float:
+    """Answers per second of theirs."""
+    return (await together(port, route, bodies, seconds, clients)).statuses[200] / seconds
+
+
+async def load(
+    port: int,
+    route: str,
+    bodies: list[bytes],
+    rate: float,
+    seconds: float,
+    seed: int,
+    headers: Mapping[str, str] | None = None,
+) -> Heard:
+    """Arrivals do not wait for answers."""
+    client, heard, draw = Client(port, route, headers), Heard(), random.Random(seed)
+    due, tasks = time.perf_counter(), set()
+    end = due + seconds
+    while due < end:
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        task = asyncio.ensure_future(client.ask(draw.choice(bodies), heard, due))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        due += draw.expovariate(rate)
+    await asyncio.gather(*tasks)
+    await client.close()
+    return heard
+
+
+# -- what is written ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(folder: str) -> Iterator[int]:
+    """The port of heedful serve in a process of its own."""
+    command = [sys.executable, "-m", "heedful", "serve", f"model={folder}", "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        port = 0
+        for line in process.stderr:
+            if found := re.match(r"http://127\.0\.0\.1:(\d+) listens", line):
+                port = int(found[1])
+            if line == "ready\n":
+                break
+        else:
+            raise RuntimeError(f"the server ended with {process.wait()}")
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # nobody reads the log
+        yield port
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def row(name: str, offered: float | None, seconds: float, heard: Heard) -> dict[str, Any]:
+    """A line of the table; times in milliseconds."""
+    found: dict[str, Any] = {"load": name, "offered": offered, "answered": heard.statuses[200] / seconds}
     for share in PERCENTILES:
-        found[f"p{share:g} ms"] = 1000 * float(np.percentile(heard.seconds, share)) if heard.seconds else None
-    found["refused p99 ms"] = 1000 * float(np.percentile(heard.refused, 99)) if heard.refused else None
+        found[f"p{share}"] = 1e3 * float(np.percentile(heard.seconds, share)) if heard.seconds else None
+    found["refused p99"] = 1e3 * float(np.percentile(heard.refused, 99)) if heard.refused else None
     return found | {"statuses": {str(status): count for status, count in sorted(heard.statuses.items())}}
 
 
-def measure(running: Running, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each share of the capacity in turn."""
-    bodies = texts(2_000, options.words, seed=1)
-    most = asyncio.run(capacity(running.port, options.route, bodies, options.seconds, options.clients))
-    rows = [{"load": f"{options.clients} clients", "goodput": most}]
+def measure(port: int, words: int, options: argparse.Namespace) -> tuple[list[dict[str, Any]], float]:
+    """Each load in turn, and the largest share of the machine that others took."""
+    bodies = texts(2_000, words, seed=1)
+    asyncio.run(together(port, options.route, bodies, min(5.0, options.seconds), options.clients))
+    rows: list[dict[str, Any]] = []
+    for clients in (1, options.clients):
+        heard = asyncio.run(together(port, options.route, bodies, options.seconds, clients))
+        rows.append(row(f"{clients} at once", None, options.seconds, heard))
+    most, others = rows[-1]["answered"], 0.0
     for share in options.shares:
-        heard = asyncio.run(load(running.port, options.route, bodies, share * most, options.seconds, seed=2))
+        time.sleep(REST)
+        headers = {"x-request-timeout-ms": str(PATIENCE)} if share > 1 else {}
+        start, busy = time.perf_counter(), machine_busy() - _ours()
+        heard = asyncio.run(load(port, options.route, bodies, share * most, options.seconds, 2, headers))
+        taken = (time.perf_counter() - start) * (os.cpu_count() or 1)
+        others = max(others, (machine_busy() - _ours() - busy) / taken)
         rows.append(row(f"{share:.0%}", share * most, options.seconds, heard))
-        print(json.dumps(rows[-1]), flush=True)
-        time.sleep(min(5.0, options.seconds))
-    return rows
+    return rows, others
+
+
+def _ours() -> float:
+    """Seconds for which this process, and all that it has started, have worked."""
+    tick, found, waiting = os.sysconf("SC_CLK_TCK"), 0.0, [os.getpid()]
+    while waiting:
+        process = waiting.pop()
+        fields = Path(f"/proc/{process}/stat").read_text("utf-8").rpartition(")")[2].split()
+        found += (int(fields[11]) + int(fields[12])) / tick
+        waiting += map(int, Path(f"/proc/{process}/task/{process}/children").read_text("utf-8").split())
+    return found
+
+
+def table(words: int, rows: list[dict[str, Any]]) -> str:
+    """As Markdown."""
+    times = [f"p{share}" for share in PERCENTILES]
+    columns = ["load", "offered/s", "answered/s", *(f"{each}, ms" for each in times), "refused, p99, ms", "statuses"]
+    return f"## {words} words in a text\n\n" + grid(
+        columns,
+        [
+            [
+                each["load"],
+                *("" if each[name] is None else f"{each[name]:,.1f}" for name in ("offered", "answered", *times)),
+                "" if each["refused p99"] is None else f"{each['refused p99']:,.1f}",
+                ", ".join(f"{count:,} × {status}" for status, count in each["statuses"].items()),
+            ]
+            for each in rows
+        ],
+    )
 
 
 def main() -> None:
-    """Load a server in a thread; the clients share its process and cores, so that the figures are a lower bound."""
+    """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", help="a run or a model folder")
+    parser.add_argument("--run", help="another run or model folder, of which no record is made")
     parser.add_argument("--route", default="/embed")
-    parser.add_argument("--words", type=int, default=24)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--words", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.7, 0.9, 3.0, 0.5])
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES)
+    parser.add_argument("--quick", action="store_true", help="rehearse one second of each, without a record")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="another folder for the record")
     options = parser.parse_args()
-    busy = machine_busy()
-    with background({"model": options.run}, ServeSettings()) as running:
-        rows = measure(running, options)
-    print(json.dumps({"machine": facts(), "busy before": busy, "rows": rows}, indent=2))
+    options.seconds = 1.0 if options.quick else options.seconds
+    made: dict[int, list[dict[str, Any]]] = {}
+    others = 0.0
+    with served(options.run or minilm()) as port:
+        for words in options.words:
+            made[words], more = measure(port, words, options)
+            others = max(others, more)
+    tables = [table(words, rows) for words, rows in made.items()]
+    print("\n".join(tables))
+    if not options.quick and not options.run:
+        about = ABOUT.format(
+            threads=os.environ.get("OMP_NUM_THREADS") or os.cpu_count(),
+            clients=options.clients,
+            seconds=options.seconds,
+            patience=PATIENCE,
+            others=others,
+        )
+        print(write("serving", about, tables, {str(words): rows for words, rows in made.items()}, options.output))
 
 
 if __name__ == "__main__":

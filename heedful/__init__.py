@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from heedful.errors import HeedfulError as HeedfulError
     from heedful.errors import HeedfulWarning as HeedfulWarning
     from heedful.infer.engine import Engine as Engine
+    from heedful.look.notebook import look as look
     from heedful.packed import Packed as Packed
     from heedful.runs.distil import distil as distil
     from heedful.runs.evaluate import evaluate as evaluate

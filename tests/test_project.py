@@ -38,10 +38,10 @@ def test_settings_import_no_torch_and_are_quick() -> None:
 
 def test_public_names() -> None:
     expected = ["Engine", "HeedfulError", "HeedfulWarning", "Loaded", "Packed", "Tokenizer"]
-    expected += ["distil", "evaluate", "finetune", "load", "pretrain", "save"]
+    expected += ["distil", "evaluate", "finetune", "load", "look", "pretrain", "save"]
     assert [name for name in dir(heedful) if not name.startswith("_")] == expected
     for name in expected:
-        assert getattr(heedful, name).__name__ == name
+        assert getattr(heedful, name).__name__ in (name, f"heedful.{name}")  # `look` is a module that can be called
     assert heedful.__version__
     with pytest.raises(AttributeError, match="module 'heedful' has no attribute 'laod'"):
         heedful.laod  # noqa: B018

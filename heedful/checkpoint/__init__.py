@@ -25,7 +25,6 @@ from heedful.model.config import Head, Learned, ModelConfig, NextToken, Pooled, 
 from heedful.model.heads import make_head
 from heedful.model.initialise import initialise, undrawn
 from heedful.model.recurrent import make_model
-from heedful.model.stack import Transformer
 from heedful.model.trace import Trace
 from heedful.nn.linear import Laid, Rounded
 from heedful.packed import Packed

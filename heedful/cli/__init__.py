@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -118,8 +118,8 @@ def models(
     if as_json:
         return write_json(found)
     rows: list[list[str]] = []
-    for family, sizes in groupby(found, key=lambda each: each["family"]):
-        rows.append([family])
+    for name, sizes in groupby(found, key=lambda each: each["family"]):
+        rows.append([name])
         for each in sizes:
             numbers = (f"{each[what]:,}" for what in ("width", "heads", "vocabulary", "parameters"))
             rows.append([f"  {each['size']}", " + ".join(map(str, each["layers"])), *numbers])
@@ -293,7 +293,7 @@ def predict(
     from heedful.infer.engine import Engine
 
     name, revision = name_and_revision(run)
-    engine = Engine(name, revision=revision, head=head, precision=cast(PrecisionOrAuto, precision))
+    engine = Engine(name, revision=revision, head=head, precision=precision)
     options = {"pair": pair, "question": question, "choice": choice or None}
     manner: dict[str, Any] = {"beams": beams, "temperature": temperature, "most": most, "seed": seed}
     given = {name for name, value in (options | manner).items() if value is not None}

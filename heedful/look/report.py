@@ -25,7 +25,7 @@ from heedful.tasks.embed import Embed
 from heedful.tasks.task import Task
 
 EXAMPLES = 200  # that losses are taken over
-ROWS = 4096  # of a batch
+ROWS = 512  # of a batch: importance is a mean over batches
 MASKED = 0.15  # of tokens, where the model fills masks
 POINTS = 12  # of the price's curve
 
@@ -185,6 +185,13 @@ def report(
             parameter.requires_grad_(need)
     plain = [head.plain() for head in heads]
     if found is not None:
+        across = found.importance.get(
+            "cross", torch.zeros(0, 0)
+        )  # these heads look at another text: no pattern is theirs
+        plain += [
+            {"part": "cross", "layer": layer, "head": head, "name": "cross", "patterns": {}}
+            for layer, head in _places(across)
+        ]
         for each in plain:
             place = each["part"], each["layer"], each["head"]
             each["importance"] = float(found.importance[place[0]][place[1:]])

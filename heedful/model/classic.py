@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from heedful.model.classic_config import ClassicConfig, Recurrent, SelfAttention
+from heedful.model.classic_config import ClassicConfig, Recurrent, SelfAttention, Writer
 from heedful.model.stack import Embedding, Transformer
 from heedful.model.trace import Trace
 from heedful.nn.attend import attend
@@ -38,6 +38,7 @@ class Classic(Transformer):
         else:
             super().__init__(config)
         self.classic = config
+        assert not isinstance(config.reader, Writer)  # it writes: model/recurrent.py
         self.over = make_over(config.reader.over, config.below)
         if config.frozen:
             for part in self._fixed():

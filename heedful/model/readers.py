@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from heedful.errors import HeedfulError
 from heedful.model.classic import BothWays, Bounds, Classic, Rows, sentences
-from heedful.model.classic_config import Attention, Bag, Hierarchical, Structured
+from heedful.model.classic_config import Attention, Bag, Hierarchical, Structured, Writer
 from heedful.model.config import Classes
 from heedful.nn.attend import attend_as, weights
 from heedful.nn.dropout import dropout
@@ -98,6 +98,7 @@ class ReadClasses(nn.Module):
     def __init__(self, config: Classes, model: Classic) -> None:
         super().__init__()
         reader, labels = model.classic.reader, len(config.labels)
+        assert not isinstance(reader, Writer)  # a model with this head reads
         self.dropout, self.config = config.dropout, reader
         self.one = reader.binary == "sigmoid" and config.problem == "single"
         if self.one and labels != 2:

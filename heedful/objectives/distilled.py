@@ -131,7 +131,7 @@ class Distilled(Pretext):
         if self.first == "hard":
             found = found[::-1]
         found = [each for each in found if each[1] > 0 or (each[0], self.first) == ("hard", "hard")]
-        inside = [*self.losses.states, *self.losses.relations]
+        inside: list[States | Relations] = [*self.losses.states, *self.losses.relations]
         at = 0 if not found or (found[0][0] == "hard" and self.first == "soft") else 1
         return [*found[:at], *((str(number), each.weight) for number, each in enumerate(inside)), *found[at:]]
 
@@ -183,7 +183,7 @@ class Distilled(Pretext):
         rows, mine = look(loaded, batch.packed, self.losses.wanted(0))
         scores = self.learner.scores(loaded, rows, batch)
         theirs = self._said(asked, scores.detach()) if self._asks else {}
-        inside = [*self.losses.states, *self.losses.relations]
+        inside: list[States | Relations] = [*self.losses.states, *self.losses.relations]
         found = []
         for name, _ in self._weights:
             if name == "soft":
@@ -261,7 +261,8 @@ class Distilled(Pretext):
                 parts.append(compare(state, theirs[f"states.{taught}"].float()))
         else:
             ours, taught = loss.pair
-            for x, y in loss.of:
+            for two in loss.of:
+                x, y = two[0], two[1]
                 pairs = [
                     (held[f"{x}.{layer}"].float(), held[f"{y}.{layer}"].float())
                     for held, layer in ((mine, ours), (theirs, taught))

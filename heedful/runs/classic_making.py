@@ -16,7 +16,7 @@ from torch import Tensor
 from heedful.checkpoint import Config, Loaded, assign, create, load
 from heedful.data.vectors import WordVectors, read_vectors
 from heedful.errors import HeedfulError
-from heedful.model.classic_config import ClassicConfig, Hierarchical, Readers
+from heedful.model.classic_config import ClassicConfig, Hierarchical, Readers, Writer
 from heedful.model.config import EmbeddingConfig
 from heedful.model.initialise import undrawn
 from heedful.objectives import Sample
@@ -49,7 +49,7 @@ def classic_start(settings: StartSettings, texts: Sequence[str], seed: int, said
             width=words.width if known is None else known.rows.shape[1],
             dropout=words.dropout,
         ),
-        reader=_ended(settings.classic, tokenizer),
+        reader=_ended(_reads(settings), tokenizer),
     )
     made = create(Config(family=FAMILY, model=config), tokenizer, seed=seed)
     said(f"a classic model of {made.count():,} parameters without its head, over {tokenizer.size:,} {words.tokens}")
@@ -72,7 +72,7 @@ def _in_context(settings: StartSettings, seed: int) -> Loaded:
     config = ClassicConfig(
         embedding=model.embedding,
         encoder=model.encoder,
-        reader=_ended(settings.classic, inner.tokenizer),
+        reader=_ended(_reads(settings), inner.tokenizer),
         frozen=True,
     )
     made = create(Config(family=FAMILY, model=config), inner.tokenizer, seed=seed)
@@ -130,6 +130,11 @@ def _learn(loaded: Loaded, texts: Sequence[str], steps: int, seed: int) -> str:
         f"vectors learned by skip-gram in {time.monotonic() - began:.0f} s; the loss of a pair went from "
         f"{losses[0]:.2f} to {np.mean(losses[-20:]):.2f}"
     )
+
+
+def _reads(settings: StartSettings) -> Readers:
+    assert settings.classic is not None and not isinstance(settings.classic, Writer)  # rewrite_making makes those
+    return settings.classic
 
 
 def _ended(reader: Readers, tokenizer: Tokenizer) -> Readers:

@@ -65,7 +65,8 @@ class Outputs:
         path = self.folder / name_of(part)
         try:
             file = safe_open(path, framework="pt")
-            sizes = {name: file.get_tensor(name) for name in file.keys() if name.startswith("sizes.")}  # noqa: SIM118
+            names = [name for name in file.keys() if name.startswith("sizes.")]  # type: ignore[no-untyped-call]  # noqa: SIM118
+            sizes = {name: file.get_tensor(name) for name in names}  # type: ignore[no-untyped-call]
         except (OSError, SafetensorError) as error:
             raise HeedfulError(
                 f"{path} cannot be read: {error}. Remove it, and the same command makes it anew"

@@ -14,7 +14,7 @@ from heedful.model.classic_config import Attention, Bag, Hierarchical, Recurrent
 from heedful.runs.pretrain_settings import SIZES, MaskedSettings, PretrainSettings, Size
 from heedful.runs.settings import TASKS, TaskSettings, WordSettings, defaults
 from heedful.settings import apply, load_mapping, overlay
-from heedful.train.settings import FitSettings, TrainSettings
+from heedful.train.settings import Epochs, FitSettings, TrainSettings
 
 BAG, WORDS, PRETRAIN = Bag(), WordSettings(), PretrainSettings()
 
@@ -337,7 +337,7 @@ def settled(
     distribution, so that it has twice the epochs.
     """
     usual, _ = defaults(task, max(examples, texts), fresh=fresh, width=width, classic=classic)
-    length = replace(usual.train.length, count=2 * usual.train.length.count)
+    length = Epochs(count=2 * usual.train.length.count)
     settings = DistilSettings(
         task=usual.task,
         teacher=asked.teacher,

@@ -90,7 +90,8 @@ def cut(teacher: Loaded, asked: LayersStudent) -> Loaded:
     blocks = list(take) if not shared else list(range(min(stack.blocks or 1, len(take))))
     part = "encoder" if model.encoder is not None else "decoder"
     small = replace(stack, layers=len(take), blocks=len(blocks) if shared else None)
-    config = Config(family=teacher.config.family, model=replace(model, **{part: small}), head=teacher.config.head)
+    parts: dict[str, Any] = {part: small}
+    config = Config(family=teacher.config.family, model=replace(model, **parts), head=teacher.config.head)
     if asked.family not in ("", config.family):
         config = _in_family(asked.family, config)
     with undrawn():

@@ -252,7 +252,8 @@ def plot(found: dict[str, Any], frontier: Sequence[dict[str, Any]] = ()) -> Figu
     for (name, each), colour, mark in zip(models.items(), (ORANGE, BLUE, GREY), "sov", strict=False):
         when = (each if "p50" in each else models["student"])["p50"]
         quality = each["quality"]
-        bar, looks = quality["deviation"] or 0.0, {"color": colour, "marker": mark, "capsize": 3, "ls": "none"}
+        bar = quality["deviation"] or 0.0
+        looks: dict[str, Any] = {"color": colour, "marker": mark, "capsize": 3, "ls": "none"}
         axes.errorbar([when], [quality["mean"]], yerr=[bar], label=NAMES.get(name, name), **looks)
     for shape in frontier:
         axes.plot([shape["p50"]], [shape["quality"]], marker=".", color=GREY, ls="none")

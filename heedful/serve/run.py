@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
+import socket
 import sys
 import threading
 import time
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heedful.errors import HeedfulError
+from heedful.serve import keeper, memory
 from heedful.serve.app import application
 from heedful.serve.service import Service
 from heedful.serve.settings import ServeSettings
@@ -23,56 +26,72 @@ def run(
     runs: dict[str, str],
     settings: ServeSettings,
     *,
-    host: str,
-    port: int,
+    sockets: list[socket.socket],
     keys: tuple[bytes, ...] = (),
     hosts: tuple[str, ...] | None = None,
     tell: Callable[[str], None],
+    line: socket.socket | None = None,
 ) -> None:
-    """Serve until a signal comes; it listens at once, and answers 503 until the models are loaded."""
+    """Serve until a signal comes; it listens at once, and answers 503 until the models are loaded.
+
+    `line` leads to its keeper, and when that is gone the server ends too.
+    """
     log_to_stderr()
     service = Service(runs, settings)
     app = application(service, keys=keys, hosts=hosts, wait=False)
-    serving = server(
-        app,
-        settings,
-        host=host,
-        port=port,
-        drain=service.queue.drain,
-        idle=lambda: service.queue.requests == 0,
-    )
+    serving = server(app, settings, drain=service.queue.drain, idle=lambda: service.queue.requests == 0)
     try:
-        asyncio.run(_serve(serving, service, host, tell))
+        asyncio.run(_serve(serving, service, sockets, tell, line))
     finally:
         service.queue.close()
     if service.failed is not None:
         raise service.failed
 
 
-async def _serve(serving: Server, service: Service, host: str, tell: Callable[[str], None]) -> None:
+async def _serve(
+    serving: Server,
+    service: Service,
+    sockets: list[socket.socket],
+    tell: Callable[[str], None],
+    line: socket.socket | None,
+) -> None:
+    def hear() -> None:
+        assert line is not None
+        if not line.recv(1):
+            asyncio.get_running_loop().remove_reader(line)
+            serving.handle_exit(signal.SIGTERM, None)
+
     async def loading() -> None:
         while not serving.started:
             await asyncio.sleep(0.01)
-        name = f"[{host}]" if ":" in host else host
-        port = serving.servers[0].sockets[0].getsockname()[1]
-        tell(f"http://{name}:{port} listens, and loads {', '.join(service.runs)}")
+        if line is not None:
+            line.send(keeper.LISTENING)
+            asyncio.get_running_loop().add_reader(line, hear)
+        tell(f"{url} listens, and loads {', '.join(service.runs)}")
         try:
             await service.start()
+            memory.trim()
             tell("ready")
+            if line is not None:
+                line.send(keeper.READY)
         except HeedfulError as error:
             service.failed = error
             serving.should_exit = True
 
+    url = _url(sockets[0])
     on_hangup(service.reload_all)
     task = asyncio.ensure_future(loading())
     try:
-        await serving.serve()
-    except SystemExit:  # uvicorn's, after it could not listen
-        raise HeedfulError(f"{host}:{serving.config.port} cannot be listened on: is another server there?") from None
+        await serving.serve(sockets=sockets)
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,14 +120,14 @@ def background(
     chosen = settings or ServeSettings()
     service = Service(runs, chosen, loader=loader)
     app = application(service, keys=keys)
-    serving = server(
-        app, chosen, host="127.0.0.1", port=0, drain=service.queue.drain, idle=lambda: service.queue.requests == 0
-    )
+    serving = server(app, chosen, drain=service.queue.drain, idle=lambda: service.queue.requests == 0)
+    sockets = keeper.listen("127.0.0.1", 0)
+    port = sockets[0].getsockname()[1]
     failed: list[BaseException] = []
 
     def serve() -> None:
         try:
-            asyncio.run(serving.serve())
+            asyncio.run(serving.serve(sockets=sockets))
         except BaseException as error:  # to be raised where the server was asked for
             failed.append(error)
 
@@ -119,11 +138,13 @@ def background(
             time.sleep(0.01)
         if failed or not serving.started:
             raise service.failed or HeedfulError("the server did not start")
-        yield Running(port=serving.servers[0].sockets[0].getsockname()[1], service=service, server=serving)
+        yield Running(port=port, service=service, server=serving)
     finally:
         serving.should_exit = True
         thread.join(30)
         service.queue.close()
+        for each in sockets:
+            each.close()
 
 
 def log_to_stderr() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import PurePath
 from typing import Any
 
 from heedful.errors import HeedfulError
@@ -19,23 +17,6 @@ from heedful.serve.metrics import Metrics
 from heedful.serve.settings import ServeSettings
 
 LOG = logging.getLogger("heedful.serve")
-NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
-
-
-def named(runs: Iterable[str]) -> dict[str, str]:
-    """What is served by its name: "name=folder", else the last part of the folder's name."""
-    found: dict[str, str] = {}
-    for run in runs:
-        name, equals, folder = run.partition("=")
-        if not equals or not NAME.fullmatch(name):
-            folder = run
-            name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(run.partition("@")[0]).name).strip("-.")[:100] or "model"
-        if name in found:
-            raise HeedfulError(f"two models are called {name!r}: name them apart, as {name}-2={folder}")
-        found[name] = folder
-    if not found:
-        raise HeedfulError("no model was given: heedful serve RUN")
-    return found
 
 
 def load(folder: str, precision: PrecisionOrAuto = "float32") -> Any:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from pathlib import PurePath
 
 from heedful.errors import HeedfulError
 from heedful.infer.precision import PrecisionOrAuto
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,3 +67,20 @@ class ServeSettings:
     anyone: bool = False  # whether it may be open beyond this machine without a key
     precision: PrecisionOrAuto = "float32"  # in which models answer; auto is measured at the start
     log_text: bool = False  # whether inputs go into the log
+    restart: bool = True  # whether a small process before the server starts it again when it was killed
+
+
+def named(runs: Iterable[str]) -> dict[str, str]:
+    """What is served by its name: "name=folder", else the last part of the folder's name."""
+    found: dict[str, str] = {}
+    for run in runs:
+        name, equals, folder = run.partition("=")
+        if not equals or not NAME.fullmatch(name):
+            folder = run
+            name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(run.partition("@")[0]).name).strip("-.")[:100] or "model"
+        if name in found:
+            raise HeedfulError(f"two models are called {name!r}: name them apart, as {name}-2={folder}")
+        found[name] = folder
+    if not found:
+        raise HeedfulError("no model was given: heedful serve RUN")
+    return found

@@ -194,17 +194,13 @@ def server(
     app: ASGIApp,
     settings: ServeSettings,
     *,
-    host: str,
-    port: int,
     drain: Callable[[], None],
     idle: Callable[[], bool],
 ) -> Server:
-    """Ready to run."""
+    """Ready to run on sockets."""
     wire = type("BoundWire", (Wire,), {"limits": settings.limits, "deadlines": settings.deadlines})
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
         http=wire,
         ws="none",
         lifespan="on",

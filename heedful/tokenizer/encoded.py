@@ -135,8 +135,11 @@ def cut_windows(whole: Encoded, *, segment: int, max_length: int, stride: int | 
 
 def window_at(whole: Encoded, *, segment: int, start: int, room: int) -> Encoded:
     """So many tokens of one text from its token `start` on, with everything around that text."""
-    places = [place for place, of in enumerate(whole.segments) if of == segment]
-    first, last = (places[0], places[-1] + 1) if places else (0, 0)
+    first, last = 0, 0
+    if segment in whole.segments:  # looked for from both ends: a long text has many windows
+        first, last = whole.segments.index(segment), len(whole)
+        while whole.segments[last - 1] != segment:
+            last -= 1
     low, high = min(first + start, last), min(first + start + room, last)
     columns = {name: getattr(whole, name) for name in ("ids", "types", "segments", "offsets", "words")}
     parts = {name: column[:first] + column[low:high] + column[last:] for name, column in columns.items()}

@@ -301,9 +301,10 @@ def test_a_notebook_asks_its_kernel(chrome: Browser, tmp_path: Path, asks: Asks)
 @pytest.mark.slow
 def test_every_kind_of_model_has_its_views(chrome: Browser, tmp_path: Path) -> None:
     texts: dict[str, Any] = {
-        "masked": "the [MASK] sat", "tag": "ada lives in paris", "multiple": PAIR[0], "regression": PAIR[0],
-        "span": ("who wrote it", "ada wrote the program"), "next": PAIR, "pretraining": "the [MASK] sat", "bare": PAIR[0],
-    }  # fmt: skip
+        **{"masked": "the [MASK] sat", "pretraining": "the [MASK] sat", "tag": "ada lives in paris"},
+        **{"multiple": PAIR[0], "regression": PAIR[0], "bare": PAIR[0]},
+        **{"span": ("who wrote it", "ada wrote the program"), "next": PAIR},
+    }
     shown = {name: Inside(heedful.load(make(tmp_path / name, name)), text) for name, text in texts.items()}
     shown |= {
         name: Inside(classic(name), "the film was not good . the end .") for name in ("structured", "hierarchical")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -69,6 +70,13 @@ def status_of(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1]) if answer else 0
 
 
+def record(test: str, **figures: Any) -> None:
+    """What a long test has seen, as a line of the file that HEEDFUL_RECORD names."""
+    if file := os.environ.get("HEEDFUL_RECORD"):
+        with open(file, "a", encoding="utf-8") as lines:
+            print(json.dumps({"test": test} | figures), file=lines)
+
+
 class Started:
     """heedful serve as a process of its own, when it is ready."""
 
@@ -90,6 +98,29 @@ class Started:
             if line == "ready\n":
                 self._ready.set()
         self._ready.set()
+
+    @property
+    def server(self) -> int:
+        """The process that answers; the one that was started keeps it."""
+        keeper = self.process.pid
+        return int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
+
+    def memory(self, what: str = "VmRSS") -> float:
+        """In MB, that of the keeper with it; "VmHWM" is the most since `forget`."""
+        found = 0
+        for process in (self.process.pid, self.server):
+            lines = Path(f"/proc/{process}/status").read_text().splitlines()
+            found += next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
+        return found * 1024 / 1e6
+
+    def forget(self) -> None:
+        """The most begins anew."""
+        Path(f"/proc/{self.server}/clear_refs").write_text("5")
+
+    def gauge(self, name: str) -> float:
+        """A number of its metrics, over all labels."""
+        lines = ask(self.port, "/metrics").body.decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}[ {{]", line))
 
     def stop(self) -> int:
         """Its exit status."""

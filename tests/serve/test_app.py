@@ -20,7 +20,7 @@ from heedful.model.decode import Beam, Greedy, Sample
 from heedful.serve.openapi import VIEWS
 from heedful.serve.routes import QUESTIONS
 from heedful.serve.run import Running
-from heedful.serve.service import named
+from heedful.serve.settings import named
 from heedful.tasks import Writing
 
 QUESTION = {"question": "who wrote it ?", "context": "In Paris, Ada wrote the first program ."}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import random
 import re
 import threading
@@ -20,7 +21,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from asking import Reply, Started, ask, on, open_socket
+from asking import Reply, Started, ask, on, open_socket, record
 from folders import make
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -189,8 +190,14 @@ def test_loading_is_said_and_an_engine_is_exchanged_under_load(tmp_path: Path) -
         for thread in threads:
             thread.join()
         assert set(statuses) == {200}
-        (model / "config.json").write_text("{}")
+        weights = model / "model.safetensors"
+        os.truncate(weights, weights.stat().st_size // 2)  # in place, as no one should: it was copied, not mapped
         kept = lane.engine
+        assert tag(running.port, "ada").status == 200
+        _in_loop(running, running.service.reload_all)
+        time.sleep(0.2)
+        assert lane.engine is kept and tag(running.port, "ada").status == 200
+        (model / "config.json").write_text("{}")
         _in_loop(running, running.service.reload_all)
         time.sleep(0.3)
         assert lane.engine is kept and tag(running.port, "ada").status == 200
@@ -262,17 +269,18 @@ def test_answers_are_the_same_in_any_company(
         replies = dict(
             pair for pairs in pool.map(run, [list(range(n, count, 12)) for n in range(12)]) for pair in pairs
         )
-    checked = range(count) if count <= 1_000 else draw.sample(range(count), 5_000)
+    worst = 0.0
     for number in range(count):
         assert replies[number].status == 200, replies[number].body
         canaries = set(re.findall(r"q\d+q", replies[number].body.decode()))
         assert canaries <= {f"q{number}q"}
-    for number in checked:
         name, _, given = asked[number]
-        _agree(name, replies[number].json, engines[name]([given])[0])
+        worst = max(worst, _difference(name, replies[number].json, engines[name]([given])[0]))
+    record("S19", requests=count, worst=worst)
+    assert worst <= 1e-5
 
 
-def _agree(name: str, found: Any, alone: Any) -> None:
+def _difference(name: str, found: Any, alone: Any) -> float:
     if name == "tag":
         assert [word["word"] for word in found["words"]] == [word["word"] for word in alone["words"]]
         mine, theirs = ([word["probability"] for word in each["words"]] for each in (found, alone))
@@ -283,7 +291,7 @@ def _agree(name: str, found: Any, alone: Any) -> None:
         mine, theirs = found[0], alone["vector"]
     else:
         mine, theirs = [found["no_answer_score"]], [alone["no_answer_score"]]
-    assert np.abs(np.array(mine, float) - np.array(theirs, float)).max(initial=0.0) <= 1e-5
+    return float(np.abs(np.array(mine, float) - np.array(theirs, float)).max(initial=0.0))
 
 
 # -- generated requests -----------------------------------------------------------------------------------------------

@@ -29,8 +29,9 @@ async function showModel(name) {
   const info = await get(name ? `/info?model=${encodeURIComponent(name)}` : "/info");
   if (!name) options(at("model"), info.models);
   at("model").value = info.model_id;
-  at("facts").textContent = `${info.family}, ${Object.keys(info.model_type)[0]}, ` +
-    `${info.parameters.toLocaleString("en")} parameters, ${info.model_dtype}`;
+  at("facts").textContent = [
+    info.family, Object.keys(info.model_type)[0], `${info.parameters.toLocaleString("en")} parameters`, info.model_dtype,
+  ].join(" · ");
   options(at("route"), info.routes);
   showRoute();
 }
@@ -51,21 +52,29 @@ function bars(answer) {
     const row = element("tr");
     const cell = element("td");
     cell.append(element("bdi", name));
-    const meter = element("meter");
-    meter.value = Math.max(0, Math.min(1, share));
-    const bar = element("td");
-    bar.append(meter);
-    row.append(cell, element("td", share.toFixed(4), "number"), bar);
+    const bar = element("td", undefined, "bar");
+    const shown = element("progress");
+    shown.value = Math.max(0, Math.min(1, share));
+    shown.setAttribute("aria-hidden", "true");
+    bar.append(shown);
+    row.append(cell, bar, element("td", share.toFixed(4), "number"));
     table.append(row);
   }
-  at("shown").replaceChildren(table);
+  at("shown").replaceChildren(...(table.rows.length ? [table] : []));
+  at("whole").open = table.rows.length === 0;
+}
+
+function say(text, wrong) {
+  at("status").textContent = text;
+  at("status").className = wrong ? "wrong" : "";
 }
 
 async function ask(event) {
-  event.preventDefault();
-  at("status").textContent = "…";
-  at("shown").replaceChildren();
-  at("answer").textContent = "";
+  event?.preventDefault();
+  const button = document.querySelector("button");
+  if (button.disabled) return;
+  button.disabled = true;
+  say("…", false);
   const start = performance.now();
   try {
     const body = { ...JSON.parse(at("body").value), model: at("model").value };
@@ -75,11 +84,15 @@ async function ask(event) {
       body: JSON.stringify(body),
     });
     const found = await answer.json();
-    at("status").textContent = `${answer.status}, ${Math.round(performance.now() - start)} ms`;
+    say(`${answer.status} · ${Math.round(performance.now() - start)} ms`, !answer.ok);
     at("answer").textContent = JSON.stringify(found, null, 2).slice(0, 100_000);
-    if (answer.ok) bars(found);
+    bars(answer.ok ? found : []);
+    at("found").hidden = false;
   } catch (error) {
-    at("status").textContent = String(error.message);
+    say(String(error.message), true);
+    at("found").hidden = true;
+  } finally {
+    button.disabled = false;
   }
 }
 
@@ -93,6 +106,9 @@ async function begin() {
 }
 
 at("form").addEventListener("submit", ask);
+at("body").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask(event);
+});
 at("model").addEventListener("change", () => showModel(at("model").value));
 at("route").addEventListener("change", showRoute);
 at("key").addEventListener("change", begin);

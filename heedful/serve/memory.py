@@ -1,0 +1,28 @@
+"""Memory: a server stays about as small as it began; what a large batch took goes back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+LARGE = 1 << 20  # bytes from which a block is the system's again as soon as it is freed
+KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "16"}  # one for each number of rows otherwise
+_MMAP_THRESHOLD = -3  # of <malloc.h>
+
+
+def spare() -> None:
+    """Be sparing from now on; it has to be said before torch is imported, and where glibc is not it changes less."""
+    for name, value in KERNELS.items():
+        os.environ.setdefault(name, value)
+    if "MALLOC_MMAP_THRESHOLD_" not in os.environ and hasattr(_library(), "mallopt"):
+        _library().mallopt(_MMAP_THRESHOLD, LARGE)
+
+
+def trim() -> None:
+    """Give back what is free now."""
+    if hasattr(_library(), "malloc_trim"):
+        _library().malloc_trim(0)
+
+
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

@@ -1,0 +1,225 @@
+"""The long forms of what hostile clients do: thousands that dribble or do not read, bodies and heads of every size,
+texts that are long to tokenise; how long each takes, and the memory (S8 to S10, S12)."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import resource
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from asking import Started, ask, closed_after, open_socket, raw, record, status_of
+from test_guard import BODIES, HEADS, chunked, post
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+CROWD = 1_000
+GET = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def victim(folders: dict[str, str]) -> Iterator[Started]:
+    """A server of its own, with its own limits, and the descriptors for a crowd here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    server = Started(f"tag={folders['tag']}", f"embed={folders['embed']}", f"single={folders['single']}")
+    for text in ("ada", "a " * 100):
+        for path in ("/tag", "/embed", "/predict"):
+            assert ask(server.port, path, {"inputs": text}).status == 200
+    yield server
+    assert server.stop() == 0
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def quick(server: Started, seconds: float) -> list[float]:
+    """How long ordinary requests take meanwhile."""
+    found, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        start = time.monotonic()
+        assert ask(server.port, "/tag", {"inputs": "ada in paris"}).status == 200
+        found.append(time.monotonic() - start)
+        time.sleep(0.02)
+    return found
+
+
+def percentiles(seconds: list[float]) -> list[float]:
+    """The 50th and the 95th, in ms."""
+    return [1e3 * sorted(seconds)[int(share * len(seconds))] for share in (0.5, 0.95)]
+
+
+def dribble(connections: list[socket.socket], stop: threading.Event) -> threading.Thread:
+    """A byte each second on each."""
+
+    def run() -> None:
+        while not stop.wait(1.0):
+            for connection in connections:
+                with contextlib.suppress(OSError):
+                    connection.send(b"a", socket.MSG_DONTWAIT)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+CROWDS = {  # what each sends, whether more dribbles after it, and by when it has to be closed
+    "heads": (b"POST /tag HTTP/1.1\r\nhost: localhost\r\nx: ", True, 10 + 2),
+    "bodies": (post("/tag", b"", "content-length: 100000\r\n", length=False) + b'{"inputs": "', True, 30 + 2),
+    "not reading": (b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 12, False, 30 + 15),
+}
+
+
+@pytest.mark.parametrize("name", CROWDS)
+def test_a_crowd_that_dribbles(victim: Started, name: str) -> None:
+    sent, more, latest = CROWDS[name]
+    before, memory = quick(victim, 3.0), victim.memory()
+    start = time.monotonic()
+    crowd = [open_socket(victim.port) for _ in range(CROWD)]
+    for connection in crowd:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            connection.send(sent)
+    stop = threading.Event()
+    thread = dribble(crowd if more else [], stop)
+    beside = quick(victim, 5.0)
+    peak = victim.memory()
+    while len(os.listdir(f"/proc/{victim.server}/fd")) > 50 and time.monotonic() < start + latest + 30:
+        time.sleep(0.1)
+    took = time.monotonic() - start
+    stop.set()
+    thread.join()
+    if more:
+        for connection in crowd:
+            connection.settimeout(5)
+            closed_after(connection, start)
+    for connection in crowd:
+        connection.close()
+    record(
+        "S8",
+        what=name,
+        connections=CROWD,
+        all_closed_after_s=took,
+        p50_and_p95_before_ms=percentiles(before),
+        p50_and_p95_beside_ms=percentiles(beside),
+        memory_MB=[memory, peak, victim.memory()],
+    )
+    assert took <= latest
+    assert ask(victim.port, "/tag", {"inputs": "ada"}).status == 200
+
+
+def big(size: int) -> bytes:
+    return b'{"inputs": "' + b"x" * size + b'"}'
+
+
+GZIP = "content-encoding: gzip\r\n"
+LONG = b"GET /live HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 5_000_000 + b"\r\n\r\n"
+HUGE: dict[str, Callable[[], tuple[bytes, set[int]]]] = {
+    "300 MB": lambda: (post("/tag", big(300_000_000)), {413}),
+    "300 MB in chunks without a length": lambda: (chunked(big(300_000_000), 1 << 20), {413}),
+    "a million chunks of one byte": lambda: (chunked(big(1_000_000), 1), {413}),
+    "gzip bomb of 1 GB": lambda: (post("/tag", gzip.compress(bytes(1 << 30), 1), GZIP), {413, 415}),
+    "10 MB of one text": lambda: (post("/tag", big(10_000_000)), {413}),
+    "5 MB header": lambda: (LONG, {400, 431}),
+    "300k keys": lambda: (post("/tag", json.dumps({f"{key:x}": 0 for key in range(180_000)}).encode()), {413, 422}),
+}
+
+
+def test_bodies_and_heads_cost_little(victim: Started) -> None:
+    """Each in < 100 ms from its last byte that is read, and < 16 MB."""
+    rises: dict[str, float] = {}
+    times: dict[str, float] = {}
+    sent: dict[str, Callable[[], tuple[bytes, set[int]]]] = HUGE | {
+        name: (lambda each=each: each) for name, each in (BODIES | HEADS).items()
+    }
+    for name, make in sent.items():
+        data, statuses = make()
+        ask(victim.port, "/live")
+        victim.forget()
+        before = victim.memory()
+        start = time.monotonic()
+        answer = first_word(victim.port, data)
+        times[name] = time.monotonic() - start
+        rises[name] = victim.memory("VmHWM") - before
+        assert status_of(answer) in statuses | {0}, (name, answer[:200])
+    record(
+        "S9, S10",
+        sent=len(sent),
+        slowest_s=dict(sorted(times.items(), key=lambda each: -each[1])[:6]),
+        largest_rise_MB=dict(sorted(rises.items(), key=lambda each: -each[1])[:6]),
+    )
+    assert max(rises.values()) < 16, rises
+    assert sorted(times.values())[len(times) // 2] < 0.1
+
+
+def first_word(port: int, data: bytes) -> bytes:
+    """The beginning of what is said, which may come before all was sent."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+
+        def send() -> None:
+            with contextlib.suppress(OSError):
+                connection.sendall(data)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        try:
+            return connection.recv(1 << 16)
+        except OSError:
+            return b""
+        finally:
+            connection.close()
+            thread.join()
+
+
+def test_a_thousand_in_one_line(victim: Started) -> None:
+    answer = raw(victim.port, GET * 1_000, pause=4.0)
+    assert answer.count(b"HTTP/1.1 200 OK") == 1_000
+
+
+TEXTS = {
+    "a word of a million letters": "a" * 1_000_000,
+    "half a million words": "a " * 500_000,
+    "half a million combining marks": "\u0301" * 500_000,
+    "400,000 characters of CJK": "\u4e2d" * 400_000,
+    "200,000 characters, half of them combining marks": "\u4e2d\u0301" * 100_000,
+}
+
+
+def test_the_event_loop_is_not_held(victim: Started) -> None:
+    """While such texts come, others are answered."""
+    took: dict[str, list[float]] = {name: [] for name in TEXTS}
+    stop = threading.Event()
+
+    def send() -> None:
+        while not stop.is_set():
+            for name, text in TEXTS.items():
+                for path in ("/tag", "/embed", "/predict"):
+                    start = time.monotonic()
+                    status = ask(victim.port, path, json.dumps({"inputs": text}, ensure_ascii=False).encode()).status
+                    took[name].append(time.monotonic() - start)
+                    assert status in (200, 413), (name, path, status)
+
+    victim.forget()
+    before = victim.memory()
+    thread = threading.Thread(target=send)
+    thread.start()
+    waits, end = [], time.monotonic() + 15
+    while time.monotonic() < end:
+        start = time.monotonic()
+        assert ask(victim.port, "/live").status == 200
+        waits.append(time.monotonic() - start)
+        time.sleep(0.005)
+    stop.set()
+    thread.join()
+    record(
+        "S12",
+        live_p50_p99_ms=[1e3 * statistics.median(waits), 1e3 * statistics.quantiles(waits, n=100)[-1]],
+        median_ms={name: 1e3 * statistics.median(each) for name, each in took.items()},
+        memory_MB=[before, victim.memory("VmHWM")],
+    )
+    assert statistics.quantiles(waits, n=100)[-1] < 0.2  # 20 ms of lag; here the client's own time is in it

@@ -1,0 +1,96 @@
+"""A server that is killed is started again (S15), one whose keeper is killed ends, and nothing is tried for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from asking import ROOT, Started, ask, record
+
+from heedful.infer.engine import Engine
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be split here")
+TEXT = "ada lives in paris"
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_a_killed_server_is_started_again(started: Started, engines: dict[str, Engine], kills: int) -> None:
+    server = started
+    alone = pytest.approx(shares(engines["tag"]([TEXT])[0]), abs=1e-5)
+    seen: Counter[object] = Counter()
+    took: list[float] = []
+    stop = threading.Event()
+
+    def load() -> None:
+        while not stop.is_set():
+            try:
+                reply = ask(server.port, "/tag", {"inputs": TEXT, "model": "tag"})
+                seen[reply.status if reply.status != 200 or shares(reply.json) == alone else "wrong"] += 1
+                time.sleep(0 if reply.status == 200 else 0.02)
+            except OSError:  # what was under way when it was killed has no answer
+                seen["broken"] += 1
+
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(kills):
+        before, killed = seen[200], server.server
+        while seen[200] < before + 20:
+            time.sleep(0.005)
+        start, before = time.monotonic(), seen[503]
+        os.kill(killed, signal.SIGKILL)
+        while ask_status(server.port) != 200:
+            time.sleep(0.02)
+        took.append(time.monotonic() - start)
+        assert seen[503] > before and took[-1] < 10 and server.server != killed
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert set(seen) <= {200, 503, "broken"} and seen["broken"] <= 2 * kills, seen
+    record("S15", kills=kills, seconds=max(took), seen={str(what): count for what, count in seen.items()})
+
+
+def shares(answer: Any) -> dict[str, float]:
+    """How sure it is of the label of each word."""
+    return {f"{word['word']} {word['label']}": word["probability"] for word in answer["words"]}
+
+
+def ask_status(port: int) -> int:
+    """0 where it was killed meanwhile."""
+    try:
+        return ask(port, "/ready").status
+    except OSError:
+        return 0
+
+
+def test_without_its_keeper_a_server_ends() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from heedful.serve.keeper import keep, listen\n"
+        "sockets = listen('127.0.0.1', 0)\n"
+        "line = keep(sockets, print)\n"
+        "os.kill(os.getppid(), signal.SIGKILL)\n"
+        "assert line.recv(1) == b''\n"
+        "print('ends')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL and done.stdout == "ends\n", done
+
+
+def test_a_server_that_never_gets_ready_is_not_tried_for_ever() -> None:
+    code = (
+        "import os, signal\n"
+        "from heedful.serve.keeper import keep, listen\n"
+        "keep(listen('127.0.0.1', 0), print)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.count("the server ended by SIGKILL, and starts again") == 2
+    assert "ended by SIGKILL 3 times before it was ready: is there the memory?" in done.stderr

@@ -1,0 +1,45 @@
+"""Requests that are generated from /openapi.json, right and wrong ones (S11)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from asking import Started, ask, record
+
+MOST = 10_000  # requests
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "unsupported_method",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_generated_requests_meet_the_document(folders: dict[str, str], tmp_path: Path) -> None:
+    """All phases, with one seed after the other; the server lives, and does not grow."""
+    pytest.importorskip("schemathesis")
+    server = Started(*(f"{name}={folder}" for name, folder in folders.items()))
+    process, sent, seed, before = server.server, 0.0, 0, 0.0
+    while sent < MOST:
+        seed += 1
+        command = [
+            *(str(Path(sys.executable).parent / "schemathesis"), "run", f"http://127.0.0.1:{server.port}/openapi.json"),
+            *("--max-examples", "50", "--seed", str(seed), "--generation-database", "none", "--no-color"),
+            *("--checks", ",".join(CHECKS)),
+        ]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0 and not re.search("[Nn]etwork error", done.stdout), done.stdout[-6000:]
+        before = before or server.memory()
+        sent = server.gauge("heedful_requests_total")
+    wrong = [line for line in server.lines if '"status": 500' in line]
+    record("S11", requests=sent, status_500=len(wrong), seeds=seed, memory_MB=[before, server.memory()])
+    assert not wrong and server.gauge("heedful_failed_total") == 0 and server.server == process
+    assert ask(server.port, "/ready").json == {"ready": True} and server.stop() == 0
