@@ -23,8 +23,9 @@ from heedful.tasks import Answer, Writing
 PACE = 0.001  # seconds after its arrival at which a request's token is due: what is short goes before what is long
 AGED = 0.5  # the share of its time after which a request is due whatever its length: so long ones are not starved
 LOOK = 64  # waiting pieces that are passed over to fill a batch
-FULL = 0.25  # the share of the budget from which a batch tells how many tokens a second the engine reads
-FORGET = 0.98  # what is left of the best such speed after each batch
+SHARE = 0.5  # of the time that the most urgent request of a batch has left, for the batch
+SURE = 0.5  # of a request's time, in which it has to be expected to be answered, or it is refused
+KEPT = 0.9  # of tokens and seconds, in the engine's speed, after each batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +108,12 @@ class Lane:
         self.heap: list[_Item] = []
         self.used = 0.0  # seconds of the engine thread, by which lanes take turns
         self.waiting = 0  # tokens
-        self.rate = 0.0  # tokens per second of full batches; 0: there was none yet
+        self.lately = self.took = 0.0  # tokens, and the seconds for them, the latest counting most
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second; infinite where nothing was read yet."""
+        return self.lately / self.took if self.took else math.inf
 
     async def ask(
         self, inputs: Sequence[Any], *, deadline: float, top_k: int = 5, writing: Writing | None = None
@@ -178,19 +184,20 @@ class Lane:
         )
 
     def _take(self, budget: int, now: float) -> list[_Item]:
-        """The next batch: what is due first, and with it what fits, in order."""
+        """The next batch: what is due first, and with it what fits, in order, and lets all be answered in time."""
         taken: list[_Item] = []
         aside: list[_Item] = []
-        rows = 0
-        while self.heap and len(aside) < LOOK and rows < budget:
+        rows, most = 0, float(budget)
+        while self.heap and len(aside) < LOOK and rows < most:
             item = heapq.heappop(self.heap)
             if item.job.dead or now >= item.job.deadline:
                 continue
-            if taken and (item.key != taken[0].key or rows + item.size > budget):
+            less = min(most, SHARE * self.rate * (item.job.deadline - now))
+            if taken and (item.key != taken[0].key or rows + item.size > less):
                 aside.append(item)
                 continue
             taken.append(item)
-            rows += item.size
+            rows, most = rows + item.size, less
         for item in aside:
             heapq.heappush(self.heap, item)
         return taken
@@ -207,6 +214,7 @@ class Queue:
         self.lanes: list[Lane] = []
         self.requests = self.tokens = 0  # that wait now; requests also while they run
         self.draining = False
+        self._until = 0.0  # when the batch that runs is expected to end
         self._closed = False
         self._seen = seen
         self._order = itertools.count()
@@ -223,8 +231,8 @@ class Queue:
         return lane
 
     def wait(self) -> float:
-        """In about how many seconds all that waits now will have been answered."""
-        return math.fsum(lane.waiting / lane.rate for lane in self.lanes if lane.rate)
+        """In about how many seconds all that runs and waits now will have been answered."""
+        return max(0.0, self._until - time.monotonic()) + math.fsum(lane.waiting / lane.rate for lane in self.lanes)
 
     def drain(self) -> None:
         """Take no more requests; those that are here are answered."""
@@ -269,7 +277,8 @@ class Queue:
             raise Expired("the deadline passed before the request was read")
         latest = now + AGED * (job.deadline - now)
         with self._changed:
-            if self.tokens + total > self.caps.tokens or self.wait() > job.deadline - now:
+            late = (before := self.wait()) and before + total / lane.rate > SURE * (job.deadline - now)
+            if late or self.tokens + total > self.caps.tokens:
                 raise self._full()
             if not lane.heap:  # what it did not use while it had nothing to do is not saved up
                 lane.used = max(lane.used, min((each.used for each in self.lanes if each.heap), default=lane.used))
@@ -316,8 +325,7 @@ class Queue:
                 ended = [(item.job, None, told(error)) for item in items]
             seconds, tokens = max(time.monotonic() - start, 1e-6), sum(item.size for item in items)
             lane.used += seconds
-            if tokens >= FULL * self.caps.batch_tokens:
-                lane.rate = max(FORGET * lane.rate, tokens / seconds)
+            lane.lately, lane.took, self._until = KEPT * lane.lately + tokens, KEPT * lane.took + seconds, 0.0
             self.counts.batches += 1
             self.counts.sequences += len(items)
             self.counts.tokens += tokens
@@ -333,6 +341,7 @@ class Queue:
             if taken := lane._take(self.caps.batch_tokens, time.monotonic()):
                 for item in taken:
                     self._give_back(item.job, item.size)
+                self._until = time.monotonic() + sum(item.size for item in taken) / lane.rate
                 return lane, taken
         return None
 

@@ -209,6 +209,35 @@ def test_an_expired_request_is_told_at_once_and_never_started(made: Any) -> None
     assert queue.counts.expired == 2
 
 
+def test_batches_and_promises_fit_the_time_that_is_left(made: Any) -> None:
+    engine = Fake()
+    queue = made()
+    lane = queue.lane(engine)
+
+    async def main() -> None:
+        first = await held(lane, engine)
+        lane.lately, lane.took = 1.0, 1.0  # a token a second
+        deadline = soon(100)
+        tasks = [asyncio.create_task(lane.ask(["x" * 10], deadline=deadline)) for _ in range(20)]
+        await until(lambda: sum(task.done() for task in tasks) == 16)  # 4 of them fit into half of 100 s
+        refused = [task.exception() for task in tasks if task.done()]
+        assert all(isinstance(each, Full) for each in refused) and queue.wait() == 40
+        with queue._changed:
+            now = time.monotonic()
+            late = lane._take(4096, now + 75)
+            assert len(late) == 1  # half of 25 s is enough for one
+            taken = late + lane._take(4096, now)
+            assert [item.size for item in taken] == [10] * 4
+            for item in taken:
+                queue_module.heapq.heappush(lane.heap, item)
+        engine.go.set()
+        await first
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert sum(task.exception() is None for task in tasks) == 4 and queue.wait() == 0
+
+    asyncio.run(main())
+
+
 def test_cancelled_clients_never_reach_the_model(made: Any) -> None:
     queue, engine = made(Caps(batch_tokens=8)), Fake()
     lane = queue.lane(engine)
