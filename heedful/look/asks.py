@@ -167,10 +167,11 @@ class Asks:
             mixed = inside.rollout(part)
             one = None if part != inside.views[-1].part else row  # the decoder's row is not one of the encoder's
             found["attention"] = pack(mixed.mean(0) if one is None else mixed[one], "u2")
-            found["from"] = "all rows" if one is None else f"the row of {inside.sides['source'][one]['text']}"
+            where = "all rows" if one is None else f"the row of {inside.sides['source'][one]['text']}"
+            found["from"] = f"Attention through all layers (rollout), from {where}."
         elif part == "reader":
             found["attention"] = pack(inside.weights(part, 0)[-1, 0], "u2")
-            found["from"] = "what reads the text"
+            found["from"] = "What the model takes of each token when it reads the text."
         return found
 
     def positions(self, params: Params) -> dict[str, Any]:

@@ -185,9 +185,7 @@ def report(
             parameter.requires_grad_(need)
     plain = [head.plain() for head in heads]
     if found is not None:
-        across = found.importance.get(
-            "cross", torch.zeros(0, 0)
-        )  # these heads look at another text: no pattern is theirs
+        across = found.importance.get("cross", torch.zeros(0, 0))  # they look at another text
         plain += [
             {"part": "cross", "layer": layer, "head": head, "name": "cross", "patterns": {}}
             for layer, head in _places(across)

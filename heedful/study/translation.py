@@ -19,13 +19,16 @@ from heedful.infer.engine import Engine
 from heedful.model.classic_config import Everywhere, Writer
 from heedful.runs.rewrite_making import transformer, two_nets
 from heedful.runs.settings import TransformerSettings
+from heedful.study import charts
+from heedful.study.frame import Bench, Outcome, Plan, compared
 from heedful.study.making import CLASSIC
-from heedful.study.toy.language import Translation
+from heedful.study.toy.language import Translation, translations
+from heedful.study.toy.split import Sizes
 from heedful.tasks.base import Answer
-from heedful.tasks.metrics import Bleu
+from heedful.tasks.metrics import has_bleu
 from heedful.tasks.rewrite import Rewrite, marks
 from heedful.tasks.task import Judged, evaluate
-from heedful.tokenizer import Tokenizer
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.train.loop import Trainer
 from heedful.train.settings import AdamW, Linear, Steps, TrainSettings
 
@@ -45,7 +48,6 @@ class Budget:
     steps: int = 600
     every: int = 100  # steps between two points of the curve
     batch: int = 32
-    clauses: int = 1  # of a sentence, at most
 
 
 RATES = {NONE: 4e-3, LOOKS: 4e-3, WHOLE: 2e-3}  # each arm's best of three on another seed, see docs/studies.md
@@ -62,10 +64,10 @@ def model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
     return attach(create(config, tokenizer, seed=seed), "next_token", seed=seed)
 
 
-def task_of(loaded: Loaded, tokenizer: Tokenizer) -> Rewrite:
-    """To write the sentence in English."""
-    mark = marks(loaded.config.model, tokenizer)
-    return Rewrite(tokenizer=tokenizer, limit=loaded.limit, mark=mark, most=LONGEST)
+def sentences(budget: Budget, seed: int) -> dict[str, list[Rewritten]]:
+    """Different ones to learn from, to look at on the way, and to be measured on."""
+    sizes = Sizes(train=budget.train, dev=budget.looks, test=budget.tests)
+    return {split: examples(rows) for split, rows in translations(sizes, seed).items()}
 
 
 def examples(rows: Sequence[Translation]) -> list[Rewritten]:
@@ -73,16 +75,27 @@ def examples(rows: Sequence[Translation]) -> list[Rewritten]:
     return [Rewritten(text=each.source, rewritten=each.target) for each in rows]
 
 
-def exact(loaded: Loaded, task: Rewrite, given: Sequence[Rewritten]) -> tuple[float, float | None]:
+def pieces(given: Sequence[Rewritten]) -> Tokenizer:
+    """One vocabulary of both languages."""
+    texts = [text for each in given for text in each.texts]
+    return train(texts, TokenizerSettings(kind="bpe", vocabulary=PIECES))
+
+
+def task_of(loaded: Loaded, tokenizer: Tokenizer) -> Rewrite:
+    """To write the sentence in English."""
+    mark = marks(loaded.config.model, tokenizer)
+    return Rewrite(tokenizer=tokenizer, limit=loaded.limit, mark=mark, most=LONGEST)
+
+
+def measured(loaded: Loaded, task: Rewrite, given: Sequence[Rewritten]) -> dict[str, float]:
     """The share of sentences that are right to the letter, and BLEU from 0 to 1 where it can be measured."""
     right: list[bool] = []
 
     def note(number: int, example: Rewritten, answer: Answer, judged: Judged) -> None:
         right.append(answer["text"] == example.rewritten)
 
-    measure = evaluate(task, Engine(loaded, writing=task.writing), given, judged=note)
-    bleu = measure.metrics.get("bleu")
-    return sum(right) / len(right), bleu.result()["bleu"] if isinstance(bleu, Bleu) else None
+    result = task.result(evaluate(task, Engine(loaded, writing=task.writing), given, judged=note))
+    return {"right": sum(right) / len(right)} | ({"BLEU": result["bleu"]} if "bleu" in result else {})
 
 
 def learn(
@@ -101,5 +114,67 @@ def learn(
     for step in Trainer(loaded, task, task.read(data["train"]).samples, settings):
         losses.append(step.loss)
         if len(losses) % budget.every == 0:
-            curve.append(exact(loaded, task, data["dev"])[0])
+            curve.append(measured(loaded, task, data["dev"])["right"])
     return losses, curve
+
+
+def run(plan: Plan) -> Outcome:
+    """Every arm learns from the same sentences in the same order."""
+    budget = plan.pick(Budget(), Budget(train=64, tests=16, looks=8, steps=2, every=1))
+    bench, points = Bench(plan), budget.steps // budget.every
+    losses = {arm: [0.0] * budget.steps for arm in RATES}
+    curves = {arm: [0.0] * points for arm in RATES}
+    for seed in plan.seeds:
+        data = sentences(budget, seed)
+        tokenizer = pieces(data["train"])
+        for arm, rate in RATES.items():
+            loaded = model(arm, tokenizer, seed)
+            task = task_of(loaded, tokenizer)
+            lost, curve = learn(loaded, task, budget, data, seed=seed, rate=rate)
+            bench.note(arm, seed, **measured(loaded, task, data["test"]))
+            losses[arm] = [a + b / len(plan.seeds) for a, b in zip(losses[arm], lost, strict=True)]
+            curves[arm] = [a + b / len(plan.seeds) for a, b in zip(curves[arm], curve, strict=True)]
+    right = bench.measure("right", chance=0.0, tests=budget.tests)
+    measures = (right, bench.measure("BLEU", tests=budget.tests)) if has_bleu() else (right,)
+    rates = ", ".join(f"{arm} {rate:g}" for arm, rate in RATES.items())
+    about = (
+        f"The toy language, {budget.train:,} sentences of one clause to learn from, {budget.tests:,} others to "
+        f"translate, greedily: the share that is right to the letter, and BLEU by sacrebleu. One vocabulary of {PIECES}"
+        f" pieces, everything {WIDTH} wide: two GRUs, without attention or with general scores, and a Transformer of "
+        f"two and two layers. {budget.steps} steps of {budget.batch} sentences; rates: {rates}."
+    )
+    seeds = f"{len(plan.seeds)} seeds"
+    figure = charts.dots(
+        measures, tuple(RATES), "The toy language: none, attention, nothing but attention",
+        f"{seeds} (dots), their mean and its 95 % interval",
+    )  # fmt: skip
+    steps = [budget.every * (number + 1) for number in range(points)]
+    panels = [
+        charts.Panel(
+            across="steps",
+            up="right (%)",
+            lines=tuple(
+                charts.Line(name=arm, points=tuple((x, 100 * y) for x, y in zip(steps, curve, strict=True)))
+                for arm, curve in curves.items()
+            ),
+        ),
+        charts.Panel(
+            across="steps",
+            up="loss of a piece",
+            lines=tuple(charts.Line(name=arm, points=charts.smooth(lost, 20)) for arm, lost in losses.items()),
+        ),
+    ]
+    curve = charts.lines(panels, "The toy language: how fast each learns", f"mean of {seeds}")
+    facts = {
+        "steps": steps,
+        "right while learning": {arm: [round(each, 4) for each in curve] for arm, curve in curves.items()},
+        "loss": {arm: [round(each, 4) for each in lost] for arm, lost in losses.items()},
+    }
+    return Outcome(
+        measures=measures,
+        verdicts=compared(measures, PAIRS),
+        figure=figure,
+        about=about,
+        facts=facts,
+        others={"curves": curve},
+    )

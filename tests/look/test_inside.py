@@ -165,6 +165,14 @@ def test_compared_words_and_similarity(tmp_path: Path) -> None:
     found = Asks([one, other])("compare", {"part": "encoder", "layer": "1", "head": "2", "other_head": "2"})
     expected = other.weights("encoder", 1)[2] - one.weights("encoder", 1)[2]
     assert np.abs(numbers(found["difference"]) - expected.numpy()).max() < 1e-6
+    save_tiny(tmp_path / "deep", "bert", "BertModel", vocab_size=loaded.config.model.embedding.vocabulary)
+    deep = heedful.load(tmp_path / "deep")
+    deep.tokenizer = loaded.tokenizer
+    student = Asks([Inside(deep, "the cat sat"), Inside(loaded, "the cat sat")])  # four layers beside two
+    found = student("compare", {"part": "encoder", "layer": "3", "other_layer": "1"})
+    means = [each.weights("encoder", layer).mean(0) for each, layer in zip(student.looks, (3, 1), strict=True)]
+    assert np.abs(numbers(found["difference"]) - (means[1] - means[0]).numpy()).max() < 1e-6
+    assert "different shapes" in found["apart"]
     told = in_context([one, other], "mat")
     assert len(told["places"]) == 2 and torch.allclose(told["layers"][1].diagonal(), torch.ones(2))
     row = one.states("encoder")[2][6]

@@ -292,9 +292,10 @@ def test_a_notebook_asks_its_kernel(chrome: Browser, tmp_path: Path, asks: Asks)
         f'<script type="application/json" id="kept">{data}</script><script type="module">{page.joined()}{host}</script>'
     )
     chrome.open(file.as_uri())
+    chrome.click('[data-view="head"]')
     assert re.search(r"\d+ lines", chrome.until(lambda: chrome.text(".told")))
     chrome.click('[data-view="neuron"]')
-    assert chrome.until(lambda: chrome.text(".body .problem")) == "not kept: neuron"
+    chrome.until(lambda: chrome.js(PROBLEMS) == "not kept: neuron")
     assert chrome.complaints() == []
 
 

@@ -9,9 +9,9 @@ import { headColour, headName, namesOf, tokenList, tokensOf } from "./tokens.js"
 /** @typedef {import("./numbers.js").Numbers} Numbers */
 
 const ROW = 22; // pixels, as in the style sheet
-const GAP = 380;
 const FAINT = 0.03; // weights below are not drawn
 const LINES = 12_000; // that are drawn at once
+const MANY = 40_000; // weights of a head, from which on not all heads are shown at first
 
 /**
  * @param {Context} context
@@ -20,7 +20,9 @@ const LINES = 12_000; // that are drawn at once
 export async function headView(context) {
   const { part, state } = context;
   const [rows, keys] = [tokensOf(context, part.rows), tokensOf(context, part.keys)];
-  const heads = (state.heads ?? [...Array(part.heads).keys()]).filter((each) => each < part.heads);
+  const every = [...Array(part.heads).keys()];
+  const first = rows.length * keys.length > MANY ? every.slice(0, 4) : every;
+  const heads = (state.heads ?? first).filter((each) => each < part.heads);
   const found = await Promise.all(heads.map((head) => context.source.ask("weights", context.place(head))));
   const groups = state.words ? { rows: wordsOf(rows), keys: wordsOf(keys) } : null;
   const weights = found.map((each) => {
@@ -81,7 +83,7 @@ function headBar(context, heads, sides) {
   arrows(chips, ".chip");
   bar.append(
     make("span", { class: "label" }, "Heads"), chips,
-    make("button", { type: "button", class: "quiet", onclick: () => context.set({ heads: null }) }, "all"),
+    make("button", { type: "button", class: "quiet", onclick: () => context.set({ heads: [...Array(context.part.heads).keys()] }) }, "all"),
     make("button", { type: "button", class: "quiet", onclick: () => context.set({ heads: [] }) }, "none"),
   );
   if (new Set([...sides.from, ...sides.to]).size > 1) {
@@ -140,10 +142,11 @@ function picture(context, heads, weights, sides) {
   });
   arrows(left, ".token");
   arrows(right, ".token");
+  const gap = Math.max(110, Math.min(380, context.root.clientWidth - 280));
   const redraw = () => {
     const active = row !== null ? [row] : chosen.size ? [...chosen].sort((a, b) => a - b) : [...Array(n).keys()];
     const drawn = collect(weights, key === null ? active : [...Array(n).keys()], key, passes, m);
-    stroke(canvas, drawn, heads, n, m);
+    stroke(canvas, drawn, heads, { gap, height: Math.max(n, m, 1) * ROW });
     const sums = shade(shares, weights, heads, row !== null || chosen.size ? active : null, passes, m);
     const focus = row ?? (chosen.size === 1 ? active[0] : null);
     if (focus !== null && key === null) told.textContent = strongest(sides, focus, sums, heads.length);
@@ -182,16 +185,14 @@ function collect(weights, rows, key, passes, m) {
  * @param {HTMLCanvasElement} canvas
  * @param {[number, number, number, number][]} drawn
  * @param {number[]} heads
- * @param {number} n
- * @param {number} m
+ * @param {{gap: number, height: number}} size
  */
-function stroke(canvas, drawn, heads, n, m) {
-  const height = Math.max(n, m, 1) * ROW;
+function stroke(canvas, drawn, heads, { gap, height }) {
   const sharp = Math.min(window.devicePixelRatio || 1, 16_000 / height, 2);
-  canvas.width = GAP * sharp;
+  canvas.width = gap * sharp;
   canvas.height = height * sharp;
   canvas.style.height = `${height}px`;
-  canvas.style.width = `${GAP}px`;
+  canvas.style.width = `${gap}px`;
   const pen = canvas.getContext("2d");
   if (!pen) return;
   pen.scale(sharp, sharp);
@@ -204,7 +205,7 @@ function stroke(canvas, drawn, heads, n, m) {
     pen.beginPath();
     const [a, b] = [(i + 0.5) * ROW, (j + 0.5) * ROW];
     pen.moveTo(0, a);
-    pen.bezierCurveTo(GAP * 0.4, a, GAP * 0.6, b, GAP, b);
+    pen.bezierCurveTo(gap * 0.4, a, gap * 0.6, b, gap, b);
     pen.stroke();
   }
 }

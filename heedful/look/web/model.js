@@ -96,7 +96,7 @@ async function enlarge(context, large) {
         {},
         make("button", { type: "button", onclick: () => context.set({ view: "head", heads: [state.head] }) }, "Open as lines"),
         " ",
-        make("button", { type: "button", onclick: () => context.set({ view: "neuron" }) }, "Take apart"),
+        part.names.length ? "" : make("button", { type: "button", onclick: () => context.set({ view: "neuron" }) }, "Take apart"),
       ),
     );
   } catch (error) {

@@ -102,7 +102,8 @@ export function percent(value) {
 export function short(value) {
   if (!Number.isFinite(value)) return value < 0 ? "−∞" : "–";
   const digits = Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : Math.abs(value) >= 1 ? 2 : 3;
-  return value.toFixed(digits).replace("-", "−");
+  const text = value.toFixed(digits);
+  return Number(text) === 0 ? "0" : text.replace("-", "−");
 }
 
 /**

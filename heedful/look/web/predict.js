@@ -35,7 +35,7 @@ export async function predictionView(context) {
     const values = unpack(found.attention).values;
     panel.append(
       make("h3", {}, "What attention shows"),
-      note(`Attention through all layers (rollout), from ${plain(found.from, 60)}.`),
+      note(plain(found.from, 120)),
       tinted(context, names, values, false),
       note(
         "Attention tells where information could come from, not what was made of it: another pattern can give the same " +
