@@ -21,6 +21,8 @@ def attention(engine: Engine, item: Item, layers: list[int] | None, heads: list[
     if engine.limit is not None and len(encoded) > engine.limit:
         raise TooLong(f"the text has {len(encoded)} tokens, and this model reads {engine.limit} at once")
     stacks = [stack for stack in (loaded.config.model.encoder, loaded.config.model.decoder) if stack is not None]
+    if not stacks:
+        raise HeedfulError("this model has no layers of self-attention to look into")
     parts: list[Any] = ["encoder"] if loaded.needs_target else ["encoder", "decoder", "cross"]
     for what, asked, count in (
         ("layers", layers, max(stack.layers for stack in stacks)),

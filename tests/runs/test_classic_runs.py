@@ -18,6 +18,7 @@ from heedful.model.classic_config import ClassicConfig, Hierarchical
 from heedful.runs import finetune as module
 from heedful.runs.classic_making import classic_start
 from heedful.runs.settings import StartSettings, WordSettings
+from heedful.serve.attention import attention
 from heedful.train.fit import Watch
 from heedful.train.loop import Step, Trainer
 
@@ -48,6 +49,8 @@ def test_a_run_on_words_is_complete_and_goes_on(tmp_path: Path) -> None:
     for line in (tmp_path / "run/predictions-test.jsonl").read_text("utf-8").splitlines():
         (again,) = heedful.Engine(loaded)([json.loads(line)["input"]])
         assert again["probabilities"] == pytest.approx(json.loads(line)["answer"]["probabilities"], abs=1e-6)
+    with pytest.raises(HeedfulError, match="no layers of self-attention"):
+        attention(heedful.Engine(loaded), "the cat sat", None, None, 1000)
 
     class Stop(Watch):
         """Asks for a stop after the second step."""
