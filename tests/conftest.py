@@ -15,7 +15,7 @@ import pytest
 # before anything imports heedful; all signatures (scripts/test --slow), or those of the layers that work on tensors:
 # it is half of the time of all tests
 _CHECKED = ["heedful.nn", "heedful.model", "heedful.packed", "heedful.objectives"]
-jaxtyping.install_import_hook("heedful" if "HEEDFUL_CHECK_ALL" in os.environ else _CHECKED, "beartype.beartype")
+jaxtyping.install_import_hook("heedful" if "HEEDFUL_CHECK_ALL" in os.environ else _CHECKED, "checking.check")
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["HEEDFUL_MEASURE"] = "off"  # how a model is computed does not depend on the moment
 os.environ["HEEDFUL_CACHE"] = ""

@@ -25,6 +25,7 @@ AGED = 0.5  # the share of its time after which a request is due whatever its le
 LOOK = 64  # waiting pieces that are passed over to fill a batch
 SHARE = 0.5  # of the time that the most urgent request of a batch has left, for the batch
 SURE = 0.5  # of a request's time, in which it has to be expected to be answered, or it is refused
+FULL = 0.25  # the share of the budget from which a first batch tells the engine's speed; a small one is slow to begin
 KEPT = 0.9  # of tokens and seconds, in the engine's speed, after each batch
 
 
@@ -112,7 +113,7 @@ class Lane:
 
     @property
     def rate(self) -> float:
-        """Tokens a second; infinite where nothing was read yet."""
+        """Tokens a second; infinite where too little was read yet."""
         return self.lately / self.took if self.took else math.inf
 
     async def ask(
@@ -325,7 +326,9 @@ class Queue:
                 ended = [(item.job, None, told(error)) for item in items]
             seconds, tokens = max(time.monotonic() - start, 1e-6), sum(item.size for item in items)
             lane.used += seconds
-            lane.lately, lane.took, self._until = KEPT * lane.lately + tokens, KEPT * lane.took + seconds, 0.0
+            self._until = 0.0
+            if lane.took or tokens >= FULL * self.caps.batch_tokens:
+                lane.lately, lane.took = KEPT * lane.lately + tokens, KEPT * lane.took + seconds
             self.counts.batches += 1
             self.counts.sequences += len(items)
             self.counts.tokens += tokens

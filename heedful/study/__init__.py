@@ -5,6 +5,7 @@ from __future__ import annotations
 STUDIES = {  # name: what it asks; the file of that name in this folder has its `run`
     "limits": "What can a bag of words not tell, and what does it take?",
     "scores": "Six ways to compare a query with a key: which of them find what is asked for?",
+    "translation": "Two recurrent nets without attention, with it, and a Transformer: who learns to translate?",
     "positions": "How does a Transformer know order, and does it still where texts are longer than any it has seen?",
     "norm": "Norms before or after each sublayer, over the layer or over the batch: what learns?",
     "complexity": "How do time and memory of four kinds of layers grow with length and width?",

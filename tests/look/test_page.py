@@ -340,8 +340,11 @@ def test_52_a_large_view_is_quick_and_small(chrome: Browser) -> None:
     text = " ".join(f"w{number}" for number in torch.randint(0, 400, (512,)).tolist())
     with background(Asks([Inside(loaded, text)])) as server:
         for view in ("head", "model", "neuron"):
-            chrome.open(f"{server.url}#view={view}")
-            seconds = chrome.js("return performance.now()") / 1000
+            times = []
+            for _ in range(3):  # other processes may be in the way
+                chrome.open(f"{server.url}#view={view}")
+                times.append(chrome.js("return performance.now()") / 1000)
+            seconds = min(times)
             heap = chrome.driver.execute_cdp_cmd("Runtime.getHeapUsage", {})
             used = (heap["usedSize"] + heap.get("backingStorageSize", 0)) / 1e6
             assert seconds < 3, (view, seconds)

@@ -1,0 +1,42 @@
+"""Two recurrent nets, one that reads and one that writes, without attention and with it; and where it looked.
+
+Idea: "it's absurd that the entire meaning is packed into one embedding" (D4, seq2seq); with attention each token that
+is written looks at all that were read (D0 and D4, "seq2seq + Attention").
+Code: heedful/model/recurrent.py, `Writer` and `Everywhere` in heedful/model/classic_config.py; the toy language of
+heedful/study/toy/language.py; heedful/runs/alignments.py.
+Expect: after the same few steps the loss with attention is lower. Each line of the alignment is a token that is
+written and what it looked at most: Melu has its verb last and adjectives behind nouns, so the places cross.
+"""
+
+from dataclasses import replace
+
+from heedful.runs.alignments import alignment
+from heedful.study.translation import LOOKS, NONE, Budget, learn, measured, model, pieces, sentences, task_of
+
+
+def main(steps: int = 130) -> dict[str, object]:
+    """Train both for so many steps; losses, right answers, one alignment."""
+    budget = replace(Budget(), train=3200, tests=50, looks=0, steps=steps, every=steps + 1)
+    data = sentences(budget, seed=1)
+    tokenizer = pieces(data["train"])
+    found: dict[str, object] = {}
+    for arm in (NONE, LOOKS):
+        loaded = model(arm, tokenizer, seed=1)
+        task = task_of(loaded, tokenizer)
+        losses, _ = learn(loaded, task, budget, data, seed=1)
+        last = losses[-10:]
+        found[arm] = sum(last) / len(last), measured(loaded, task, data["test"])["right"]
+        example = min(data["test"], key=lambda each: len(each.text))
+        found["alignment of " + arm] = alignment(loaded.eval(), example.text, example.rewritten)
+    return found
+
+
+if __name__ == "__main__":
+    found = main()
+    for arm in (NONE, LOOKS):
+        loss, right = found[arm]
+        print(f"{arm:26} loss of a token {loss:.2f}, sentences that are right {100 * right:.0f} %")
+    looked = found["alignment of " + LOOKS]
+    print(f"\n{' '.join(looked.read)}")
+    for token, weights in zip(looked.written, looked.weights, strict=True):
+        print(f"{token:>12}  looked at {looked.read[weights.argmax()]:8} {weights.max():.2f}   sum {weights.sum():.2f}")
