@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import floor
+from typing import Any
 
 import torch
 from torch import Tensor

@@ -43,7 +43,7 @@ class Speed:
     p50: float  # milliseconds of one text
     p99: float
     texts_per_second: float  # of all of them at once
-    tokens_per_second: int  # in the model's own tokens
+    tokens_per_second: float  # in the model's own tokens
 
 
 def verdict(
