@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import socket
+import tempfile
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +22,7 @@ jaxtyping.install_import_hook("heedful" if "HEEDFUL_CHECK_ALL" in os.environ els
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["HEEDFUL_MEASURE"] = "off"  # how a model is computed does not depend on the moment
 os.environ["HEEDFUL_CACHE"] = ""
+os.environ["HEEDFUL_KERNELS"] = "off"  # but where a test asks for `native`
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
@@ -72,3 +76,29 @@ def data_dir() -> pathlib.Path:
     if not (path / "MANIFEST.json").is_file():
         pytest.skip("data folder not found: set HEEDFUL_DATA")
     return path
+
+
+@pytest.fixture(scope="session")
+def built() -> pathlib.Path:
+    """The kernels in C++, built once for all tests of this user."""
+    from heedful.errors import HeedfulWarning
+    from heedful.native import library
+
+    if given := os.environ.get("HEEDFUL_TEST_KERNELS"):
+        return pathlib.Path(given)
+    if not any(map(shutil.which, library.COMPILERS)):
+        pytest.skip("no C++ compiler")
+    folder = pathlib.Path(tempfile.gettempdir(), f"heedful-kernels-of-{os.getuid()}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HeedfulWarning)
+        return library.build(folder)
+
+
+@pytest.fixture
+def native(built: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Turns them on for a test."""
+    from heedful.native import library
+
+    found = library.load(built)
+    monkeypatch.setattr(library, "_found", lambda: found)
+    return found

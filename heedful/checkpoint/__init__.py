@@ -6,7 +6,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -26,7 +26,7 @@ from heedful.model.heads import make_head
 from heedful.model.initialise import initialise, undrawn
 from heedful.model.recurrent import make_model
 from heedful.model.trace import Trace
-from heedful.nn.linear import Laid, Rounded
+from heedful.nn.linear import Laid, Panels, Rounded
 from heedful.packed import Packed
 from heedful.shipped import shipped
 from heedful.tokenizer import Tokenizer
@@ -58,6 +58,7 @@ class Loaded(nn.Module):
         model = config.model
         self.model = make_model(model)
         self.head = None if config.head is None else make_head(config.head, self.model)
+        self.settle: Callable[[], None] = _nothing  # while it is trained: all weights become those of the last step
 
     def forward(self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None) -> Any:
         """The head's outputs, or the last hidden states where there is no head."""
@@ -99,9 +100,14 @@ class Loaded(nn.Module):
 
         Also those of layers that were exchanged to answer: as they were loaded, or in whole numbers and their scales.
         """
-        exchanged = ((name, each) for name, each in self.named_modules() if isinstance(each, Laid | Rounded))
+        self.settle()
+        exchanged = ((name, each) for name, each in self.named_modules() if isinstance(each, Laid | Panels | Rounded))
         parts = {f"{name}.{part}": each for name, layer in exchanged for part, each in layer.parts().items()}
         return {name.removeprefix("model."): each for name, each in [*self.named_parameters(), *parts.items()]}
+
+
+def _nothing() -> None:
+    pass
 
 
 def create(config: Config, tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Loaded:

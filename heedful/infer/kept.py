@@ -12,16 +12,7 @@ from typing import Any
 import torch
 
 import heedful
-from heedful.durable import put, whole
-
-
-def folder() -> Path | None:
-    """Where it lies; None where HEEDFUL_CACHE is empty: nothing is kept, and all is measured each time."""
-    given = os.environ.get("HEEDFUL_CACHE")
-    if given is not None:
-        return Path(given) if given else None
-    above = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(above, "heedful")
+from heedful.durable import cache, put, whole
 
 
 def machine() -> dict[str, Any]:
@@ -63,6 +54,6 @@ def _plain(facts: Mapping[str, Any]) -> Any:
 
 
 def _path(facts: Mapping[str, Any]) -> Path | None:
-    under = folder()
+    under = cache()
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return under / f"measured-{digest[:32]}.json" if under else None

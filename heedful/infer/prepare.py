@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,9 @@ from heedful.nn.attend import attend_as
 from heedful.nn.kernels import KERNELS
 from heedful.nn.layers import ACTIVATIONS, Mlp
 from heedful.nn.layout import Call, Layout
-from heedful.nn.linear import FUSED, Laid, Rounded, cannot_lay, fast_bfloat16
+from heedful.nn.linear import FUSED, Laid, Panels, Rounded, cannot_lay, cannot_panel, fast_bfloat16
 
-Linears = Literal["plain", "laid", "rounded"]
+Linears = Literal["plain", "laid", "panels", "rounded"]
 MEASURE = "HEEDFUL_MEASURE"  # "off": the same way on every machine, for the same bits, and not the fastest one
 ROWS = (16, 1024)  # of the linear layers that are timed: one short text, a batch
 TEXTS = (256, 128, *[64] * 6, *[24] * 10)  # tokens of the texts whose attention is timed
@@ -40,6 +40,18 @@ class Way:
     linears: Linears = "plain"
     attention: str = ""  # the kernel that is tried first; none: in the order of the kernel table
     why: tuple[str, ...] = ()
+
+
+class _Laying(NamedTuple):
+    make: Callable[[nn.Linear, str | None], nn.Module]
+    applies: tuple[str, ...]  # activations
+    cannot: Callable[[nn.Linear], str]
+
+
+WAYS: dict[Linears, _Laying] = {
+    "laid": _Laying(Laid, tuple(FUSED), lambda linear: cannot_lay(linear.weight.dtype)),
+    "panels": _Laying(Panels, ("gelu",), cannot_panel),
+}
 
 
 def dtype_of(precision: Precision) -> torch.dtype:
@@ -59,7 +71,7 @@ def prepare(loaded: Loaded, precision: Precision) -> Way:
         for stack in (model.encoder, model.decoder):
             if stack is not None:
                 _exchange(stack.blocks, way.linears)
-        model.fills = way.linears == "laid"
+        model.fills = way.linears == "laid" or (way.linears == "rounded" and dtype_of(precision) == torch.bfloat16)
     if way.attention and model.encoder is not None:
         for each in model.encoder.modules():
             if isinstance(each, Attention):
@@ -69,12 +81,14 @@ def prepare(loaded: Loaded, precision: Precision) -> Way:
 
 def _exchange(blocks: nn.ModuleList, linears: Linears) -> None:
     for above in list(blocks.modules()):
-        if linears == "laid" and isinstance(above, Mlp) and (name := _fused(above)):
-            above.add_module("up", Laid(above.up, name))
+        if linears in WAYS and isinstance(above, Mlp) and (name := _fused(above)) in WAYS[linears].applies:
+            above.add_module("up", WAYS[linears].make(above.up, name))
             above.activation = _as_it_is
+        if isinstance(above, nn.LayerNorm) and linears == "panels":
+            above.float()  # as the kernels read it
         for name, each in above.named_children():
-            if isinstance(each, nn.Linear):
-                above.add_module(name, Laid(each) if linears == "laid" else Rounded(each))
+            if isinstance(each, nn.Linear) and not (linears == "panels" and cannot_panel(each)):
+                above.add_module(name, Rounded(each) if linears == "rounded" else WAYS[linears].make(each, None))
 
 
 def _fused(mlp: Mlp) -> str:
@@ -116,8 +130,6 @@ def _measured(loaded: Loaded, config: StackConfig, precision: Precision) -> Way:
             way = _with_attention(way, config, dtype)
         if precision == "int8":
             return replace(way, linears="rounded", why=(*way.why, "linear layers: products of whole numbers"))
-        if reason := cannot_lay(dtype):
-            return replace(way, why=(*way.why, f"linear layers: PyTorch's, since {reason}"))
         linear = next(each for each in loaded.modules() if isinstance(each, Mlp)).up
         return _with_linears(way, linear)
 
@@ -136,16 +148,19 @@ def _with_attention(way: Way, config: StackConfig, dtype: torch.dtype) -> Way:
 
 
 def _with_linears(way: Way, plain: nn.Linear) -> Way:
-    laid = Laid(plain)
-    ratios, told = [], []
-    for rows in ROWS:
+    reasons = {name: laying.cannot(plain) for name, laying in WAYS.items()}
+    made = {name: WAYS[name].make(plain, None) for name, reason in reasons.items() if not reason}
+    ratios, told = dict.fromkeys(made, 1.0), []
+    for rows in ROWS if made else ():
         x = _rows(rows, plain.in_features, plain.weight.dtype)
-        times = timed({"plain": partial(plain, x), "laid out": partial(laid, x)})
-        ratios.append(times["laid out"] / times["plain"])
+        times = timed({name: partial(layer, x) for name, layer in {"plain": plain, **made}.items()})
+        ratios = {name: ratio * times[name] / times["plain"] for name, ratio in ratios.items()}
         told.append(f"{_shown(times)} for {rows} rows")
-    taken = ratios[0] * ratios[1] <= GAIN**2
-    why = f"linear layers: {'laid out once' if taken else 'plain'} ({'; '.join(told)})"
-    return replace(way, linears="laid" if taken else "plain", why=(*way.why, why))
+    best: Linears = min(ratios, key=ratios.__getitem__, default="plain")
+    if made and ratios[best] > GAIN**2:
+        best = "plain"
+    told += [f"no {name}: {reason}" for name, reason in reasons.items() if reason]
+    return replace(way, linears=best, why=(*way.why, f"linear layers: {best} ({'; '.join(told)})"))
 
 
 def _rows(count: int, width: int, dtype: torch.dtype) -> Tensor:

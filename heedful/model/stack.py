@@ -31,6 +31,7 @@ from heedful.nn.attend import attend_as
 from heedful.nn.dropout import dropout
 from heedful.nn.layers import Mlp, make_norm
 from heedful.nn.layout import Call, Layout
+from heedful.nn.native import Linear, add_norm, parts, trains_in_bfloat16
 from heedful.nn.positions import (
     BucketRelation,
     Relation,
@@ -149,11 +150,11 @@ class Attention(nn.Module):
         self.heads, self.causal, self.dropout = config.heads, config.causal, config.attention_dropout
         self.scale = _scale(config)
         self.kernel = ""  # the one that was measured to be the fastest on this machine, in inference
-        self.qkv = nn.Linear(config.width, 3 * inner, bias=config.attention_bias)
-        self.out = nn.Linear(inner, config.width, bias=config.attention_bias)
+        self.qkv = Linear(config.width, 3 * inner, bias=config.attention_bias)
+        self.out = Linear(inner, config.width, bias=config.attention_bias)
 
     def forward(self, x: Float[Tensor, "rows width"], sight: Sight, placed: Placed) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(1)
+        q, k, v = parts(self.qkv(x), self.heads)
         bias = placed.relation.bias(q, placed.prepared, self.scale)
         q, k = placed.relation.turn(q, k, placed.prepared)
         if sight.cache is not None:
@@ -181,9 +182,9 @@ class CrossAttention(nn.Module):
         inner = config.heads * config.head_width
         self.heads, self.dropout = config.heads, config.attention_dropout
         self.scale = _scale(config)
-        self.q = nn.Linear(config.width, inner, bias=config.attention_bias)
-        self.kv = nn.Linear(config.width, 2 * inner, bias=config.attention_bias)
-        self.out = nn.Linear(inner, config.width, bias=config.attention_bias)
+        self.q = Linear(config.width, inner, bias=config.attention_bias)
+        self.kv = Linear(config.width, 2 * inner, bias=config.attention_bias)
+        self.out = Linear(inner, config.width, bias=config.attention_bias)
 
     def forward(self, x: Float[Tensor, "rows width"], sight: Sight, layer: int) -> Tensor:
         assert sight.to_memory is not None and sight.memory is not None
@@ -240,8 +241,11 @@ class Block(nn.Module):
         return self._residual(x, self.mlp_norm, self.mlp, self.dropout)
 
     def _residual(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor], rate: float) -> Tensor:
-        y = dropout(layer(norm(x) if self.norm_first else x), rate, self.training)
-        summed: Tensor = x + y if self.norm_first else norm(x + y)
+        if self.norm_first:
+            return x + dropout(layer(norm(x)), rate, self.training)
+        y = layer(x)
+        at_once = add_norm(x, y, norm, rate if self.training else 0.0)
+        summed: Tensor = norm(x + dropout(y, rate, self.training)) if at_once is None else at_once
         return summed
 
 
@@ -327,7 +331,8 @@ class Transformer(nn.Module):
         super().__init__()
         first = _check(config)
         self.config = config
-        self.fills = False  # whether each new number of rows costs time, so that only few occur; bfloat16's always do
+        # whether each new number of rows costs time, so that only few occur; None: as its dtype has it
+        self.fills: bool | None = None
         self.embedding = Embedding(config.embedding, first.width)
         self.encoder = Stack(config.encoder) if config.encoder else None
         self.decoder = Stack(config.decoder, "decoder") if config.decoder else None
@@ -379,11 +384,14 @@ class Transformer(nn.Module):
     def _prepares_shapes(self) -> bool:
         """Whether each new number of rows costs time and memory that is kept: oneDNN's bfloat16 products on a CPU.
 
-        Forward and backward keep about 5 MB for each, and the first of each takes a fifth longer.
+        Forward and backward keep about 5 MB for each, and the first of each takes a fifth longer. Ours keep nothing.
         """
         weight = self.embedding.tokens.weight
-        half = weight.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")
-        return weight.device.type == "cpu" and (half or self.fills)
+        if weight.device.type != "cpu":
+            return False
+        if self.fills is not None:
+            return self.fills
+        return weight.dtype == torch.bfloat16 or (torch.is_autocast_enabled("cpu") and not trains_in_bfloat16())
 
     def _run(
         self, source: Packed, target: Packed | None, trace: Trace | None, count: int

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from heedful.nn.dropout import dropout
 from heedful.nn.layout import Call, Dense, Distance, Layout, Span, allowed
 from heedful.nn.moves import Moves, fetch, fetches, move, moves
+from heedful.nn.native import attention, cannot_attend, slow_to_attend
 
 Line = list[int]  # the numbers of the sequences that share a line, in order
 Run = Callable[[Tensor, Tensor, Tensor, Call], Tensor]
@@ -389,6 +390,7 @@ def _products_are_slow(q: Tensor, k: Tensor, call: Call) -> str:
 KERNELS: tuple[Kernel, ...] = (
     Kernel(name="lined", run=_lined, cannot=_not_lined),
     Kernel(name="varlen", run=_varlen, cannot=_not_varlen),
+    Kernel(name="native", run=attention, cannot=cannot_attend, slow=slow_to_attend),
     Kernel(name="products", run=_planned(products), slow=_products_are_slow),
     Kernel(name="fused", run=_planned(fused), cannot=_not_fused),
 )

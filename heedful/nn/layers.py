@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.nn.dropout import dropout
+from heedful.nn.native import Linear, gelu
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    "gelu": F.gelu,  # x Phi(x), by erf (Hendrycks and Gimpel 2016)
+    "gelu": gelu,  # x Phi(x), by erf (Hendrycks and Gimpel 2016)
     "gelu_tanh": partial(F.gelu, approximate="tanh"),  # their approximation; differs by up to 4.74e-4
     "silu": F.silu,
     "tanh": F.tanh,
@@ -35,8 +36,8 @@ class Mlp(nn.Module):
     ) -> None:
         super().__init__()
         self.activation, self.gated, self.inner_dropout = ACTIVATIONS[activation], gated, inner_dropout
-        self.up = nn.Linear(width, inner_width * (2 if gated else 1), bias=bias)  # gated: the gate's rows come first
-        self.down = nn.Linear(inner_width, width, bias=bias)
+        self.up = Linear(width, inner_width * (2 if gated else 1), bias=bias)  # gated: the gate's rows come first
+        self.down = Linear(inner_width, width, bias=bias)
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
         inner: Tensor = self.up(x)

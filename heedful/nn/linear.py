@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from heedful.native import why
+from heedful.nn import native
 from heedful.nn.layers import ACTIVATIONS
 
 FUSED = {"gelu": "none", "relu": "none"}  # activations that oneDNN's products apply themselves, and their algorithm
@@ -46,6 +48,37 @@ class Laid(nn.Module):
         name, algorithm = self.after
         laid: Tensor = _operators()._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
         return laid
+
+
+class Panels(nn.Module):
+    """activation(W x + b) by the kernels in C++, W in the panels that they read; bfloat16."""
+
+    def __init__(self, linear: nn.Linear, activation: str | None = None) -> None:
+        super().__init__()
+        weight = linear.weight.detach()
+        self.out, self.width = weight.shape
+        self.plain = weight  # as it was, for what else is to be done with it
+        self.bias = None if linear.bias is None else linear.bias.detach().float()
+        self.gelu = activation == "gelu"
+        self.panels = native.packed(weight.contiguous(), turned=True, half=True)
+
+    def parts(self) -> dict[str, Tensor]:
+        """Weight and bias, as they were."""
+        return {"weight": self.plain} | ({} if self.bias is None else {"bias": self.bias.to(self.plain.dtype)})
+
+    def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
+        rows = x.reshape(-1, self.width)
+        y = native.product(rows, self.panels, self.out, self.bias, gelu=self.gelu)
+        return y.view(*x.shape[:-1], self.out)
+
+
+def cannot_panel(linear: nn.Linear) -> str:
+    """Why `Panels` cannot be taken for such a layer, or nothing."""
+    if linear.weight.dtype != torch.bfloat16:
+        return f"our products are of bfloat16, not of {linear.weight.dtype}"
+    if native.usable(linear.weight) is None or len(linear.weight) % 16:
+        return why() or f"our products are of whole vectors, not of {tuple(linear.weight.shape)}"
+    return ""
 
 
 def _operators() -> Any:

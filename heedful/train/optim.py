@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
 from heedful.errors import HeedfulError
+from heedful.native import kernels
 from heedful.train.settings import AdamW, Constant, Cosine, Google, Linear, Noam, Schedule
 
 __all__ = ["AdamW", "Constant", "Cosine", "Google", "Linear", "Noam", "Optimizer", "Schedule", "factor", "layer_rates"]
@@ -95,6 +97,7 @@ def _place(name: str) -> tuple[str, int]:
 
 # -- the optimiser ----------------------------------------------------------------------------------------------
 
+HISTORY = 4096  # steps that a row may lag behind
 _FUSED = frozenset({"cpu", "cuda"})  # where torch's fused kernel is used: by far its fastest, also on a CPU
 
 
@@ -127,13 +130,38 @@ class Optimizer:
             self._steps[name] = torch.full((), start, device=parameter.device if self._fused else "cpu")
             decay = 0.0 if parameter.ndim < 2 or name.endswith("bias") else settings.decay  # of heads, too
             self._groups.setdefault((self.rates[name], decay), []).append(name)
+        self._lagging: dict[str, _Lag] = {}
+
+    def lag(self, name: str) -> None:
+        """From now on this matrix has gradients of some rows alone (sparse ones), and other rows may lag behind.
+
+        Each row moves as it would without lagging, to the last bit, but only when it is needed: `catch_up` and
+        `settle` bring rows up to date, and `state` settles. It takes the kernels in C++.
+        """
+        self._lagging[name] = _Lag(moved=torch.zeros(len(self._parameters[name]), dtype=torch.int32))
+
+    def catch_up(self, name: str, rows: Tensor | None = None) -> None:
+        """Bring these rows up to date; all of them, unless some are given."""
+        lag = self._lagging[name]
+        if lag.steps:
+            self._move_rows(name, None if rows is None else rows.flatten().unique(), None, 1.0)
+        if rows is None:
+            lag.steps.clear()
+            lag.moved.zero_()
+
+    def settle(self) -> None:
+        """Bring all rows up to date that lag behind."""
+        for name in self._lagging:
+            self.catch_up(name)
 
     def norm(self, gradients: Mapping[str, Tensor], *, scale: float) -> float:
         """The norm of all scaled gradients as one vector; not finite if any number in them is not.
 
         Over rows in float64: one float32 sum over a large table loses digits on a CPU.
         """
-        rows = [torch.linalg.vector_norm(each.detach(), dim=-1).flatten() for each in gradients.values()]
+        each_one = (each.detach() for each in gradients.values())
+        dense = (each.values() if each.is_sparse else each for each in each_one)
+        rows = [torch.linalg.vector_norm(each, dim=-1).flatten() for each in dense]
         return scale * float(torch.linalg.vector_norm(torch.cat(rows), dtype=torch.float64)) if rows else 0.0
 
     @torch.no_grad()
@@ -152,7 +180,9 @@ class Optimizer:
         if clip is not None and norm > clip:
             scale *= clip / norm
         for (rate, decay), names in self._groups.items():
-            if names := [name for name in names if name in gradients]:
+            for name in (name for name in names if name in gradients and gradients[name].is_sparse):
+                self._move_some(name, gradients[name], rate * factor, decay, scale)
+            if names := [name for name in names if name in gradients and not gradients[name].is_sparse]:
                 self._move(names, [gradients[name].contiguous() for name in names], rate * factor, decay, scale)
 
     def _move(self, names: list[str], gradients: list[Tensor], rate: float, decay: float, scale: float) -> None:
@@ -176,6 +206,36 @@ class Optimizer:
             maximize=False,
         )
 
+    def _move_some(self, name: str, gradient: Tensor, rate: float, decay: float, scale: float) -> None:
+        lag, (b1, b2) = self._lagging[name], self.settings.betas
+        self._steps[name] += 1
+        done = float(self._steps[name])
+        lag.steps.append((1 - rate * decay, rate / (1 - b1**done), (1 - b2**done) ** -0.5))
+        self._move_rows(name, gradient.indices()[0], gradient.values().contiguous(), scale)
+        if len(lag.steps) == HISTORY:
+            self.catch_up(name)
+
+    def _move_rows(self, name: str, rows: Tensor | None, gradient: Tensor | None, scale: float) -> None:
+        found, lag, parameter = kernels(), self._lagging[name], self._parameters[name]
+        assert found is not None
+        steps = torch.tensor(lag.steps, dtype=torch.float32)
+        found.adamw_rows(
+            parameter.data_ptr(),
+            self._m[name].data_ptr(),
+            self._v[name].data_ptr(),
+            lag.moved.data_ptr(),
+            parameter.shape[1],
+            0 if rows is None else rows.data_ptr(),
+            len(parameter) if rows is None else len(rows),
+            steps.data_ptr(),
+            len(steps),
+            0 if gradient is None else gradient.data_ptr(),
+            scale,
+            *self.settings.betas,
+            self.settings.eps,
+            torch.get_num_threads(),
+        )
+
     def _check(self, gradients: Mapping[str, Tensor]) -> None:
         for name, gradient in gradients.items():
             parameter = self._parameters.get(name)
@@ -190,6 +250,7 @@ class Optimizer:
 
         They are not copies: the next step changes them.
         """
+        self.settle()
         kinds = {"m": self._m, "v": self._v} | ({"steps": self._steps} if self.settings.bias_correction else {})
         return {f"{name}.{kind}": each for kind, tensors in kinds.items() for name, each in tensors.items()}
 
@@ -213,10 +274,18 @@ class Optimizer:
             tensor.copy_(state[name])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Lag:
+    """How far the rows of a matrix are: moved[row] of the steps, whose numbers are those that the kernel needs."""
+
+    moved: Tensor
+    steps: list[tuple[float, float, float]] = field(default_factory=list)
+
+
 def _alike(tensor: Tensor, other: Tensor) -> bool:
     return tensor.shape == other.shape and tensor.dtype == other.dtype
 
 
 def _described(tensor: Tensor) -> str:
-    layout = "" if tensor.is_contiguous() else ", not contiguous"
+    layout = "" if tensor.is_sparse or tensor.is_contiguous() else ", not contiguous"
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{layout}"

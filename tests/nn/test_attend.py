@@ -17,7 +17,8 @@ from heedful.nn.attend import REFERENCE, attend, choose, explain
 from heedful.nn.kernels import KERNELS, Kernel
 from heedful.nn.layout import Bias, Call, Dense, Distance, Layout
 
-CPU_KERNELS = [kernel.name for kernel in (*KERNELS, REFERENCE) if kernel.name not in ("varlen", "lined")]
+OTHERS = ("varlen", "lined", "native")  # tested beside; native: in test_native.py
+CPU_KERNELS = [kernel.name for kernel in (*KERNELS, REFERENCE) if kernel.name not in OTHERS]
 Tensors = tuple[Tensor, Tensor, Tensor]
 
 

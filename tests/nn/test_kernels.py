@@ -19,7 +19,8 @@ from heedful.nn.dropout import STEPS
 from heedful.nn.kernels import KERNELS, best_fit, shared
 from heedful.nn.layout import Bias, Call, Dense, Distance, Layout
 
-CPU_KERNELS = [kernel for kernel in KERNELS if kernel.name not in ("varlen", "lined")]
+OTHERS = ("varlen", "lined", "native")  # tested beside; native: in test_native.py
+CPU_KERNELS = [kernel for kernel in KERNELS if kernel.name not in OTHERS]
 HEADS, WIDTH, REACH = 2, 8, 5
 
 LENGTHS: dict[str, tuple[list[int], list[int]]] = {

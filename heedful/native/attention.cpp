@@ -1,0 +1,295 @@
+// Attention of packed sequences: softmax(scale q k') v for each sequence and head, and its gradient.
+//
+// A sequence's keys and values are packed once for each head; its queries are taken in blocks whose scores stay in the
+// cache. Scores are computed again in the backward pass, from the logarithm of each row's sum (Dao et al. 2022).
+#include "products.h"
+
+static constexpr int64_t BLOCK = 48;  // queries at a time
+
+struct Call {
+    int64_t sequences, heads, width;
+    const int64_t* spans;                         // for each sequence: first query, last, first key, last
+    int64_t q_stride, k_stride, v_stride, out_stride;  // numbers between rows; heads lie `width` apart in all
+    float scale;
+    int causal;
+    int64_t window;  // -1: none
+    Drop drop;
+    uint64_t seed;
+};
+
+struct Seen {
+    int64_t first, last;
+};
+
+// the keys that a query sees: places are aligned at the end
+static inline Seen seen(const Call& c, int64_t query, int64_t n, int64_t m) {
+    int64_t here = query + m - n, first = 0, last = m;
+    if (c.causal) last = std::min(last, here + 1);
+    if (c.window >= 0) {
+        first = std::max(first, here - c.window);
+        last = std::min(last, here + c.window + 1);
+    }
+    return {std::min(first, std::max<int64_t>(last, 0)), std::max<int64_t>(last, 0)};
+}
+
+static inline V within(V x, Seen s, int64_t column, V otherwise) {
+    VI place = lanes() + (int32_t)column;
+    return where((place >= (int32_t)s.first) & (place < (int32_t)s.last), x, otherwise);
+}
+
+// log2 of the sum of 2^(s scale log2 e) over what a row sees, and its weights 2^(...) / sum in `to`, dropped ones 0
+template <class E>
+static inline float softmax(const float* scores, Seen s, int64_t from, int64_t to, float scale, const Drop& drop,
+                            uint32_t key, float* weights) {
+    V most = all(-INFINITY), total = {};
+    for (int64_t j = from; j < to; j += LANES)
+        most = larger(most, within(*(const AnyV*)(scores + j), s, j, all(-INFINITY)));
+    float top = largest(most) * scale;
+    for (int64_t j = from; j < to; j += LANES) {
+        V e = within(exp2_of(*(const AnyV*)(scores + j) * scale - top), s, j, V{});
+        total += e;
+        *(AnyV*)(weights + j) = e;
+    }
+    float all_of_it = sum(total), one = 1 / all_of_it;
+    for (int64_t j = from; j < to; j += LANES) {
+        V w = *(const AnyV*)(weights + j) * one;
+        if (drop.below) w *= drop.factors(key, j);
+        *(AnyV*)(weights + j) = w;
+    }
+    return top + std::log2(all_of_it);
+}
+
+static inline int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+template <class E> struct Item {  // one head of one sequence
+    int64_t n, m, d, depth_d, depth_m, wide;  // queries, keys, width, words of the width and of the keys, m in whole vectors
+    Item(const Call& c, const int64_t* span)
+        : n(span[1] - span[0]),
+          m(span[3] - span[2]),
+          d(c.width),
+          depth_d(words(c.width, E::IN_WORD)),
+          depth_m(words(span[3] - span[2], E::IN_WORD)),
+          wide(rounded_up(std::max<int64_t>(1, span[3] - span[2]), LANES)) {}
+    int64_t turned_words() const { return panels(wide) * PANEL * depth_d; }
+    int64_t packed_words() const { return panels(d) * PANEL * depth_m; }
+};
+
+template <class E>
+static void pack_all_turned(const typename E::T* x, int64_t stride, int64_t count, int64_t d, uint32_t* out) {
+    for (int64_t p = 0; p < panels(count); p++)
+        pack_turned<E, E>(x, stride, count, d, p, out + p * words(d, E::IN_WORD) * PANEL);
+}
+
+template <class E>
+static void pack_all(const typename E::T* x, int64_t stride, int64_t count, int64_t d, uint32_t* out) {
+    for (int64_t p = 0; p < panels(d); p++) pack<E, E>(x, stride, count, d, p, out + p * words(count, E::IN_WORD) * PANEL);
+}
+
+template <class E>
+static void forward(const Call& c, const typename E::T* q, const typename E::T* k, const typename E::T* v,
+                    typename E::T* out, float* sums, int threads) {
+    typedef typename E::T T;
+#pragma omp parallel num_threads(threads)
+    {
+        static thread_local Scratch scratch;
+#pragma omp for schedule(dynamic)
+        for (int64_t item = 0; item < c.sequences * c.heads; item++) {
+            int64_t head = item % c.heads;
+            const int64_t* span = c.spans + item / c.heads * 4;
+            Item<E> it(c, span);
+            if (it.n == 0) continue;
+            const T *mine = q + span[0] * c.q_stride + head * it.d, *keys = k + span[2] * c.k_stride + head * it.d;
+            const T* values = v + span[2] * c.v_stride + head * it.d;
+            T* to = out + span[0] * c.out_stride + head * it.d;
+            scratch.begin((it.turned_words() + it.packed_words() + BLOCK * it.wide) * 4 + BLOCK * it.wide * sizeof(T) + 1024);
+            uint32_t *turned = scratch.take<uint32_t>(it.turned_words()), *packed = scratch.take<uint32_t>(it.packed_words());
+            float* scores = scratch.take<float>(BLOCK * it.wide);
+            T* weights = scratch.take<T>(BLOCK * it.wide);
+            pack_all_turned<E>(keys, c.k_stride, it.m, it.d, turned);
+            pack_all<E>(values, c.v_stride, it.m, it.d, packed);
+            for (int64_t first = 0; first < it.n; first += BLOCK) {
+                int64_t many = std::min(BLOCK, it.n - first);
+                Seen low = seen(c, first, it.n, it.m), high = seen(c, first + many - 1, it.n, it.m);
+                int64_t from = low.first / PANEL, last = panels(high.last), left = from * PANEL;
+                int64_t right = std::min(it.wide, last * PANEL);
+                Left a = {(const uint32_t*)(mine + first * c.q_stride), c.q_stride / E::IN_WORD, 1};
+                product<E>(a, many, turned, it.depth_d, it.wide, from, last, [&](int64_t row, int64_t column, V x) INLINE {
+                    *(AnyV*)(scores + row * it.wide + column) = x;
+                });
+                for (int64_t row = 0; row < many; row++) {
+                    float* line = scores + row * it.wide;
+                    Seen s = seen(c, first + row, it.n, it.m);
+                    int64_t query = span[0] + first + row;
+                    uint32_t key = c.drop.below ? key_of(c.seed, query * c.heads + head) : 0;
+                    T* w = weights + row * it.wide;
+                    if (s.first >= s.last) {  // it sees nothing
+                        if (sums) sums[query * c.heads + head] = INFINITY;
+                        for (int64_t j = left; j < right; j += LANES) E::store(w + j, V{});
+                        continue;
+                    }
+                    float log_sum = softmax<E>(line, s, left, right, c.scale * LOG2_E, c.drop, key, line);
+                    if (sums) sums[query * c.heads + head] = log_sum;
+                    for (int64_t j = left; j < right; j += LANES) E::store(w + j, *(const AnyV*)(line + j));
+                }
+                // values of keys that no query of the block sees are left out
+                int64_t skip = left / E::IN_WORD, deep = std::min(it.depth_m, right / E::IN_WORD) - skip;
+                Left b = {(const uint32_t*)weights + skip, it.wide / E::IN_WORD, 1};
+                for (int64_t p = 0; p < panels(it.d); p++)
+                    product<E>(b, many, packed + p * it.depth_m * PANEL + skip * PANEL, std::max<int64_t>(deep, 0),
+                               std::min(PANEL, it.d - p * PANEL), 0, 1, [&](int64_t row, int64_t column, V x) INLINE {
+                                   E::store(to + (first + row) * c.out_stride + p * PANEL + column, x);
+                               });
+            }
+        }
+    }
+}
+
+template <class E>
+static void backward(const Call& c, const typename E::T* q, const typename E::T* k, const typename E::T* v,
+                     const typename E::T* out, const typename E::T* dout, int64_t dout_stride, const float* sums,
+                     typename E::T* dq, typename E::T* dk, typename E::T* dv, int64_t d_stride, int threads) {
+    typedef typename E::T T;
+#pragma omp parallel num_threads(threads)
+    {
+        static thread_local Scratch scratch;
+#pragma omp for schedule(dynamic)
+        for (int64_t item = 0; item < c.sequences * c.heads; item++) {
+            int64_t head = item % c.heads;
+            const int64_t* span = c.spans + item / c.heads * 4;
+            Item<E> it(c, span);
+            const int64_t d = it.d, wide = it.wide, block_words = words(BLOCK, E::IN_WORD);
+            const T *mine = q + span[0] * c.q_stride + head * d, *keys = k + span[2] * c.k_stride + head * d;
+            const T *values = v + span[2] * c.v_stride + head * d, *o = out + span[0] * c.out_stride + head * d;
+            const T* g = dout + span[0] * dout_stride + head * d;
+            T* to_q = dq + span[0] * d_stride + head * d;
+            T *to_k = dk + span[2] * d_stride + head * d, *to_v = dv + span[2] * d_stride + head * d;
+            int64_t column_words = panels(d) * PANEL * block_words;
+            scratch.begin((2 * it.turned_words() + it.packed_words() + 2 * column_words + 2 * BLOCK * wide +
+                           2 * block_words * wide + 2 * it.m * d) * 4 + BLOCK * wide * sizeof(T) + 2048);
+            uint32_t *turned_k = scratch.take<uint32_t>(it.turned_words()), *turned_v = scratch.take<uint32_t>(it.turned_words());
+            uint32_t* packed_k = scratch.take<uint32_t>(it.packed_words());
+            uint32_t *packed_q = scratch.take<uint32_t>(column_words), *packed_g = scratch.take<uint32_t>(column_words);
+            float *scores = scratch.take<float>(BLOCK * wide), *slopes = scratch.take<float>(BLOCK * wide);
+            uint32_t *p_turned = scratch.take<uint32_t>(block_words * wide), *s_turned = scratch.take<uint32_t>(block_words * wide);
+            float *sum_k = scratch.take<float>(it.m * d), *sum_v = scratch.take<float>(it.m * d);
+            T* ds = scratch.take<T>(BLOCK * wide);
+            memset(sum_k, 0, it.m * d * sizeof(float));
+            memset(sum_v, 0, it.m * d * sizeof(float));
+            pack_all_turned<E>(keys, c.k_stride, it.m, d, turned_k);
+            pack_all_turned<E>(values, c.v_stride, it.m, d, turned_v);
+            pack_all<E>(keys, c.k_stride, it.m, d, packed_k);
+            for (int64_t first = 0; first < it.n; first += BLOCK) {
+                int64_t many = std::min(BLOCK, it.n - first), deep = words(many, E::IN_WORD);
+                Seen low = seen(c, first, it.n, it.m), high = seen(c, first + many - 1, it.n, it.m);
+                int64_t from = low.first / PANEL, last = panels(high.last), left = from * PANEL;
+                int64_t right = std::min(wide, last * PANEL);
+                Left a = {(const uint32_t*)(mine + first * c.q_stride), c.q_stride / E::IN_WORD, 1};
+                Left b = {(const uint32_t*)(g + first * dout_stride), dout_stride / E::IN_WORD, 1};
+                product<E>(a, many, turned_k, it.depth_d, wide, from, last, [&](int64_t row, int64_t column, V x) INLINE {
+                    *(AnyV*)(scores + row * wide + column) = x;
+                });
+                product<E>(b, many, turned_v, it.depth_d, wide, from, last, [&](int64_t row, int64_t column, V x) INLINE {
+                    *(AnyV*)(slopes + row * wide + column) = x;
+                });
+                for (int64_t row = 0; row < many; row++) {
+                    float *s = scores + row * wide, *g_row = slopes + row * wide;
+                    int64_t query = span[0] + first + row;
+                    Seen sees = seen(c, first + row, it.n, it.m);
+                    uint32_t key = c.drop.below ? key_of(c.seed, query * c.heads + head) : 0;
+                    float log_sum = sums[query * c.heads + head], scale = c.scale * LOG2_E;
+                    V both = {};
+                    for (int64_t i = 0; i < d; i += LANES)
+                        both += E::load(o + (first + row) * c.out_stride + i) * E::load(g + (first + row) * dout_stride + i);
+                    float level = sum(both);
+                    for (int64_t j = left; j < right; j += LANES) {
+                        // of a row that sees nothing log_sum is infinite, and all weights are 0
+                        V w = within(exp2_of(*(const AnyV*)(s + j) * scale - log_sum), sees, j, V{});
+                        V slope = *(const AnyV*)(g_row + j), dropped = w;
+                        if (c.drop.below) {
+                            V factors = c.drop.factors(key, j);
+                            slope *= factors;
+                            dropped *= factors;
+                        }
+                        V change = w * (slope - level) * c.scale;
+                        *(AnyV*)(s + j) = dropped;
+                        *(AnyV*)(g_row + j) = change;
+                        E::store(ds + row * wide + j, change);
+                    }
+                }
+                for (int64_t pair = 0; pair < deep; pair++) {  // the same with rows in words, for products over queries
+                    int64_t row = pair * E::IN_WORD;
+                    bool two = E::IN_WORD == 2 && row + 1 < many;
+                    for (int64_t j = left; j < right; j += LANES) {
+                        const float *s = scores + row * wide + j, *t = slopes + row * wide + j;
+                        V s_other = {}, t_other = {};
+                        if (two) {
+                            s_other = *(const AnyV*)(s + wide);
+                            t_other = *(const AnyV*)(t + wide);
+                        }
+                        *(AnyVU*)(p_turned + pair * wide + j) = E::pair(*(const AnyV*)s, s_other);
+                        *(AnyVU*)(s_turned + pair * wide + j) = E::pair(*(const AnyV*)t, t_other);
+                    }
+                }
+                int64_t skip = left, keys_here = std::min(it.m, right) - skip;
+                pack_all<E>(mine + first * c.q_stride, c.q_stride, many, d, packed_q);
+                pack_all<E>(g + first * dout_stride, dout_stride, many, d, packed_g);
+                int64_t skipped = skip / E::IN_WORD, deep_m = std::max<int64_t>(0, words(std::max<int64_t>(0, keys_here), E::IN_WORD));
+                for (int64_t p = 0; p < panels(d); p++) {
+                    int64_t some = std::min(PANEL, d - p * PANEL);
+                    product<E>({(const uint32_t*)ds + skipped, wide / E::IN_WORD, 1}, many,
+                               packed_k + p * it.depth_m * PANEL + skipped * PANEL, deep_m, some, 0, 1,
+                               [&](int64_t row, int64_t column, V x) INLINE {
+                                   E::store(to_q + (first + row) * d_stride + p * PANEL + column, x);
+                               });
+                    if (keys_here <= 0) continue;
+                    product<E>({s_turned + skip, 1, wide}, keys_here, packed_q + p * deep * PANEL, deep, some, 0, 1,
+                               [&](int64_t row, int64_t column, V x) INLINE {
+                                   *(AnyV*)(sum_k + (skip + row) * d + p * PANEL + column) += x;
+                               });
+                    product<E>({p_turned + skip, 1, wide}, keys_here, packed_g + p * deep * PANEL, deep, some, 0, 1,
+                               [&](int64_t row, int64_t column, V x) INLINE {
+                                   *(AnyV*)(sum_v + (skip + row) * d + p * PANEL + column) += x;
+                               });
+                }
+            }
+            for (int64_t row = 0; row < it.m; row++)
+                for (int64_t i = 0; i < d; i += LANES) {
+                    E::store(to_k + row * d_stride + i, *(const AnyV*)(sum_k + row * d + i));
+                    E::store(to_v + row * d_stride + i, *(const AnyV*)(sum_v + row * d + i));
+                }
+        }
+    }
+}
+
+extern "C" {
+
+// q, k, v, out are bfloat16 where `half`; widths are whole vectors; sums [queries, heads] may be null
+void heedful_attention(int64_t sequences, int64_t heads, int64_t width, const int64_t* spans, const void* q,
+                       int64_t q_stride, const void* k, int64_t k_stride, const void* v, int64_t v_stride, float scale,
+                       int causal, int64_t window, double p, uint64_t seed, int half, void* out, int64_t out_stride,
+                       float* sums, int threads) {
+    Call c = {sequences, heads, width, spans, q_stride, k_stride, v_stride, out_stride, scale, causal, window, Drop(p), seed};
+    if (!half) forward<Single>(c, (const float*)q, (const float*)k, (const float*)v, (float*)out, sums, threads);
+#if defined(__AVX512BF16__)
+    else
+        forward<Half>(c, (const uint16_t*)q, (const uint16_t*)k, (const uint16_t*)v, (uint16_t*)out, sums, threads);
+#endif
+}
+
+// rows of keys that belong to no sequence get no gradient here: give zeros
+void heedful_attention_gradient(int64_t sequences, int64_t heads, int64_t width, const int64_t* spans, const void* q,
+                                int64_t q_stride, const void* k, int64_t k_stride, const void* v, int64_t v_stride,
+                                float scale, int causal, int64_t window, double p, uint64_t seed, int half,
+                                const void* out, int64_t out_stride, const float* sums, const void* dout,
+                                int64_t dout_stride, void* dq, void* dk, void* dv, int64_t d_stride, int threads) {
+    Call c = {sequences, heads, width, spans, q_stride, k_stride, v_stride, out_stride, scale, causal, window, Drop(p), seed};
+    if (!half)
+        backward<Single>(c, (const float*)q, (const float*)k, (const float*)v, (const float*)out, (const float*)dout,
+                         dout_stride, sums, (float*)dq, (float*)dk, (float*)dv, d_stride, threads);
+#if defined(__AVX512BF16__)
+    else
+        backward<Half>(c, (const uint16_t*)q, (const uint16_t*)k, (const uint16_t*)v, (const uint16_t*)out,
+                       (const uint16_t*)dout, dout_stride, sums, (uint16_t*)dq, (uint16_t*)dk, (uint16_t*)dv, d_stride, threads);
+#endif
+}
+}

@@ -1,0 +1,152 @@
+// Linear layers: y = activation(x W' + b), the gradient of x, and those of W and b.
+#include "products.h"
+
+static constexpr int64_t ROWS = 96;    // of x, about so many at a time: they stay in the second cache with a panel of W
+static constexpr int64_t FEW = 64;     // up to so many rows threads share the columns, not the rows
+static constexpr int64_t STEPS = 256;  // words of the depth of a weight's gradient at a time
+
+struct Share {
+    int64_t rows, size;  // blocks of that many rows
+};
+
+static Share shared(int64_t count, int64_t threads) {
+    int64_t blocks = std::max<int64_t>(1, (count + ROWS * threads - 1) / (ROWS * threads)) * threads;
+    int64_t size = ((count + blocks - 1) / blocks + TALL - 1) / TALL * TALL;
+    return {(count + size - 1) / size, size};
+}
+
+// done(row, column, sums) for every vector of x B
+template <class E, class Done>
+static inline INLINE void whole(const typename E::T* x, int64_t stride, int64_t rows, const uint32_t* b, int64_t depth,
+                  int64_t columns, int threads, Done done) {
+    int64_t in_row = stride / E::IN_WORD, count = panels(columns);
+    const uint32_t* a = (const uint32_t*)x;
+    if (rows <= FEW) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+        for (int64_t p = 0; p < count; p++) product<E>({a, in_row, 1}, rows, b, depth, columns, p, p + 1, done);
+        return;
+    }
+    Share share = shared(rows, threads);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t block = 0; block < share.rows; block++) {
+        int64_t first = block * share.size, many = std::min(share.size, rows - first);
+        product<E>({a + first * in_row, in_row, 1}, many, b, depth, columns, 0, count,
+                   [&](int64_t row, int64_t column, V sums) INLINE { done(first + row, column, sums); });
+    }
+}
+
+template <class E, class Out>
+static void linear(const typename E::T* x, int64_t stride, int64_t rows, const uint32_t* b, int64_t depth,
+                   int64_t columns, const float* bias, int gelu, typename Out::T* y, int threads) {
+    whole<E>(x, stride, rows, b, words(depth, E::IN_WORD), columns, threads,
+             [=](int64_t row, int64_t column, V sums) INLINE {
+                 if (bias) sums += *(const AnyV*)(bias + column);
+                 if (gelu) sums = gelu_of(sums);
+                 Out::store(y + row * columns + column, sums);
+             });
+}
+
+// what the columns of y and x, row by row, give: dW[n, k] = sum over rows dy[row, n] x[row, k]
+template <class E, class From>
+static void weight_gradient(const typename E::T* dy, int64_t columns, const typename From::T* x, int64_t stride,
+                            int64_t depth, int64_t rows, uint32_t* space, float* dw, float* db, int threads) {
+    int64_t steps = words(rows, E::IN_WORD), of_y = panels(columns), of_x = panels(depth);
+    uint32_t *left = space, *right = space + of_y * steps * PANEL;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t p = 0; p < of_y + of_x; p++) {
+        if (p < of_y)
+            pack<E, E>(dy, columns, rows, columns, p, left + p * steps * PANEL, db);
+        else
+            pack<E, From>(x, stride, rows, depth, p - of_y, right + (p - of_y) * steps * PANEL);
+    }
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t p = 0; p < of_y; p++) {
+        int64_t first = p * PANEL, many = std::min(PANEL, columns - first);
+        for (int64_t q = 0; q < of_x; q++)
+            for (int64_t k = 0; k < steps; k += STEPS) {
+                int64_t deep = std::min(STEPS, steps - k);
+                auto add = [&](int64_t row, int j, V sums) INLINE {
+                    AnyV* to = (AnyV*)(dw + (first + row) * depth + q * PANEL + j * LANES);
+                    *to = k ? *to + sums : sums;
+                };
+                Left a = {left + (p * steps + k) * PANEL, 1, PANEL};
+                const uint32_t* b = right + (q * steps + k) * PANEL;
+                switch (std::min(VECTORS, (depth - q * PANEL) / LANES)) {
+                    case 1: tiles<E, 1>(a, many, b, PANEL, deep, add); break;
+                    case 2: tiles<E, 2>(a, many, b, PANEL, deep, add); break;
+#if defined(__AVX512F__)
+                    case 3: tiles<E, 3>(a, many, b, PANEL, deep, add); break;
+                    default: tiles<E, 4>(a, many, b, PANEL, deep, add); break;
+#endif
+                }
+            }
+    }
+}
+
+template <class E, class From>
+static void pack_weight(const typename From::T* w, int64_t rows, int64_t columns, int turned, uint32_t* out,
+                        int threads) {
+    int64_t count = panels(turned ? rows : columns), deep = words(turned ? columns : rows, E::IN_WORD);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t p = 0; p < count; p++) {
+        uint32_t* panel = out + p * deep * PANEL;
+        if (turned)
+            pack_turned<E, From>(w, columns, rows, columns, p, panel);
+        else
+            pack<E, From>(w, columns, rows, columns, p, panel);
+    }
+}
+
+extern "C" {
+
+// what the library was built for: numbers in a vector, and whether it multiplies bfloat16
+int64_t heedful_lanes() { return LANES; }
+int heedful_half() {
+#if defined(__AVX512BF16__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// how many words pack_weight writes
+int64_t heedful_packed_words(int64_t columns, int64_t depth, int64_t in_word) {
+    return panels(columns) * words(depth, in_word) * PANEL;
+}
+
+// W [rows, columns], float32 or bfloat16, as the right side of x W' (turned) or of dy W
+void heedful_pack(const void* w, int wide, int64_t rows, int64_t columns, int turned, int half, uint32_t* out,
+                  int threads) {
+    if (!half) return pack_weight<Single, Single>((const float*)w, rows, columns, turned, out, threads);
+    if (wide)
+        pack_weight<Half, Single>((const float*)w, rows, columns, turned, out, threads);
+    else
+        pack_weight<Half, Half>((const uint16_t*)w, rows, columns, turned, out, threads);
+}
+
+// x [rows, depth], lines `stride` apart; y is float32 where `wide`, and in x's kind otherwise
+void heedful_linear(const void* x, int64_t stride, int64_t rows, const uint32_t* b, int64_t depth, int64_t columns,
+                    const float* bias, int gelu, int half, int wide, void* y, int threads) {
+    if (!half)
+        linear<Single, Single>((const float*)x, stride, rows, b, depth, columns, bias, gelu, (float*)y, threads);
+#if defined(__AVX512BF16__)
+    else if (wide)
+        linear<Half, Single>((const uint16_t*)x, stride, rows, b, depth, columns, bias, gelu, (float*)y, threads);
+    else
+        linear<Half, Half>((const uint16_t*)x, stride, rows, b, depth, columns, bias, gelu, (uint16_t*)y, threads);
+#endif
+}
+
+// dW [columns, depth] and, unless null, db [columns]; `space` has heedful_packed_words of both dy and x
+void heedful_weight_gradient(const void* dy, int64_t columns, const void* x, int64_t stride, int64_t depth, int64_t rows,
+                             int half, uint32_t* space, float* dw, float* db, int threads) {
+    if (!half)
+        weight_gradient<Single, Single>((const float*)dy, columns, (const float*)x, stride, depth, rows, space, dw, db,
+                                        threads);
+#if defined(__AVX512BF16__)
+    else
+        weight_gradient<Half, Half>((const uint16_t*)dy, columns, (const uint16_t*)x, stride, depth, rows, space, dw,
+                                    db, threads);
+#endif
+}
+}

@@ -1,0 +1,158 @@
+// What is done row by row between products: GELU, and norm(x + dropout(y)), each with its gradient.
+#include "vectors.h"
+
+static constexpr int64_t BLOCK = 32;  // rows whose share of a gain's gradient is summed at a time
+
+template <class E, class Each> static void each_vector(int64_t count, int threads, Each each) {
+    int64_t vectors = count / LANES;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t i = 0; i < vectors; i++) each(i * LANES);
+}
+
+template <class E> static void gelu(const typename E::T* x, int64_t count, typename E::T* y, int threads) {
+    each_vector<E>(count, threads, [=](int64_t i) { E::store(y + i, gelu_of(E::load(x + i))); });
+}
+
+// dx = dy (Phi(x) + x phi(x))
+template <class E>
+static void gelu_gradient(const typename E::T* x, const typename E::T* dy, int64_t count, typename E::T* dx,
+                          int threads) {
+    each_vector<E>(count, threads, [=](int64_t i) {
+        V at = E::load(x + i), bell, below = normal(at, bell);
+        E::store(dx + i, E::load(dy + i) * (below + at * bell * 0.39894228f));
+    });
+}
+
+struct Norm {
+    int64_t rows, width;
+    float eps;
+    const float *gain, *bias;  // bias may be null
+    Drop drop;
+    uint64_t seed;
+};
+
+// z = (s - mean) / sqrt(variance + eps) gain + bias with s = x + dropout(y); `kept` takes s, and `moments` (mean, 1 /
+// deviation) of each row, where they are not null
+template <class X, class Y, class Z>
+static void add_norm(Norm n, const typename X::T* x, const typename Y::T* y, typename Z::T* z, float* kept,
+                     float* moments, int threads) {
+#pragma omp parallel num_threads(threads)
+    {
+        static thread_local Scratch scratch;
+        scratch.begin(n.width * 4 + 64);
+        float* line = scratch.take<float>(n.width);
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < n.rows; row++) {
+            uint32_t key = n.drop.below ? key_of(n.seed, row) : 0;
+            V total = {}, squares = {};
+            float* s = kept ? kept + row * n.width : line;
+            for (int64_t i = 0; i < n.width; i += LANES) {
+                V added = Y::load(y + row * n.width + i);
+                if (n.drop.below) added *= n.drop.factors(key, i);
+                V v = X::load(x + row * n.width + i) + added;
+                *(AnyV*)(s + i) = v;
+                total += v;
+            }
+            float mean = sum(total) / n.width;
+            for (int64_t i = 0; i < n.width; i += LANES) {
+                V off = *(const AnyV*)(s + i) - mean;
+                squares += off * off;
+            }
+            float scale = 1 / std::sqrt(sum(squares) / n.width + n.eps);
+            for (int64_t i = 0; i < n.width; i += LANES) {
+                V v = (*(const AnyV*)(s + i) - mean) * scale * *(const AnyV*)(n.gain + i);
+                if (n.bias) v += *(const AnyV*)(n.bias + i);
+                Z::store(z + row * n.width + i, v);
+            }
+            if (moments) {
+                moments[2 * row] = mean;
+                moments[2 * row + 1] = scale;
+            }
+        }
+    }
+}
+
+// of dz: dx = ds, dy = ds times the same factors of dropout, and the sums of `gains` [2, width]: dgain, dbias
+template <class Y>
+static void add_norm_gradient(Norm n, const float* kept, const float* moments, const float* dz, float* dx,
+                              typename Y::T* dy, float* gains, float* parts, int threads) {
+    int64_t blocks = (n.rows + BLOCK - 1) / BLOCK;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t block = 0; block < blocks; block++) {
+        float* part = parts + block * 2 * n.width;
+        memset(part, 0, 2 * n.width * sizeof(float));
+        for (int64_t row = block * BLOCK; row < std::min(n.rows, (block + 1) * BLOCK); row++) {
+            const float *s = kept + row * n.width, *d = dz + row * n.width;
+            float mean = moments[2 * row], scale = moments[2 * row + 1];
+            V total = {}, along = {};
+            for (int64_t i = 0; i < n.width; i += LANES) {
+                V normed = (*(const AnyV*)(s + i) - mean) * scale, g = *(const AnyV*)(d + i);
+                *(AnyV*)(part + i) = *(const AnyV*)(part + i) + g * normed;
+                *(AnyV*)(part + n.width + i) = *(const AnyV*)(part + n.width + i) + g;
+                g *= *(const AnyV*)(n.gain + i);
+                total += g;
+                along += g * normed;
+            }
+            float level = sum(total) / n.width, slope = sum(along) / n.width;
+            uint32_t key = n.drop.below ? key_of(n.seed, row) : 0;
+            for (int64_t i = 0; i < n.width; i += LANES) {
+                V normed = (*(const AnyV*)(s + i) - mean) * scale;
+                V ds = (*(const AnyV*)(d + i) * *(const AnyV*)(n.gain + i) - level - normed * slope) * scale;
+                *(AnyV*)(dx + row * n.width + i) = ds;
+                if (n.drop.below) ds *= n.drop.factors(key, i);
+                Y::store(dy + row * n.width + i, ds);
+            }
+        }
+    }
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t i = 0; i < 2 * n.width / LANES; i++) {
+        V total = {};
+        for (int64_t block = 0; block < blocks; block++) total += *(const AnyV*)(parts + block * 2 * n.width + i * LANES);
+        *(AnyV*)(gains + i * LANES) = total;
+    }
+}
+
+extern "C" {
+
+void heedful_gelu(const void* x, int64_t count, int half, void* y, int threads) {
+    if (half)
+        gelu<Half>((const uint16_t*)x, count, (uint16_t*)y, threads);
+    else
+        gelu<Single>((const float*)x, count, (float*)y, threads);
+}
+
+void heedful_gelu_gradient(const void* x, const void* dy, int64_t count, int half, void* dx, int threads) {
+    if (half)
+        gelu_gradient<Half>((const uint16_t*)x, (const uint16_t*)dy, count, (uint16_t*)dx, threads);
+    else
+        gelu_gradient<Single>((const float*)x, (const float*)dy, count, (float*)dx, threads);
+}
+
+// x, y, z are bfloat16 where their `_half` says so; kept and moments may be null
+void heedful_add_norm(int64_t rows, int64_t width, float eps, const float* gain, const float* bias, double p,
+                      uint64_t seed, const void* x, int x_half, const void* y, int y_half, void* z, int z_half,
+                      float* kept, float* moments, int threads) {
+    Norm n = {rows, width, eps, gain, bias, Drop(p), seed};
+    auto with = [&](auto kx, auto ky, auto kz) {
+        typedef decltype(kx) X;
+        typedef decltype(ky) Y;
+        typedef decltype(kz) Z;
+        add_norm<X, Y, Z>(n, (const typename X::T*)x, (const typename Y::T*)y, (typename Z::T*)z, kept, moments,
+                          threads);
+    };
+    auto second = [&](auto kx, auto ky) { z_half ? with(kx, ky, Half{}) : with(kx, ky, Single{}); };
+    auto first = [&](auto kx) { y_half ? second(kx, Half{}) : second(kx, Single{}); };
+    x_half ? first(Half{}) : first(Single{});
+}
+
+// `parts` has 2 width floats for every 32 rows, the last ones too
+void heedful_add_norm_gradient(int64_t rows, int64_t width, float eps, const float* gain, double p, uint64_t seed,
+                               const float* kept, const float* moments, const float* dz, float* dx, void* dy,
+                               int y_half, float* gains, float* parts, int threads) {
+    Norm n = {rows, width, eps, gain, nullptr, Drop(p), seed};
+    if (y_half)
+        add_norm_gradient<Half>(n, kept, moments, dz, dx, (uint16_t*)dy, gains, parts, threads);
+    else
+        add_norm_gradient<Single>(n, kept, moments, dz, dx, (float*)dy, gains, parts, threads);
+}
+}

@@ -1,0 +1,194 @@
+// Vectors of floats, and the two kinds of numbers that kernels read and write: bfloat16 and float32.
+//
+// Written with the vector extensions of GCC and Clang, so that the same text becomes AVX-512, AVX2 or anything else.
+// Products of bfloat16 need AVX-512 BF16; everything else is plain C++.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+constexpr int64_t LANES = 16;   // floats in a vector
+constexpr int64_t VECTORS = 4;  // vectors in a line of a tile
+#else
+constexpr int64_t LANES = 8;
+constexpr int64_t VECTORS = 2;
+#endif
+
+typedef float V __attribute__((vector_size(LANES * 4)));
+typedef int32_t VI __attribute__((vector_size(LANES * 4)));
+typedef uint32_t VU __attribute__((vector_size(LANES * 4)));
+typedef uint16_t VH __attribute__((vector_size(LANES * 2)));
+typedef float AnyV __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint32_t AnyVU __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint16_t AnyVH __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+
+static inline V all(float x) { return x - V{}; }
+static inline VU all_u(uint32_t x) { return x - VU{}; }
+static inline V where(VI which, V x, V y) { return which ? x : y; }
+static inline V larger(V x, V y) { return where(x > y, x, y); }
+static inline V as_floats(VU x) { return (V)x; }
+
+static inline VI lanes() {
+    VI numbers;
+    for (int i = 0; i < LANES; i++) numbers[i] = i;
+    return numbers;
+}
+
+static inline float sum(V x) {  // pairwise, so that the order is that of no compiler
+    float parts[LANES];
+    memcpy(parts, &x, sizeof x);
+    for (int64_t half = LANES / 2; half; half /= 2)
+        for (int64_t i = 0; i < half; i++) parts[i] += parts[i + half];
+    return parts[0];
+}
+
+static inline float largest(V x) {
+    float most = x[0];
+    for (int i = 1; i < LANES; i++) most = std::max(most, x[i]);
+    return most;
+}
+
+// -- the two kinds of numbers; a "word" is 32 bits: two bfloat16 that follow each other, or one float32 ----------------
+
+struct Half {
+    typedef uint16_t T;
+    static constexpr int64_t IN_WORD = 2;
+    static inline V load(const T* from) {
+        VH bits = *(const AnyVH*)from;
+        return (V)(__builtin_convertvector(bits, VU) << 16);
+    }
+    static inline VH rounded(V x) {  // to nearest, ties to even; NaN stays NaN
+#if defined(__AVX512BF16__)
+        __m256bh made = _mm512_cvtneps_pbh((__m512)x);
+        VH bits;
+        memcpy(&bits, &made, sizeof bits);
+        return bits;
+#else
+        VU bits = (VU)x, near = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+        return __builtin_convertvector((VU)where(x == x, (V)near, (V)((bits >> 16) | 64)), VH);
+#endif
+    }
+    static inline void store(T* to, V x) { *(AnyVH*)to = rounded(x); }
+    // the words (one[i], other[i])
+    static inline VU pair(V one, V other) {
+        return __builtin_convertvector(rounded(one), VU) | (__builtin_convertvector(rounded(other), VU) << 16);
+    }
+    static inline float one(T x) {
+        uint32_t bits = (uint32_t)x << 16;
+        float made;
+        memcpy(&made, &bits, 4);
+        return made;
+    }
+#if defined(__AVX512BF16__)
+    static inline V dot(V sum, VU words, uint32_t word) {
+        return (V)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512i)words, (__m512bh)_mm512_set1_epi32((int)word));
+    }
+#endif
+};
+
+struct Single {
+    typedef float T;
+    static constexpr int64_t IN_WORD = 1;
+    static inline V load(const T* from) { return *(const AnyV*)from; }
+    static inline void store(T* to, V x) { *(AnyV*)to = x; }
+    static inline VU pair(V one, V) { return (VU)one; }
+    static inline float one(T x) { return x; }
+    static inline V dot(V sum, VU words, uint32_t word) { return sum + (V)words * (V)all_u(word); }
+};
+
+// -- functions --------------------------------------------------------------------------------------------------------
+
+// 2^x for x <= 127, within 2 units in the last place; below -126 it is as for -126, about 1e-38
+static inline V exp2_of(V x) {
+    x = larger(x, all(-126.f));
+    V whole = (x + 12582912.f) - 12582912.f;  // 1.5 * 2^23: what is behind the point falls off
+    V part = x - whole, y = all(1.5403530e-4f);
+    y = y * part + 1.3333558e-3f;
+    y = y * part + 9.6181291e-3f;
+    y = y * part + 5.5504109e-2f;
+    y = y * part + 2.4022651e-1f;
+    y = y * part + 6.9314718e-1f;
+    y = y * part + 1.f;
+    VI power = (__builtin_convertvector(whole, VI) + 127) << 23;
+    return y * (V)power;
+}
+
+constexpr float LOG2_E = 1.44269504f;
+
+// Phi(x), the normal distribution, and e^(-x^2 / 2); Abramowitz and Stegun 1964, 7.1.26: within 1e-7
+static inline V normal(V x, V& bell) {
+    V positive = where(x < 0.f, -x, x), scaled = positive * 0.70710678f;
+    V t = 1.f / (scaled * 0.3275911f + 1.f);
+    V y = t * 1.061405429f - 1.453152027f;
+    y = y * t + 1.421413741f;
+    y = y * t - 0.284496736f;
+    y = y * t + 0.254829592f;
+    bell = exp2_of(scaled * scaled * -LOG2_E);
+    V tail = y * t * bell * 0.5f;
+    return where(x < 0.f, tail, 1.f - tail);
+}
+
+static inline V gelu_of(V x) {
+    V bell;
+    return x * normal(x, bell);
+}
+
+// -- dropout: a number of each place, from a key; drawn again in the backward pass instead of kept ----------------------
+
+// the finaliser of MurmurHash3 (Appleby 2011): every bit of the input changes half of the bits of the output
+static inline uint32_t mixed(uint32_t x) {
+    x ^= x >> 16;
+    x *= 0x85ebca6bu;
+    x ^= x >> 13;
+    x *= 0xc2b2ae35u;
+    return x ^ (x >> 16);
+}
+
+static inline uint32_t key_of(uint64_t seed, uint64_t number) {
+    uint32_t key = mixed((uint32_t)seed ^ mixed((uint32_t)(seed >> 32) + 0x9e3779b9u));
+    key = mixed(key ^ mixed((uint32_t)number + 0x7f4a7c15u));
+    return mixed(key ^ (uint32_t)(number >> 32));
+}
+
+struct Drop {
+    uint32_t below;  // a place is dropped where its number is below that; 0: none is
+    float kept;      // what the others are multiplied by
+    explicit Drop(double p) : below((uint32_t)std::min(4294967295.0, p * 4294967296.0)), kept(p < 1 ? 1 / (1 - p) : 0) {}
+    // 0 or `kept` for the places from `first` on
+    inline V factors(uint32_t key, int64_t first) const {
+        VU x = (VU)(lanes() + (int32_t)first) * 0x9e3779b9u + key;
+        x ^= x >> 16;
+        x *= 0x85ebca6bu;
+        x ^= x >> 13;
+        x *= 0xc2b2ae35u;
+        x ^= x >> 16;
+        return where((VI)(x < all_u(below)), V{}, all(kept));
+    }
+};
+
+// -- memory -----------------------------------------------------------------------------------------------------------
+
+// a thread's scratch memory, kept for its next call; what lay there before is lost when it grows
+struct Scratch {
+    char* start = nullptr;
+    size_t size = 0, used = 0;
+    ~Scratch() { free(start); }
+    void begin(size_t bytes) {
+        used = 0;
+        if (size >= bytes) return;
+        free(start);
+        size = (bytes + 4095) / 4096 * 4096;
+        start = (char*)aligned_alloc(4096, size);
+        if (!start) abort();
+    }
+    template <class T> T* take(int64_t count) {
+        T* piece = (T*)(start + used);
+        used += ((size_t)count * sizeof(T) + 63) / 64 * 64;
+        return piece;
+    }
+};

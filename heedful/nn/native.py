@@ -1,0 +1,407 @@
+"""The kernels in C++ as functions of tensors, with their gradients; each has a check of whether it can be taken.
+
+What a caller sees is the same with them and without them, but for rounding. They compute in float32 and, where the
+processor multiplies it, in bfloat16, whose sums are float32.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from heedful.native import Kernels, kernels, why
+from heedful.nn.layout import Call, Layout
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def usable(*tensors: Tensor) -> Kernels | None:
+    """The kernels, where they can take tensors like these: on the CPU, of a kind that they know, whole vectors wide."""
+    if torch.compiler.is_compiling():
+        return None
+    for each in tensors:
+        if each.device.type != "cpu" or each.dtype not in KINDS:
+            return None
+    found = kernels()
+    if found is None:
+        return None
+    for each in tensors:
+        if each.shape[-1] % found.lanes or (each.dtype == torch.bfloat16 and not found.half):
+            return None
+    return found
+
+
+def drawn() -> int:
+    """A seed from torch's global generator."""
+    return int(torch.empty((), dtype=torch.int64).random_())
+
+
+def packed(weight: Float[Tensor, "rows columns"], *, turned: bool, half: bool) -> Int[Tensor, " words"]:
+    """The right side of x W' (turned) or of y W, as `linear` reads it."""
+    found = kernels()
+    assert found is not None
+    rows, columns = weight.shape
+    count = found.packed_words(*((rows, columns) if turned else (columns, rows)), 2 if half else 1)
+    made = torch.empty(count, dtype=torch.int32)
+    wide = weight.dtype == torch.float32
+    found.pack(_at(weight), wide, rows, columns, turned, half, _at(made), torch.get_num_threads())
+    return made
+
+
+def product(
+    x: Float[Tensor, "rows width"],
+    right: Int[Tensor, " words"],
+    columns: int,
+    bias: Float[Tensor, " columns"] | None = None,
+    *,
+    gelu: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Float[Tensor, "rows columns"]:
+    """[gelu](x B + bias), B as `packed` laid it out; the bias is float32, the result in x's kind unless given."""
+    found = kernels()
+    assert found is not None
+    y = torch.empty(len(x), columns, dtype=dtype or x.dtype)
+    half, wide = KINDS[x.dtype], y.dtype == torch.float32
+    found.linear(
+        _at(x),
+        x.stride(0),
+        len(x),
+        _at(right),
+        x.shape[1],
+        columns,
+        _at(bias),
+        gelu,
+        half,
+        wide,
+        _at(y),
+        torch.get_num_threads(),
+    )
+    return y
+
+
+# -- linear layers in training ----------------------------------------------------------------------------
+
+
+class Linear(nn.Linear):
+    """W x + b; in training in bfloat16 by our products, without copies of W and with float32 gradients of it."""
+
+    def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
+        if not _trains(x, self.weight):
+            return super().forward(x)
+        y: Tensor = _Linear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return y
+
+
+def _trains(x: Tensor, weight: Tensor) -> bool:
+    if x.ndim != 2 or len(x) == 0 or weight.dtype != torch.float32 or not torch.is_autocast_enabled("cpu"):
+        return False
+    if torch.get_autocast_dtype("cpu") != torch.bfloat16 or len(weight) % 16 or usable(x, weight) is None:
+        return False
+    return trains_in_bfloat16()
+
+
+def trains_in_bfloat16() -> bool:
+    """Whether linear layers are trained by our products here; a rule and no measurement: a seed gives the same bits.
+
+    oneDNN's products are several times as fast on AMX, which ours do not use.
+    """
+    found = kernels()
+    return found is not None and found.half and not torch.cpu.get_capabilities().get("amx_bf16")
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        given = x.to(torch.bfloat16)
+        if given.stride(1) != 1 or given.stride(0) % 2:
+            given = given.contiguous()
+        context.save_for_backward(given, weight)
+        context.wide, context.has_bias = x.dtype, bias is not None
+        return product(given, packed(weight, turned=True, half=True), len(weight), bias)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = context.saved_tensors
+        dy = gradients[0].contiguous()
+        dx = dw = db = None
+        if context.needs_input_grad[0]:
+            dx = product(dy, packed(weight, turned=False, half=True), weight.shape[1], dtype=context.wide)
+        if context.needs_input_grad[1] or context.needs_input_grad[2]:
+            dw, db = _of_weight(dy, x, bias=context.has_bias)
+        return dx, dw, db if context.has_bias else None
+
+
+def _of_weight(dy: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | None]:
+    found = kernels()
+    assert found is not None
+    rows, out, width = len(x), dy.shape[1], x.shape[1]
+    space = torch.empty(found.packed_words(out, rows, 2) + found.packed_words(width, rows, 2), dtype=torch.int32)
+    dw, db = torch.empty(out, width), torch.empty(out) if bias else None
+    found.weight_gradient(
+        _at(dy), out, _at(x), x.stride(0), width, rows, 1, _at(space), _at(dw), _at(db), torch.get_num_threads()
+    )
+    return dw, db
+
+
+# -- row by row ---------------------------------------------------------------------------------------------
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x Phi(x) (Hendrycks and Gimpel 2016); ours in bfloat16, which is far coarser than its error of 1e-7."""
+    if x.dtype != torch.bfloat16 or usable(x) is None:
+        return nn.functional.gelu(x)
+    if not _learns(x):
+        return _gelu(x.contiguous())
+    y: Tensor = _Gelu.apply(x.contiguous())  # type: ignore[no-untyped-call]
+    return y
+
+
+def _learns(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    found, y = kernels(), torch.empty_like(x)
+    assert found is not None
+    found.gelu(_at(x), x.numel(), 1, _at(y), torch.get_num_threads())
+    return y
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        context.save_for_backward(x)
+        return _gelu(x)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:
+        (x,) = context.saved_tensors
+        found, dy, dx = kernels(), gradients[0].contiguous(), torch.empty_like(x)
+        assert found is not None
+        found.gelu_gradient(_at(x), _at(dy), x.numel(), 1, _at(dx), torch.get_num_threads())
+        return dx
+
+
+def add_norm(
+    x: Float[Tensor, "rows width"], y: Float[Tensor, "rows width"], norm: nn.Module, p: float
+) -> Float[Tensor, "rows width"] | None:
+    """norm(x + dropout(y)) of a layer norm with a gain; None where the kernels cannot take it."""
+    if not isinstance(norm, nn.LayerNorm) or norm.weight is None or norm.weight.dtype not in KINDS or len(x) == 0:
+        return None
+    if x.ndim != 2 or p >= 1 or usable(x, y, norm.weight) is None:
+        return None
+    gain, bias = norm.weight.float(), None if norm.bias is None else norm.bias.float()
+    given = x.contiguous(), y.contiguous(), gain, bias, norm.eps, p, drawn() if p else 0
+    if not _learns(x, y, gain, bias):
+        return _add_norm(*given, None, None)
+    made: Tensor = _AddNorm.apply(*given)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _add_norm(
+    x: Tensor,
+    y: Tensor,
+    gain: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    p: float,
+    seed: int,
+    kept: Tensor | None,
+    moments: Tensor | None,
+) -> Tensor:
+    found, z = kernels(), torch.empty_like(x)
+    assert found is not None
+    rows = (_at(x), KINDS[x.dtype], _at(y), KINDS[y.dtype], _at(z), KINDS[z.dtype])
+    found.add_norm(
+        *x.shape, eps, _at(gain), _at(bias), p, seed, *rows, _at(kept), _at(moments), torch.get_num_threads()
+    )
+    return z
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any, x: Tensor, y: Tensor, gain: Tensor, bias: Tensor | None, eps: float, p: float, seed: int
+    ) -> Tensor:
+        kept, moments = torch.empty(x.shape), torch.empty(len(x), 2)
+        context.save_for_backward(kept, moments, gain)
+        context.more = eps, p, seed, x.dtype, y.dtype, bias is not None
+        return _add_norm(x, y, gain, bias, eps, p, seed, kept, moments)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        kept, moments, gain = context.saved_tensors
+        eps, p, seed, x_dtype, y_dtype, has_bias = context.more
+        found, (rows, width) = kernels(), kept.shape
+        assert found is not None
+        dz, dx = gradients[0].float().contiguous(), torch.empty(rows, width)
+        dy, gains = torch.empty(rows, width, dtype=y_dtype), torch.empty(2, width)
+        parts = torch.empty(-(-rows // 32), 2, width)
+        found.add_norm_gradient(
+            rows,
+            width,
+            eps,
+            _at(gain),
+            p,
+            seed,
+            _at(kept),
+            _at(moments),
+            _at(dz),
+            _at(dx),
+            _at(dy),
+            KINDS[y_dtype],
+            _at(gains),
+            _at(parts),
+            torch.get_num_threads(),
+        )
+        return dx.to(x_dtype), dy, gains[0], gains[1] if has_bias else None, None, None, None
+
+
+# -- attention ----------------------------------------------------------------------------------------------
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+    """softmax(scale q k) v of each sequence, with dropout of the weights."""
+    spans = call.layout.plan(("spans",), lambda: _spans(call.layout))
+    q, k, v = (_in_lines(each) for each in (q, k, v))
+    seed = drawn() if call.dropout else 0
+    if not _learns(q, k, v):
+        return _attention(q, k, v, call, spans, seed, None)
+    mixed: Tensor = _Attention.apply(q, k, v, call, spans, seed)  # type: ignore[no-untyped-call]
+    return mixed
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, call: Call, spans: Tensor, seed: int, sums: Tensor | None) -> Tensor:
+    found, out = kernels(), torch.empty(q.shape, dtype=q.dtype)
+    assert found is not None
+    given = _given(q, k, v, call, spans, seed)
+    found.attention(*given, _at(out), out.stride(0), _at(sums), torch.get_num_threads())
+    return out
+
+
+def cannot_attend(q: Tensor, k: Tensor, call: Call) -> str:
+    """Why not, or nothing."""
+    if q.device.type != "cpu":
+        return "it runs on the CPU only"
+    if q.dtype not in KINDS or q.dtype != k.dtype:
+        return f"it computes in float32 and bfloat16, not in {q.dtype}"
+    if call.bias is not None:
+        return "it adds no bias"
+    if call.dropout >= 1:
+        return "with dropout of 1 nothing is left"
+    if call.layout.plan(("shares",), lambda: _shares(call.layout)):
+        return "several sequences have the same keys, whose gradients it would not sum"
+    found = kernels()
+    if found is None:
+        return f"there are no kernels: {why()}"
+    if q.dtype == torch.bfloat16 and not found.half:
+        return "this processor does not multiply bfloat16"
+    return (
+        f"its heads are whole multiples of {found.lanes} wide, not {q.shape[-1]}" if q.shape[-1] % found.lanes else ""
+    )
+
+
+def slow_to_attend(q: Tensor, k: Tensor, call: Call) -> str:
+    """Why another kernel is preferred, or nothing; a rule and no measurement, so that a seed gives the same bits."""
+    if call.first == "native":
+        return ""
+    if q.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_bf16"):
+        return "PyTorch's products have AMX here, and its own have not"
+    return ""
+
+
+def _spans(layout: Layout) -> Int[Tensor, "sequences 4"]:
+    return torch.tensor([[*a, *b] for a, b in zip(layout.queries, layout.keys, strict=True)], dtype=torch.int64)
+
+
+def _shares(layout: Layout) -> bool:
+    seen = sorted(layout.keys)
+    return any(one[1] > other[0] and other[0] < other[1] for one, other in pairwise(seen))
+
+
+def _in_lines(x: Tensor) -> Tensor:
+    """Heads side by side in a row, rows a whole number of words apart."""
+    fits = x.stride(2) == 1 and x.stride(1) == x.shape[2] and x.stride(0) % 2 == 0
+    return x if fits else x.contiguous()
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, spans: Tensor, seed: int) -> Tensor:
+        sums = torch.empty(q.shape[:2])
+        out = _attention(q, k, v, call, spans, seed, sums)
+        context.save_for_backward(q, k, v, out, sums)
+        context.more = call, spans, seed
+        return out
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, sums = context.saved_tensors
+        call, spans, seed = context.more
+        found, dout = kernels(), gradients[0].contiguous()
+        assert found is not None
+        rows, (_, heads, width) = max(len(q), len(k)), q.shape
+        covered = len(q) == len(k) == sum(m for _, m in call.layout.sizes())
+        made = torch.empty if covered else torch.zeros  # keys of no sequence get none
+        every = made((rows, 3, heads, width), dtype=q.dtype)
+        dq, dk, dv = every[: len(q), 0], every[: len(k), 1], every[: len(k), 2]
+        found.attention_gradient(
+            *_given(q, k, v, call, spans, seed),
+            _at(out),
+            out.stride(0),
+            _at(sums),
+            _at(dout),
+            dout.stride(0),
+            _at(dq),
+            _at(dk),
+            _at(dv),
+            3 * heads * width,
+            torch.get_num_threads(),
+        )
+        return dq, dk, dv, None, None, None
+
+
+def _given(q: Tensor, k: Tensor, v: Tensor, call: Call, spans: Tensor, seed: int) -> tuple[Any, ...]:
+    reach = -1 if call.window is None else call.window
+    lines = (_at(q), q.stride(0), _at(k), k.stride(0), _at(v), v.stride(0))
+    size = (len(spans), q.shape[1], q.shape[2], _at(spans))
+    return (*size, *lines, call.scale, call.causal, reach, call.dropout, seed, KINDS[q.dtype])
+
+
+class _Parts(torch.autograd.Function):
+    """Queries, keys and values of rows that hold all three; gradients that lie like these become one without a copy."""
+
+    @staticmethod
+    def forward(context: Any, rows: Tensor, heads: int) -> tuple[Tensor, ...]:
+        q, k, v = rows.unflatten(-1, (3, heads, -1)).unbind(1)
+        return q, k, v
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        first = gradients[0]
+        count, heads, width = first.shape
+        apart = heads * width * first.element_size()
+        lie = all(
+            each.stride() == (3 * heads * width, width, 1) and each.data_ptr() == first.data_ptr() + number * apart
+            for number, each in enumerate(gradients)
+        )
+        if lie:
+            return first.as_strided((count, 3 * heads * width), (3 * heads * width, 1)), None
+        return torch.stack(gradients, 1).flatten(1), None
+
+
+def parts(rows: Float[Tensor, "rows all_three"], heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, [rows, heads, width] each, of rows that have them side by side."""
+    if not (rows.requires_grad and torch.is_grad_enabled()):
+        q, k, v = rows.unflatten(-1, (3, heads, -1)).unbind(1)
+    else:
+        q, k, v = _Parts.apply(rows, heads)  # type: ignore[no-untyped-call]
+    return q, k, v
+
+
+def _at(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

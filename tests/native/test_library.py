@@ -1,0 +1,115 @@
+"""Building and finding the kernels: once, by one process, or not at all and with a reason."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.native import check, kernels, library, why
+
+
+@pytest.fixture(autouse=True)
+def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
+    monkeypatch.delenv("HEEDFUL_KERNELS")
+    monkeypatch.setattr(library, "_found", library._found.__wrapped__)
+
+
+def compiler(folder: Path, text: str) -> str:
+    """A compiler of our own."""
+    path = folder / "compiler"
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo 1 && exit 0\n{text}\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_off_and_a_word_that_is_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEEDFUL_KERNELS", "off")
+    assert kernels() is None and why() == "HEEDFUL_KERNELS is off"
+    monkeypatch.setenv("HEEDFUL_KERNELS", "fast")
+    with pytest.raises(HeedfulError, match='HEEDFUL_KERNELS is "fast": say on or off'):
+        kernels()
+
+
+def test_nothing_is_built_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEEDFUL_CACHE", "")
+    assert kernels() is None and "HEEDFUL_CACHE is empty" in why()
+
+
+def test_no_compiler_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "there-is-no-such-thing")
+    assert kernels() is None and why() == "there is no C++ compiler here (there-is-no-such-thing)"
+
+
+@pytest.mark.filterwarnings("ignore::heedful.errors.HeedfulWarning")
+def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", compiler(tmp_path, "echo 'x.cpp:1: error: no such luck' >&2; exit 1"))
+    assert kernels() is None and "no such luck" in why()
+    assert not list(tmp_path.glob("*.so")) and not list(tmp_path.glob(".kernels*"))
+
+
+@pytest.mark.filterwarnings("ignore::heedful.errors.HeedfulWarning")
+def test_a_file_that_is_no_library_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", compiler(tmp_path, 'for last; do :; done; echo junk > "$last"'))
+    assert kernels() is None and why()
+
+
+def test_several_processes_build_it_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    count = tmp_path / "calls"
+    made = compiler(tmp_path, f'echo x >> {count}; sleep 0.2; for last; do :; done; echo junk > "$last"')
+    program = "from pathlib import Path; from heedful.native.library import build; build(Path.cwd())"
+    environment = {**os.environ, "CXX": made, "PYTHONWARNINGS": "ignore"}
+    running = [subprocess.Popen([sys.executable, "-c", program], env=environment, cwd=tmp_path) for _ in range(3)]
+    assert [each.wait(60) for each in running] == [0, 0, 0]
+    files = [each for each in library.sources() if each.suffix == ".cpp"]
+    assert len(count.read_text().split()) == len(files) + 1  # and one that joins them
+    assert len(list(tmp_path.glob("*.so"))) == 1
+
+
+def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path) -> None:
+    digests = {library._digest(library._compiler(), library.FLAGS)}
+    other = tmp_path / "more.h"
+    other.write_text("// more\n")
+    found = library.sources()
+    monkeypatch.setattr(library, "sources", lambda: [*found, other])
+    digests |= {library._digest(library._compiler(), flags) for flags in (library.FLAGS, (*library.FLAGS, "-O2"))}
+    assert len(digests) == 3
+
+
+def test_what_was_built_is_right_here_and_what_is_wrong_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path
+) -> None:
+    assert check.wrong(library.load(built)) == ""
+    (tmp_path / built.name).write_bytes(built.read_bytes())
+    assert kernels() is not None and why() == ""
+    monkeypatch.setattr(check, "_gelu", lambda found, x: x)
+    assert kernels() is None and "gelu in float32 is off by" in why()
+
+
+def test_it_says_that_it_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", compiler(tmp_path, 'for last; do :; done; echo junk > "$last"'))
+    with pytest.warns(HeedfulWarning, match="building kernels for this processor"):
+        kernels()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [("-O0",), ("-O2", "-mno-avx512f"), ("-O3", "-fsanitize=address,undefined")], ids=str)
+def test_other_flags_compute_the_same(flags: tuple[str, ...], tmp_path: Path) -> None:
+    """All tests of the kernels, in a process of its own, with a library that was built in another way."""
+    with pytest.warns(HeedfulWarning):
+        path = library.build(tmp_path, (*library.FLAGS, *flags, *(("-g",) if "sanitize" in flags[-1] else ())))
+    environment = {**os.environ, "HEEDFUL_TEST_KERNELS": str(path)}
+    if "sanitize" in flags[-1]:
+        asan = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout
+        ubsan = asan.strip().replace("libasan", "libubsan")
+        environment |= {"LD_PRELOAD": f"{asan.strip()} {ubsan}", "ASAN_OPTIONS": "detect_leaks=0"}
+        environment["UBSAN_OPTIONS"] = "halt_on_error=1"
+    tests = Path(__file__).parents[1] / "nn" / "test_native.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(tests)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
