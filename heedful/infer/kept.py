@@ -13,6 +13,7 @@ import torch
 
 import heedful
 from heedful.durable import cache, put, whole
+from heedful.native import kernels
 
 
 def machine() -> dict[str, Any]:
@@ -22,6 +23,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "versions": [heedful.__version__, torch.__version__],
+        "kernels": found.path.stem if (found := kernels()) else None,
     }
 
 

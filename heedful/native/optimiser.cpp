@@ -1,6 +1,7 @@
-// AdamW of the rows of an embedding that a step touches (Loshchilov and Hutter 2019). Rows without a gradient move too:
-// their moments fade and they decay. That is done when a row is next needed, step by step with the numbers of each step,
-// so a row has the same bits as if it had been moved in every step.
+// AdamW (Loshchilov and Hutter 2019) of many tensors at once, and of the rows of an embedding that a step touches.
+//
+// Rows without a gradient move too: their moments fade and they decay. That is done when a row is next needed, step by
+// step with the numbers of each step, so a row has the same bits as if it had been moved in every step.
 #include "vectors.h"
 #if defined(__SSE__)
 #include <xmmintrin.h>
@@ -62,7 +63,49 @@ static void fade(float* p, float* m, float* v, int64_t count, const Step* steps,
     }
 }
 
+static constexpr int64_t PIECE = 1 << 14;  // numbers that a thread moves at a time
+
+struct Tensors {
+    float *p, *m, *v;
+    const float* g;
+    int64_t count, before;  // pieces of the tensors before this one
+};
+
 extern "C" {
+
+// One step of `many` tensors of any size, each with the gradient g times `scale`.
+void heedful_adamw(int64_t many, const void* tensors, const void* step, float scale, float b1, float b2, float eps,
+                   int threads) {
+    const Tensors* all_of_them = (const Tensors*)tensors;
+    Step s = *(const Step*)step;
+    Adam a = {b1, b2, eps};
+    const Tensors& end = all_of_them[many - 1];
+    int64_t pieces = end.before + (end.count + PIECE - 1) / PIECE;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t piece = 0; piece < pieces; piece++) {
+        const Tensors* of = std::upper_bound(all_of_them, all_of_them + many, piece,
+                                             [](int64_t x, const Tensors& t) { return x < t.before; }) - 1;
+        int64_t first = (piece - of->before) * PIECE, last = std::min(of->count, first + PIECE), i = first;
+        for (; i + LANES <= last; i += LANES) {
+            V P = *(AnyV*)(of->p + i), M = *(AnyV*)(of->m + i), W = *(AnyV*)(of->v + i);
+            move(P, M, W, *(const AnyV*)(of->g + i) * scale, a, s);
+            *(AnyV*)(of->p + i) = P;
+            *(AnyV*)(of->m + i) = M;
+            *(AnyV*)(of->v + i) = W;
+        }
+        if (i < last) {  // what is left of a tensor, as a vector
+            float rest[4][LANES] = {};
+            float* from[4] = {of->p + i, of->m + i, of->v + i, const_cast<float*>(of->g) + i};
+            for (int n = 0; n < 4; n++) memcpy(rest[n], from[n], (last - i) * sizeof(float));
+            V P = *(AnyV*)rest[0], M = *(AnyV*)rest[1], W = *(AnyV*)rest[2];
+            move(P, M, W, *(AnyV*)rest[3] * scale, a, s);
+            *(AnyV*)rest[0] = P;
+            *(AnyV*)rest[1] = M;
+            *(AnyV*)rest[2] = W;
+            for (int n = 0; n < 3; n++) memcpy(from[n], rest[n], (last - i) * sizeof(float));
+        }
+    }
+}
 
 // Rows `chosen` (null: the first `count`) of p, m and v [?, width], that have had the first moved[row] of the steps of
 // this history, are brought to have had `many` of them: without a gradient; but where `g` [count, width] is given, it

@@ -97,6 +97,7 @@ def _place(name: str) -> tuple[str, int]:
 
 # -- the optimiser ----------------------------------------------------------------------------------------------
 
+PIECE = 1 << 14  # numbers that our kernel moves at a time
 HISTORY = 4096  # steps that a row may lag behind
 _FUSED = frozenset({"cpu", "cuda"})  # where torch's fused kernel is used: by far its fastest, also on a CPU
 
@@ -186,16 +187,25 @@ class Optimizer:
                 self._move(names, [gradients[name].contiguous() for name in names], rate * factor, decay, scale)
 
     def _move(self, names: list[str], gradients: list[Tensor], rate: float, decay: float, scale: float) -> None:
+        parameters = [self._parameters[name] for name in names]
+        m, v = [self._m[name] for name in names], [self._v[name] for name in names]
+        steps = [self._steps[name] for name in names]
+        if usable_for(parameters) and len({float(each) for each in steps}) == 1:
+            torch._foreach_add_(steps, 1)
+            self._move_together(
+                list(zip(parameters, m, v, gradients, strict=True)), rate, decay, float(steps[0]), scale
+            )
+            return
         # gradients have to be contiguous: the fused kernel does not look at strides
         if scale != 1.0:
             torch._foreach_mul_(gradients, scale)
         adamw(
-            [self._parameters[name] for name in names],
+            parameters,
             gradients,
-            [self._m[name] for name in names],
-            [self._v[name] for name in names],
+            m,
+            v,
             [],
-            [self._steps[name] for name in names],
+            steps,
             fused=self._fused,
             amsgrad=False,
             beta1=self.settings.betas[0],
@@ -206,11 +216,33 @@ class Optimizer:
             maximize=False,
         )
 
+    def _move_together(
+        self, tensors: list[tuple[Tensor, ...]], rate: float, decay: float, done: float, scale: float
+    ) -> None:
+        """The same by our kernel, which reads and writes everything once."""
+        found = kernels()
+        assert found is not None
+        lines, before = [], 0
+        for each in tensors:
+            count = each[0].numel()
+            lines.append([*(part.data_ptr() for part in each), count, before])
+            before += -(-count // PIECE)
+        step = torch.tensor(self._numbers(rate, decay, done), dtype=torch.float32)
+        lined = torch.tensor(lines, dtype=torch.int64)
+        b1, b2 = self.settings.betas
+        found.adamw(
+            len(lines), lined.data_ptr(), step.data_ptr(), scale, b1, b2, self.settings.eps, torch.get_num_threads()
+        )
+
+    def _numbers(self, rate: float, decay: float, done: float) -> tuple[float, float, float]:
+        """What our kernels need of a step: 1 - rate decay, rate / c1, 1 / sqrt(c2)."""
+        b1, b2 = self.settings.betas
+        return 1 - rate * decay, rate / (1 - b1**done), (1 - b2**done) ** -0.5
+
     def _move_some(self, name: str, gradient: Tensor, rate: float, decay: float, scale: float) -> None:
-        lag, (b1, b2) = self._lagging[name], self.settings.betas
+        lag = self._lagging[name]
         self._steps[name] += 1
-        done = float(self._steps[name])
-        lag.steps.append((1 - rate * decay, rate / (1 - b1**done), (1 - b2**done) ** -0.5))
+        lag.steps.append(self._numbers(rate, decay, float(self._steps[name])))
         self._move_rows(name, gradient.indices()[0], gradient.values().contiguous(), scale)
         if len(lag.steps) == HISTORY:
             self.catch_up(name)
@@ -272,6 +304,13 @@ class Optimizer:
             )
         for name, tensor in mine.items():
             tensor.copy_(state[name])
+
+
+def usable_for(parameters: Iterable[Tensor]) -> bool:
+    """Whether our kernel moves such tensors."""
+    return kernels() is not None and all(
+        each.device.type == "cpu" and each.dtype == torch.float32 for each in parameters
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
