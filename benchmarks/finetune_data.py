@@ -34,7 +34,7 @@ PLANS = {
     "MRPC": Plan(epochs=5, rate=5e-5, batch=16, longest=256),
     "STS-B": Plan(epochs=5, rate=5e-5, batch=16, longest=256),
     "CoNLL-2003": Plan(epochs=4, rate=5e-5, batch=16, longest=256),
-    "RTE": Plan(epochs=5, rate=5e-5, batch=16, longest=256),
+    "RTE": Plan(epochs=5, rate=5e-5, batch=16, longest=512),
     "CoLA": Plan(epochs=5, rate=5e-5, batch=16, longest=128),
     "AG News": Plan(epochs=3, rate=5e-5, batch=32, longest=256),
     "IMDB": Plan(epochs=1, rate=3e-5, batch=16, longest=512),

@@ -15,14 +15,16 @@ from torch import Tensor, nn
 
 from heedful.checkpoint import Loaded
 from heedful.infer import kept
+from heedful.infer.at_once import AtOnce, fits
 from heedful.infer.precision import Precision
 from heedful.model.config import Shaw, StackConfig
-from heedful.model.stack import Attention
+from heedful.model.stack import Attention, Block
 from heedful.nn.attend import attend_as
 from heedful.nn.kernels import KERNELS
 from heedful.nn.layers import ACTIVATIONS, Mlp
 from heedful.nn.layout import Call, Layout
 from heedful.nn.linear import FUSED, Laid, Panels, Rounded, cannot_lay, cannot_panel, fast_bfloat16
+from heedful.nn.native import usable
 
 Linears = Literal["plain", "laid", "panels", "rounded"]
 MEASURE = "HEEDFUL_MEASURE"  # "off": the same way on every machine, for the same bits, and not the fastest one
@@ -51,6 +53,7 @@ class _Laying(NamedTuple):
 WAYS: dict[Linears, _Laying] = {
     "laid": _Laying(Laid, tuple(FUSED), lambda linear: cannot_lay(linear.weight.dtype)),
     "panels": _Laying(Panels, ("gelu",), cannot_panel),
+    "rounded": _Laying(Rounded, ("gelu",), lambda linear: ""),
 }
 
 
@@ -71,24 +74,28 @@ def prepare(loaded: Loaded, precision: Precision) -> Way:
         for stack in (model.encoder, model.decoder):
             if stack is not None:
                 _exchange(stack.blocks, way.linears)
-        model.fills = way.linears == "laid" or (way.linears == "rounded" and dtype_of(precision) == torch.bfloat16)
-    if way.attention and model.encoder is not None:
+        model.fills = way.linears == "laid"
+    if model.encoder is not None:
         for each in model.encoder.modules():
-            if isinstance(each, Attention):
+            if isinstance(each, Attention) and way.attention:
                 each.kernel = way.attention
+        for block in model.encoder.blocks:
+            if isinstance(block, Block) and fits(block):
+                block.at_once = AtOnce()
     return way
 
 
 def _exchange(blocks: nn.ModuleList, linears: Linears) -> None:
     for above in list(blocks.modules()):
-        if linears in WAYS and isinstance(above, Mlp) and (name := _fused(above)) in WAYS[linears].applies:
-            above.add_module("up", WAYS[linears].make(above.up, name))
+        way = WAYS[linears]
+        if isinstance(above, Mlp) and (name := _fused(above)) in way.applies and not way.cannot(above.up):
+            above.add_module("up", way.make(above.up, name))
             above.activation = _as_it_is
-        if isinstance(above, nn.LayerNorm) and linears == "panels":
+        if isinstance(above, nn.LayerNorm) and usable(above.weight) is not None:
             above.float()  # as the kernels read it
         for name, each in above.named_children():
-            if isinstance(each, nn.Linear) and not (linears == "panels" and cannot_panel(each)):
-                above.add_module(name, Rounded(each) if linears == "rounded" else WAYS[linears].make(each, None))
+            if isinstance(each, nn.Linear) and not way.cannot(each):
+                above.add_module(name, way.make(each, None))
 
 
 def _fused(mlp: Mlp) -> str:
@@ -148,9 +155,10 @@ def _with_attention(way: Way, config: StackConfig, dtype: torch.dtype) -> Way:
 
 
 def _with_linears(way: Way, plain: nn.Linear) -> Way:
-    reasons = {name: laying.cannot(plain) for name, laying in WAYS.items()}
+    reasons: dict[Linears, str] = {name: each.cannot(plain) for name, each in WAYS.items() if name != "rounded"}
     made = {name: WAYS[name].make(plain, None) for name, reason in reasons.items() if not reason}
-    ratios, told = dict.fromkeys(made, 1.0), []
+    ratios: dict[Linears, float] = dict.fromkeys(made, 1.0)
+    told = []
     for rows in ROWS if made else ():
         x = _rows(rows, plain.in_features, plain.weight.dtype)
         times = timed({name: partial(layer, x) for name, layer in {"plain": plain, **made}.items()})

@@ -227,6 +227,8 @@ class Block(nn.Module):
             bias=config.mlp_bias,
             inner_dropout=config.inner_dropout,
         )
+        # in inference: the block's rows in one call, or None where it cannot
+        self.at_once: Callable[[Block, Tensor, Sight, Placed], Tensor | None] | None = None
 
     def forward(
         self,
@@ -234,6 +236,8 @@ class Block(nn.Module):
         sight: Sight,
         placed: Placed,
     ) -> Float[Tensor, "rows width"]:
+        if self.at_once is not None and (done := self.at_once(self, x, sight, placed)) is not None:
+            return done
         out = self.attention_out_dropout
         x = self._residual(x, self.attention_norm, lambda y: self.attention(y, sight, placed), out)
         if sight.memory is not None:

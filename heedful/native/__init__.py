@@ -3,6 +3,6 @@
 `kernels()` gives the library, or None; `why()` says in a line why there is none. HEEDFUL_KERNELS=off turns them off.
 """
 
-from heedful.native.library import OFF, Kernels, kernels, why
+from heedful.native.library import OFF, Kernels, kernels, unused, why
 
-__all__ = ["OFF", "Kernels", "kernels", "why"]
+__all__ = ["OFF", "Kernels", "kernels", "unused", "why"]

@@ -47,8 +47,12 @@ _CALL = [_I, _I, _I, _P, _P, _I, _P, _I, _P, _I, _F, _N, _I, _D, _U, _N]  # what
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "lanes": (_I, []),
     "half": (_N, []),
+    "bytes": (_N, []),
     "packed_words": (_I, [_I, _I, _I]),
     "pack": (None, [_P, _N, _I, _I, _N, _N, _P, _N]),
+    "pack8": (None, [_P, _I, _I, _P, _N]),
+    "round_rows": (None, [_P, _I, _I, _I, _N, _P, _P, _N]),
+    "linear8": (None, [_P, _P, _I, _P, _I, _I, _P, _P, _P, _N, _N, _P, _N]),
     "linear": (None, [_P, _I, _I, _P, _I, _I, _P, _N, _N, _N, _P, _N]),
     "weight_gradient": (None, [_P, _I, _P, _I, _I, _I, _N, _P, _P, _P, _N]),
     "gelu": (None, [_P, _I, _N, _P, _N]),
@@ -57,6 +61,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "add_norm_gradient": (None, [_I, _I, _F, _P, _D, _U, _P, _P, _P, _P, _P, _N, _P, _P, _N]),
     "attention": (None, [*_CALL, _P, _I, _P, _N]),
     "attention_gradient": (None, [*_CALL, _P, _I, _P, _P, _I, _P, _P, _P, _I, _N]),
+    "block": (None, [_P, _P, _I, _I, _P, _I, _P, _P, _N]),
     "adamw": (None, [_I, _P, _P, _F, _F, _F, _F, _N]),
     "adamw_rows": (None, [_P, _P, _P, _P, _I, _P, _I, _P, _I, _P, _F, _F, _F, _F, _N]),
 }
@@ -68,10 +73,14 @@ class Kernels:
 
     path: Path
     half: bool  # whether it multiplies bfloat16
+    bytes: bool  # whether it multiplies bytes
     lanes: int  # widths are whole multiples of that
     pack: Any
     packed_words: Any
     linear: Any
+    pack8: Any
+    round_rows: Any
+    linear8: Any
     weight_gradient: Any
     gelu: Any
     gelu_gradient: Any
@@ -79,6 +88,7 @@ class Kernels:
     add_norm_gradient: Any
     attention: Any
     attention_gradient: Any
+    block: Any
     adamw: Any
     adamw_rows: Any
 
@@ -112,6 +122,12 @@ def _found() -> Kernels | str:
         return str(error).splitlines()[0][:200]
 
 
+def unused() -> str:
+    """A sentence where there are none and nobody asked for that."""
+    reason = why()
+    return f"kernels in C++ are not used: {reason}" if reason and os.environ.get(OFF) != "off" else ""
+
+
 def sources() -> list[Path]:
     """The text they are made of."""
     return sorted(each for each in Path(__file__).parent.iterdir() if each.suffix in (".cpp", ".h"))
@@ -119,23 +135,24 @@ def sources() -> list[Path]:
 
 def build(folder: Path, flags: tuple[str, ...] = FLAGS) -> Path:
     """The library in that folder, compiled unless it is there; several processes that want it wait for one."""
-    compiler = _compiler()
-    path = folder / f"kernels-{_digest(compiler, flags)}.so"
+    found = compiler()
+    path = folder / f"kernels-{_digest(found, flags)}.so"
     if path.is_file():
         return path
     put_folder(folder)
     with _alone(folder / "kernels.lock"):
         if not path.is_file():
             warnings.warn(
-                f"building kernels for this processor with {compiler}, once; {OFF}=off does without them",
+                f"building kernels for this processor with {found}, once; {OFF}=off does without them",
                 HeedfulWarning,
                 stacklevel=2,
             )
-            _compile(compiler, flags, path)
+            _compile(found, flags, path)
     return path
 
 
-def _compiler() -> str:
+def compiler() -> str:
+    """The C++ compiler that is here."""
     if not sys.platform.startswith("linux"):
         raise HeedfulError(f"kernels are built on Linux, not on {sys.platform}")
     given = os.environ.get("CXX")
@@ -145,8 +162,8 @@ def _compiler() -> str:
     return found
 
 
-def _digest(compiler: str, flags: tuple[str, ...]) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=SECONDS, check=True).stdout
+def _digest(given: str, flags: tuple[str, ...]) -> str:
+    version = subprocess.run([given, "--version"], capture_output=True, timeout=SECONDS, check=True).stdout
     facts = [version.decode(errors="replace"), flags, platform.machine(), sorted(torch.cpu.get_capabilities().items())]
     digest = hashlib.sha256(json.dumps(facts).encode())
     for each in sources():
@@ -154,13 +171,13 @@ def _digest(compiler: str, flags: tuple[str, ...]) -> str:
     return digest.hexdigest()[:24]
 
 
-def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
+def _compile(given: str, flags: tuple[str, ...], path: Path) -> None:
     """Each source by a process of its own, and all together into one file that appears whole."""
     with whole(path) as made, TemporaryDirectory(prefix="heedful-kernels-") as objects:
         files = [(each, Path(objects, f"{each.stem}.o")) for each in sources() if each.suffix == ".cpp"]
-        _run_all([[compiler, *flags, "-c", str(source), "-o", str(target)] for source, target in files])
+        _run_all([[given, *flags, "-c", str(source), "-o", str(target)] for source, target in files])
         linking = [each for each in flags if each.startswith("-fsanitize")]
-        _run_all([[compiler, "-shared", *linking, *(str(target) for _, target in files), "-o", str(made)]])
+        _run_all([[given, "-shared", *linking, *(str(target) for _, target in files), "-o", str(made)]])
 
 
 def _run_all(commands: list[list[str]]) -> None:
@@ -197,5 +214,5 @@ def load(path: Path) -> Kernels:
     for name, (result, takes) in SIGNATURES.items():
         functions[name] = getattr(library, f"heedful_{name}")
         functions[name].restype, functions[name].argtypes = result, takes
-    half, lanes = bool(functions.pop("half")()), functions.pop("lanes")()
-    return Kernels(path=path, half=half, lanes=lanes, **functions)
+    facts = {"half": bool(functions.pop("half")()), "bytes": bool(functions.pop("bytes")())}
+    return Kernels(path=path, lanes=functions.pop("lanes")(), **facts, **functions)

@@ -17,7 +17,7 @@ static Share shared(int64_t count, int64_t threads) {
 
 // done(row, column, sums) for every vector of x B
 template <class E, class Done>
-static inline INLINE void whole(const typename E::T* x, int64_t stride, int64_t rows, const uint32_t* b, int64_t depth,
+static inline INLINE void whole(const void* x, int64_t stride, int64_t rows, const uint32_t* b, int64_t depth,
                   int64_t columns, int threads, Done done) {
     int64_t in_row = stride / E::IN_WORD, count = panels(columns);
     const uint32_t* a = (const uint32_t*)x;
@@ -31,7 +31,7 @@ static inline INLINE void whole(const typename E::T* x, int64_t stride, int64_t 
     for (int64_t block = 0; block < share.rows; block++) {
         int64_t first = block * share.size, many = std::min(share.size, rows - first);
         product<E>({a + first * in_row, in_row, 1}, many, b, depth, columns, 0, count,
-                   [&](int64_t row, int64_t column, V sums) INLINE { done(first + row, column, sums); });
+                   [&](int64_t row, int64_t column, typename E::Sum sums) INLINE { done(first + row, column, sums); });
     }
 }
 
@@ -44,6 +44,48 @@ static void linear(const typename E::T* x, int64_t stride, int64_t rows, const u
                  if (gelu) sums = gelu_of(sums);
                  Out::store(y + row * columns + column, sums);
              });
+}
+
+#if defined(__AVX512VNNI__)
+// x in bytes around 128, `scales` of its rows; `weights` and `offsets` (128 times the sum of a row of W) of columns
+template <class Out>
+static void linear8(const uint8_t* x, const float* scales, int64_t rows, const uint32_t* b, int64_t depth,
+                    int64_t columns, const float* weights, const int32_t* offsets, const float* bias, int gelu,
+                    typename Out::T* y, int threads) {
+    whole<Byte>(x, depth, rows, b, words(depth, 4), columns, threads, [=](int64_t row, int64_t column, VI sums) INLINE {
+        VI offset;
+        memcpy(&offset, offsets + column, sizeof offset);
+        V z = __builtin_convertvector(sums - offset, V) * scales[row] * *(const AnyV*)(weights + column);
+        if (bias) z += *(const AnyV*)(bias + column);
+        if (gelu) z = gelu_of(z);
+        Out::store(y + row * columns + column, z);
+    });
+}
+#endif
+
+// each row over its largest number, as bytes around 128
+template <class E>
+static void round_rows(const typename E::T* x, int64_t stride, int64_t rows, int64_t width, uint8_t* to, float* scales,
+                       int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t row = 0; row < rows; row++) {
+        const typename E::T* line = x + row * stride;
+        V most = {};
+        for (int64_t i = 0; i < width; i += LANES) {
+            V v = E::load(line + i);
+            most = larger(most, larger(v, -v));
+        }
+        float top = largest(most);
+        scales[row] = top / 127;
+        float by = top > 0 ? 127 / top : 0;
+        for (int64_t i = 0; i < width; i += LANES) {
+            V v = E::load(line + i) * by;
+            VI near = __builtin_convertvector((v + 12582912.f) - 12582912.f, VI) + 128;  // to nearest, ties to even
+            typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+            Bytes made = __builtin_convertvector(near, Bytes);
+            memcpy(to + row * width + i, &made, LANES);
+        }
+    }
 }
 
 // what the columns of y and x, row by row, give: dW[n, k] = sum over rows dy[row, n] x[row, k]
@@ -90,9 +132,9 @@ static void pack_weight(const typename From::T* w, int64_t rows, int64_t columns
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t p = 0; p < count; p++) {
         uint32_t* panel = out + p * deep * PANEL;
-        if (turned)
+        if (turned || E::IN_WORD == 4)
             pack_turned<E, From>(w, columns, rows, columns, p, panel);
-        else
+        else if constexpr (E::IN_WORD < 4)
             pack<E, From>(w, columns, rows, columns, p, panel);
     }
 }
@@ -103,6 +145,15 @@ extern "C" {
 int64_t heedful_lanes() { return LANES; }
 int heedful_half() {
 #if defined(__AVX512BF16__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// whether it multiplies bytes
+int heedful_bytes() {
+#if defined(__AVX512VNNI__)
     return 1;
 #else
     return 0;
@@ -122,6 +173,37 @@ void heedful_pack(const void* w, int wide, int64_t rows, int64_t columns, int tu
         pack_weight<Half, Single>((const float*)w, rows, columns, turned, out, threads);
     else
         pack_weight<Half, Half>((const uint16_t*)w, rows, columns, turned, out, threads);
+}
+
+// W [rows, columns] of bytes, as the right side of x W'; columns are whole words
+void heedful_pack8(const int8_t* w, int64_t rows, int64_t columns, uint32_t* out, int threads) {
+#if defined(__AVX512VNNI__)
+    pack_weight<Byte, Byte>(w, rows, columns, 1, out, threads);
+#else
+    (void)w, (void)rows, (void)columns, (void)out, (void)threads;
+#endif
+}
+
+void heedful_round_rows(const void* x, int64_t stride, int64_t rows, int64_t width, int half, uint8_t* to,
+                        float* scales, int threads) {
+    if (half)
+        round_rows<Half>((const uint16_t*)x, stride, rows, width, to, scales, threads);
+    else
+        round_rows<Single>((const float*)x, stride, rows, width, to, scales, threads);
+}
+
+void heedful_linear8(const uint8_t* x, const float* scales, int64_t rows, const uint32_t* b, int64_t depth,
+                     int64_t columns, const float* weights, const int32_t* offsets, const float* bias, int gelu,
+                     int half, void* y, int threads) {
+#if defined(__AVX512VNNI__)
+    if (half)
+        linear8<Half>(x, scales, rows, b, depth, columns, weights, offsets, bias, gelu, (uint16_t*)y, threads);
+    else
+        linear8<Single>(x, scales, rows, b, depth, columns, weights, offsets, bias, gelu, (float*)y, threads);
+#else
+    (void)x, (void)scales, (void)rows, (void)b, (void)depth, (void)columns, (void)weights, (void)offsets, (void)bias;
+    (void)gelu, (void)half, (void)y, (void)threads;
+#endif
 }
 
 // x [rows, depth], lines `stride` apart; y is float32 where `wide`, and in x's kind otherwise

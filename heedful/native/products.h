@@ -2,7 +2,7 @@
 //
 // B lies in panels: PANEL columns side by side, one line of words for each step of the depth. A is read word by word,
 // wherever it lies: word (row, step) is at a[row * row_step + step * step_step], so that a matrix and its transpose are
-// the same to the tile. The depth counts words: two bfloat16 or one float32.
+// the same to the tile. The depth counts words: two bfloat16, one float32 or four bytes.
 #pragma once
 
 #include <type_traits>
@@ -25,7 +25,7 @@ struct Left {
 // R x W vectors of the product; done(line, vector, sums) takes each
 template <class E, int R, int W, class Done>
 static inline INLINE void tile(Left a, const uint32_t* panel, int64_t width, int64_t depth, Done done) {
-    V sums[R][W] = {};
+    typename E::Sum sums[R][W] = {};
     for (int64_t k = 0; k < depth; k++) {
         VU b[W];
         for (int j = 0; j < W; j++) b[j] = *(const AnyVU*)(panel + k * width + j * LANES);
@@ -45,7 +45,7 @@ static inline INLINE void tiles(Left a, int64_t rows, const uint32_t* panel, int
     int64_t row = 0;
     auto some = [&](auto lines) INLINE {
         tile<E, decltype(lines)::value, W>({a.at + row * a.row, a.row, a.step}, panel, width, depth,
-                                           [&](int r, int j, V x) INLINE { done(row + r, j, x); });
+                                           [&](int r, int j, typename E::Sum x) INLINE { done(row + r, j, x); });
         row += decltype(lines)::value;
     };
     while (row + MOST <= rows) some(std::integral_constant<int, MOST>{});
@@ -61,7 +61,7 @@ static inline INLINE void product(Left a, int64_t rows, const uint32_t* b, int64
                            int64_t last, Done done) {
     for (int64_t p = first; p < last; p++) {
         const uint32_t* panel = b + p * depth * PANEL;
-        auto here = [&](int64_t row, int j, V x) INLINE { done(row, p * PANEL + j * LANES, x); };
+        auto here = [&](int64_t row, int j, typename E::Sum x) INLINE { done(row, p * PANEL + j * LANES, x); };
         switch (std::min(VECTORS, (columns - p * PANEL + LANES - 1) / LANES)) {
             case 1: tiles<E, 1>(a, rows, panel, PANEL, depth, here); break;
             case 2: tiles<E, 2>(a, rows, panel, PANEL, depth, here); break;
@@ -116,10 +116,13 @@ template <class E, class From> static inline VU words_of(const typename From::T*
         if (count > 0) memcpy(whole, row, count * sizeof(typename From::T));
         row = whole;
     }
-    if constexpr (E::IN_WORD == From::IN_WORD) return *(const AnyVU*)row;
-    uint16_t halves[NUMBERS];
-    for (int64_t i = 0; i < NUMBERS; i += LANES) Half::store(halves + i, From::load(row + i));
-    return *(const AnyVU*)halves;
+    if constexpr (E::IN_WORD == From::IN_WORD) {
+        return *(const AnyVU*)row;
+    } else {
+        uint16_t halves[NUMBERS];
+        for (int64_t i = 0; i < NUMBERS; i += LANES) Half::store(halves + i, From::load(row + i));
+        return *(const AnyVU*)halves;
+    }
 }
 
 // panels of the transpose of x [count, depth]: columns are the rows of x; panel p of them, whole vectors of it

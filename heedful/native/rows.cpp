@@ -10,7 +10,10 @@ template <class E, class Each> static void each_vector(int64_t count, int thread
 }
 
 template <class E> static void gelu(const typename E::T* x, int64_t count, typename E::T* y, int threads) {
-    each_vector<E>(count, threads, [=](int64_t i) { E::store(y + i, gelu_of(E::load(x + i))); });
+    each_vector<E>(count, threads, [=](int64_t i) {
+        V at = E::load(x + i), bell;
+        E::store(y + i, E::IN_WORD == 2 ? gelu_of(at) : at * normal(at, bell));
+    });
 }
 
 // dx = dy (Phi(x) + x phi(x))

@@ -24,8 +24,10 @@ HALVES = (torch.float16, torch.bfloat16)
 WIDTHS, BUDGET = (64, 128, 256, 512), 1 << 22  # of the lines of a block, and its scores a head: few, large launches
 TILE = 128  # rows of a tile of the compiled kernel
 FAR = 1 << 30  # places: no window
-TAKES = ("cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "return_debug_mask", "scale")
-TAKES += ("window_size_left", "window_size_right")
+TAKES: tuple[str, ...] = (  # what the private operator has to take
+    *("cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "return_debug_mask", "scale"),
+    *("window_size_left", "window_size_right"),
+)
 
 
 def _not_cuda(q: Tensor) -> str:
@@ -88,9 +90,9 @@ def _not_flash(q: Tensor, k: Tensor, call: Call) -> str:
         return "it has no bias"
     if q.shape[-1] % 8 or q.shape[-1] > 256:
         return f"its heads are up to 256 wide, in steps of 8, not {q.shape[-1]}"
-    spans = call.layout.keys
-    if [start for start, _ in spans] != [0, *(stop for _, stop in spans[:-1])]:
-        return "its key rows must follow each other without a gap"
+    stops = [0, *(stop for _, stop in call.layout.keys)]
+    if [start for start, _ in call.layout.keys] != stops[:-1] or stops[-1] != len(k):  # others would get no gradient
+        return "its key rows must follow each other without a gap, and all belong to a sequence"
     return ""
 
 
@@ -158,7 +160,6 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
 def _modify(bias: Any, tiles: Tiles) -> Callable[..., Tensor]:
     assert isinstance(bias, Distance)
     table, reach, of, to = bias.table, bias.reach, tiles.of, tiles.to
-
     if table.ndim == 2:
         return lambda score, b, h, i, j: score + table[h, (to[j] - of[i]).clamp(-reach, reach) + reach]
     return lambda score, b, h, i, j: score + table[i, h, (to[j] - of[i]).clamp(-reach, reach) + reach]
@@ -173,7 +174,6 @@ def tiles_of(call: Call, q: Tensor, k: Tensor) -> Tiles:
         (torch.from_numpy(each).to(q.device) for each in _owners(spans, count))
         for spans, count in ((layout.queries, len(q)), (layout.keys, len(k)))
     )
-
     needed = _needed(layout, len(q), len(k))
     counts = torch.from_numpy(needed.sum(1).astype(np.int32))
     order = torch.from_numpy(np.argsort(~needed, axis=1, kind="stable").astype(np.int32))

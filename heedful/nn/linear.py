@@ -110,16 +110,21 @@ def fast_bfloat16() -> bool:
 
 
 class Rounded(nn.Module):
-    """W x + b in whole numbers: each row of W, and each row of x as it comes, is scaled to -127..127 and rounded.
+    """activation(W x + b) in whole numbers: rows of W, and of x as they come, are scaled to -127..127 and rounded.
 
-    Symmetric dynamic quantization, one scale for each row of both (Dettmers et al. 2022, "LLM.int8()", section 2).
+    Symmetric dynamic quantization, one scale for each row of both (Dettmers et al. 2022, "LLM.int8()", section 2). By
+    the kernels in C++ where they multiply bytes, else by PyTorch's operators.
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, activation: str | None = None) -> None:
         super().__init__()
         weight, self.scale = rounded(linear.weight.detach().float())
         self.weight, self.scale = weight.t(), self.scale.t()
         self.bias = None if linear.bias is None else linear.bias.detach().float()
+        self.activation = activation
+        self.panels: native.Bytes | None = None
+        if (activation or "gelu") == "gelu":
+            self.panels = native.Bytes.of(weight, self.scale[0], self.bias, gelu=activation is not None)
 
     def parts(self) -> dict[str, Tensor]:
         """Weight in whole numbers, the scale of each of its rows, and bias."""
@@ -127,9 +132,13 @@ class Rounded(nn.Module):
         return {"weight": self.weight.t(), "scale": self.scale.t(), **more}
 
     def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
-        rows, scale = rounded(x.reshape(-1, x.shape[-1]))
+        given = x.reshape(-1, x.shape[-1])
+        if self.panels is not None and len(given):
+            return self.panels.product(given).view(*x.shape[:-1], -1)
+        rows, scale = rounded(given)
         y = torch._int_mm(rows, self.weight).float().mul_(self.scale)
         y = y.mul_(scale) if self.bias is None else torch.addcmul(self.bias, y, scale)
+        y = y if self.activation is None else ACTIVATIONS[self.activation](y)
         return y.to(x.dtype).view(*x.shape[:-1], y.shape[-1])
 
 

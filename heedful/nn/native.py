@@ -6,6 +6,7 @@ processor multiplies it, in bfloat16, whose sums are float32.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -81,6 +82,49 @@ def product(
         torch.get_num_threads(),
     )
     return y
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Bytes:
+    """A linear layer in whole numbers, as the kernels read it."""
+
+    panels: Int[Tensor, " words"]
+    scales: Float[Tensor, " columns"]
+    offsets: Int[Tensor, " columns"]  # what rows that are shifted by 128 have too much
+    bias: Float[Tensor, " columns"] | None
+    gelu: bool
+
+    @classmethod
+    def of(
+        cls,
+        weight: Int[Tensor, "columns width"],
+        scales: Float[Tensor, " columns"],
+        bias: Float[Tensor, " columns"] | None,
+        *,
+        gelu: bool,
+    ) -> Bytes | None:
+        """Of whole numbers and the scale of each of their rows; None where there are no kernels for it."""
+        found = kernels()
+        columns, width = weight.shape
+        if found is None or not found.bytes or weight.device.type != "cpu" or columns % 16 or width % 16:
+            return None
+        panels = torch.empty(found.packed_words(columns, width, 4), dtype=torch.int32)
+        found.pack8(_at(weight.contiguous()), columns, width, _at(panels), torch.get_num_threads())
+        offsets = 128 * weight.sum(1, dtype=torch.int32)
+        return cls(panels=panels, scales=scales.contiguous(), offsets=offsets.int(), bias=bias, gelu=gelu)
+
+    def product(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows columns"]:
+        """[gelu](W x + b), each row of x rounded as W is; in x's kind."""
+        found, threads, (rows, width) = kernels(), torch.get_num_threads(), x.shape
+        assert found is not None
+        x = x if x.stride(1) == 1 else x.contiguous()
+        whole, scales = torch.empty(rows, width, dtype=torch.uint8), torch.empty(rows)
+        half, columns = KINDS[x.dtype], len(self.scales)
+        found.round_rows(_at(x), x.stride(0), rows, width, half, _at(whole), _at(scales), threads)
+        y = torch.empty(rows, columns, dtype=x.dtype)
+        weights = (_at(self.panels), width, columns, _at(self.scales), _at(self.offsets), _at(self.bias))
+        found.linear8(_at(whole), _at(scales), rows, *weights, self.gelu, half, _at(y), threads)
+        return y
 
 
 # -- linear layers in training ----------------------------------------------------------------------------
@@ -266,19 +310,19 @@ class _AddNorm(torch.autograd.Function):
 
 def attention(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     """softmax(scale q k) v of each sequence, with dropout of the weights."""
-    spans = call.layout.plan(("spans",), lambda: _spans(call.layout))
+    where = spans(call.layout)
     q, k, v = (_in_lines(each) for each in (q, k, v))
     seed = drawn() if call.dropout else 0
     if not _learns(q, k, v):
-        return _attention(q, k, v, call, spans, seed, None)
-    mixed: Tensor = _Attention.apply(q, k, v, call, spans, seed)  # type: ignore[no-untyped-call]
+        return _attention(q, k, v, call, where, seed, None)
+    mixed: Tensor = _Attention.apply(q, k, v, call, where, seed)  # type: ignore[no-untyped-call]
     return mixed
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, call: Call, spans: Tensor, seed: int, sums: Tensor | None) -> Tensor:
+def _attention(q: Tensor, k: Tensor, v: Tensor, call: Call, where: Tensor, seed: int, sums: Tensor | None) -> Tensor:
     found, out = kernels(), torch.empty(q.shape, dtype=q.dtype)
     assert found is not None
-    given = _given(q, k, v, call, spans, seed)
+    given = _given(q, k, v, call, where, seed)
     found.attention(*given, _at(out), out.stride(0), _at(sums), torch.get_num_threads())
     return out
 
@@ -314,8 +358,14 @@ def slow_to_attend(q: Tensor, k: Tensor, call: Call) -> str:
     return ""
 
 
-def _spans(layout: Layout) -> Int[Tensor, "sequences 4"]:
-    return torch.tensor([[*a, *b] for a, b in zip(layout.queries, layout.keys, strict=True)], dtype=torch.int64)
+def spans(layout: Layout) -> Int[Tensor, "sequences 4"]:
+    """First query, last, first key and last of each sequence."""
+
+    def make() -> Tensor:
+        return torch.tensor([[*a, *b] for a, b in zip(layout.queries, layout.keys, strict=True)], dtype=torch.int64)
+
+    found: Tensor = layout.plan(("spans",), make)
+    return found
 
 
 def _shares(layout: Layout) -> bool:
@@ -331,17 +381,17 @@ def _in_lines(x: Tensor) -> Tensor:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, spans: Tensor, seed: int) -> Tensor:
+    def forward(context: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, where: Tensor, seed: int) -> Tensor:
         sums = torch.empty(q.shape[:2])
-        out = _attention(q, k, v, call, spans, seed, sums)
+        out = _attention(q, k, v, call, where, seed, sums)
         context.save_for_backward(q, k, v, out, sums)
-        context.more = call, spans, seed
+        context.more = call, where, seed
         return out
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, sums = context.saved_tensors
-        call, spans, seed = context.more
+        call, where, seed = context.more
         found, dout = kernels(), gradients[0].contiguous()
         assert found is not None
         rows, (_, heads, width) = max(len(q), len(k)), q.shape
@@ -350,7 +400,7 @@ class _Attention(torch.autograd.Function):
         every = made((rows, 3, heads, width), dtype=q.dtype)
         dq, dk, dv = every[: len(q), 0], every[: len(k), 1], every[: len(k), 2]
         found.attention_gradient(
-            *_given(q, k, v, call, spans, seed),
+            *_given(q, k, v, call, where, seed),
             _at(out),
             out.stride(0),
             _at(sums),
@@ -365,10 +415,10 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, None, None, None
 
 
-def _given(q: Tensor, k: Tensor, v: Tensor, call: Call, spans: Tensor, seed: int) -> tuple[Any, ...]:
+def _given(q: Tensor, k: Tensor, v: Tensor, call: Call, where: Tensor, seed: int) -> tuple[Any, ...]:
     reach = -1 if call.window is None else call.window
     lines = (_at(q), q.stride(0), _at(k), k.stride(0), _at(v), v.stride(0))
-    size = (len(spans), q.shape[1], q.shape[2], _at(spans))
+    size = (len(where), q.shape[1], q.shape[2], _at(where))
     return (*size, *lines, call.scale, call.causal, reach, call.dropout, seed, KINDS[q.dtype])
 
 

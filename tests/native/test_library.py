@@ -72,12 +72,12 @@ def test_several_processes_build_it_once(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path) -> None:
-    digests = {library._digest(library._compiler(), library.FLAGS)}
+    digests = {library._digest(library.compiler(), library.FLAGS)}
     other = tmp_path / "more.h"
     other.write_text("// more\n")
     found = library.sources()
     monkeypatch.setattr(library, "sources", lambda: [*found, other])
-    digests |= {library._digest(library._compiler(), flags) for flags in (library.FLAGS, (*library.FLAGS, "-O2"))}
+    digests |= {library._digest(library.compiler(), flags) for flags in (library.FLAGS, (*library.FLAGS, "-O2"))}
     assert len(digests) == 3
 
 

@@ -156,6 +156,16 @@ def test_what_is_taken_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         assert choose(q, q, call).name == name, (name, explain(q, q, call))
 
 
+def test_keys_that_belong_to_no_sequence_are_refused() -> None:
+    with FakeTensorMode():
+        q, k = (torch.empty(rows, 4, 64, device="cuda", dtype=torch.bfloat16) for rows in (40, 50))
+    reason = "its key rows must follow each other without a gap, and all belong to a sequence"
+    for keys in (((0, 20), (20, 40)), ((0, 20), (30, 50)), ((10, 30), (30, 50))):
+        call = Call(layout=Layout(((0, 20), (20, 40)), keys), scale=1.0, dropout=0.1)
+        assert FLASH.cannot(q, k, call) == reason
+    assert FLASH.cannot(q, k, Call(layout=layout_of([20, 20], [20, 30]), scale=1.0, dropout=0.1)) == ""
+
+
 def test_an_operator_of_another_signature_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "TAKES", (*cuda.TAKES, "softcap"))
     said = cuda._lacks.__wrapped__()

@@ -1,0 +1,44 @@
+"""The verb about the kernels in C++."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from heedful.cli.show import table, write_json
+from heedful.cli.train import AsJson
+
+
+def kernels(
+    what: Annotated[
+        Literal["show", "build"], typer.Argument(help="show: whether there are any; build: now, not on first use.")
+    ] = "show",
+    as_json: AsJson = False,
+) -> None:
+    """Show or build the kernels in C++.
+
+    They are built when they are first wanted, for this processor, and kept under HEEDFUL_CACHE; HEEDFUL_KERNELS=off
+    does without them. It is an error if they are to be built and cannot.
+    """
+    from heedful.errors import HeedfulError
+    from heedful.native import library
+
+    found, reason = library.kernels(), library.why()
+    if what == "build" and found is None:
+        raise HeedfulError(f"the kernels were not built: {reason}")
+    facts = {
+        "used": found is not None,
+        "why_not": reason or None,
+        "library": None if found is None else str(found.path),
+        "compiler": None if found is None else library.compiler(),
+        "bfloat16": found is not None and found.half,
+        "vector": 0 if found is None else found.lanes,
+    }
+    if as_json:
+        return write_json(facts)
+    if found is None:
+        return table([["kernels", "not used"], ["why", reason]])
+    bfloat16 = "multiplied" if found.half else "not multiplied by this processor"
+    table([["kernels", str(found.path)], ["compiler", str(facts["compiler"])], ["vectors", f"{found.lanes} numbers"],
+           ["bfloat16", bfloat16]])  # fmt: skip

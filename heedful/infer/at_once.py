@@ -1,0 +1,130 @@
+"""A block of an encoder that the kernels in C++ compute in one call, which is what counts for a short text alone."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heedful.model.stack import Block, Placed, Sight
+from heedful.native import kernels
+from heedful.nn.layout import Call
+from heedful.nn.linear import Panels, Rounded
+from heedful.nn.native import cannot_attend, spans
+from heedful.nn.positions import Relation
+
+MOST = 512  # rows; above, calls are nothing beside what they do, and large pieces of memory cost more
+_POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [
+        *((name, _POINTER) for name in ("panels", "bias", "scales", "offsets")),
+        *((name, _INT) for name in ("depth", "columns", "gelu")),
+    ]
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [("gain", _POINTER), ("bias", _POINTER), ("eps", _DOUBLE)]
+
+
+class _Block(ctypes.Structure):
+    _fields_ = [
+        *((name, _Linear) for name in ("qkv", "out", "up", "down")),
+        ("attended", _Norm),
+        ("done", _Norm),
+        ("heads", _INT),
+        ("causal", _INT),
+        ("scale", _DOUBLE),
+    ]
+
+
+class AtOnce:
+    """What a block asks before it computes part by part; made for one block, of whose weights it keeps the places."""
+
+    def __init__(self) -> None:
+        self._made: tuple[_Block, int] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the block has its weights elsewhere."""
+        return AtOnce, ()
+
+    def __call__(self, block: Block, x: Tensor, sight: Sight, placed: Placed) -> Tensor | None:
+        """The block's rows; None: it has to be computed part by part."""
+        if torch.is_grad_enabled() or sight.cache is not None or sight.memory is not None or sight.trace is not None:
+            return None
+        if (
+            x.dtype != torch.bfloat16
+            or not x.is_contiguous()
+            or type(placed.relation) is not Relation
+            or not 0 < len(x) <= MOST
+        ):
+            return None
+        call = Call(layout=sight.layout, scale=block.attention.scale)
+        if cannot_attend(x[:, None], x[:, None], call):
+            return None
+        if self._made is None:
+            self._made = _described(block)
+        described, bytes_a_row = self._made
+        found, where = kernels(), spans(sight.layout)
+        assert found is not None
+        z, space = torch.empty_like(x), torch.empty(len(x) * bytes_a_row, dtype=torch.uint8)
+        window = -1 if placed.window is None else placed.window
+        found.block(
+            ctypes.addressof(described),
+            x.data_ptr(),
+            len(x),
+            len(where),
+            where.data_ptr(),
+            window,
+            z.data_ptr(),
+            space.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return z
+
+
+def fits(block: Block) -> bool:
+    """Whether its parts are of those kinds."""
+    attention, mlp = block.attention, block.mlp
+    layers: list[Any] = [attention.qkv, attention.out, mlp.up, mlp.down]
+    norms = [block.attention_norm, block.mlp_norm]
+    return (
+        not block.norm_first
+        and not hasattr(block, "cross")
+        and not mlp.gated
+        and attention.kernel in ("", "native")
+        and all(isinstance(each, Panels) or (isinstance(each, Rounded) and each.panels) for each in layers)
+        and (mlp.up.gelu if isinstance(mlp.up, Panels) else mlp.up.activation == "gelu")
+        and all(isinstance(each, nn.LayerNorm) and each.weight.dtype == torch.float32 for each in norms)
+    )
+
+
+def _described(block: Block) -> tuple[_Block, int]:
+    attention, mlp = block.attention, block.mlp
+    layers: list[Any] = [attention.qkv, attention.out, mlp.up, mlp.down]
+    norms: list[Any] = [block.attention_norm, block.mlp_norm]
+    made = _Block(
+        *(_linear(each) for each in layers),
+        *(_Norm(_at(each.weight), _at(each.bias), each.eps) for each in norms),
+        attention.heads,
+        attention.causal,
+        attention.scale,
+    )
+    columns = sum(each.columns for each in (made.qkv, made.out, made.up, made.down)) + made.out.columns
+    return made, 2 * (columns + made.out.depth) + 4 + max(made.qkv.depth, made.out.depth, made.down.depth)
+
+
+def _linear(layer: Panels | Rounded) -> _Linear:
+    if isinstance(layer, Panels):
+        return _Linear(_at(layer.panels), _at(layer.bias), 0, 0, layer.width, layer.out, layer.gelu)
+    assert layer.panels is not None
+    part = layer.panels
+    width, out = layer.weight.shape
+    return _Linear(_at(part.panels), _at(part.bias), _at(part.scales), _at(part.offsets), width, out, part.gelu)
+
+
+def _at(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

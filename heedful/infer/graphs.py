@@ -1,0 +1,153 @@
+"""CUDA graphs: what the host says to the GPU for a text alone is recorded once for each length, and replayed.
+
+For one short text a GPU waits for its host, which starts some hundred kernels of a few microseconds; a graph is one
+start. tests/infer/test_graphs.py shows that nothing passes between host and GPU while a text is computed, which is what
+recording asks for; tests/gpu records and replays.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from heedful.model.cache import Cache
+from heedful.model.stack import Transformer
+from heedful.nn.layout import Layout
+from heedful.packed import Packed
+
+LONGEST, MOST, WARM = 256, 128, 3  # tokens of a text; graphs that are kept; runs before one is recorded
+
+
+class Planned(Cache):
+    """Remembers no rows, but one layout, so that kernels plan on the host once and not in each run."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(len(layout.queries))
+        self._layout = layout
+
+    def layout(self, batch: Packed) -> Layout:
+        """The one that was given."""
+        return self._layout
+
+    def join(self, layer: int, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """The rows' own keys and values."""
+        return k, v
+
+
+def again(model: Transformer, batch: Packed) -> Callable[[], Float[Tensor, "rows width"]]:
+    """What computes the model's rows of the batch, as its tensors are then, time after time."""
+    stack = model.encoder or model.decoder
+    assert stack is not None and not (model.encoder and model.decoder)
+    known = Planned(Layout.within(batch))
+
+    def run() -> Tensor:
+        rows: Tensor = stack(model.embedding(batch), batch, cache=known)
+        return rows
+
+    return run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Recorded:
+    """A graph, what it reads and what it writes."""
+
+    graph: Any
+    batch: Packed
+    rows: Float[Tensor, "rows width"]
+
+
+class Graphs:
+    """The rows of one text at a time; each number of tokens is recorded when it is first met.
+
+    Weights may change in place, but not move: what was recorded reads them where they lie.
+    """
+
+    def __init__(self, model: Transformer, *, longest: int = LONGEST, most: int = MOST) -> None:
+        self.model, self.longest, self.most = model, longest, most
+        self._recorded: OrderedDict[int, Recorded] = OrderedDict()  # the one that was used last stands last
+        self._lock = Lock()  # a graph writes to one place
+        self._pool: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy records anew: a graph is of one process, and reads the weights of one model."""
+        return {"model": self.model, "longest": self.longest, "most": self.most}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Graphs.__init__(self, **state)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.embedding.tokens.weight.device
+
+    def cannot(self, batch: Packed) -> str:
+        """Why a batch has to be computed in the usual way, or nothing."""
+        if self.device.type != "cuda":
+            return "graphs are CUDA's"
+        if self.model.encoder and self.model.decoder:
+            return "the model has an encoder and a decoder"
+        if self.model.training or torch.is_grad_enabled():
+            return "what is recorded has no gradients and no dropout"
+        if len(batch) != 1 or batch.keys is not None or batch.before is not None:
+            return "only a text alone is recorded"
+        if not 0 < batch.bounds[-1] <= self.longest:
+            return f"a text of 1 to {self.longest} tokens is recorded, not one of {batch.bounds[-1]}"
+        return ""
+
+    def __call__(self, batch: Packed) -> Float[Tensor, "rows width"]:
+        """The model's rows of a batch that lies anywhere; in the usual way where that has to be."""
+        if self.cannot(batch):
+            usual: Tensor = self.model(batch.to(self.device))
+            return usual
+        with self._lock:
+            recorded = self._of(batch)
+            recorded.batch.tokens.copy_(batch.tokens, non_blocking=True)
+            recorded.batch.types.copy_(batch.types, non_blocking=True)
+            recorded.graph.replay()
+            return recorded.rows.clone()  # the next one is written to the same place
+
+    def prepare(self, lengths: Iterable[int]) -> None:
+        """Record texts of so many tokens now, so that none waits for it."""
+        with torch.inference_mode():
+            for length in lengths:
+                self(Packed.of([[0] * length]))
+
+    def _of(self, batch: Packed) -> Recorded:
+        length = batch.bounds[-1]
+        if length in self._recorded:
+            self._recorded.move_to_end(length)
+        else:
+            self._recorded[length] = self._record(batch)
+            if len(self._recorded) > self.most:
+                self._recorded.popitem(last=False)
+        return self._recorded[length]
+
+    def _record(self, batch: Packed) -> Recorded:
+        device = self.device
+        with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(device):  # copies are made in any mode
+            own = Packed(
+                tokens=batch.tokens.to(device, copy=True),
+                positions=batch.positions.to(device, copy=True),
+                types=batch.types.to(device, copy=True),
+                bounds=batch.bounds,
+            )
+            run = again(self.model, own)
+            beside = torch.cuda.Stream(device)
+            beside.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(beside):
+                for _ in range(WARM):  # plans are made, libraries choose and reserve
+                    run()
+            torch.cuda.current_stream(device).wait_stream(beside)
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                rows = run()
+        return Recorded(graph=graph, batch=own, rows=rows)

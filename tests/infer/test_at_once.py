@@ -1,0 +1,100 @@
+"""A block in one call of the kernels: what it computes part by part."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import heedful.infer.prepare as module
+from heedful.checkpoint import Config, Loaded, create
+from heedful.infer.prepare import Way, prepare
+from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
+from heedful.model.trace import Trace
+from heedful.native import Kernels
+from heedful.packed import Packed
+
+BATCH = Packed.of([[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16] * 3])
+
+
+def ready(monkeypatch: pytest.MonkeyPatch, linears: Any, **more: Any) -> Loaded:
+    embedding = EmbeddingConfig(vocabulary=50, width=64, positions=Learned(count=600), norm="layer")
+    encoder = StackConfig(width=64, layers=3, heads=4, head_width=16, inner_width=96, **more)
+    loaded = create(
+        Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder), head=None), seed=1
+    )
+    precision = "int8" if linears == "rounded" else "bfloat16"
+    monkeypatch.setattr(module, "fastest", lambda *_: Way(precision=precision, linears=linears, attention="native"))
+    made = loaded.bfloat16().eval()
+    prepare(made, precision)
+    return made
+
+
+def rows(loaded: Loaded, batch: Packed = BATCH) -> Tensor:
+    with torch.inference_mode():
+        return loaded.rows(batch)
+
+
+def at_once(loaded: Loaded) -> list[Any]:
+    assert loaded.model.encoder is not None
+    return [block.at_once for block in loaded.model.encoder.blocks]
+
+
+@pytest.fixture(autouse=True)
+def _half(native: Kernels) -> None:
+    if not (native.half and native.bytes):
+        pytest.skip("this processor does not multiply bfloat16 or bytes")
+
+
+@pytest.mark.parametrize("linears", ["panels", "rounded"])
+@pytest.mark.parametrize(
+    "more", [{}, {"causal": True}, {"window": 2}, {"attention_bias": False, "mlp_bias": False}], ids=str
+)
+def test_it_computes_what_the_parts_do(monkeypatch: pytest.MonkeyPatch, linears: str, more: dict[str, Any]) -> None:
+    loaded = ready(monkeypatch, linears, **more)
+    assert all(at_once(loaded))
+    found = rows(loaded)
+    for block in loaded.model.encoder.blocks:  # type: ignore[union-attr]
+        assert block.at_once._made is not None  # it was taken
+        block.at_once = None
+    assert torch.equal(found, rows(loaded))
+
+
+@pytest.mark.parametrize(
+    "more", [{"norm_at": "pre", "final_norm": True}, {"gated": True}, {"activation": "relu"}], ids=str
+)
+def test_other_blocks_are_computed_part_by_part(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]) -> None:
+    loaded = ready(monkeypatch, "panels", **more)
+    assert not any(at_once(loaded))
+    assert rows(loaded).isfinite().all()
+
+
+def test_a_copy_has_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = ready(monkeypatch, "panels")
+    before = rows(loaded)
+    copied = [copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded))]
+    for parameter in (each.panels for each in loaded.modules() if hasattr(each, "panels")):
+        parameter.zero_()
+    assert not torch.equal(rows(loaded), before)
+    assert all(torch.equal(rows(each), before) for each in copied)
+
+
+def test_what_looks_inside_and_what_is_long_goes_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = ready(monkeypatch, "panels")
+    expected = rows(loaded)
+    for each in at_once(loaded):
+        each._made = None
+    trace = Trace()
+    with torch.inference_mode():
+        traced = loaded.rows(BATCH, trace=trace)
+        loaded.rows(Packed.of([[3] * 599]))
+    assert torch.equal(traced, expected)
+    assert all(each._made is None for each in at_once(loaded))
+
+
+def test_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rows(ready(monkeypatch, "panels"), Packed.of([[]])).shape == (0, 64)
