@@ -21,7 +21,7 @@ _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 class _Linear(ctypes.Structure):
     _fields_ = [
-        *((name, _POINTER) for name in ("panels", "bias", "scales", "offsets")),
+        *((name, _POINTER) for name in ("panels", "bias", "scales", "sums")),
         *((name, _INT) for name in ("depth", "columns", "gelu")),
     ]
 
@@ -114,7 +114,7 @@ def _described(block: Block) -> tuple[_Block, int]:
         attention.scale,
     )
     columns = sum(each.columns for each in (made.qkv, made.out, made.up, made.down)) + made.out.columns
-    return made, 2 * (columns + made.out.depth) + 4 + max(made.qkv.depth, made.out.depth, made.down.depth)
+    return made, 2 * (columns + made.out.depth) + 8 + max(made.qkv.depth, made.out.depth, made.down.depth)
 
 
 def _linear(layer: Panels | Rounded) -> _Linear:
@@ -123,7 +123,7 @@ def _linear(layer: Panels | Rounded) -> _Linear:
     assert layer.panels is not None
     part = layer.panels
     width, out = layer.weight.shape
-    return _Linear(_at(part.panels), _at(part.bias), _at(part.scales), _at(part.offsets), width, out, part.gelu)
+    return _Linear(_at(part.panels), _at(part.bias), _at(part.scales), _at(part.sums), width, out, part.gelu)
 
 
 def _at(tensor: Tensor | None) -> int:

@@ -62,7 +62,8 @@ static inline float softmax(const float* scores, Seen s, int64_t from, int64_t t
 static inline int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 template <class E> struct Item {  // one head of one sequence
-    int64_t n, m, d, depth_d, depth_m, wide;  // queries, keys, width, words of the width and of the keys, m in whole vectors
+    // queries, keys, width, words of the width and of the keys, keys in whole vectors
+    int64_t n, m, d, depth_d, depth_m, wide;
     Item(const Call& c, const int64_t* span)
         : n(span[1] - span[0]),
           m(span[3] - span[2]),
@@ -82,7 +83,8 @@ static void pack_all_turned(const typename E::T* x, int64_t stride, int64_t coun
 
 template <class E>
 static void pack_all(const typename E::T* x, int64_t stride, int64_t count, int64_t d, uint32_t* out) {
-    for (int64_t p = 0; p < panels(d); p++) pack<E, E>(x, stride, count, d, p, out + p * words(count, E::IN_WORD) * PANEL);
+    int64_t deep = words(count, E::IN_WORD);
+    for (int64_t p = 0; p < panels(d); p++) pack<E, E>(x, stride, count, d, p, out + p * deep * PANEL);
 }
 
 template <class E>
@@ -101,10 +103,12 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
             const T *mine = q + span[0] * c.q_stride + head * it.d, *keys = k + span[2] * c.k_stride + head * it.d;
             const T* values = v + span[2] * c.v_stride + head * it.d;
             T* to = out + span[0] * c.out_stride + head * it.d;
-            scratch.begin((it.turned_words() + it.packed_words() + BLOCK * it.wide) * 4 + BLOCK * it.wide * sizeof(T) + 1024);
-            uint32_t *turned = scratch.take<uint32_t>(it.turned_words()), *packed = scratch.take<uint32_t>(it.packed_words());
-            float* scores = scratch.take<float>(BLOCK * it.wide);
-            T* weights = scratch.take<T>(BLOCK * it.wide);
+            int64_t plane = BLOCK * it.wide;
+            scratch.begin((it.turned_words() + it.packed_words() + plane) * 4 + plane * sizeof(T) + 1024);
+            uint32_t* turned = scratch.take<uint32_t>(it.turned_words());
+            uint32_t* packed = scratch.take<uint32_t>(it.packed_words());
+            float* scores = scratch.take<float>(plane);
+            T* weights = scratch.take<T>(plane);
             pack_all_turned<E>(keys, c.k_stride, it.m, it.d, turned);
             pack_all<E>(values, c.v_stride, it.m, it.d, packed);
             for (int64_t first = 0; first < it.n; first += BLOCK) {
@@ -113,9 +117,10 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
                 int64_t from = low.first / PANEL, last = panels(high.last), left = from * PANEL;
                 int64_t right = std::min(it.wide, last * PANEL);
                 Left a = {(const uint32_t*)(mine + first * c.q_stride), c.q_stride / E::IN_WORD, 1};
-                product<E>(a, many, turned, it.depth_d, it.wide, from, last, [&](int64_t row, int64_t column, V x) INLINE {
+                auto keep = [&](int64_t row, int64_t column, V x) INLINE {
                     *(AnyV*)(scores + row * it.wide + column) = x;
-                });
+                };
+                product<E>(a, many, turned, it.depth_d, it.wide, from, last, keep);
                 for (int64_t row = 0; row < many; row++) {
                     float* line = scores + row * it.wide;
                     Seen s = seen(c, first + row, it.n, it.m);
@@ -166,11 +171,13 @@ static void backward(const Call& c, const typename E::T* q, const typename E::T*
             int64_t column_words = panels(d) * PANEL * block_words;
             scratch.begin((2 * it.turned_words() + it.packed_words() + 2 * column_words + 2 * BLOCK * wide +
                            2 * block_words * wide + 2 * it.m * d) * 4 + BLOCK * wide * sizeof(T) + 2048);
-            uint32_t *turned_k = scratch.take<uint32_t>(it.turned_words()), *turned_v = scratch.take<uint32_t>(it.turned_words());
+            uint32_t* turned_k = scratch.take<uint32_t>(it.turned_words());
+            uint32_t* turned_v = scratch.take<uint32_t>(it.turned_words());
             uint32_t* packed_k = scratch.take<uint32_t>(it.packed_words());
             uint32_t *packed_q = scratch.take<uint32_t>(column_words), *packed_g = scratch.take<uint32_t>(column_words);
             float *scores = scratch.take<float>(BLOCK * wide), *slopes = scratch.take<float>(BLOCK * wide);
-            uint32_t *p_turned = scratch.take<uint32_t>(block_words * wide), *s_turned = scratch.take<uint32_t>(block_words * wide);
+            uint32_t* p_turned = scratch.take<uint32_t>(block_words * wide);
+            uint32_t* s_turned = scratch.take<uint32_t>(block_words * wide);
             float *sum_k = scratch.take<float>(it.m * d), *sum_v = scratch.take<float>(it.m * d);
             T* ds = scratch.take<T>(BLOCK * wide);
             memset(sum_k, 0, it.m * d * sizeof(float));
@@ -185,12 +192,14 @@ static void backward(const Call& c, const typename E::T* q, const typename E::T*
                 int64_t right = std::min(wide, last * PANEL);
                 Left a = {(const uint32_t*)(mine + first * c.q_stride), c.q_stride / E::IN_WORD, 1};
                 Left b = {(const uint32_t*)(g + first * dout_stride), dout_stride / E::IN_WORD, 1};
-                product<E>(a, many, turned_k, it.depth_d, wide, from, last, [&](int64_t row, int64_t column, V x) INLINE {
+                auto keep = [&](int64_t row, int64_t column, V x) INLINE {
                     *(AnyV*)(scores + row * wide + column) = x;
-                });
-                product<E>(b, many, turned_v, it.depth_d, wide, from, last, [&](int64_t row, int64_t column, V x) INLINE {
+                };
+                auto keep_slope = [&](int64_t row, int64_t column, V x) INLINE {
                     *(AnyV*)(slopes + row * wide + column) = x;
-                });
+                };
+                product<E>(a, many, turned_k, it.depth_d, wide, from, last, keep);
+                product<E>(b, many, turned_v, it.depth_d, wide, from, last, keep_slope);
                 for (int64_t row = 0; row < many; row++) {
                     float *s = scores + row * wide, *g_row = slopes + row * wide;
                     int64_t query = span[0] + first + row;
@@ -199,7 +208,8 @@ static void backward(const Call& c, const typename E::T* q, const typename E::T*
                     float log_sum = sums[query * c.heads + head], scale = c.scale * LOG2_E;
                     V both = {};
                     for (int64_t i = 0; i < d; i += LANES)
-                        both += E::load(o + (first + row) * c.out_stride + i) * E::load(g + (first + row) * dout_stride + i);
+                        both += E::load(o + (first + row) * c.out_stride + i) *
+                                E::load(g + (first + row) * dout_stride + i);
                     float level = sum(both);
                     for (int64_t j = left; j < right; j += LANES) {
                         // of a row that sees nothing log_sum is infinite, and all weights are 0
@@ -233,7 +243,7 @@ static void backward(const Call& c, const typename E::T* q, const typename E::T*
                 int64_t skip = left, keys_here = std::min(it.m, right) - skip;
                 pack_all<E>(mine + first * c.q_stride, c.q_stride, many, d, packed_q);
                 pack_all<E>(g + first * dout_stride, dout_stride, many, d, packed_g);
-                int64_t skipped = skip / E::IN_WORD, deep_m = std::max<int64_t>(0, words(std::max<int64_t>(0, keys_here), E::IN_WORD));
+                int64_t skipped = skip / E::IN_WORD, deep_m = words(std::max<int64_t>(0, keys_here), E::IN_WORD);
                 for (int64_t p = 0; p < panels(d); p++) {
                     int64_t some = std::min(PANEL, d - p * PANEL);
                     product<E>({(const uint32_t*)ds + skipped, wide / E::IN_WORD, 1}, many,
@@ -268,7 +278,8 @@ void heedful_attention(int64_t sequences, int64_t heads, int64_t width, const in
                        int64_t q_stride, const void* k, int64_t k_stride, const void* v, int64_t v_stride, float scale,
                        int causal, int64_t window, double p, uint64_t seed, int half, void* out, int64_t out_stride,
                        float* sums, int threads) {
-    Call c = {sequences, heads, width, spans, q_stride, k_stride, v_stride, out_stride, scale, causal, window, Drop(p), seed};
+    Call c = {sequences, heads, width,  spans,  q_stride, k_stride, v_stride,
+              out_stride, scale, causal, window, Drop(p), seed};
     if (!half) forward<Single>(c, (const float*)q, (const float*)k, (const float*)v, (float*)out, sums, threads);
 #if defined(__AVX512BF16__)
     else
@@ -282,14 +293,16 @@ void heedful_attention_gradient(int64_t sequences, int64_t heads, int64_t width,
                                 float scale, int causal, int64_t window, double p, uint64_t seed, int half,
                                 const void* out, int64_t out_stride, const float* sums, const void* dout,
                                 int64_t dout_stride, void* dq, void* dk, void* dv, int64_t d_stride, int threads) {
-    Call c = {sequences, heads, width, spans, q_stride, k_stride, v_stride, out_stride, scale, causal, window, Drop(p), seed};
+    Call c = {sequences, heads, width,  spans,  q_stride, k_stride, v_stride,
+              out_stride, scale, causal, window, Drop(p), seed};
     if (!half)
         backward<Single>(c, (const float*)q, (const float*)k, (const float*)v, (const float*)out, (const float*)dout,
                          dout_stride, sums, (float*)dq, (float*)dk, (float*)dv, d_stride, threads);
 #if defined(__AVX512BF16__)
     else
         backward<Half>(c, (const uint16_t*)q, (const uint16_t*)k, (const uint16_t*)v, (const uint16_t*)out,
-                       (const uint16_t*)dout, dout_stride, sums, (uint16_t*)dq, (uint16_t*)dk, (uint16_t*)dv, d_stride, threads);
+                       (const uint16_t*)dout, dout_stride, sums, (uint16_t*)dq, (uint16_t*)dk, (uint16_t*)dv, d_stride,
+                       threads);
 #endif
 }
 }

@@ -61,6 +61,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "add_norm_gradient": (None, [_I, _I, _F, _P, _D, _U, _P, _P, _P, _P, _P, _N, _P, _P, _N]),
     "attention": (None, [*_CALL, _P, _I, _P, _N]),
     "attention_gradient": (None, [*_CALL, _P, _I, _P, _P, _I, _P, _P, _P, _I, _N]),
+    "cross_entropy": (None, [_P, _I, _I, _P, _N, _P, _P, _N]),
     "block": (None, [_P, _P, _I, _I, _P, _I, _P, _P, _N]),
     "adamw": (None, [_I, _P, _P, _F, _F, _F, _F, _N]),
     "adamw_rows": (None, [_P, _P, _P, _P, _I, _P, _I, _P, _I, _P, _F, _F, _F, _F, _N]),
@@ -88,6 +89,7 @@ class Kernels:
     add_norm_gradient: Any
     attention: Any
     attention_gradient: Any
+    cross_entropy: Any
     block: Any
     adamw: Any
     adamw_rows: Any

@@ -47,15 +47,16 @@ static void linear(const typename E::T* x, int64_t stride, int64_t rows, const u
 }
 
 #if defined(__AVX512VNNI__)
-// x in bytes around 128, `scales` of its rows; `weights` and `offsets` (128 times the sum of a row of W) of columns
+// x in bytes, whose row is bytes * scale + least (`scales` [rows, 2]); `weights` are the scales of columns, and `sums`
+// those of the whole numbers of W in each
 template <class Out>
 static void linear8(const uint8_t* x, const float* scales, int64_t rows, const uint32_t* b, int64_t depth,
-                    int64_t columns, const float* weights, const int32_t* offsets, const float* bias, int gelu,
+                    int64_t columns, const float* weights, const float* sums, const float* bias, int gelu,
                     typename Out::T* y, int threads) {
-    whole<Byte>(x, depth, rows, b, words(depth, 4), columns, threads, [=](int64_t row, int64_t column, VI sums) INLINE {
-        VI offset;
-        memcpy(&offset, offsets + column, sizeof offset);
-        V z = __builtin_convertvector(sums - offset, V) * scales[row] * *(const AnyV*)(weights + column);
+    int64_t deep = words(depth, 4);
+    whole<Byte>(x, depth, rows, b, deep, columns, threads, [=](int64_t row, int64_t column, VI found) INLINE {
+        V z = __builtin_convertvector(found, V) * scales[2 * row] + *(const AnyV*)(sums + column) * scales[2 * row + 1];
+        z *= *(const AnyV*)(weights + column);
         if (bias) z += *(const AnyV*)(bias + column);
         if (gelu) z = gelu_of(z);
         Out::store(y + row * columns + column, z);
@@ -63,24 +64,25 @@ static void linear8(const uint8_t* x, const float* scales, int64_t rows, const u
 }
 #endif
 
-// each row over its largest number, as bytes around 128
+// each row from its least to its largest number, as bytes from 0 to 255
 template <class E>
 static void round_rows(const typename E::T* x, int64_t stride, int64_t rows, int64_t width, uint8_t* to, float* scales,
                        int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t row = 0; row < rows; row++) {
         const typename E::T* line = x + row * stride;
-        V most = {};
-        for (int64_t i = 0; i < width; i += LANES) {
+        V low = E::load(line), high = low;
+        for (int64_t i = LANES; i < width; i += LANES) {
             V v = E::load(line + i);
-            most = larger(most, larger(v, -v));
+            high = larger(high, v);
+            low = -larger(-low, -v);
         }
-        float top = largest(most);
-        scales[row] = top / 127;
-        float by = top > 0 ? 127 / top : 0;
+        float least = -largest(-low), span = largest(high) - least, by = span > 0 ? 255 / span : 0;
+        scales[2 * row] = span / 255;
+        scales[2 * row + 1] = least;
         for (int64_t i = 0; i < width; i += LANES) {
-            V v = E::load(line + i) * by;
-            VI near = __builtin_convertvector((v + 12582912.f) - 12582912.f, VI) + 128;  // to nearest, ties to even
+            V v = (E::load(line + i) - least) * by;
+            VI near = __builtin_convertvector((v + 12582912.f) - 12582912.f, VI);  // to nearest, ties to even
             typedef uint8_t Bytes __attribute__((vector_size(LANES)));
             Bytes made = __builtin_convertvector(near, Bytes);
             memcpy(to + row * width + i, &made, LANES);
@@ -193,15 +195,15 @@ void heedful_round_rows(const void* x, int64_t stride, int64_t rows, int64_t wid
 }
 
 void heedful_linear8(const uint8_t* x, const float* scales, int64_t rows, const uint32_t* b, int64_t depth,
-                     int64_t columns, const float* weights, const int32_t* offsets, const float* bias, int gelu,
-                     int half, void* y, int threads) {
+                     int64_t columns, const float* weights, const float* sums, const float* bias, int gelu, int half,
+                     void* y, int threads) {
 #if defined(__AVX512VNNI__)
     if (half)
-        linear8<Half>(x, scales, rows, b, depth, columns, weights, offsets, bias, gelu, (uint16_t*)y, threads);
+        linear8<Half>(x, scales, rows, b, depth, columns, weights, sums, bias, gelu, (uint16_t*)y, threads);
     else
-        linear8<Single>(x, scales, rows, b, depth, columns, weights, offsets, bias, gelu, (float*)y, threads);
+        linear8<Single>(x, scales, rows, b, depth, columns, weights, sums, bias, gelu, (float*)y, threads);
 #else
-    (void)x, (void)scales, (void)rows, (void)b, (void)depth, (void)columns, (void)weights, (void)offsets, (void)bias;
+    (void)x, (void)scales, (void)rows, (void)b, (void)depth, (void)columns, (void)weights, (void)sums, (void)bias;
     (void)gelu, (void)half, (void)y, (void)threads;
 #endif
 }
@@ -220,8 +222,8 @@ void heedful_linear(const void* x, int64_t stride, int64_t rows, const uint32_t*
 }
 
 // dW [columns, depth] and, unless null, db [columns]; `space` has heedful_packed_words of both dy and x
-void heedful_weight_gradient(const void* dy, int64_t columns, const void* x, int64_t stride, int64_t depth, int64_t rows,
-                             int half, uint32_t* space, float* dw, float* db, int threads) {
+void heedful_weight_gradient(const void* dy, int64_t columns, const void* x, int64_t stride, int64_t depth,
+                             int64_t rows, int half, uint32_t* space, float* dw, float* db, int threads) {
     if (!half)
         weight_gradient<Single, Single>((const float*)dy, columns, (const float*)x, stride, depth, rows, space, dw, db,
                                         threads);

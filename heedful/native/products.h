@@ -57,8 +57,8 @@ static inline INLINE void tiles(Left a, int64_t rows, const uint32_t* panel, int
 
 // the panels from `first` to `last` of a product with `columns` columns; done(row, column, LANES sums)
 template <class E, class Done>
-static inline INLINE void product(Left a, int64_t rows, const uint32_t* b, int64_t depth, int64_t columns, int64_t first,
-                           int64_t last, Done done) {
+static inline INLINE void product(Left a, int64_t rows, const uint32_t* b, int64_t depth, int64_t columns,
+                                  int64_t first, int64_t last, Done done) {
     for (int64_t p = first; p < last; p++) {
         const uint32_t* panel = b + p * depth * PANEL;
         auto here = [&](int64_t row, int j, typename E::Sum x) INLINE { done(row, p * PANEL + j * LANES, x); };

@@ -1,4 +1,4 @@
-// What is done row by row between products: GELU, and norm(x + dropout(y)), each with its gradient.
+// What is done row by row: GELU, norm(x + dropout(y)), and cross-entropy over a vocabulary, each with its gradient.
 #include "vectors.h"
 
 static constexpr int64_t BLOCK = 32;  // rows whose share of a gain's gradient is summed at a time
@@ -110,12 +110,51 @@ static void add_norm_gradient(Norm n, const float* kept, const float* moments, c
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t i = 0; i < 2 * n.width / LANES; i++) {
         V total = {};
-        for (int64_t block = 0; block < blocks; block++) total += *(const AnyV*)(parts + block * 2 * n.width + i * LANES);
+        const float* part = parts + i * LANES;
+        for (int64_t block = 0; block < blocks; block++) total += *(const AnyV*)(part + block * 2 * n.width);
         *(AnyV*)(gains + i * LANES) = total;
     }
 }
 
+// -log softmax(scores)[target] of each row, and its gradient, softmax(scores) - onehot(target)
+template <class E>
+static void cross_entropy(const typename E::T* scores, int64_t rows, int64_t classes, const int64_t* targets,
+                          typename E::T* gradients, float* losses, int threads) {
+    int64_t whole = classes / LANES * LANES;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t row = 0; row < rows; row++) {
+        const typename E::T* x = scores + row * classes;
+        typename E::T *dx = gradients + row * classes, rest[LANES];
+        for (int64_t i = 0; i < LANES; i++) rest[i] = x[std::min(whole + i, classes - 1)];  // what is left, as a vector
+        VI there = lanes() < (int32_t)(classes - whole);
+        V last = where(there, E::load(rest), all(-INFINITY)), most = last;
+        for (int64_t j = 0; j < whole; j += LANES) most = larger(most, E::load(x + j));
+        float top = largest(most);
+        V total = where(there, exp2_of((last - top) * LOG2_E), V{});
+        for (int64_t j = 0; j < whole; j += LANES) total += exp2_of((E::load(x + j) - top) * LOG2_E);
+        float log_sum = std::log(sum(total)), one = -(top + log_sum) * LOG2_E;
+        losses[row] = top + log_sum - E::one(x[targets[row]]);
+        for (int64_t j = 0; j < whole; j += LANES) E::store(dx + j, exp2_of(E::load(x + j) * LOG2_E + one));
+        E::store(rest, exp2_of(last * LOG2_E + one));
+        for (int64_t i = whole; i < classes; i++) dx[i] = rest[i - whole];
+        // the target's own, in float32: where it is nearly certain little is left of 1
+        float own = std::exp(-losses[row]) - 1;
+        V several = all(own);
+        E::store(rest, several);
+        dx[targets[row]] = rest[0];
+    }
+}
+
 extern "C" {
+
+// `gradients` may not be the scores
+void heedful_cross_entropy(const void* scores, int64_t rows, int64_t classes, const int64_t* targets, int half,
+                           void* gradients, float* losses, int threads) {
+    if (half)
+        cross_entropy<Half>((const uint16_t*)scores, rows, classes, targets, (uint16_t*)gradients, losses, threads);
+    else
+        cross_entropy<Single>((const float*)scores, rows, classes, targets, (float*)gradients, losses, threads);
+}
 
 void heedful_gelu(const void* x, int64_t count, int half, void* y, int threads) {
     if (half)

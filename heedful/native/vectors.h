@@ -53,7 +53,7 @@ static inline float largest(V x) {
     return most;
 }
 
-// -- kinds of numbers; a "word" is 32 bits: two bfloat16 that follow each other, one float32, or four bytes ------------
+// -- kinds of numbers; a "word" is 32 bits: two bfloat16 that follow each other, one float32, or four bytes ---------
 
 struct Half {
     typedef uint16_t T;
@@ -146,8 +146,8 @@ static inline V normal(V x, V& bell) {
     return where(x < 0.f, tail, 1.f - tail);
 }
 
-// x Phi(x) within 5e-6, for what is rounded to bfloat16: Phi(x) = 1/2 + x P(x^2) up to 4.8, a polynomial that was fitted
-// to the largest error; half the time of the above
+// x Phi(x) within 5e-6, for what is rounded to bfloat16: Phi(x) = 1/2 + x P(x^2) up to 4.8, a polynomial that was
+// fitted to the largest error; half the time of the above
 static inline V gelu_of(V x) {
     constexpr float EDGE = 4.8f;
     V near = where(x > EDGE, all(EDGE), where(x < -EDGE, all(-EDGE), x));
@@ -160,7 +160,7 @@ static inline V gelu_of(V x) {
     return x * below;
 }
 
-// -- dropout: a number of each place, from a key; drawn again in the backward pass instead of kept ----------------------
+// -- dropout: a number of each place, from a key; drawn again in the backward pass instead of kept -------------------
 
 // the finaliser of MurmurHash3 (Appleby 2011): every bit of the input changes half of the bits of the output
 static inline uint32_t mixed(uint32_t x) {
@@ -180,7 +180,8 @@ static inline uint32_t key_of(uint64_t seed, uint64_t number) {
 struct Drop {
     uint32_t below;  // a place is dropped where its number is below that; 0: none is
     float kept;      // what the others are multiplied by
-    explicit Drop(double p) : below((uint32_t)std::min(4294967295.0, p * 4294967296.0)), kept(p < 1 ? 1 / (1 - p) : 0) {}
+    explicit Drop(double p)
+        : below((uint32_t)std::min(4294967295.0, p * 4294967296.0)), kept(p < 1 ? 1 / (1 - p) : 0) {}
     // 0 or `kept` for the places from `first` on
     inline V factors(uint32_t key, int64_t first) const {
         VU x = (VU)(lanes() + (int32_t)first) * 0x9e3779b9u + key;

@@ -112,8 +112,9 @@ def fast_bfloat16() -> bool:
 class Rounded(nn.Module):
     """activation(W x + b) in whole numbers: rows of W, and of x as they come, are scaled to -127..127 and rounded.
 
-    Symmetric dynamic quantization, one scale for each row of both (Dettmers et al. 2022, "LLM.int8()", section 2). By
-    the kernels in C++ where they multiply bytes, else by PyTorch's operators.
+    Symmetric dynamic quantization, one scale for each row of both (Dettmers et al. 2022, "LLM.int8()", section 2), by
+    PyTorch's operators. The kernels in C++ divide a row of x into 256 steps from its least number to its largest, which
+    is finer where it is one-sided, as after an activation.
     """
 
     def __init__(self, linear: nn.Linear, activation: str | None = None) -> None:

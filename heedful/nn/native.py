@@ -90,7 +90,7 @@ class Bytes:
 
     panels: Int[Tensor, " words"]
     scales: Float[Tensor, " columns"]
-    offsets: Int[Tensor, " columns"]  # what rows that are shifted by 128 have too much
+    sums: Float[Tensor, " columns"]  # of the whole numbers of each
     bias: Float[Tensor, " columns"] | None
     gelu: bool
 
@@ -110,19 +110,18 @@ class Bytes:
             return None
         panels = torch.empty(found.packed_words(columns, width, 4), dtype=torch.int32)
         found.pack8(_at(weight.contiguous()), columns, width, _at(panels), torch.get_num_threads())
-        offsets = 128 * weight.sum(1, dtype=torch.int32)
-        return cls(panels=panels, scales=scales.contiguous(), offsets=offsets.int(), bias=bias, gelu=gelu)
+        return cls(panels=panels, scales=scales.contiguous(), sums=weight.float().sum(1), bias=bias, gelu=gelu)
 
     def product(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows columns"]:
-        """[gelu](W x + b), each row of x rounded as W is; in x's kind."""
+        """[gelu](W x + b), each row of x rounded to 256 steps from its least number to its largest; in x's kind."""
         found, threads, (rows, width) = kernels(), torch.get_num_threads(), x.shape
         assert found is not None
         x = x if x.stride(1) == 1 else x.contiguous()
-        whole, scales = torch.empty(rows, width, dtype=torch.uint8), torch.empty(rows)
+        whole, scales = torch.empty(rows, width, dtype=torch.uint8), torch.empty(rows, 2)
         half, columns = KINDS[x.dtype], len(self.scales)
         found.round_rows(_at(x), x.stride(0), rows, width, half, _at(whole), _at(scales), threads)
         y = torch.empty(rows, columns, dtype=x.dtype)
-        weights = (_at(self.panels), width, columns, _at(self.scales), _at(self.offsets), _at(self.bias))
+        weights = (_at(self.panels), width, columns, _at(self.scales), _at(self.sums), _at(self.bias))
         found.linear8(_at(whole), _at(scales), rows, *weights, self.gelu, half, _at(y), threads)
         return y
 
@@ -303,6 +302,24 @@ class _AddNorm(torch.autograd.Function):
             torch.get_num_threads(),
         )
         return dx.to(x_dtype), dy, gains[0], gains[1] if has_bias else None, None, None, None
+
+
+def cross_entropy(
+    scores: Float[Tensor, "targets classes"], targets: Int[Tensor, " targets"]
+) -> tuple[Float[Tensor, " targets"], Float[Tensor, "targets classes"]] | None:
+    """-log softmax(scores)[target] and its gradient, in the scores' kind; None where the kernels cannot."""
+    found = kernels()
+    if found is None or scores.device.type != "cpu" or scores.dtype not in KINDS or not scores.is_contiguous():
+        return None
+    if scores.dtype == torch.bfloat16 and not found.half:
+        return None
+    gradients, losses = torch.empty_like(scores), torch.empty(len(scores))
+    at = targets.to(torch.int64).contiguous()
+    if len(at) and not 0 <= int(at.min()) <= int(at.max()) < scores.shape[1]:
+        return None  # PyTorch's own says what is wrong
+    half, threads = KINDS[scores.dtype], torch.get_num_threads()
+    found.cross_entropy(_at(scores), *scores.shape, _at(at), half, _at(gradients), _at(losses), threads)
+    return losses, gradients
 
 
 # -- attention ----------------------------------------------------------------------------------------------
