@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from heedful.cli import bench, distil, export, look, pretrain, serve, study, train
+from heedful.cli import bench, distil, export, kernels, look, pretrain, serve, study, train
 from heedful.cli.show import clean, facts_of, note, show, show_warning, table, write_json
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 from heedful.infer.precision import PrecisionOrAuto
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("always", HeedfulWarning)
                 warnings.showwarning = show_warning
-                app(arguments, prog_name="heedful")
+                app(arguments, prog_name="heedful", obj=list(sys.argv[1:] if arguments is None else arguments))
         except HeedfulError as error:
             note(f"heedful: {error}")
             raise SystemExit(2) from None
@@ -330,6 +330,7 @@ def predict(
 
 app.command()(look.look)
 app.command()(bench.bench)
+app.command()(kernels.kernels)
 app.command()(export.export)
 app.command()(serve.serve)
 app.command()(study.study)

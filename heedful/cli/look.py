@@ -26,8 +26,11 @@ def look(
     ] = None,
     pair: Annotated[str | None, typer.Option(help="The second text of a pair.")] = None,
     question: Annotated[str | None, typer.Option(help="The question that TEXT is searched for.")] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(help="A candidate beside TEXT, of which one is chosen; repeat it.")
+    ] = None,
     target: Annotated[str | None, typer.Option(help="What the decoder reads; else what the model writes.")] = None,
-    against: Annotated[str | None, typer.Option(help="Another RUN, beside the first.")] = None,
+    against: Annotated[str | None, typer.Option(help="Another RUN, or RUN/state/step-..., beside the first.")] = None,
     word: Annotated[str, typer.Option(help="A word to follow through all TEXTs.")] = "",
     html: Annotated[Path | None, typer.Option(help="Write one self-contained file instead.")] = None,
     layer: Annotated[list[int] | None, typer.Option(help="A layer, from 0, that the file keeps; repeat it.")] = None,
@@ -52,7 +55,12 @@ def look(
         raise HeedfulError("no text was given: write one after the model, or name data with --heads")
     if question is not None and pair is not None:
         raise HeedfulError("--question and --pair were given: a question is the first text of a pair, give one of them")
-    asks = _asks(run, texts, pair, question, target, against, word)
+    if choice:
+        if len(texts) > 1 or pair or question or against or word:
+            raise HeedfulError("--choice was given: candidates stand beside one TEXT, without another one to compare")
+        asks = _among(run, texts[0], choice, target)
+    else:
+        asks = _asks(run, texts, pair, question, target, against, word)
     if html is not None:
         from heedful.durable import whole
         from heedful.look.page import html as page
@@ -84,9 +92,19 @@ def _serve(asks: Asks, port: int) -> None:
 def _load(name: str) -> Loaded:
     from heedful.checkpoint import load
     from heedful.checkpoint.hub import name_and_revision
+    from heedful.look.checkpoints import at_step, is_checkpoint
 
+    if is_checkpoint(Path(name)):
+        return at_step(Path(name))
     folder, revision = name_and_revision(name)
     return load(folder, revision=revision)
+
+
+def _among(run: str, prompt: str, choices: list[str], target: str | None) -> Asks:
+    from heedful.look.asks import Asks
+    from heedful.look.inside import among
+
+    return Asks(among(_load(run), prompt, choices, target=target, name=run))
 
 
 def _asks(
@@ -142,8 +160,14 @@ def _report(run: str, data: Path, out: Path, texts: list[str] | None, most: int,
         rows.append(row)
     titles = ["part", "layer", "head", "name", "share", "by chance", "lift"]
     table(rows, head=[*titles, "masked"] if found["measure"] else titles, right={1, 2, 4, 5, 6, 7})
+    print("\nthe strongest of each pattern")
+    best = []
+    for each in found["strongest"]:
+        name, one = each["name"], each["patterns"][each["name"]]
+        figures = [f"{one[key]:.2f}" for key in ("score", "chance", "lift")] + [f"{one['z']:.0f}" if one["z"] else ""]
+        best.append([name, each["part"], str(each["layer"]), str(each["head"]), *figures])
+    table(best, head=["pattern", "part", "layer", "head", "share", "by chance", "lift", "z"], right={2, 3, 4, 5, 6, 7})
     told = ", ".join(f"{count} {name}" for name, count in found["counts"].items())
     print(f"\n{told}")
-    if found["price"]:
-        print(found["price"]["said"])
+    print(found["price"]["said"] if found["price"] else found["said"])
     note(f"{out}: heads.json, and heads.html to look at")

@@ -8,12 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
+from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, table, write_json
 from heedful.cli.train import AsJson, BadRows, Out, Recipe, skips
 from heedful.errors import HeedfulError
 
 
 def pretrain(
+    context: typer.Context,
     data: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -35,6 +37,7 @@ def pretrain(
         list[str] | None, typer.Option("--set", help="A setting, as length=256 or train.batch=8.")
     ] = None,
     bad_rows: BadRows = "stop",
+    nproc: Nproc = 0,
     as_json: AsJson = False,
 ) -> None:
     """Train a model on raw text.
@@ -61,6 +64,8 @@ def pretrain(
     )
     if not settings.data:
         raise HeedfulError("no text was given: heedful pretrain FILES, or a recipe with data = [...]")
+    if nproc:
+        return several(nproc, context.obj)
     folder = out or Path(f"pretrain-{Path(settings.data[0]).absolute().name.partition('.')[0]}")
     keep_freed()
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, table, write_json
 from heedful.errors import HeedfulError, did_you_mean
 
@@ -64,6 +65,7 @@ def quickstart(
 
 
 def finetune(
+    context: typer.Context,
     task: Annotated[str, typer.Argument(metavar="TASK", help=f"What to learn: {', '.join(FINETUNED)}.")],
     data: Annotated[list[Path], typer.Argument(metavar="DATA", help="A file, a folder with splits, or several files.")],
     model: Annotated[str, typer.Option(help="What to start from: a model folder, or NAME@REVISION on the hub.")] = "",
@@ -76,6 +78,7 @@ def finetune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Tell steps, time, memory and disk; train nothing.")
     ] = False,
+    nproc: Nproc = 0,
     as_json: AsJson = False,
 ) -> None:
     """Train a model on labelled data.
@@ -86,6 +89,8 @@ def finetune(
     from heedful.runs.settings import Wishes
 
     Wishes.read(task, recipe, assignments or ())  # what is wrong with them is told before torch is imported
+    if nproc and not dry_run:
+        return several(nproc, context.obj)
     folder = out or Path(f"{task}-{data[0].absolute().stem}")
     given: Any = data[0] if len(data) == 1 else data
     options: dict[str, Any] = {

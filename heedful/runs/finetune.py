@@ -19,6 +19,7 @@ from heedful.checkpoint.hub import name_and_revision
 from heedful.data import LeaveOut, MultiLabelled, Source, Stop
 from heedful.durable import whole
 from heedful.errors import HeedfulError
+from heedful.native import unused
 from heedful.objectives import Objective, Sample
 from heedful.runs.card import write_card
 from heedful.runs.folder import (
@@ -50,7 +51,7 @@ from heedful.shipped import ENCODER
 from heedful.tasks.embed import Embed
 from heedful.tasks.metrics import merge_all
 from heedful.tasks.task import Measure, Read, Task
-from heedful.train.fit import Scored, Watch, fit
+from heedful.train.fit import Fitted, Scored, Watch, fit
 from heedful.train.loop import Trainer, precision
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
@@ -177,7 +178,7 @@ class Run:
         if finished:
             self.watch.said(f"{self.folder} is finished already")
         else:
-            for sentence in (*self.source.stated, *self.plan.notes, self.plan.why):
+            for sentence in filter(None, (*self.source.stated, *self.plan.notes, self.plan.why, unused())):
                 self.watch.said(sentence)
             if (self.folder / BAD_ROWS).exists():
                 self.watch.said(f"bad rows are set aside in {self.folder / BAD_ROWS}")
@@ -237,6 +238,17 @@ class Run:
         )
         if fitted.why == "asked":
             return None
+        with trainer.whole():
+            found = self._finish(settings, task, loaded, trainer, fitted, notes(learned), folder)
+        self.ranks.wait()
+        return found
+
+    def _finish(
+        self, settings: FinetuneSettings, task: Task, loaded: Loaded, trainer: Trainer, fitted: Fitted,
+        said: list[str], folder: Path,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Measure and save what was trained."""
+        seed = settings.train.seed
         if _calibrates(settings, self.survey):
             loaded.thresholds = calibrate(task, loaded, self.source.examples("dev"))
         found = {
@@ -247,12 +259,11 @@ class Run:
             "seconds": round(trainer.seconds, 1),
             "splits": {split: self._measured(task, loaded, split, folder) for split in self.measured},
             "range": [task.low, task.high] if isinstance(task, Embed) else None,  # of scores
-            "notes": notes(learned),
+            "notes": said,
         }
         if self.ranks.first:
             save(loaded, folder / RUN_MODEL, overwrite=True)
             write(folder / SEED, found)
-        self.ranks.wait()
         return found
 
     def _learning(self, task: Task, loaded: Loaded) -> tuple[Objective, Sequence[Sample], Read]:

@@ -241,9 +241,10 @@ class Run:
         fitted = fit(trainer, self.folder, every, evaluate=measure, score=partial(_scored, measured), watch=self.watch)
         if fitted.why == "asked":
             return False
-        shares = self.ranks.gather(measure())
-        if self.ranks.first:
-            self._write(pieces, saved(loaded, pieces), trainer, _scored(measured, shares))
+        with trainer.whole():
+            shares = self.ranks.gather(measure())
+            if self.ranks.first:
+                self._write(pieces, saved(loaded, pieces), trainer, _scored(measured, shares))
         self.ranks.wait()
         return True
 

@@ -21,6 +21,7 @@ from heedful.errors import HeedfulError
 from heedful.train.journal import Journal
 from heedful.train.loop import DivergedError, Step, Trainer, under
 from heedful.train.resume import Store
+from heedful.train.saving import Saver
 from heedful.train.settings import FitSettings
 
 __all__ = ["FitSettings", "Fitted", "Scored", "Watch", "fit"]
@@ -98,6 +99,7 @@ class _Run:
         self.trainer, self.settings, self.watch = trainer, settings, watch
         self.evaluate, self.score = evaluate, score
         self.store = Store(folder / "state", keep=settings.checkpoints)
+        self.saver = Saver(self.store, trainer, behind=settings.behind)
         self.journal = Journal(folder / "journal.jsonl") if trainer.ranks.first else None
         self.best: float | None = None
         self.best_step = 0
@@ -114,6 +116,7 @@ class _Run:
             started = self._resume()
             with self._signals():
                 why = self._train()
+            self.saver.finish()
         finally:
             if self.journal is not None:
                 self.journal.close()
@@ -176,7 +179,7 @@ class _Run:
     def _scored(self) -> Scored:
         assert self.evaluate is not None
         share, left = None, True
-        with suppress(_LeftError):
+        with self.trainer.whole(), suppress(_LeftError):
             self.looking = True
             try:
                 if not self.trainer.stopping:
@@ -201,23 +204,24 @@ class _Run:
         return self.trainer.parameters
 
     def _save(self) -> None:
+        tensors, values = self.trainer.state()
+        tensors |= {f"best/{name}": tensor for name, tensor in self.kept.items()}
+        mine = {"best": self.best, "best_step": self.best_step, "since": self.since, "looked": self.looked}
         if self.journal is not None:
-            tensors, values = self.trainer.state()
-            tensors |= {f"best/{name}": tensor for name, tensor in self.kept.items()}
             self.journal.keep()
-            mine = {"best": self.best, "best_step": self.best_step, "since": self.since, "looked": self.looked}
-            self.store.commit(self.trainer.step, tensors, values | mine | {"journal": self.journal.size})
-        self.trainer.ranks.wait()
+            mine["journal"] = self.journal.size
+        self.saver.save(self.trainer.step, tensors, values | mine)
         self.saved, self.saved_at = self.trainer.step, time.monotonic()
 
     def _resume(self) -> int:
         """The step that the newest valid checkpoint was made after; all ranks read it."""
         trainer = self.trainer
+        state = trainer.state()[0] | {f"best/{name}": tensor for name, tensor in self._weights().items()}
+        sizes = trainer.ranks.numbers(sum(tensor.nbytes for tensor in state.values()))
         if trainer.ranks.first:
-            weights = sum(tensor.nbytes for tensor in self._weights().values())
-            self.store.need(weights + sum(tensor.nbytes for tensor in trainer.state()[0].values()))
+            self.store.need(round(sum(size for (size,) in sizes) / trainer.copies))
         trainer.ranks.wait()
-        saved = self.store.load()
+        saved = self.store.load(trainer.placed(state) if trainer.parted else None)
         found = trainer.ranks.numbers(0 if saved is None else saved.step, trainer.order.count)
         if any(each != found[0] for each in found):
             raise HeedfulError(

@@ -6,9 +6,9 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,14 @@ from heedful.model.stack import Stack
 from heedful.nn.linear import fast_bfloat16
 from heedful.objectives import Changing, Objective, Sample
 from heedful.objectives.base import ratios
+from heedful.train.lagging import Settling, lagging
 from heedful.train.optim import Optimizer, factor
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.settings import Epochs, Minutes, Steps, TrainSettings
+from heedful.train.together import Copied, trained
+
+if TYPE_CHECKING:
+    from heedful.train.sharded import Sharded
 
 __all__ = [
     "DivergedError",
@@ -93,6 +98,7 @@ class Trainer:
         later: Sequence[Stage] = (),
     ) -> None:
         self.objective, self.settings, self.ranks = objective, settings, ranks
+        self._tables: list[nn.Embedding] = []
         self._models: list[nn.Module] = [loaded, *([] if objective.beside is None else [objective.beside])]
         self.loaded = loaded
         self._mode(train=False)
@@ -109,10 +115,12 @@ class Trainer:
         self.stopping = False  # ask for a stop here, at any moment; all ranks leave after the same step
         self._tokens = settings.tokens
         self._skipped = 0  # steps in a row
-        self._parameters = _trained(loaded, objective.beside)
-        if not self._parameters:
-            raise HeedfulError("there is nothing to train: no parameter of the model requires a gradient")
+        self._together = _together(loaded, objective.beside, settings, ranks)
+        self._parameters = self._together.parameters
         self._optimizer = Optimizer(self._parameters, settings.optimiser)
+        if ranks.size == 1:
+            self._tables = lagging(self._models, self._parameters, self._optimizer)
+            loaded.settle = Settling(self._optimizer)
         for stack in (part for model in self._models for part in model.modules() if isinstance(part, Stack)):
             stack.recompute = settings.recompute
 
@@ -128,8 +136,28 @@ class Trainer:
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """All that is trained, by name; what stands beside the model has its names behind "beside."."""
+        """All that is trained here, by name; what stands beside the model has its names behind "beside."."""
+        self._optimizer.settle()
         return dict(self._parameters)
+
+    def whole(self) -> AbstractContextManager[None]:
+        """While all weights are in the model, on every rank; all ranks come here. Elsewhere each may have a part."""
+        self._optimizer.settle()
+        return self._together.whole()
+
+    @property
+    def parted(self) -> bool:
+        """Whether this rank has a part of the state only."""
+        return self._together.copies < self.ranks.size
+
+    @property
+    def copies(self) -> int:
+        """How many ranks have the same state."""
+        return self._together.copies
+
+    def placed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of a state with what they are parts of, where they are parts."""
+        return self._together.placed(tensors)
 
     @property
     def epoch(self) -> float:
@@ -156,28 +184,31 @@ class Trainer:
 
     def __iter__(self) -> Iterator[Step]:
         """Steps until the end, or until a stop was asked for."""
-        while self.done < 1:
-            try:
-                step = self.advance()
-            except StoppedError:
-                return
-            yield step
+        try:
+            while self.done < 1:
+                try:
+                    step = self.advance()
+                except StoppedError:
+                    return
+                yield step
+        finally:
+            self._optimizer.settle()
 
     def advance(self) -> Step:
         """One update over one batch of samples."""
         start = time.perf_counter()
         self._enter()
         mine = self._gradients(self.order.turn(self.step - self._begun, self.objective.versions))
+        gradients = self._together.gradients()
         everyone = self.ranks.numbers(*mine, self._tokens, self.stopping)
         losses, counts, tokens, budgets, stops = zip(*everyone, strict=True)
         if any(stops):
             self._forget()
             raise StoppedError
         self._tokens = int(min(budgets))  # one for all ranks, so that a checkpoint of the first one knows it
-        gradients = self._together()
         count = sum(counts)
         scale, share = 1 / count if count else 0.0, self._factor()
-        loss, norm = sum(losses) * scale, self._optimizer.norm(gradients, scale=scale)
+        loss, norm = sum(losses) * scale, self._together.norm(self._optimizer.norm(gradients, scale=scale))
         moved = math.isfinite(loss) and math.isfinite(norm)
         if moved:
             self._optimizer.step(gradients, factor=share, scale=scale, norm=norm)
@@ -240,6 +271,8 @@ class Trainer:
     def _mode(self, *, train: bool) -> None:
         for model in self._models:
             model.train(train)
+        for table in self._tables:
+            table.sparse = train
 
     def _gradients(self, turn: Turn) -> tuple[float, float, int]:
         """This rank's part of a step: the summed loss, its count and the tokens; gradients are summed up in `grad`.
@@ -257,11 +290,14 @@ class Trainer:
         while True:
             batches = cut([sizes[unit] for unit in mine], self._tokens)
             members = [[number for place in batch for number in groups[mine[place]]] for batch in batches]
+            parts = [([samples[each] for each in group], [turn.keys[each] for each in group]) for group in members]
+            fillers = 0
+            if self._together.even:
+                fillers = int(max(most for (most,) in self.ranks.numbers(len(parts)))) - len(parts)
+                least = min(groups, key=lambda group: sum(len(samples[each]) for each in group))
+                parts += [([samples[each] for each in least], [turn.keys[each] for each in least])] * fillers
             try:
-                return self._run(
-                    [([samples[each] for each in group], [turn.keys[each] for each in group]) for group in members],
-                    scales,
-                )
+                return self._run(parts, scales, fillers)
             except _FullError as error:
                 full = error.number
             self._make_smaller(sum(len(samples[each]) for each in members[full]), alone=len(batches[full]) == 1)
@@ -275,27 +311,33 @@ class Trainer:
         return ratios([sum(each) for each in zip(*self.ranks.numbers(*counts), strict=True)])
 
     def _run(
-        self, parts: Sequence[tuple[list[Sample], list[int]]], scales: tuple[float, ...]
+        self, parts: Sequence[tuple[list[Sample], list[int]]], scales: tuple[float, ...], fillers: int
     ) -> tuple[float, float, int]:
-        """The same of micro-batches, each the samples and their keys; a stop that was asked for cuts it short."""
+        """The same of micro-batches, each the samples and their keys; the last ones only fill up, and count nothing.
+
+        A stop that was asked for cuts it short, unless other ranks would wait.
+        """
         self._forget()
         total, count, tokens = 0.0, 0.0, 0
         for number, (samples, keys) in enumerate(parts):
-            if self.stopping:
+            if self.stopping and not self._together.even:
                 break
             try:
                 seed = mixed(self.settings.seed, DROPOUT, self.step, number, self.ranks.rank)
-                loss = self._learn(samples, keys, scales, seed)
+                real, last = number < len(parts) - fillers, number == len(parts) - 1
+                loss = self._learn(samples, keys, scales, seed, real=real, last=last)
             except (MemoryError, RuntimeError) as error:
                 if not _no_memory(error):
                     raise
                 raise _FullError(number) from None
+            if not real:
+                continue
             total, count = total + loss[0], count + loss[1]
             tokens += sum(len(each) - each.filler for each in samples)
         return total, count, tokens
 
     def _learn(
-        self, samples: list[Sample], keys: list[int], scales: tuple[float, ...], seed: int
+        self, samples: list[Sample], keys: list[int], scales: tuple[float, ...], seed: int, *, real: bool, last: bool
     ) -> tuple[float, float]:
         """Add the gradient of a micro-batch; its summed loss and count."""
         device = next(iter(self._parameters.values())).device
@@ -303,17 +345,16 @@ class Trainer:
         try:
             with _seeded(seed, device):
                 batch = replace(self.objective.batch(samples, keys), scales=scales).to(device)
-                with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16):
-                    loss = self.objective.loss(self.loaded, batch)
-                loss.sum.backward()
+                loss = self._together.learn(
+                    self.objective, batch, precision=self.precision, weight=float(real), last=last
+                )
         finally:
             self._mode(train=False)
         return loss.sum.item(), loss.count
 
     def _forget(self) -> None:
         """The gradients, and the memory that they take."""
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        self._together.forget()
 
     def _make_smaller(self, tokens: int, *, alone: bool) -> None:
         """Micro-batches, after memory was not enough for one of so many tokens."""
@@ -330,18 +371,6 @@ class Trainer:
             )
         self._tokens = max(1, tokens // 2)
         warnings.warn(f"{what}; from here on they have {self._tokens:,} at most", HeedfulWarning, stacklevel=2)
-
-    def _together(self) -> dict[str, Tensor]:
-        """The gradients, summed over all ranks: of every parameter that has one on some rank."""
-        mine = [parameter.grad is not None for parameter in self._parameters.values()]
-        anywhere = map(any, zip(*self.ranks.numbers(*mine), strict=True))
-        gradients = {
-            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for (name, parameter), there in zip(self._parameters.items(), anywhere, strict=True)
-            if there
-        }
-        self.ranks.add(list(gradients.values()))
-        return gradients
 
     def _factor(self) -> float:
         if isinstance(self.settings.length, Minutes):
@@ -366,11 +395,17 @@ def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _trained(loaded: Loaded, beside: nn.Module | None) -> dict[str, Tensor]:
-    """What requires a gradient; what both share stands once, under the model's name."""
-    named = loaded.named() | {f"beside.{name}": each for name, each in (beside or nn.Module()).named_parameters()}
-    found = {id(tensor): (name, tensor) for name, tensor in reversed(named.items()) if tensor.requires_grad}
-    return dict(reversed(found.values()))
+def _together(loaded: Loaded, beside: nn.Module | None, settings: TrainSettings, ranks: Ranks) -> Copied | Sharded:
+    """Who has which weights."""
+    if not trained(loaded, beside):
+        raise HeedfulError("there is nothing to train: no parameter of the model requires a gradient")
+    half = settings.sums == "bfloat16"
+    parts = ranks.size if settings.shard == "all" else settings.shard
+    if parts == 1:
+        return Copied(loaded, beside, ranks, half=half, early=not settings.halve)
+    from heedful.train.sharded import Sharded
+
+    return Sharded(loaded, beside, ranks, parts, half=half)
 
 
 class _FullError(Exception):
@@ -386,7 +421,7 @@ def _no_memory(error: BaseException) -> bool:
 
 
 def _diverged(step: Step, gradients: Mapping[str, Tensor]) -> DivergedError:
-    bad = [name for name, each in gradients.items() if not each.isfinite().all()]
+    bad = [name for name, each in gradients.items() if not (each.values() if each.is_sparse else each).isfinite().all()]
     where = f"; gradients that are not finite: {', '.join(bad[:3])}" + (" and more" if bad[3:] else "")
     return DivergedError(
         f"step {step.number}: the loss is {step.loss} and the norm of the gradient {step.norm}{where if bad else ''}. "

@@ -1,8 +1,4 @@
-"""Ranks: one process alone, or several that torchrun started, which sum gradients and agree on everything else.
-
-Gradients of a step are summed once, after all micro-batches, in fixed pieces: what is added in which order depends on
-the number of ranks alone, neither on what ran before nor on what overlaps, so that a resumed run gets the same bits.
-"""
+"""Ranks: one process alone, or several that torchrun started, which sum numbers and agree on everything else."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,9 +16,7 @@ from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from heedful.errors import HeedfulError
-
-PIECE = 2**23  # numbers that are summed at once
-PATIENCE = timedelta(minutes=10)  # how long one rank waits for another
+from heedful.train.alive import Alive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,30 +25,37 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
+    channel: Any = None  # the group that speaks; None: the one of all that is there from the start
+    alive: Alive | None = None  # the signs of life of all ranks
+    patience: timedelta = timedelta(minutes=10)  # how long one rank waits for another
 
     @property
     def first(self) -> bool:
         """Whether this one writes."""
         return self.rank == 0
 
-    def add(self, tensors: Sequence[Tensor]) -> None:
-        """Every tensor becomes its sum over all ranks, in place; all have one dtype and one device."""
-        if self.size == 1:
-            return
-        for group in _pieces(tensors):
-            flat = torch.cat([tensor.reshape(-1) for tensor in group])
-            with _told():
-                dist.all_reduce(flat)
-            for tensor, part in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
-                tensor.copy_(part.view_as(tensor))
+    def begin(self, flat: Tensor) -> Any:
+        """Begin to make a tensor the sum of all ranks' own, in place; all ranks begin the same sums in one order."""
+        with self.told():
+            return dist.all_reduce(flat, group=self.channel, async_op=True)
+
+    def finish(self, begun: Any) -> None:
+        """Wait for such a sum."""
+        with self.told():
+            begun.wait()
+
+    def group(self, members: Sequence[int]) -> Any:
+        """A group of some ranks for sums of their own; all ranks call this, and others than the members get None."""
+        made = dist.new_group(list(members), timeout=self.patience)
+        return made if self.rank in members else None
 
     def gather(self, value: Any) -> list[Any]:
         """What each rank has, in the order of the ranks, on every rank; plain values of our own processes only."""
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
-        with _told():
-            dist.all_gather_object(found, value)
+        with self.told():
+            dist.all_gather_object(found, value, group=self.channel)
         return found
 
     def numbers(self, *values: int | float) -> list[list[float]]:
@@ -63,15 +64,36 @@ class Ranks:
         found = [mine]
         if self.size > 1:
             found = [torch.empty_like(mine) for _ in range(self.size)]
-            with _told():
-                dist.all_gather(found, mine)
+            with self.told():
+                dist.all_gather(found, mine, group=self.channel)
         return [each.tolist() for each in found]
+
+    def apart(self) -> Ranks:
+        """The same ranks with a channel of their own, for what goes on beside; all ranks call this."""
+        if self.size == 1:
+            return self
+        return replace(self, channel=dist.new_group(timeout=self.patience))
 
     def wait(self) -> None:
         """Until all ranks are here."""
-        if self.size > 1:
-            with _told():
-                dist.barrier()
+        self.numbers(0)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """An exchange: what the library says when a connection breaks, or when nothing comes, in words."""
+        if self.alive is not None:
+            self.alive.count += 1
+        try:
+            yield
+        except RuntimeError as error:
+            if not (isinstance(error, dist.DistError) or "gloo" in str(error) or "imed out" in str(error)):
+                raise
+            said = re.sub(r"^\[[^]]*\] *", "", str(error)).partition(". ")[0]
+            whom = "another one" if self.alive is None else self.alive.missing()
+            raise HeedfulError(
+                f"rank {self.rank} waits for {whom}, which has ended, or hangs: {said}. See what the others said; "
+                "started again, the run goes on from its newest checkpoint"
+            ) from None
 
 
 ALONE = Ranks()
@@ -79,16 +101,35 @@ ALONE = Ranks()
 
 @contextmanager
 def ranks() -> Iterator[Ranks]:
-    """The ranks that torchrun started (gloo), or this process alone."""
+    """The ranks that torchrun started, or this process alone; gloo connects them, and NCCL what lies on GPUs.
+
+    One rank waits for another ten minutes, or as many seconds as HEEDFUL_PATIENCE says.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
         return
-    store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
-    dist.init_process_group("gloo", store=_fresh(store), rank=rank, world_size=size, timeout=PATIENCE)
+    patience = _patience()
+    store, rank, size = next(rendezvous("env://", timeout=patience))
+    store = _fresh(store)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+    alive = Alive(dist.distributed_c10d.PrefixStore("alive", store.clone()), rank, size)
     try:
-        yield Ranks(rank=rank, size=size)
+        yield Ranks(rank=rank, size=size, alive=alive, patience=patience)
     finally:
+        alive.end()
         dist.destroy_process_group()
+
+
+def _patience() -> timedelta:
+    given = os.environ.get("HEEDFUL_PATIENCE", "600")
+    try:
+        found = timedelta(seconds=float(given))
+    except (ValueError, OverflowError):
+        found = timedelta()
+    if found <= timedelta():
+        raise HeedfulError(f'HEEDFUL_PATIENCE is "{given}"; expected a number of seconds above 0')
+    return found
 
 
 def _fresh(store: Any) -> Any:
@@ -99,31 +140,4 @@ def _fresh(store: Any) -> Any:
     """
     one_node = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_node else "0"
-    return dist.PrefixStore(f"heedful/{start}", store)  # type: ignore[attr-defined]
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """What the library says when a connection breaks, or when nothing comes, in words."""
-    try:
-        yield
-    except RuntimeError as error:
-        said = re.sub(r"^\[[^]]*\] *", "", str(error)).partition(". ")[0]
-        raise HeedfulError(
-            f"rank {dist.get_rank()} waits for another one, which has ended, or hangs: {said}. See what the others "
-            "said; started again, the run goes on from its newest checkpoint"
-        ) from None
-
-
-def _pieces(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbouring tensors, together as large as a piece; one that is larger is alone."""
-    group: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        if group and size + tensor.numel() > PIECE:
-            yield group
-            group, size = [], 0
-        group.append(tensor)
-        size += tensor.numel()
-    if group:
-        yield group
+    return dist.distributed_c10d.PrefixStore(f"heedful/{start}", store)

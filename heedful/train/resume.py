@@ -6,7 +6,8 @@ The order of a commit makes a crash or a power cut harmless wherever it falls: a
 synced, the manifest last; then the folder gets its name; then `latest` names it; only then do older ones go.
 
 The tensors are written here and not by the library, which does not sync: one at a time, without a second copy of them
-all, and hashed as they are written. Nothing is mapped into memory.
+all, and hashed as they are written. Nothing is mapped into memory. Where each rank has a part of the tensors, there are
+as many files of them, and a `layout.json`, which the manifest names too (see parts.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import shutil
 import socket
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -30,9 +31,11 @@ from torch import Tensor
 
 from heedful.durable import Chunk, measure, put, put_folder, raw, remove, sweep, whole
 from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.train.ranks import Ranks
 
 FORMAT = 1
 TENSORS, VALUES, MANIFEST, LATEST = "tensors.safetensors", "values.json", "manifest.json", "latest"
+LAYOUT, PART = "layout.json", r"part-[0-9]{5}-of-[0-9]{5}\.safetensors"
 LOCK = "run.lock"
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool}
 _TYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
@@ -78,33 +81,42 @@ class Store:
         then does the old one go. Where a valid later one is there, so that `load` would not give this one: an error.
         """
         assert step >= 0
-        parts: dict[str, list[Chunk]] = {TENSORS: _serialised(tensors), VALUES: [_text(values)]}
-        try:
-            put_folder(self.folder)
-            sweep(self.folder)
-            found = self._found()
-            self._refuse_older(found, step)
-            turns = [place for place in found if place.step == step]
+        parts: dict[str, list[Chunk]] = {TENSORS: serialised(tensors), VALUES: [_text(values)]}
+        with self._told(step):
+            turns = self._turns(step)
             if not turns or not _holds(turns[-1], parts):
-                turn = turns[-1].turn + 1 if turns else 1
-                turns.append(_Place(step, turn, self.folder / _name(step, turn)))
+                turns.append(self._next(step, turns))
                 with whole(turns[-1].path, folder=True) as part:
                     files = {name: put(part / name, chunks) for name, chunks in parts.items()}
                     put(part / MANIFEST, [_manifest(step, files)])
-            with whole(self.folder / LATEST) as part:
-                put(part, [f"{turns[-1].path.name}\n".encode()])
-            self._rotate(turns[-1])
-        except OSError as error:
-            raise HeedfulError(
-                f"{self.folder}: step {step} could not be saved: {error.strerror or error}; the checkpoints before it "
-                "are as they were. Make room there, or let the run save elsewhere, and start it again"
-            ) from None
+            self._name_latest(turns[-1])
         return turns[-1].path
 
-    def load(self) -> Saved | None:
+    def commit_parts(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any], ranks: Ranks) -> None:
+        """The same where each rank has a part of the tensors; all ranks call it, and the first one commits."""
+        from heedful.train.parts import write
+
+        text, place = _text(values), None
+        with self._told(step), ExitStack() as stack:
+            part = Path()
+            if ranks.first:
+                place = self._next(step, self._turns(step))
+                part = stack.enter_context(whole(place.path, folder=True))
+            part = Path(ranks.gather(str(part))[0])
+            files = write(part, tensors, ranks)
+            if place is not None:
+                files[VALUES] = put(part / VALUES, [text])
+                put(part / MANIFEST, [_manifest(step, files)])
+        with self._told(step):
+            if place is not None:
+                self._name_latest(place)
+        ranks.wait()
+
+    def load(self, like: Mapping[str, Tensor] | None = None) -> Saved | None:
         """The newest valid checkpoint, with a warning for each newer one, which is damaged; None if there is none.
 
-        Newest is by its step: `latest` is a hint for people, and no clock is asked. All damaged, or lost: an error.
+        Newest is by its step: `latest` is a hint for people, and no clock is asked. All damaged, or lost: an error. Of
+        tensors that are parted over ranks in `like`, only this rank's part is read.
         """
         damage: list[str] = []
         self._damaged.clear()
@@ -115,7 +127,7 @@ class Store:
             raise HeedfulError(f"{self.folder} cannot be read: {error.strerror or error}") from None
         for place in reversed(found):
             try:
-                saved = _load(place)
+                saved = _load(place, like or {})
             except _DamageError as error:
                 self._damaged.add(place.path)
                 damage.append(f"{place.path.name} is damaged: {error}")
@@ -144,6 +156,33 @@ class Store:
                 f"{self.folder}: {free:,} bytes are free there, expected {bytes * copies:,}: {copies} checkpoints of "
                 f"{bytes:,}, since {self.keep} stay while the next is written. Make room, or save elsewhere"
             )
+
+    @contextmanager
+    def _told(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise HeedfulError(
+                f"{self.folder}: step {step} could not be saved: {error.strerror or error}; the checkpoints before it "
+                "are as they were. Make room there, or let the run save elsewhere, and start it again"
+            ) from None
+
+    def _turns(self, step: int) -> list[_Place]:
+        """What is there for that step; what would be newer is refused."""
+        put_folder(self.folder)
+        sweep(self.folder)
+        found = self._found()
+        self._refuse_older(found, step)
+        return [place for place in found if place.step == step]
+
+    def _next(self, step: int, turns: list[_Place]) -> _Place:
+        turn = turns[-1].turn + 1 if turns else 1
+        return _Place(step, turn, self.folder / _name(step, turn))
+
+    def _name_latest(self, place: _Place) -> None:
+        with whole(self.folder / LATEST) as part:
+            put(part, [f"{place.path.name}\n".encode()])
+        self._rotate(place)
 
     def _found(self) -> list[_Place]:
         """What has the name of a checkpoint, oldest first."""
@@ -187,7 +226,7 @@ def _name(step: int, turn: int) -> str:
 # -- what is written -----------------------------------------------------------------------------------------------
 
 
-def _serialised(tensors: Mapping[str, Tensor]) -> list[Chunk]:
+def serialised(tensors: Mapping[str, Tensor]) -> list[Chunk]:
     """A safetensors file: its header, and the tensors in the order of their bytes."""
     entries, end = {}, 0
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # each is aligned
@@ -246,14 +285,23 @@ def _reading(path: Path) -> Iterator[BufferedReader]:
 def _check(place: _Place) -> bytes:
     """The manifest, if it is the one that the files beside it give."""
     with _reading(place.path / MANIFEST) as file:
-        told = file.read(1 << 16)
+        told = file.read(1 << 22)
     files = {}
-    for name in (TENSORS, VALUES):
+    for name in _named(told) if (place.path / LAYOUT).exists() else (TENSORS, VALUES):
         with _reading(place.path / name) as file:
             files[name] = measure(iter(partial(file.read, 1 << 20), b""))
     if told != _manifest(place.step, files):
         raise _DamageError(_difference(told, place.step, files))
     return told
+
+
+def _named(told: bytes) -> list[str]:
+    """The files of a checkpoint in parts, of which there are as many as the manifest says."""
+    with suppress(ValueError, RecursionError, LookupError, TypeError):
+        names = list(json.loads(told)["files"])
+        if all(type(name) is str and re.fullmatch(f"{PART}|{LAYOUT}|{VALUES}", name) for name in names):
+            return names
+    raise _DamageError(f"{MANIFEST} is not as it was written")
 
 
 def _difference(told: bytes, step: int, files: Mapping[str, Mapping[str, Any]]) -> str:
@@ -280,10 +328,14 @@ def _holds(place: _Place, parts: Mapping[str, list[Chunk]]) -> bool:
     return False
 
 
-def _load(place: _Place) -> Saved:
+def _load(place: _Place, like: Mapping[str, Tensor]) -> Saved:
     _check(place)  # so that what follows is what was written
     with _reading(place.path / VALUES) as file:
         values = json.loads(file.read())
+    if like or (place.path / LAYOUT).exists():
+        from heedful.train.parts import read
+
+        return Saved(place.step, place.path, read(place.path, _slots(place), like), values)
     tensors = {}
     with _reading(place.path / TENSORS) as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
@@ -292,6 +344,28 @@ def _load(place: _Place) -> Saved:
             if file.readinto(raw(tensors[name])) != tensors[name].nbytes:
                 raise _DamageError(f"{TENSORS} ended inside {name} while it was read")
     return Saved(place.step, place.path, tensors, values)
+
+
+def _slots(place: _Place) -> dict[str, Any]:
+    """Where each tensor lies, in one file or in parts."""
+    from heedful.train.parts import Rows, Slot
+
+    if (place.path / LAYOUT).exists():
+        with _reading(place.path / LAYOUT) as file:
+            layout = json.load(file)
+    else:
+        with _reading(place.path / TENSORS) as file:
+            size = int.from_bytes(file.read(8), "little")
+            layout = json.loads(file.read(size))
+        for entry in layout.values():
+            shape, begin = entry["shape"], 8 + size + entry["data_offsets"][0]
+            entry["rows"] = [{"offsets": [0] * len(shape), "shape": shape, "file": TENSORS, "begin": begin}]
+    found = {}
+    for name, entry in layout.items():
+        pieces = entry["rows"]
+        rows = (Rows(tuple(each["offsets"]), tuple(each["shape"]), each["file"], each["begin"]) for each in pieces)
+        found[name] = Slot(_TYPES[entry["dtype"]], tuple(entry["shape"]), tuple(rows))
+    return found
 
 
 # -- one run in a folder -------------------------------------------------------------------------------------------

@@ -144,8 +144,14 @@ class TrainSettings:
     seed: int = 1  # of the order, of dropout, and of fresh heads
     skip: int = 0  # steps in a row that may be left out because a number is not finite
     halve: bool = False  # where memory is not enough, smaller micro-batches instead of an error
+    shard: int | Literal["all"] = 1  # ranks that share one copy of weights, gradients and moments; 1: each has a copy
+    sums: Literal["float32", "bfloat16"] = "float32"  # in which gradients of several ranks are added
 
     def __post_init__(self) -> None:
+        if self.shard != "all" and self.shard < 1:
+            raise HeedfulError(f'shard is {self.shard}; expected a whole number of ranks from 1, or "all"')
+        if self.shard != 1 and self.halve:
+            raise HeedfulError("halve is for ranks that each have a copy: with shard, lower tokens instead")
         for name, least in (("batch", 1), ("tokens", 1), ("seed", 0), ("skip", 0)):
             if not least <= getattr(self, name) < 2**63:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected a whole number from {least} below 2^63")
@@ -162,6 +168,7 @@ class FitSettings:
     keep: Literal["best", "last"] = "best"  # the weights that become the model
     save_minutes: float = 5.0  # between two checkpoints; there is one after each evaluation too
     checkpoints: int = 2  # that stay
+    behind: bool = False  # checkpoints are written while training goes on, from a copy: less waiting, more memory
 
     def __post_init__(self) -> None:
         for name, right, expected in (

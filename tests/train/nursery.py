@@ -1,7 +1,8 @@
 """Processes that train a tiny model: alone, in ranks, hurt on purpose.
 
-Run with a job (a JSON object, see Job) it does that one, under torchrun in each rank. Without, it is a nursery: jobs
-come on stdin, and each of their ranks is a forked process, so that what has to be imported costs its time once.
+Run with a job (a JSON object, see Job) it does that one, under torchrun in each rank. Else it is a nursery, which
+imports the modules that are named: jobs come on stdin, and each of their ranks is a forked process, so that what has to
+be imported costs its time once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,8 @@ from tiny_runs import FAULTS, MADE, Faulty, settings, wave
 from torch import Tensor
 
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.train import ranks as ranks_module
-from heedful.train.fit import Scored, fit
-from heedful.train.loop import Trainer
+from heedful.train.fit import Scored, Watch, fit
+from heedful.train.loop import Step, Trainer
 from heedful.train.ranks import Ranks, ranks
 
 
@@ -50,6 +50,9 @@ class Job:
     stop: int = 0  # the step in which the process is told to end, too
     rank: int = 0  # which one is hurt, at its first start under torchrun
     patience: float = 60.0  # seconds that one rank waits for another
+    double: bool = False  # train in float64
+    data: str = ""  # of a whole run
+    sets: tuple[str, ...] = ()  # its assignments
 
 
 def killed_before(operation: int) -> list[int]:
@@ -89,7 +92,8 @@ def fitted(job: Job, trainer: Trainer) -> dict[str, Any]:
 def updated(job: Job, trainer: Trainer) -> dict[str, Any]:
     """Updates alone."""
     steps = list(trainer)
-    return {"losses": [step.loss for step in steps], "tokens": [step.tokens for step in steps]}
+    found = [(step.loss, step.norm, step.tokens) for step in steps]
+    return dict(zip(("losses", "norms", "tokens"), map(list, zip(*found, strict=True)), strict=True))
 
 
 def soaked(job: Job, trainer: Trainer) -> dict[str, Any]:
@@ -106,10 +110,10 @@ def soaked(job: Job, trainer: Trainer) -> dict[str, Any]:
 def together(job: Job, trainer: Trainer) -> dict[str, Any]:
     """What ranks say to each other."""
     mine = trainer.ranks
-    tensors = [torch.arange(5.0), torch.ones(2, 3) * mine.rank, torch.zeros(0), torch.full((), 0.5).double()]
-    tensors[1] = tensors[1].T  # not contiguous
-    mine.add(tensors)
-    mine.add([])
+    tensors = [torch.arange(5.0), torch.ones(6) * mine.rank, torch.zeros(0), torch.full((2,), 0.5).double()]
+    begun = [mine.begin(tensor) for tensor in tensors]
+    for each in begun:
+        mine.finish(each)
     mine.wait()
     return {
         "added": [tensor.tolist() for tensor in tensors],
@@ -123,9 +127,38 @@ def together(job: Job, trainer: Trainer) -> dict[str, Any]:
 DONE = {"fit": fitted, "updates": updated, "soak": soaked, "together": together}
 
 
+class Stop(Watch):
+    """Ends this process's run after the step of that number; 0: never."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def step(self, step: Step, trainer: Trainer) -> None:
+        if step.number == self.after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def whole_run(job: Job, ranks: Ranks) -> dict[str, Any]:
+    """pretrain or finetune, from files to a folder; without plots and timing."""
+    from heedful.runs import finetune, pretrain
+
+    for module in (finetune, pretrain):
+        module.draw = lambda folder: []  # type: ignore[attr-defined]
+        module.latency = lambda loaded: {"latency": {}, "throughput": 1}  # type: ignore[attr-defined]
+    pretrain.write_card = finetune.write_card = lambda folder: None  # type: ignore[attr-defined]
+    how: dict[str, Any] = {"assignments": job.sets, "watch": Stop(job.stop), "ranks": ranks}
+    if job.what == "pretrain":
+        return {"why": pretrain.pretrain([job.data], job.folder, **how).why}
+    return {"why": finetune.finetune("classify", job.data, job.folder, **how).why}
+
+
 def run(job: Job, ranks: Ranks) -> dict[str, Any]:
     """Do the job, and what is to be told of it; the weights are left in a file."""
+    if job.what in ("pretrain", "finetune"):
+        return whole_run(job, ranks)
     loaded, task, samples = MADE[job.task](job.dropout)
+    if job.double:
+        loaded.double()
     trainer = Trainer(loaded, task, samples, settings(job.train, {})[0], ranks)
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     if ranks.rank == job.rank and not again:
@@ -133,17 +166,22 @@ def run(job: Job, ranks: Ranks) -> dict[str, Any]:
             trainer.objective = Faulty(trainer.objective, trainer, FAULTS[job.fault], job.at)
         if job.stop:
             trainer.objective = Faulty(trainer.objective, trainer, FAULTS["SIGTERM"], job.stop)
-    operations = killed_before(job.kill) if job.kill and ranks.rank == job.rank else [0]
+    operations = killed_before(job.kill) if job.kill and ranks.rank == job.rank and not again else [0]
     told = DONE[job.what](job, trainer) | {"operations": operations[0]}
-    torch.save(loaded.named(), Path(job.out) / f"rank-{ranks.rank}.pt")
+    with trainer.whole():
+        torch.save(
+            {name: each.detach() for name, each in loaded.named().items()}, Path(job.out) / f"rank-{ranks.rank}.pt"
+        )
     return told | {"step": trainer.step, "budget": trainer.state()[1]["tokens"]}
 
 
 def main(job: Job) -> int:
     """Run a job; an exit code, as a command's."""
-    ranks_module.PATIENCE = timedelta(seconds=job.patience)
+    os.environ["HEEDFUL_PATIENCE"] = str(job.patience)
     warnings.simplefilter("always", HeedfulWarning)  # all others are errors
     with ranks() as mine:
+        with (Path(job.out) / f"rank-{mine.rank}.pids").open("a") as file:
+            file.write(f"{os.getpid()}\n")
         try:
             told, code = run(job, mine), 0
         except HeedfulError as error:
@@ -194,9 +232,9 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 class Nursery:
     """The process that forks others; those that are still there at the end are killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
         environment = os.environ | ONE_THREAD | {"TOKENIZERS_PARALLELISM": "false"}
-        command = [sys.executable, __file__]
+        command = [sys.executable, __file__, *modules]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -235,9 +273,9 @@ class Nursery:
 
 
 @contextmanager
-def a_nursery() -> Iterator[Nursery]:
-    """For as long as it is needed."""
-    made = Nursery()
+def a_nursery(*modules: str) -> Iterator[Nursery]:
+    """For as long as it is needed, with modules that it has imported."""
+    made = Nursery(*modules)
     try:
         yield made
     finally:
@@ -271,7 +309,7 @@ def left(folder: str | Path) -> dict[str, Any]:
     del values["seconds"]
     return {
         "step": newest.name[: len("step-00000000")],  # there may be a second turn of it
-        "tensors": (newest / "tensors.safetensors").read_bytes(),
+        "tensors": b"".join(path.read_bytes() for path in sorted(newest.glob("*.safetensors"))),
         "values": values,
         "journal": (folder / "journal.jsonl").read_bytes(),
     }
@@ -280,6 +318,8 @@ def left(folder: str | Path) -> dict[str, Any]:
 if __name__ == "__main__":
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    if sys.argv[1:]:
+    if sys.argv[1:] and sys.argv[1].startswith("{"):
         sys.exit(main(Job(**json.loads(sys.argv[1]))))
+    for module in sys.argv[1:]:
+        import_module(module)
     nursery()

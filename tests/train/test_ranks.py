@@ -8,20 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from nursery import ONE_THREAD, Job, Nursery, a_nursery, left, told, weights
 from tiny_runs import CALM, distance, same, trainer
 
-from heedful.train import ranks as ranks_module
 from heedful.train.ranks import ALONE, Ranks, ranks
 
-LOST = r"rank {} waits for another one, which has ended, or hangs: "
+LOST = r"rank {} waits for rank 1, which has ended, or hangs: "
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +41,9 @@ def job(tmp_path: Path) -> Job:
 def test_alone() -> None:
     with ranks() as mine:
         assert mine is ALONE and mine == Ranks() and mine.first
-    tensors = [torch.ones(2), torch.zeros(0)]
-    ALONE.add(tensors)
     ALONE.wait()
-    assert tensors[0].tolist() == [1.0, 1.0]
     assert ALONE.numbers(1, 0.5, True) == [[1.0, 0.5, 1.0]] and ALONE.numbers() == [[]]
     assert ALONE.gather({"a": 1}) == [{"a": 1}]
-
-
-def test_pieces_are_neighbours_and_not_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks_module, "PIECE", 10)
-    sizes = [4, 6, 1, 25, 0, 10, 3, 3, 3, 3]
-    tensors = [torch.empty(size) for size in sizes]
-    pieces = list(ranks_module._pieces(tensors))
-    assert [[len(tensor) for tensor in piece] for piece in pieces] == [[4, 6], [1], [25], [0, 10], [3, 3, 3], [3]]
-    assert [id(tensor) for piece in pieces for tensor in piece] == list(map(id, tensors))
-    assert list(ranks_module._pieces([])) == []
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -69,9 +54,9 @@ def test_together(nursery: Nursery, job: Job, size: int) -> None:
         found = told(job, rank)
         assert found["added"] == [
             [0.0, size, 2.0 * size, 3.0 * size, 4.0 * size],
-            [[float(sum(range(size)))] * 2] * 3,
+            [float(sum(range(size)))] * 6,
             [],
-            0.5 * size,
+            [0.5 * size] * 2,
         ]
         assert found["numbers"] == [[float(each), 0.1, 1.0, 2.0**53] for each in range(size)]
         assert found["none"] == [[]] * size
@@ -244,9 +229,9 @@ def test_ranks_that_have_not_the_same_are_refused(nursery: Nursery, job: Job, tm
 # -- torchrun -----------------------------------------------------------------------------------------------------
 
 
-def torchrun(job: Job, restarts: int) -> subprocess.Popen[str]:
+def torchrun(job: Job, restarts: int, size: int = 2) -> subprocess.Popen[str]:
     Path(job.out).mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
     script = [f"--max-restarts={restarts}", str(Path(__file__).with_name("nursery.py")), json.dumps(asdict(job))]
     return subprocess.Popen(
         command + script,
@@ -259,17 +244,77 @@ def torchrun(job: Job, restarts: int) -> subprocess.Popen[str]:
     )
 
 
-def test_t7_torchrun_starts_a_killed_rank_again(nursery: Nursery, job: Job, tmp_path: Path) -> None:
-    process = torchrun(replace(job, fault="SIGKILL", at=6, rank=1), restarts=1)
+def gone(pid: int) -> bool:
     try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except OSError:
+        return True
+
+
+def pids(job: Job, size: int, start: int) -> list[int]:
+    """Of all ranks at one start, once they are there."""
+    for _ in range(6000):
+        files = [Path(job.out) / f"rank-{rank}.pids" for rank in range(size)]
+        found = [path.read_text().split() if path.exists() else [] for path in files]
+        if all(len(each) > start for each in found):
+            return [int(each[start]) for each in found]
+        time.sleep(0.01)
+    raise AssertionError(found)
+
+
+def until(true: Callable[[], bool], what: str) -> float:
+    """The moment from which that is so."""
+    for _ in range(6000):
+        if true():
+            return time.monotonic()
+        time.sleep(0.01)
+    raise AssertionError(what)
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("size", "how", "shard"),
+    [
+        (2, {"fault": "SIGKILL", "at": 6, "rank": 1}, 1),
+        *(
+            slow(size, how, shard)
+            for size in (2, 4)
+            for shard in (1, "all")
+            for how in (
+                {"fault": "SIGKILL", "at": 1, "rank": size - 1},  # before the first update
+                {"fault": "SIGKILL", "at": 6, "rank": 0},
+                {"kill": 140, "rank": 0},  # during a save
+            )
+        ),
+    ],
+)
+def test_t7_torchrun_starts_a_killed_rank_again(
+    nursery: Nursery, job: Job, tmp_path: Path, size: int, how: dict[str, Any], shard: Any
+) -> None:
+    job = replace(job, train={"shard": shard}, evaluate="")
+    process = torchrun(replace(job, **how), restarts=1, size=size)
+    try:
+        first = pids(job, size, 0)
+        killed = until(lambda: gone(first[how["rank"]]), "nobody was killed")
+        down = until(lambda: all(map(gone, first)), "the others stay")
+        second = pids(job, size, 1)
+        journal = Path(job.folder) / "journal.jsonl"
+        before = journal.read_bytes()
+        training = until(lambda: b'"step": 12' in journal.read_bytes() or len(journal.read_bytes()) > len(before), "")
         said, _ = process.communicate(timeout=100)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, said
-    assert [told(job, rank)["resumed_from"] for rank in (0, 1)] == [5, 5]
+    assert down - killed < 10 and training - killed < 30, (down - killed, training - killed)
+    assert all(map(gone, [*first, *second])), "an orphan"
+    if "at" in how:
+        assert [told(job, rank)["resumed_from"] for rank in range(size)] == [how["at"] - 1] * size
     whole = replace(job, folder=str(tmp_path / "whole"))
-    assert nursery.run(whole, 2) == [0, 0]
+    assert nursery.run(whole, size) == [0] * size
     assert left(job.folder) == left(whole.folder)
 
 

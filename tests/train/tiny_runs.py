@@ -16,8 +16,18 @@ from torch import Tensor
 from heedful.checkpoint import Config, Loaded, create
 from heedful.data import Labelled, Tagged
 from heedful.errors import HeedfulError
-from heedful.model.config import Classes, EmbeddingConfig, Head, Learned, ModelConfig, StackConfig, TokenClasses
+from heedful.model.config import (
+    Classes,
+    EmbeddingConfig,
+    Head,
+    Learned,
+    MaskedTokens,
+    ModelConfig,
+    StackConfig,
+    TokenClasses,
+)
 from heedful.objectives import Batch, Loss, Objective, Sample
+from heedful.objectives.masked import Masked
 from heedful.settings import read
 from heedful.tasks.classify import Classify
 from heedful.tasks.tag import Tag
@@ -110,7 +120,21 @@ def half(dropout: float = 0.1) -> tuple[Loaded, Task, list[Sample]]:
     return loaded, Half(tokenizer=tokenizer(), limit=loaded.limit, labels=LABELS), samples
 
 
-MADE = {"classify": classify, "tag": tag, "half": half}
+def packed(dropout: float = 0.1) -> tuple[Loaded, Any, list[Sample]]:
+    """Hidden tokens, scored by the embedding's own table, in ragged rows of one to four whole sequences."""
+    loaded = created(MaskedTokens(), dropout)
+    encoded = [tokenizer().encode(line.rpartition(" ")[0]) for line in LINES]
+    groups = [encoded[start : start + count] for start, count in zip(range(16), [4, 1, 3, 2] * 4, strict=True)]
+    samples = [Sample.of([each.ids for each in group], [each.types for each in group]) for group in groups]
+    return loaded, Masked(tokenizer=tokenizer()), samples
+
+
+MADE: dict[str, Callable[[float], tuple[Loaded, Any, list[Sample]]]] = {
+    "classify": classify,
+    "tag": tag,
+    "half": half,
+    "packed": packed,
+}
 
 
 TRAIN: dict[str, Any] = {

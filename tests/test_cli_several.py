@@ -1,0 +1,72 @@
+"""--nproc: the same command under torchrun, as many processes as asked for, one run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpora import corpus_of, documents, trained
+from invented import as_csv, classified
+from safetensors.torch import load
+
+from heedful.cli import main
+
+PRETRAIN = ["--set", "model.layers=1", "--set", "model.width=16", "--set", "model.heads=2", "--set", "length=32"]
+PRETRAIN += ["--set", "row=64", "--set", "held_out=0.1", "--set", "train.length.count=2", "--set", "train.batch=12"]
+
+
+def ended(words: list[str]) -> Any:
+    with pytest.raises(SystemExit) as found:
+        main(words)
+    return found.value.code
+
+
+@pytest.mark.parametrize("verb", [["pretrain"], ["finetune", "classify"]])
+def test_it_calls_torchrun(verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr("torch.distributed.run.run", called.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    data = as_csv(tmp_path / "a.csv", classified(4))
+    rest = [*verb, str(data), "--out", str(tmp_path / "run"), "--set", "train.batch=4"]
+    assert not ended([*rest[:2], "--nproc", "3", *rest[2:]])
+    (args,) = called
+    assert (args.nproc_per_node, args.standalone, args.module) == ("3", True, True)
+    assert [args.training_script, *args.training_script_args] == ["heedful", *rest]
+    assert "OMP_NUM_THREADS" not in os.environ and not (tmp_path / "run").exists()
+
+
+def test_not_inside_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    assert ended(["pretrain", str(tmp_path), "--nproc", "2"]) == 2
+    assert "torchrun has started this one already: leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["1", '"all"'])
+def test_two_processes_make_one_run(tmp_path: Path, shard: str) -> None:
+    """The folder that is published has the same files and the same names, whoever had which part."""
+    found = documents(90)
+    data = corpus_of(tmp_path, found, trained(found)).folder
+    calm = ["--set", "train.optimiser.eps=1e-2", "--set", "train.optimiser.rate=2e-2"]
+    left = []
+    for number, more in enumerate([["--nproc", "2", "--set", f"train.shard={shard}"], []]):
+        out = tmp_path / str(number)
+        assert not ended(["pretrain", str(data), "--out", str(out), *PRETRAIN, *calm, *more])
+        files = {path.name: path.read_bytes() for path in (out / "model").iterdir() if path.name != "README.md"}
+        left.append((files, json.loads((out / "results.json").read_text())))
+    (files, results), (others, alone) = left
+    assert files.keys() == others.keys() and results["tokens"] == alone["tokens"] and results["steps"] == 2
+    assert all(files[name] == others[name] for name in files if name != "model.safetensors")
+    mine, other = (load(each["model.safetensors"]) for each in (files, others))
+    assert mine.keys() == other.keys()
+    assert max(float((mine[name] - other[name]).abs().max()) for name in mine) < 1e-5
+
+
+@pytest.mark.slow
+def test_an_error_of_the_processes_is_the_command_s(tmp_path: Path) -> None:
+    assert ended(["pretrain", str(tmp_path / "none.txt"), "--out", str(tmp_path / "run"), "--nproc", "2"]) == 2

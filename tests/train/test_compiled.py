@@ -1,0 +1,69 @@
+"""Compiled blocks: once for all layers and all batches of one shape, the same numbers, and as before afterwards."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import save_tiny
+
+# in a process of its own: the tests' checks of shapes would be compiled, too
+SCRIPT = """
+import sys
+import torch
+import heedful
+from heedful.packed import Packed
+from heedful.train.compiled import compiled
+
+folder, device = sys.argv[1:]
+loaded = heedful.load(folder, dtype=torch.float64).to(device).train(device == "cpu")  # elsewhere it drops otherwise
+made = []
+
+def pieces(module, inputs):
+    made.append(module)
+    return module.forward
+
+def learn(batch):
+    torch.manual_seed(0)
+    loaded.zero_grad()
+    loss = loaded.head(loaded.model(batch), batch).square().mean()
+    loss.backward()
+    return [loss.detach(), *(each.grad.clone() for each in loaded.parameters() if each.grad is not None)]
+
+names = list(loaded.state_dict())
+batches = [Packed.of([[5] * each for each in lengths]).to(device) for lengths in ((7, 9, 3), (2, 9, 8), (18, 1))]
+plain = [learn(batch) for batch in batches]
+options = {"backend": pieces, "dynamic": False} if device == "cpu" else {}
+with compiled(loaded, **options) as count:
+    inside = []
+    for batch in batches:
+        inside.append(learn(batch))
+        if len(inside) == 1:
+            first = len(made)
+    assert list(loaded.state_dict()) == names
+if device == "cpu":
+    assert count == 4 and 0 < first == len(made) <= 6, made  # the pieces of one block
+for one, other in zip(plain, inside, strict=True):
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a, b) if device == "cpu" else torch.allclose(a, b, atol=1e-10)
+again = learn(batches[0])
+assert len(made) == first
+assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(again, plain[0], strict=True))
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_one_block_for_all_layers_and_batches(tmp_path: Path) -> None:
+    learn_compiled(tmp_path, "cpu")
+
+
+def learn_compiled(folder: Path, device: str) -> None:
+    """Three batches of one shape, as they are and compiled."""
+    save_tiny(folder, "bert", "BertForMaskedLM")
+    command = [sys.executable, "-c", SCRIPT, str(folder), device]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    assert done.stdout == "done\n", done.stderr

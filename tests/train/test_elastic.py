@@ -1,0 +1,86 @@
+"""T9, trap 33: samples, losses and updates do not depend on the number of ranks, so that a run may change it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from corpora import corpus_of, documents, trained
+from invented import as_csv, classified
+from nursery import Job, Nursery, a_nursery, told, weights
+from tiny_runs import CALM, MADE, distance, same, settings
+
+from heedful.checkpoint import save
+from heedful.train.loop import Trainer
+
+NAMES = ("heedful.runs.pretrain", "heedful.runs.finetune")  # modules
+CALMLY = {"train.optimiser.rate": 2e-2, "train.optimiser.eps": 1e-2, "train.precision": "float32"}
+PRETRAINED = {
+    "model.layers": 1,
+    "model.width": 16,
+    "model.heads": 2,
+    "length": 32,
+    "row": 64,
+    "held_out": 0.1,
+    "evaluate": 25,
+    "train.length.count": 50,
+    "train.batch": 7,
+    "train.tokens": 130,
+}
+FINETUNED = {
+    "train.length": "{kind = 'steps', count = 50}",
+    "train.batch": 6,
+    "train.tokens": 40,
+    "fit.evaluate": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """Where processes come from."""
+    with a_nursery(*NAMES) as made:
+        yield made
+
+
+@pytest.mark.parametrize("task", ["packed", pytest.param("half", marks=pytest.mark.slow)])
+def test_trap_33_one_two_and_four_ranks_in_float64(nursery: Nursery, tmp_path: Path, task: str) -> None:
+    """Ragged packed rows, in micro-batches; ranks without a sample, or without a gradient."""
+    how = {"length": {"kind": "steps", "count": 6}, "optimiser": CALM, "tokens": 45}
+    loaded, objective, samples = MADE[task](0.0)
+    alone = Trainer(loaded.double(), objective, samples, settings(how, {})[0])
+    steps = list(alone)
+    for size in (2, 4):
+        job = Job(out=str(tmp_path / str(size)), what="updates", task=task, dropout=0.0, train=how, double=True)
+        assert nursery.run(job, size) == [0] * size
+        assert all(same(weights(job), weights(job, rank)) for rank in range(1, size))
+        assert next(iter(weights(job).values())).dtype == torch.float64
+        assert distance(weights(job), alone.loaded.named()) < 1e-10
+        assert told(job)["losses"] == pytest.approx([step.loss for step in steps], rel=1e-10)
+        assert told(job)["tokens"] == [step.tokens for step in steps]
+
+
+@pytest.mark.parametrize("what", ["pretrain", pytest.param("finetune", marks=pytest.mark.slow)])
+def test_t9_a_run_of_two_ranks_goes_on_on_one_and_on_four(nursery: Nursery, tmp_path: Path, what: str) -> None:
+    if what == "pretrain":
+        found = documents(90)
+        data, sets = corpus_of(tmp_path, found, trained(found)).folder, PRETRAINED
+    else:
+        data = as_csv(tmp_path / "a.csv", classified(28))
+        save(MADE["classify"](0.0)[0], tmp_path / "base")
+        sets = FINETUNED | {"start.model": tmp_path / "base"}
+    given = tuple(f"{name}={value}" for name, value in (sets | CALMLY).items())
+    job = Job(out=str(tmp_path / "out"), what=what, folder=str(tmp_path / "run"), data=str(data), sets=given)
+    assert nursery.run(replace(job, folder=str(tmp_path / "whole"))) == [0], told(job)
+    for size, stop in ((2, 17), (1, 31), (4, 0)):
+        assert nursery.run(replace(job, stop=stop), size) == [0] * size
+        assert {told(job, rank)["why"] for rank in range(size)} == {"asked" if stop else "done"}
+    lines, expected = (
+        [json.loads(line) for line in (tmp_path / name / "journal.jsonl").read_text().splitlines()]
+        for name in ("run", "whole")
+    )
+    losses, others = ([line["loss"] for line in each if "loss" in line] for each in (lines, expected))
+    assert len(losses) == 50 and losses == pytest.approx(others, rel=1e-5)

@@ -1,0 +1,172 @@
+"""Embeddings whose rows move when they are needed: as if each had moved in every step. Training with our kernels."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import LABELS, LINES, tokenizer
+from torch import Tensor
+
+import heedful
+from heedful.checkpoint import Config, Loaded, create
+from heedful.data import Labelled
+from heedful.model.config import Classes, EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig
+from heedful.native import library
+from heedful.tasks.classify import Classify
+from heedful.train.loop import Trainer, TrainSettings
+from heedful.train.optim import Optimizer
+from heedful.train.settings import AdamW, Steps
+
+pytestmark = pytest.mark.usefixtures("native")
+
+
+def made(dropout: float = 0.0, head: Any = None) -> Loaded:
+    """A fresh model of two layers, 32 wide."""
+    embedding = EmbeddingConfig(
+        vocabulary=tokenizer().size, width=32, positions=Learned(count=48), norm="layer", dropout=dropout
+    )
+    encoder = StackConfig(
+        width=32, layers=2, heads=2, head_width=16, inner_width=64, dropout=dropout, attention_dropout=dropout
+    )
+    head = head or Classes(labels=LABELS, dropout=dropout)
+    model = ModelConfig(embedding=embedding, encoder=encoder)
+    return create(Config(family="heedful", model=model, head=head), tokenizer(), seed=1)
+
+
+def trainer(loaded: Loaded | None = None, *, dropout: float = 0.0, steps: int = 12, **more: Any) -> Trainer:
+    loaded = loaded or made(dropout)
+    task = Classify(tokenizer=tokenizer(), limit=loaded.limit, labels=LABELS)
+    parts = [line.rpartition(" ") for line in LINES]
+    samples = task.read([Labelled(text=text, label=label) for text, _, label in parts]).samples
+    settings = TrainSettings(
+        length=Steps(count=steps), batch=3, optimiser=AdamW(rate=1e-2), precision="float32", **more
+    )
+    return Trainer(loaded, task, samples, settings)
+
+
+def weights(loaded: Loaded) -> dict[str, Tensor]:
+    return {name: each.detach().clone() for name, each in loaded.named().items()}
+
+
+# -- the optimiser ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("correction", [True, False])
+def test_rows_that_lag_get_the_bits_of_rows_that_do_not(correction: bool) -> None:
+    begin, settings = torch.randn(60, 48), AdamW(rate=1e-2, bias_correction=correction)
+
+    def ran(how: str) -> tuple[Tensor, dict[str, Tensor]]:
+        table, draw = begin.clone(), torch.Generator().manual_seed(3)
+        optimizer = Optimizer({"table": table}, settings)
+        if how != "dense":
+            optimizer.lag("table")
+        for step in range(150):
+            rows, values = torch.randint(0, 30, (5,), generator=draw), torch.randn(5, 48, generator=draw)
+            gradient = torch.sparse_coo_tensor(rows[None], values, (60, 48), check_invariants=True).coalesce()
+            if how == "dense":
+                gradient = gradient.to_dense()
+            else:
+                optimizer.catch_up("table", None if how == "each" else rows)
+            gradients = {"table": gradient}
+            norm = optimizer.norm(gradients, scale=0.5)
+            optimizer.step(gradients, factor=(step % 37) / 37, scale=0.5, norm=norm)
+            if how == "now and then" and step % 13 == 0:
+                optimizer.settle()
+        state = optimizer.state()
+        return table, state
+
+    dense, _ = ran("dense")
+    lagging, state = ran("when needed")
+    for how in ("each", "now and then"):
+        table, other = ran(how)
+        assert torch.equal(table, lagging)
+        assert all(torch.equal(state[name], other[name]) for name in state)
+    torch.testing.assert_close(lagging, dense, rtol=1e-5, atol=2e-5)  # PyTorch's own kernel rounds elsewhere
+
+
+# -- training ----------------------------------------------------------------------------------------------------
+
+
+def test_updates_are_those_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = trainer()
+    steps = list(mine)
+    monkeypatch.setattr(library, "_found", lambda: "off")
+    plain = trainer()
+    for one, other in zip(steps, plain, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=2e-5)
+        assert one.norm == pytest.approx(other.norm, rel=2e-4)
+    for name, each in weights(mine.loaded).items():
+        torch.testing.assert_close(each, weights(plain.loaded)[name], rtol=1e-3, atol=5e-4)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_resumed_at_any_step_with_the_same_bits(precision: Any, native: library.Kernels) -> None:
+    if precision == "bfloat16" and not native.half:
+        pytest.skip("this processor does not multiply bfloat16")
+
+    def begun() -> Trainer:
+        found = trainer(dropout=0.1)
+        found.precision = getattr(torch, precision)
+        return found
+
+    whole = begun()
+    states = []
+    for _ in whole:
+        tensors, values = whole.state()
+        states.append(({name: each.clone() for name, each in tensors.items()}, dict(values)))
+    at_once = begun()
+    list(at_once)  # nobody looked at its state on the way
+    for at in (0, 4, 10):
+        other = begun()
+        other.load_state(*states[at])
+        list(other)
+        for name, each in weights(whole.loaded).items():
+            assert torch.equal(each, weights(other.loaded)[name]), name
+            assert torch.equal(each, weights(at_once.loaded)[name]), name
+
+
+def test_what_is_saved_in_the_middle_has_the_weights_of_the_last_step(tmp_path: Path) -> None:
+    mine = trainer()
+    for step in mine:
+        if step.number == 7:
+            heedful.save(mine.loaded, tmp_path / "model")
+            break
+    other = trainer(steps=12)
+    for step in other:
+        if step.number == 7:
+            other.parameters  # noqa: B018 - all rows up to date
+            break
+    saved = weights(heedful.load(tmp_path / "model"))
+    assert all(torch.equal(each, saved[name]) for name, each in weights(other.loaded).items())
+
+
+def test_a_copy_of_the_model_goes_its_own_way() -> None:
+    mine = trainer()
+    steps = iter(mine)
+    for _ in range(3):
+        next(steps)
+    for copied in (copy.deepcopy(mine.loaded), pickle.loads(pickle.dumps(mine.loaded.model))):
+        assert all(each.isfinite().all() for each in copied.parameters())
+    assert not mine.loaded.model.embedding.tokens.sparse
+
+
+def test_a_table_that_scores_are_tied_to_has_whole_gradients() -> None:
+    loaded = made(head=MaskedTokens(activation="gelu", norm_eps=1e-12))
+    assert loaded.head is not None
+    found = trainer(loaded)
+    assert not found._tables
+    assert [table.weight.shape[1] for table in trainer()._tables] == [32]
+
+
+def test_several_ranks_have_whole_gradients() -> None:
+    from heedful.train.ranks import Ranks
+
+    loaded = made()
+    task = Classify(tokenizer=tokenizer(), limit=None, labels=LABELS)
+    samples = task.read([Labelled(text="a cat", label="good")]).samples
+    assert not Trainer(loaded, task, samples, TrainSettings(length=Steps(count=1)), Ranks(rank=0, size=2))._tables
