@@ -10,16 +10,14 @@ import torch
 from torch import Tensor
 
 from heedful.errors import HeedfulError
-from heedful.infer.engine import Engine
 from heedful.look import words
-from heedful.look.attribute import integrated_gradients, score_of
 from heedful.look.compare import difference, states
-from heedful.look.inside import Inside, View
+from heedful.look.inside import Inside, View, among
 from heedful.look.places import clock
+from heedful.look.prediction import prediction
 from heedful.look.similarity import similarity
 from heedful.look.steps import steps
 from heedful.look.writing import writing
-from heedful.tasks import ANSWERERS
 
 Kind = Literal["f4", "u2", "u1"]
 LEVELS: dict[Kind, int] = {"u2": 65535, "u1": 255}  # shares from 0 to 1 in whole numbers
@@ -38,6 +36,18 @@ def pack(values: Tensor, kind: Kind = "f4") -> dict[str, Any]:
     else:
         array = (flat.double().clamp(0, 1) * LEVELS[kind]).round().numpy().astype(f"<{kind}")
     return {"kind": kind, "shape": list(values.shape), "data": base64.b64encode(array.tobytes()).decode()}
+
+
+def packed(found: Any) -> Any:
+    """The same with its tensors packed."""
+    match found:
+        case Tensor():
+            return pack(found)
+        case dict():
+            return {name: packed(each) for name, each in found.items()}
+        case list():
+            return [packed(each) for each in found]
+    return found
 
 
 class Asks:
@@ -67,8 +77,13 @@ class Asks:
     def look(self, params: Params) -> dict[str, Any]:
         """Another text in the place of one look, or beside it."""
         text, pair = params.get("text", ""), params.get("pair", "")
-        place = number(params, "side", 2, usual=0)
+        place = number(params, "side", max(2, len(self.looks)), usual=0)
         beside = self.looks[min(place, len(self.looks) - 1)]
+        if beside.choices and place < len(self.looks) and pair:
+            candidates = [*beside.choices]
+            candidates[place] = pair
+            self.looks = among(beside.loaded, text, candidates, name=beside.name)
+            return self.about({})
         target = params.get("target") or None
         self.looks[place : place + 1] = [
             Inside(beside.loaded, (text, pair) if pair else text, target=target, name=beside.name)
@@ -135,52 +150,14 @@ class Asks:
 
     def prediction(self, params: Params) -> dict[str, Any]:
         """What the head says, and what it rests on."""
-        inside = self.side(params)
-        found: dict[str, Any] = {
-            "answer": None,
-            "told": "",
-            "attention": None,
-            "attribution": None,
-            "why": "",
-            "from": "",
-        }
-        try:
-            found["answer"] = answer(inside)
-        except HeedfulError as error:
-            found["told"] = str(error)
         place, label = (int(params[key]) if params.get(key, "").isdecimal() else None for key in ("place", "label"))
-        row: int | None = None
-        try:
-            score, what, row = score_of(inside, place, label)
-            taken = integrated_gradients(inside, score, what)
-            found["attribution"] = {
-                "score": taken.score,
-                "values": pack(taken.values),
-                "at_text": taken.at_text,
-                "at_baseline": taken.at_baseline,
-                "missing": taken.missing,
-            }
-        except HeedfulError as error:
-            found["why"] = str(error)
-        part = inside.views[0].part
-        if part in ("encoder", "decoder"):
-            mixed = inside.rollout(part)
-            one = None if part != inside.views[-1].part else row  # the decoder's row is not one of the encoder's
-            found["attention"] = pack(mixed.mean(0) if one is None else mixed[one], "u2")
-            where = "all rows" if one is None else f"the row of {inside.sides['source'][one]['text']}"
-            found["from"] = f"Attention through all layers (rollout), from {where}."
-        elif part == "reader":
-            found["attention"] = pack(inside.weights(part, 0)[-1, 0], "u2")
-            found["from"] = "What the model takes of each token when it reads the text."
-        return found
+        found = prediction(self.looks, number(params, "side", len(self.looks), usual=0), place, label)
+        shown: dict[str, Any] = packed(found)
+        return shown
 
     def positions(self, params: Params) -> dict[str, Any]:
         """How the model knows places."""
-        found = [
-            {name: pack(value) if isinstance(value, Tensor) else value for name, value in each.items()}
-            for each in clock(self.side(params).loaded)
-        ]
-        return {"clocks": found}
+        return {"clocks": packed(clock(self.side(params).loaded))}
 
     def writing(self, params: Params) -> dict[str, Any]:
         """How the decoder writes."""
@@ -295,6 +272,7 @@ def _about(inside: Inside) -> dict[str, Any]:
         "parameters": loaded.count(),
         "item": inside.item,
         "written": inside.written,
+        "choices": list(inside.choices),
         "sides": inside.sides,
         "views": [
             {
@@ -309,19 +287,3 @@ def _about(inside: Inside) -> dict[str, Any]:
         ],
         "takes_target": loaded.needs_target,
     }
-
-
-def answer(inside: Inside) -> dict[str, Any] | None:
-    """The engine's answer to the text; None: the model has no head that answers it."""
-    head = inside.loaded.config.head
-    if head is None or head.kind not in ANSWERERS:
-        return None
-    given: Any = inside.item
-    if head.kind == "span":
-        if isinstance(given, str):
-            return None
-        given = {"question": given[0], "context": given[1]}
-    elif head.kind == "choice" or (head.kind == "next" and isinstance(given, str)):
-        return None
-    found = Engine(inside.loaded)([given], top_k=8)[0]
-    return {name: value for name, value in found.items() if name not in ("vector", "vectors")}

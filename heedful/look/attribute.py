@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
 from heedful.look.inside import Inside, named
 from heedful.model.classic import Classic
-from heedful.model.config import Classes, TokenClasses
+from heedful.model.config import Choice, Classes, SentenceEmbedding, TokenClasses
 from heedful.model.heads import NextTokenAndChoiceScores, PretrainingScores
 from heedful.packed import Packed
 
 STEPS = 32
 ROWS = 4096  # of a batch of steps
+LISTED = 8  # tokens of a vocabulary that can be asked for
 Score = Callable[[Any, Packed], Float[Tensor, " copies"]]  # the head's outputs for copies of one text -> a number each
 
 
@@ -120,9 +122,22 @@ def _baseline(inside: Inside) -> Packed:
 
 # -- which score ------------------------------------------------------------------------------------------------
 
+Named = tuple[tuple[int, str], ...]  # numbers and what they stand for
 
-def score_of(inside: Inside, place: int | None = None, label: int | None = None) -> tuple[Score, str, int | None]:
-    """The score that a head's prediction rests on, what it is called, and the row it is read off (None: all of them).
+
+class Aim(NamedTuple):
+    """The score that a prediction rests on, what it is called, and what else could be asked for."""
+
+    score: Score
+    what: str
+    row: int | None = None  # that it is read off; None: all of them
+    label: int | None = None  # the class or token
+    places: Named = ()
+    labels: Named = ()
+
+
+def score_of(inside: Inside, place: int | None = None, label: int | None = None) -> Aim:
+    """The score that a head's prediction rests on.
 
     `place` is the token that is tagged, filled in or written, `label` the class or token; None: what the model says.
     """
@@ -134,32 +149,71 @@ def score_of(inside: Inside, place: int | None = None, label: int | None = None)
     match head:
         case Classes(labels=labels):
             chosen = int(outputs[0].argmax()) if label is None else _within(label, len(labels))
-            return lambda out, _: out[:, chosen], f'the score of "{labels[chosen]}"', _pooled(inside)
+            said = f'the score of "{labels[chosen]}"'
+            return Aim(lambda out, _: out[:, chosen], said, _pooled(inside), chosen, (), tuple(enumerate(labels)))
         case TokenClasses(labels=labels):
             row = _surest(inside, outputs) if place is None else _within(place, len(outputs))
             chosen = int(outputs[row].argmax()) if label is None else _within(label, len(labels))
-            return _at(row, chosen), f'the score of "{labels[chosen]}" for "{_name(inside, row)}"', row
+            said = f'the score of "{labels[chosen]}" for "{_name(inside, row)}"'
+            return Aim(_at(row, chosen), said, row, chosen, _inner(inside), tuple(enumerate(labels)))
+        case Choice():
+            return Aim(
+                lambda out, _: out,
+                "the score of this candidate, which counts against those of the others",
+                _pooled(inside),
+            )
     kind = "none" if head is None else head.kind
     if kind == "span":
-        inner = [n for n, segment in enumerate(inside.encoded.segments) if segment == max(_segments(inside))]
-        start, end = (inner[int(outputs[inner, side].argmax())] for side in (0, 1))
-        ends = f'"{_name(inside, start)}" as the start and "{_name(inside, end)}" as the end'
-        first, last = _at(start, 0), _at(end, 1)
-        return lambda out, batch: first(out, batch) + last(out, batch), f"the scores of {ends} of the answer", start
+        return _span(inside, outputs)
     if kind in ("masked", "pretraining", "next_token", "next_token_choice"):
-        row = _row(inside, kind, len(outputs)) if place is None else _within(place, len(outputs))
-        chosen = int(outputs[row].argmax()) if label is None else _within(label, outputs.shape[1])
-        (said,) = (each["text"] for each in _names(inside, [chosen]))
-        return _at(row, chosen), f'the score of the token "{said}" at place {row}', row
+        return _token(inside, kind, outputs, place, label)
     if kind == "next":
-        return lambda out, _: out[:, 0], "the score of: the second text follows", 0
+        return Aim(lambda out, _: out[:, 0], "the score of: the second text follows", 0)
+    if isinstance(head, SentenceEmbedding):
+        raise HeedfulError("a vector has no score: give a second text, and how alike both are is one")
     raise HeedfulError(f"a model with {kind} head has no single score whose reasons could be shown")
+
+
+def alike(inside: Inside, other: Inside) -> Aim:
+    """The cosine of the first text's vector with the second's, which stays as it is."""
+    with torch.no_grad():
+        vector = other.loaded(other.source)
+    what = "the likeness (cosine) to the other text, whose vector stays as it is"
+    return Aim(lambda out, _: F.cosine_similarity(out, vector, dim=-1), what)
+
+
+def _span(inside: Inside, outputs: Tensor) -> Aim:
+    """Of the best span that begins before it ends."""
+    inner = [n for n, segment in enumerate(inside.encoded.segments) if segment == max(_segments(inside))]
+    sums = outputs[inner, 0][:, None] + outputs[inner, 1]
+    best = int(sums.masked_fill(torch.ones_like(sums).tril(-1) > 0, -torch.inf).argmax())
+    start, end = inner[best // len(inner)], inner[best % len(inner)]
+    ends = f'"{_name(inside, start)}" as the start and "{_name(inside, end)}" as the end'
+    first, last = _at(start, 0), _at(end, 1)
+    said = f"the scores of {ends} of the best answer in the text"
+    return Aim(lambda out, batch: first(out, batch) + last(out, batch), said, start)
+
+
+def _token(inside: Inside, kind: str, outputs: Tensor, place: int | None, label: int | None) -> Aim:
+    """A token that is filled in or written."""
+    writes = kind.startswith("next_token")
+    places = _written(inside) if writes else _masks(inside)
+    if not places:
+        raise HeedfulError("there is no mask in this text: write one where a token is wanted")
+    usual = places[0][0] if not writes or "said" in inside.sides else len(outputs) - 1
+    row = usual if place is None else _within(place, len(outputs))
+    chosen = int(outputs[row].argmax()) if label is None else _within(label, outputs.shape[1])
+    best = outputs[row].topk(min(LISTED, outputs.shape[1])).indices.tolist()
+    listed = best if chosen in best else [chosen, *best]
+    labels = tuple(zip(listed, _names(inside, listed), strict=True))
+    said = dict(labels)[chosen]
+    return Aim(_at(row, chosen), f'the score of the token "{said}" at place {row}', row, chosen, places, labels)
 
 
 def _pooled(inside: Inside) -> int | None:
     """The row that stands for the text."""
     head = inside.loaded.config.head
-    if not isinstance(head, Classes) or isinstance(inside.loaded.model, Classic):
+    if not isinstance(head, Classes | Choice) or isinstance(inside.loaded.model, Classic):
         return None
     return {"first": 0, "last": -1}.get(head.pooling)
 
@@ -173,15 +227,21 @@ def _at(row: int, column: int) -> Score:
     return score
 
 
-def _row(inside: Inside, kind: str, count: int) -> int:
-    """The first mask, or where the next token is written."""
-    if kind.startswith("next_token"):
-        return count - 1
+def _inner(inside: Inside) -> Named:
+    """The tokens that stand for a part of the text."""
+    return tuple((row, _name(inside, row)) for row, around in enumerate(inside.encoded.special) if not around)
+
+
+def _masks(inside: Inside) -> Named:
     mask = inside.tokenizer.special.mask
-    places = [place for place, id in enumerate(inside.encoded.ids) if id == mask]
-    if not places:
-        raise HeedfulError("there is no mask in this text: write one where a token is wanted")
-    return places[0]
+    return tuple((row, _name(inside, row)) for row, id in enumerate(inside.encoded.ids) if id == mask)
+
+
+def _written(inside: Inside) -> Named:
+    """The places at which a token is written: of a decoder beside an encoder by that token, else by the one before."""
+    if "said" in inside.sides:
+        return tuple((row, str(each["text"])) for row, each in enumerate(inside.sides["said"]))
+    return tuple((row, f"after {each['text']}") for row, each in enumerate(inside.sides["source"]))
 
 
 def _surest(inside: Inside, outputs: Tensor) -> int:
@@ -200,8 +260,8 @@ def _name(inside: Inside, row: int) -> str:
     return str(inside.sides["source"][row]["text"])
 
 
-def _names(inside: Inside, ids: list[int]) -> list[dict[str, Any]]:
-    return named(ids, inside.tokenizer)
+def _names(inside: Inside, ids: Sequence[int]) -> list[str]:
+    return [str(each["text"]) for each in named(ids, inside.tokenizer)]
 
 
 def _within(number: int, count: int) -> int:

@@ -56,13 +56,22 @@ class Inside:
     """A model and a text, or a pair; weights, scores and states of any layer and head are computed when asked for."""
 
     def __init__(
-        self, loaded: Loaded, item: str | tuple[str, str], *, target: str | None = None, name: str = ""
+        self,
+        loaded: Loaded,
+        item: str | tuple[str, str],
+        *,
+        target: str | None = None,
+        name: str = "",
+        choices: Sequence[str] = (),
     ) -> None:
-        """`target` is what the decoder beside an encoder reads; None: what the model writes, or the text itself."""
+        """`target` is what the decoder beside an encoder reads; None: what the model writes, or the text itself.
+
+        `choices` are all candidates of a prompt, of which the item's second text is one.
+        """
         if loaded.tokenizer is None:
             raise HeedfulError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
         self.loaded, self.item, self.tokenizer = loaded, item, loaded.tokenizer
-        self.name = name or loaded.source
+        self.name, self.choices = name or loaded.source, tuple(choices)
         read = item + loaded.between if isinstance(item, str) else item
         self.encoded = self.tokenizer.encode(read)
         most = LONGEST if loaded.limit is None else loaded.limit
@@ -84,6 +93,8 @@ class Inside:
         read_too = self.target if self.target is not None else self._shifted()
         if read_too is not None:
             self.sides["target"] = named(read_too.tokens.tolist(), self.tokenizer)
+        if self.target is not None and loaded.config.head is not None and loaded.config.head.kind == "next_token":
+            self.sides["said"] = self._said(self.target)
         if any(view.rows == "text" for view in self.views):
             self.sides["text"] = [_token("the text", None)]
 
@@ -109,6 +120,13 @@ class Inside:
         finally:
             loaded.train(training)
         return Packed.of([[start, *best.tokens]]), True
+
+    def _said(self, target: Packed) -> list[dict[str, Any]]:
+        """What stands after each token that the decoder reads; after the last one, what the model would write."""
+        assert self.loaded.head is not None
+        with torch.no_grad():
+            last = self.loaded.head(self.rows[-1:], Packed.of([[0]]))
+        return named([*target.tokens.tolist()[1:], int(last[0].argmax())], self.tokenizer)
 
     def _shifted(self) -> Packed | None:
         """What a decoder reads whose head reads no other text than the encoder's."""
@@ -216,6 +234,19 @@ class Inside:
         return [self.kept.states[kind, layer, 0] for layer in range(count + 1)]
 
 
+def among(
+    loaded: Loaded, prompt: str, choices: Sequence[str], *, target: str | None = None, name: str = ""
+) -> list[Inside]:
+    """A prompt beside each of its candidates."""
+    head = loaded.config.head
+    if head is None or head.kind != "choice":
+        kind = "no head" if head is None else f"a {head.kind} head"
+        raise HeedfulError(f"candidates were given, but this model has {kind}: give a run of heedful finetune choose")
+    if len(choices) < 2:
+        raise HeedfulError(f"{len(choices)} candidate was given: give two or more, of which one is chosen")
+    return [Inside(loaded, (prompt, each), target=target, name=name, choices=choices) for each in choices]
+
+
 def tokens(encoded: Encoded, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Each token as plain data: its name, segment and word, and which characters of its text it stands for."""
     columns = zip(encoded.ids, encoded.segments, encoded.words, encoded.offsets, strict=True)
@@ -224,7 +255,7 @@ def tokens(encoded: Encoded, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     for id, segment, word, (start, stop) in columns:
         goes_on = word is not None and (segment, word) == last
         more = {"start": start, "stop": stop, "segment": segment, "special": segment is None, "continues": goes_on}
-        found.append(_token(tokenizer.name(id), id) | more)
+        found.append(_token(spelled(id, tokenizer), id) | more)
         last = segment, word
     return found
 
@@ -240,12 +271,24 @@ def named(ids: Sequence[int], tokenizer: Tokenizer) -> list[dict[str, Any]]:
     found = []
     for place, id in enumerate(ids):
         try:
-            name = tokenizer.name(id)
+            name = spelled(id, tokenizer)
         except HeedfulError:
             name = f"token {id}"
         goes_on = place > 0 and id < len(continues) and bool(continues[id]) and id not in around
         found.append(_token(name, id) | {"special": id in around, "continues": goes_on})
     return found
+
+
+def spelled(id: int, tokenizer: Tokenizer) -> str:
+    """A token's name to read: bytes become their characters where they are whole ones, and "\u2581" stands for a space.
+
+    A byte-level vocabulary spells "\u0120caf\u00c3\u00a9" what is read as "\u2581caf\u00e9".
+    """
+    name, space = tokenizer.name(id), tokenizer.id("\u0120")
+    if space is None or tokenizer.decode([space], skip_special=False) != " ":
+        return name
+    text = tokenizer.decode([id], skip_special=False)
+    return name if not text or "\ufffd" in text else text.replace(" ", "\u2581")
 
 
 def _token(text: str, id: int | None) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from heedful.checkpoint import Loaded, load
 from heedful.errors import HeedfulError
 from heedful.look import page
 from heedful.look.asks import Asks
-from heedful.look.inside import Inside
+from heedful.look.inside import Inside, among
 
-Text = str | tuple[str, str]
+Text = str | tuple[str, str] | dict[str, Any]  # one text, a pair, or {"prompt": ..., "choices": [...]}
 
 
 def looks(model: str | Path | Loaded, texts: Sequence[Text], *, target: str | None = None, word: str = "") -> Asks:
@@ -20,7 +20,15 @@ def looks(model: str | Path | Loaded, texts: Sequence[Text], *, target: str | No
     if not texts:
         raise HeedfulError("no text was given: give one after the model")
     loaded = model if isinstance(model, Loaded) else load(model)
-    first, *rest = [Inside(loaded, text, target=target) for text in texts]
+    if any(isinstance(text, dict) for text in texts):
+        match texts:
+            case ({"prompt": str(prompt), "choices": [*choices]},):
+                return Asks(among(loaded, prompt, [str(each) for each in choices], target=target))
+        raise HeedfulError(
+            'expected texts, pairs, or one {"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}'
+        )
+    plain = [text for text in texts if not isinstance(text, dict)]
+    first, *rest = [Inside(loaded, text, target=target) for text in plain]
     return Asks([first, *([] if word else rest[:1])], more=rest, word=word)
 
 

@@ -15,6 +15,8 @@ from urllib.parse import quote
 
 from heedful.errors import HeedfulError
 from heedful.look.asks import Asks
+from heedful.look.inside import Inside
+from heedful.model.config import Classes, NextToken
 
 MODULES = (  # in an order in which each needs only those before it
     *("parts.js", "numbers.js", "source.js", "draw.js", "plots.js", "tokens.js"),
@@ -97,6 +99,7 @@ def _questions(asks: Asks, layers: list[int] | None, heads: list[int] | None) ->
         yield "thumbnails", {name: each[name] for name in ("side", "part", "layer")}
     for side in sides:
         yield "prediction", {"side": side}
+        yield from (("prediction", {"side": side} | more) for more in _other_scores(asks.looks[side]))
         yield "positions", {"side": side}
         yield "writing", {"side": side}
         for view in asks.looks[side].views:
@@ -118,6 +121,16 @@ def _questions(asks: Asks, layers: list[int] | None, heads: list[int] | None) ->
             yield "steps", each | {"row": row}
 
 
+def _other_scores(inside: Inside) -> Iterator[dict[str, int]]:
+    """What else than the first score a reader may ask for: each class, or each token that is written."""
+    match inside.loaded.config.head:
+        case Classes(labels=labels) if len(labels) > 1:
+            yield from ({"label": number} for number in range(min(SCORES, len(labels))))
+        case NextToken():
+            yield from ({"place": place} for place in range(min(SCORES, len(inside.sides.get("said", ())))))
+
+
+SCORES = 24  # of one look that may be kept
 LONG = 512  # rows of which steps may be kept
 
 

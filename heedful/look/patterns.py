@@ -20,7 +20,7 @@ from torch import Tensor
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
-from heedful.look.inside import Inside
+from heedful.look.inside import Inside, spelled
 from heedful.nn.layout import allowed, gaps
 
 PATTERNS = {
@@ -275,7 +275,7 @@ def _words(loaded: Loaded, items: Sequence[str | tuple[str, str]]) -> list[set[s
     for item in items:
         encoded = loaded.tokenizer.encode(item)
         inner = [id for id, special in zip(encoded.ids, encoded.special, strict=True) if not special]
-        names = {_bare(loaded.tokenizer.name(id)) for id in inner}
+        names = {_bare(spelled(id, loaded.tokenizer)) for id in inner}
         found.append({name for name in names if name and not set(name) <= ENDS})
     return found
 
@@ -308,6 +308,15 @@ def counts(found: Sequence[Head]) -> dict[str, int]:
     """How many heads have each name, the most frequent one first."""
     names = Counter(head.name for head in found)
     return dict(names.most_common())
+
+
+def strongest(found: Sequence[Head]) -> dict[str, Head]:
+    """The head in which each pattern is furthest above chance, whatever the head is called."""
+    names = [name for name in PATTERNS if any(name in head.patterns for head in found)]
+    return {
+        name: max((head for head in found if name in head.patterns), key=lambda head: head.patterns[name].lift)
+        for name in names
+    }
 
 
 def table(found: Sequence[Head], part: str) -> np.ndarray:

@@ -8,10 +8,15 @@ import torch
 from torch import Tensor
 
 from heedful.checkpoint import Loaded
+from heedful.model.classic_config import ClassicConfig, Recurrent, Writer
 from heedful.model.config import Buckets, Learned, Rotary, Shaw, Sinusoidal, StackConfig, TransformerXl
 from heedful.model.stack import Stack
 from heedful.nn.positions import BucketRelation, ShawRelation, buckets, sinusoid
 
+ORDER = (
+    "A recurrent net reads one token after another, so each state knows what came before; it needs no clock, and has "
+    "no two places at once."
+)
 PLACES = 128  # that are shown
 FAR = 64  # distances in each direction
 
@@ -34,6 +39,9 @@ def clock(loaded: Loaded, places: int = PLACES) -> list[dict[str, Any]]:
         for stack in (loaded.model.encoder, loaded.model.decoder):
             if stack is not None and stack.config.relation is not None:
                 found.append(_relation(stack, places))
+    if isinstance(config := loaded.config.model, ClassicConfig):
+        nets = isinstance(config.reader, Writer) or isinstance(config.reader.over, Recurrent)
+        found += [{"name": "Order itself", "about": ORDER}] if nets else []
     return found
 
 

@@ -21,7 +21,6 @@ from heedful.model.config import MaskedTokens, Pretraining
 from heedful.model.heads import PretrainingHead
 from heedful.packed import Packed
 from heedful.runs.evaluate import kind_of, task_of
-from heedful.tasks.embed import Embed
 from heedful.tasks.task import Task
 
 EXAMPLES = 200  # that losses are taken over
@@ -196,7 +195,7 @@ def report(
             each["effect"] = float(found.effect[place[0]][place[1:]])
     told = f"{len(texts)} texts of {data}: the share of each head's attention that goes where a pattern says."
     if found is None:
-        told += " The model's head has no loss on such data, so no head was masked."
+        told += f" No head was masked, since there is no loss: {task}"
     return {
         "model": loaded.source,
         "data": str(data),
@@ -204,6 +203,7 @@ def report(
         "example": min(texts, key=lambda text: abs(len(" ".join(text) if isinstance(text, tuple) else text) - 120)),
         "patterns": patterns.PATTERNS,
         "counts": patterns.counts(heads),
+        "strongest": [head.plain() | {"name": name} for name, head in patterns.strongest(heads).items()],
         "heads": plain,
         "said": told,
         "measure": "" if found is None else found.measure,
@@ -220,9 +220,9 @@ def _price(found: Worth) -> dict[str, Any]:
     return {"measure": found.measure, "values": found.price, "masked": found.masked, "said": said}
 
 
-def _worth(loaded: Loaded, task: Task | None, examples: Sequence[Any]) -> Worth | None:
+def _worth(loaded: Loaded, task: Task | str, examples: Sequence[Any]) -> Worth | None:
     """None: the model's head has no loss on such examples."""
-    if task is not None:
+    if isinstance(task, Task):
         batches, weights = of_task(loaded, task, examples)
         return worth(loaded, batches, weights, f"loss on {len(examples)} examples")
     if isinstance(loaded.config.head, MaskedTokens | Pretraining):
@@ -232,17 +232,17 @@ def _worth(loaded: Loaded, task: Task | None, examples: Sequence[Any]) -> Worth 
     return None
 
 
-def _data(loaded: Loaded, data: str | Path, settings: DataSettings) -> tuple[Source[Any], Task | None, str]:
-    """The data as the model's head reads it, and its task; a head that needs pairs takes other texts without a loss."""
+def _data(loaded: Loaded, data: str | Path, settings: DataSettings) -> tuple[Source[Any], Task | str, str]:
+    """The data as the model's head reads it, its task, and the split; heads look at any text, and then why no task."""
     try:
-        kind = kind_of(loaded)
-    except HeedfulError:  # it answers what no data can score
-        kind = None
-    if kind is not None and kind is not Embed:
-        source: Source[Any] = read(data, kind.example, settings, bad_rows=LeaveOut())
-    else:
-        source = read(data, None, settings, bad_rows=LeaveOut())
-    split = next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
-    if kind is None or not issubclass(source.kind, kind.example):
-        return source, None, split
-    return source, task_of(loaded, source, split)[0], split
+        source: Source[Any] = read(data, kind_of(loaded).example, settings, bad_rows=LeaveOut())
+        split = _split(source)
+        return source, task_of(loaded, source, split)[0], split
+    except HeedfulError as error:  # a head that answers what no data can score, or data without what it needs
+        why = str(error)
+    source = read(data, None, settings, bad_rows=LeaveOut())
+    return source, why, _split(source)
+
+
+def _split(source: Source[Any]) -> str:
+    return next((name for name in ("test", "dev") if name in source.splits), source.splits[0])

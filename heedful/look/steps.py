@@ -52,15 +52,14 @@ def _watched(stack: Stack, layer: int, seen: dict[str, tuple[Tensor, Tensor]]) -
         return kept
 
     parts: dict[str, nn.Module] = {
-        "norm 1": block.attention_norm,
         "out": block.attention.out,
-        "mlp norm": block.mlp_norm,
-        "up": block.mlp.up,
+        "mlp norm": block.mlp_norm,  # none where a kernel adds and normalises at once
+        "mlp": block.mlp,
         "down": block.mlp.down,
         "block": block,
     }
     if hasattr(block, "cross"):
-        parts |= {"cross norm": block.cross_norm, "cross out": block.cross.out}
+        parts |= {"cross norm": block.cross_norm, "cross": block.cross, "cross out": block.cross.out}
     with ExitStack() as handles:
         handles.callback(block.register_forward_pre_hook(note).remove)
         for name, module in parts.items():
@@ -192,18 +191,18 @@ def _attention(
 def _rest(row: int, seen: dict[str, tuple[Tensor, Tensor]], stack: Stack) -> Iterator[Step]:
     pre = stack.config.norm_at == "pre"
     after = "x = x + a" if pre else "x = norm(x + a)"
-    summed = seen["mlp norm"][0][row] if pre else seen["norm 1"][1][row]
-    if "cross out" in seen:
-        summed = seen["cross norm"][0][row] if pre else summed
+    across = "cross out" in seen
+    first = ("cross" if across else "mlp") + (" norm" if pre else "")  # what reads the sum next
+    summed = seen[first][0][row]
     yield Step(
         name="Residual" if pre else "Residual and norm",
         formula=after,
         about="What attention found is added to what was there; nothing is lost on the way.",
         vectors={"x": summed},
     )
-    if "cross out" in seen:
+    if across:
         joined, out = seen["cross out"]
-        summed = seen["mlp norm"][0][row] if pre else seen["cross norm"][1][row]
+        summed = seen["mlp norm" if pre else "mlp"][0][row]
         yield Step(
             name="Attention to the encoder",
             formula="c = [z_0 … z_h] W_O    " + ("x = x + c" if pre else "x = norm(x + c)"),

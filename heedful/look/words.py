@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
-from heedful.look.inside import Inside
+from heedful.look.inside import Inside, spelled
 
 NEIGHBOURS = 10
 
@@ -132,7 +132,7 @@ def _closest(loaded: Loaded, vector: Tensor, without: set[int], count: int) -> l
         if len(found) == count:
             break
         try:
-            found.append({"text": tokenizer.name(id), "cosine": float(cosines[id])})
+            found.append({"text": spelled(id, tokenizer), "cosine": float(cosines[id])})
         except HeedfulError:
             continue
     return found

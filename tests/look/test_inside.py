@@ -125,7 +125,7 @@ def test_attributions_sum_to_the_difference(tmp_path: Path) -> None:
         ("tag", "ada lives in paris"),
     ):
         inside = Inside(heedful.load(make(tmp_path / name, name)), text)
-        score, what, _ = score_of(inside)
+        score, what, *_ = score_of(inside)
         found = integrated_gradients(inside, score, what, steps=200)
         assert abs(found.missing) < 2e-2 * max(1.0, abs(found.at_text - found.at_baseline)), name
         assert float(found.values[0].abs()) < 1e-6  # [CLS] is the same in the baseline
@@ -134,7 +134,7 @@ def test_attributions_sum_to_the_difference(tmp_path: Path) -> None:
         assert any(abs(found.at_text - float(each)) < 1e-5 for each in out.flatten())
         assert all(parameter.requires_grad for parameter in inside.loaded.parameters())
     pair = Inside(heedful.load(make(tmp_path / "span", "span")), ("who wrote it", "ada wrote the program"))
-    assert "of the answer" in score_of(pair)[1] and set(Asks([pair])("prediction", {})) >= {"answer", "attribution"}
+    assert "answer" in score_of(pair)[1] and set(Asks([pair])("prediction", {})) >= {"answer", "attribution"}
 
 
 def test_classic_models_show_what_they_look_at() -> None:

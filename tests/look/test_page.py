@@ -24,7 +24,7 @@ from heedful.checkpoint import Config, create
 from heedful.cli import main
 from heedful.look import page
 from heedful.look.asks import Asks
-from heedful.look.inside import Inside
+from heedful.look.inside import Inside, among
 from heedful.look.local import Local, background
 from heedful.look.notebook import answered, widget
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
@@ -292,10 +292,37 @@ def test_a_notebook_asks_its_kernel(chrome: Browser, tmp_path: Path, asks: Asks)
         f'<script type="application/json" id="kept">{data}</script><script type="module">{page.joined()}{host}</script>'
     )
     chrome.open(file.as_uri())
+    chrome.js("document.body.dataset.jpThemeLight = 'false'")  # as JupyterLab tells that it is dark
+    chrome.until(lambda: chrome.js("return document.querySelector('.heedful').dataset.theme") == "dark")
     chrome.click('[data-view="head"]')
     assert re.search(r"\d+ lines", chrome.until(lambda: chrome.text(".told")))
     chrome.click('[data-view="neuron"]')
     chrome.until(lambda: chrome.js(PROBLEMS) == "not kept: neuron")
+    assert chrome.complaints() == []
+
+
+def test_alignment_has_what_was_written_down_its_side(chrome: Browser, tmp_path: Path) -> None:
+    save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", vocab_size=96)
+    loaded = heedful.load(tmp_path)
+    loaded.tokenizer = ending(word_tokenizer(WORDS))
+    inside = Inside(loaded, TEXT, target=TEXT[:11])
+    with background(Asks([inside])) as server:
+        chrome.open(f"{server.url}#view=alignment&layer=1")
+        names = chrome.js("return [...document.querySelectorAll('.map .rows span')].map((e) => e.textContent)")
+        assert names == [each["text"] for each in inside.sides["said"]]
+        chrome.js(
+            "const s = document.querySelector('.panel select'); s.value = '2'; s.dispatchEvent(new Event('change'))"
+        )
+        assert chrome.text(".alignment-view figcaption") == "Layer 1, head 2"
+        chrome.focus(".heat")
+        chrome.keys("\ue015")  # row 1, key 0
+        share = 100 * float(inside.weights("cross", 1, [2])[0, 1, 0])
+        assert (
+            chrome.text(".told")
+            == f"{names[1]} from {inside.sides['source'][0]['text']}: {share:.{0 if share >= 9.95 else 1}f} %"
+        )
+        chrome.click('[data-view="decoder"]')
+        assert chrome.js("return document.querySelectorAll('.decoder-view .table tr').length") == 6
     assert chrome.complaints() == []
 
 
@@ -316,8 +343,10 @@ def test_every_kind_of_model_has_its_views(chrome: Browser, tmp_path: Path) -> N
         loaded = heedful.load(tmp_path / family)
         loaded.tokenizer = ending(word_tokenizer(WORDS))
         shown[family] = Inside(loaded, TEXT)
-    for name, inside in shown.items():
-        with background(Asks([inside])) as server:
+    seen = {name: [inside] for name, inside in shown.items()}
+    seen["choice"] = among(heedful.load(make(tmp_path / "choice", "choice")), PAIR[0], ["the cat", "a dog", "love"])
+    for name, insides in seen.items():
+        with background(Asks(insides)) as server:
             chrome.open(server.url)
             views = chrome.js("return [...document.querySelectorAll('.tab')].map((e) => e.dataset.view)")
             assert ("decoder" in views) == (name in ("t5", "gpt2")) and ("alignment" in views) == (name == "t5"), name

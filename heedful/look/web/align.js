@@ -1,51 +1,70 @@
 // @ts-check
 // Alignment: which words of the text each written word looked at.
 
-import { make, note, percent, plain, toggle } from "./parts.js";
+import { choice, make, note, percent, plain, toggle } from "./parts.js";
 import { merged, unpack, wordsOf } from "./numbers.js";
 import { heatmap } from "./draw.js";
 import { namesOf, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 
+const WRITTEN = "Down: what the model wrote; across: the text. Each row says where the decoder looked when it wrote that token.";
+const GIVEN =
+  "Down: the tokens that were to be written; across: the text. Each row says where the decoder looked before that token; the " +
+  "last row is for what the model would write next.";
+const READ = "Down: what the decoder read; across: the text. Each row says where the decoder looked while it read that token.";
+
 /**
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
 export async function alignmentView(context) {
-  const part = context.look.views.find((each) => each.part === "cross") ?? context.part;
+  const { look } = context;
+  const part = look.views.find((each) => each.part === "cross") ?? context.part;
   const layer = Math.min(context.state.layer, part.layers - 1);
   const place = { side: context.state.side, part: part.part, layer };
   const all = await Promise.all([...Array(part.heads).keys()].map((head) => context.source.ask("weights", { ...place, head })));
-  const heads = all.map((each) => unpack(each.weights));
-  const [rows, keys] = [tokensOf(context, part.rows), tokensOf(context, part.keys)];
+  const heads = all.map((each) => unpack(each.weights).values);
+  const [rows, keys] = [look.sides.said ?? tokensOf(context, part.rows), tokensOf(context, part.keys)];
   const picture = make("div", { class: "beside" });
-  const show = (/** @type {boolean} */ words) => {
-    const groups = words ? { rows: wordsOf(rows), keys: wordsOf(keys) } : null;
-    const mean = new Float32Array(rows.length * keys.length);
-    for (const each of heads) for (let i = 0; i < mean.length; i++) mean[i] += each.values[i] / heads.length;
-    const whole = { shape: [rows.length, keys.length], values: mean };
+  let head = "mean";
+  const show = () => {
+    const groups = context.state.words ? { rows: wordsOf(rows), keys: wordsOf(keys) } : null;
+    const whole = { shape: [rows.length, keys.length], values: head === "mean" ? mean(heads) : heads[Number(head)] };
     const drawn = groups ? merged(whole, groups.rows, groups.keys) : whole;
     const [down, across] = [namesOf(rows, groups?.rows), namesOf(keys, groups?.keys)];
+    const which = part.heads === 1 ? "" : head === "mean" ? `, the mean of ${part.heads} heads` : `, head ${head}`;
     picture.replaceChildren(
       heatmap(context.root, drawn.values, {
-        rows: down, columns: across, gain: 0.8,
-        name: part.heads > 1 ? `Layer ${layer}, the mean of ${part.heads} heads` : `Layer ${layer}`,
-        say: (i, j, value) => `${plain(down[i])} looked at ${plain(across[j])}: ${percent(value)}`,
+        rows: down, columns: across, gain: 0.8, size: 640, name: part.layers > 1 || which ? `Layer ${layer}${which}` : "Where it looked",
+        say: (i, j, value) => `${plain(down[i])} from ${plain(across[j])}: ${percent(value)}`,
       }),
     );
   };
-  show(context.state.words);
-  const about =
-    "Down: what was written; across: the text. Each row says where the decoder looked while it read that token, to write " +
-    "the next one.";
-  return make(
-    "section", { class: "alignment-view panel" },
+  show();
+  const bar = make("div", { class: "bar-of" });
+  if (part.heads > 1) {
+    const names = /** @type {[string, string][]} */ ([["mean", "mean of all"], ...heads.map((_, each) => [String(each), String(each)])]);
+    bar.append(
+      choice("Head", names, head, (to) => {
+        head = to;
+        show();
+      }),
+    );
+  }
+  bar.append(
     toggle("whole words", context.state.words, (words) => {
       context.note({ words });
-      show(words);
+      show();
     }),
-    picture,
-    note(about),
   );
+  const about = !look.sides.said ? READ : look.written ? WRITTEN : GIVEN;
+  return make("section", { class: "alignment-view panel" }, bar, picture, note(about));
+}
+
+/** @param {Float32Array[]} heads */
+function mean(heads) {
+  const found = new Float32Array(heads[0].length);
+  for (const each of heads) for (let i = 0; i < found.length; i++) found[i] += each[i] / heads.length;
+  return found;
 }

@@ -80,14 +80,15 @@ async function sideBySide(context, chosen) {
     one[side][a].text === other[side][b].text ? one[side][a].text : `${one[side][a].text}/${other[side][b].text}`;
   const rows = found.rows.map((/** @type {number[]} */ pair) => name(pair, context.part.rows));
   const columns = found.keys.map((/** @type {number[]} */ pair) => name(pair, context.part.keys));
-  const most = Math.max(0.05, reach(unpack(found.difference).values));
+  const largest = reach(unpack(found.difference).values);
+  const most = Math.max(0.05, largest);
   const map = (/** @type {string} */ title, /** @type {any} */ sent, signed = false) =>
     heatmap(context.root, unpack(sent).values, {
       rows, columns, signed, name: title, size: 280, limit: signed ? most : undefined,
       say: (i, j, value) => `${plain(rows[i])} → ${plain(columns[j])}: ${signed && value > 0 ? "+" : ""}${percent(value)}`,
     });
   const made = [
-    make("div", { class: "beside" }, map("First", found.a), map("Second", found.b), map(`Second less first, up to ${percent(most)}`, found.difference, true)),
+    make("div", { class: "beside" }, map("First", found.a), map("Second", found.b), map(`Second less first, up to ${percent(largest)}`, found.difference, true)),
     note("Only tokens that both have, or that stand for each other, are compared. Orange: the second looks more; blue: less."),
   ];
   if (found.cosines) {

@@ -30,7 +30,7 @@ export async function decoderView(context) {
     beams.append(
       make(
         "tr", {}, make("td", {}, number ? `beam ${number}` : "greedy"), make("td", { class: "number" }, short(each.log_probability)),
-        make("td", { class: "number" }, String(each.tokens)), make("td", {}, make("bdi", {}, plain(each.text, 400))),
+        make("td", { class: "number" }, String(each.tokens)), make("td", {}, number ? differing(each.text, found.greedy.text) : make("bdi", {}, plain(each.text, 400))),
       ),
     );
   }
@@ -40,7 +40,7 @@ export async function decoderView(context) {
     step,
     make(
       "div", { class: "panel full" }, make("h3", {}, "Greedy and beams"), beams,
-      note("Greedy takes the most probable token each time; beams follow several beginnings and may find a more probable whole."),
+      note("Greedy takes the most probable token each time; beams follow several beginnings and may find a more probable whole. Words that greedy did not write are marked."),
     ),
   );
 }
@@ -53,11 +53,13 @@ export async function decoderView(context) {
  */
 async function showStep(context, panel, found, place) {
   const step = found.steps[place];
-  panel.replaceChildren(
-    make("h3", {}, `Step ${place}: the next token`),
+  const written = make(
+    "div", {}, make("h3", {}, `Step ${place}: the next token`),
     bars(step.candidates.map((/** @type {any} */ each) => ({ text: each.text, value: each.probability, marked: each.text === step.token }))),
     note(`The distribution's entropy is ${short(step.entropy)} nats: 0 is certain.`),
   );
+  const both = make("div", { class: "beside apart" }, written);
+  panel.replaceChildren(both);
   const cross = context.look.views.find((each) => each.part === "cross");
   if (!cross || !context.look.written) return;
   const { layer, head } = { layer: Math.min(context.state.layer, cross.layers - 1), head: Math.min(context.state.head, cross.heads - 1) };
@@ -65,12 +67,33 @@ async function showStep(context, panel, found, place) {
     const sent = await context.source.ask("weights", { side: context.state.side, part: "cross", layer, head });
     const line = rowOf(unpack(sent.weights), place);
     const keys = tokensOf(context, "source");
-    const best = [...line.entries()].sort((a, b) => b[1] - a[1]).slice(0, 8);
-    panel.append(
-      make("h3", {}, `What it looked at: layer ${layer}, ${headName(context, head)}`),
-      bars(best.map(([key, value]) => ({ text: keys[key].text, value, told: percent(value) }))),
+    const best = [...line.entries()].sort((a, b) => b[1] - a[1]).slice(0, 10);
+    const where = cross.layers * cross.heads > 1 ? `: layer ${layer}, ${headName(context, head)}` : "";
+    both.append(
+      make("div", {}, make("h3", {}, `What it looked at${where}`), bars(best.map(([key, value]) => ({ text: keys[key].text, value, told: percent(value) })))),
     );
   } catch (error) {
-    panel.append(note(/** @type {Error} */ (error).message, "problem"));
+    both.append(note(/** @type {Error} */ (error).message, "problem"));
   }
+}
+
+/**
+ * A text in which words are marked that another one does not have there: the longest common words are left plain.
+ * @param {string} text
+ * @param {string} other
+ */
+function differing(text, other) {
+  const [mine, theirs] = [text.slice(0, 400).split(" "), other.slice(0, 400).split(" ")];
+  const best = [...Array(mine.length + 1)].map(() => new Uint16Array(theirs.length + 1));
+  for (let i = mine.length - 1; i >= 0; i--) {
+    for (let j = theirs.length - 1; j >= 0; j--) best[i][j] = mine[i] === theirs[j] ? 1 + best[i + 1][j + 1] : Math.max(best[i + 1][j], best[i][j + 1]);
+  }
+  const line = make("bdi", {});
+  for (let i = 0, j = 0; i < mine.length; i++) {
+    while (mine[i] !== theirs[j] && j < theirs.length && best[i][j + 1] === best[i][j]) j++;
+    const same = mine[i] === theirs[j];
+    if (same) j++;
+    line.append(same ? plain(mine[i], 60) : make("b", { class: "other" }, plain(mine[i], 60)), " ");
+  }
+  return line;
 }

@@ -42,7 +42,8 @@ export async function headView(context) {
   view.append(
     note(
       "Left looks at right; the stronger a line, the larger the weight. Weights below 3 % are not drawn. " +
-        "Choose tokens on the left to see theirs alone; point at one on the right to see who looks at it.",
+        "Choose tokens on the left to see theirs alone; point at one on the right to see who looks at it." +
+        (part.part === "cross" ? " The left side is what the decoder reads: a token's lines lead to what helps to write the next one." : ""),
     ),
   );
   return view;
@@ -151,7 +152,7 @@ function picture(context, heads, weights, sides) {
     const focus = row ?? (chosen.size === 1 ? active[0] : null);
     if (focus !== null && key === null) told.textContent = strongest(sides, focus, sums, heads.length);
     else if (key !== null) told.textContent = `who looks at ${plain(sides.right[key])}`;
-    else told.textContent = `${active.length} of ${n} tokens, ${heads.length} heads: ${drawn.length.toLocaleString("en")} lines`;
+    else told.textContent = `${active.length} of ${n} tokens, ${heads.length} ${heads.length === 1 ? "head" : "heads"}: ${drawn.length.toLocaleString("en")} lines`;
   };
   const grid = make("div", { class: "head-grid" }, left, canvas, make("div", { class: "right" }, right, shares));
   requestAnimationFrame(redraw);

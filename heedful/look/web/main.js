@@ -110,6 +110,10 @@ async function open(root, source, { remember }) {
     const view = fitting.find((each) => each.key === (state.view || first)) ?? fitting[0];
     state.view = view.key;
     if (remember) write(state);
+    if (shownSide !== state.side) {
+      shownSide = state.side;
+      top.replaceChildren(header(now.look, root, source, context));
+    }
     turn += 1;
     const mine = turn;
     tabs.replaceChildren(...fitting.map((each) => tab(each, each === view, now)));
@@ -129,7 +133,9 @@ async function open(root, source, { remember }) {
     body.dataset.view = view.key;
   };
 
-  root.replaceChildren(header(about.looks[0], root, source, context), tabs, controls, body, footer(source));
+  const top = make("div", {});
+  let shownSide = -1;
+  root.replaceChildren(top, tabs, controls, body, footer(source));
   arrowsOnTabs(tabs);
   shortcuts(root, context);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -177,7 +183,7 @@ function controlsOf(context, view) {
   const made = [];
   if (context.looks.length > 1 && view.key !== "compare") {
     const names = context.looks.map((each, i) => /** @type {[string, string]} */ ([String(i), `${i + 1}: ${titleOf(each)}`]));
-    made.push(choice("Look", names, String(state.side), (side) => context.set({ side: Number(side) })));
+    made.push(choice(context.look.choices.length ? "Candidate" : "Look", names, String(state.side), (side) => context.set({ side: Number(side) })));
   }
   if (view.uses.includes("part") && look.views.length > 1) {
     made.push(choice("Part", look.views.map((each) => [each.part, each.part]), part.part, (name) => context.set({ part: name, heads: null })));
@@ -194,6 +200,7 @@ function controlsOf(context, view) {
 
 /** @param {Look} look */
 function titleOf(look) {
+  if (look.choices.length) return plain(look.item[1], 40);
   const text = Array.isArray(look.item) ? look.item.join(" | ") : look.item;
   return plain(text, 40);
 }
@@ -313,9 +320,28 @@ export function startFile() {
  * @param {{model: any, el: HTMLElement}} given
  */
 export function startWidget({ model, el }) {
-  const root = make("div", {});
+  const root = make("div", { class: "hosted" });
   el.append(root);
+  const follow = () => {
+    const theme = hostTheme();
+    if (!theme || theme === root.dataset.theme) return;
+    root.dataset.theme = theme;
+    root.dispatchEvent(new Event("themed"));
+  };
+  follow();
+  const watch = new MutationObserver(follow);
+  const attributeFilter = ["data-jp-theme-light", "data-vscode-theme-kind", "theme"];
+  for (const each of [document.documentElement, document.body]) watch.observe(each, { attributes: true, attributeFilter });
   open(root, kernelSource(model), { remember: false });
+  return () => watch.disconnect();
+}
+
+/** What a notebook says of its theme; nothing where it leaves that to the system. */
+function hostTheme() {
+  const told = [document.body.dataset.jpThemeLight, document.body.dataset.vscodeThemeKind, document.documentElement.getAttribute("theme")];
+  const theme = told.find((each) => each) ?? "";
+  if (theme === "false" || theme.includes("dark")) return "dark";
+  return theme === "true" || theme.includes("light") ? "light" : "";
 }
 
 const served = document.querySelector("#look[data-served]");

@@ -91,6 +91,7 @@ async function enlarge(context, large) {
         rows, columns: keys, size: 440, name: `Layer ${state.layer}, ${headName(context, state.head)}`,
         say: (i, j, value) => `${plain(rows[i])} looks at ${plain(keys[j])}: ${percent(value)}`,
       }),
+      part.part === "cross" ? note("Rows are what the decoder reads: each row's weights help to write the token after it.") : "",
       make(
         "p",
         {},

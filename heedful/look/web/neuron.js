@@ -73,7 +73,8 @@ function against(context, table, taken, keys, row) {
   const limit = Math.max(reach(query), reach(k.values)) || 1;
   const told = make("p", { class: "told", role: "status" }, `${d} dimensions; point at one.`);
   const lut = colours(context.root, SIGNED);
-  const wide = Math.max(120, Math.min(260, d * 4));
+  const room = (context.root.clientWidth - 640) / 2; // beside tokens and figures
+  const wide = Math.max(120, Math.min(260, d * 4, room));
   const field = (/** @type {string} */ name, /** @type {Float32Array} */ values, /** @type {number} */ most, /** @type {number} */ count) => {
     const canvas = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "strips", role: "img", "aria-label": name, tabindex: 0 }));
     paint(canvas, values, count, d, { signed: most || 1, lut });

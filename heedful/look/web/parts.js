@@ -26,12 +26,13 @@ const LONGEST_SHOWN = 24;
 
 /**
  * A token as it is shown: what cannot be seen, or would turn the line around, is written out; long ones are cut.
+ * The mark of a space before a token (\u2581, which many fonts draw as a bar) becomes \u2423.
  * @param {string} text
  * @param {number} [most]
  */
 export function plain(text, most = LONGEST_SHOWN) {
   const cut = text.length > most ? `${text.slice(0, most - 1)}…` : text;
-  return cut.replace(HIDDEN, (each) => `⟨${(each.codePointAt(0) ?? 0).toString(16).toUpperCase()}⟩`) || "∅";
+  return cut.replaceAll("\u2581", "\u2423").replace(HIDDEN, (each) => `⟨${(each.codePointAt(0) ?? 0).toString(16).toUpperCase()}⟩`) || "∅";
 }
 
 /**

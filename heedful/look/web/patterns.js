@@ -62,7 +62,7 @@ export async function headsView(context) {
 function detailOf(report, head) {
   const table = make("table", { class: "table" });
   const title = ["pattern", "share", "by chance", "lift", "z"];
-  table.append(make("tr", {}, ...title.map((each) => make("th", {}, each))));
+  table.append(make("tr", {}, ...title.map((each, place) => make("th", { class: place ? "number" : "" }, each))));
   for (const [name, each] of Object.entries(head.patterns)) {
     table.append(
       make(
@@ -74,15 +74,28 @@ function detailOf(report, head) {
   }
   const told = [make("h3", {}, `Layer ${head.layer}, head ${head.head}: ${head.name}`), table];
   if (head.importance !== undefined) {
-    told.push(note(`Importance (mean |gradient| of its gate): ${short(head.importance)}. Masked alone, the ${plain(report.measure, 80)} changes by ${short(head.effect)}.`));
+    told.push(note(`Importance (mean |gradient| of its gate): ${tiny(head.importance)}. Masked alone, the ${plain(report.measure, 80)} changes by ${tiny(head.effect)}.`));
   }
   return told;
+}
+
+/**
+ * Small differences in two digits.
+ * @param {number} value
+ */
+function tiny(value) {
+  return value === 0 ? "0" : value.toPrecision(2).replaceAll("-", "\u2212");
 }
 
 /** @param {any} report */
 function legendOf(report) {
   const list = make("dl", { class: "panel legend-of" });
-  for (const [name, about] of Object.entries(report.patterns)) list.append(make("dt", {}, name), make("dd", {}, plain(String(about), 120)));
+  for (const [name, about] of Object.entries(report.patterns)) {
+    const best = report.strongest?.find((/** @type {any} */ each) => each.name === name);
+    const share = best?.patterns[name];
+    const told = best ? `: strongest in layer ${best.layer}, head ${best.head}, ${percent(share.score)} (${percent(share.chance)} by chance)` : "";
+    list.append(make("dt", {}, name), make("dd", {}, plain(String(about), 120) + told));
+  }
   list.append(make("dt", {}, "mixed"), make("dd", {}, "none of these stands out"));
   return make("div", { class: "detail" }, list, note(plain(report.said, 400)));
 }

@@ -64,7 +64,7 @@ function clockPanel(context, clock) {
       ),
     );
   }
-  panel.append(pictures);
+  if (pictures.childElementCount) panel.append(pictures);
   return panel;
 }
 

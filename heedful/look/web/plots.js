@@ -58,7 +58,7 @@ export function lines(name, series, { from = 0, across, names = [], ticks }) {
 
 /**
  * Names with shares, as bars.
- * @param {{text: string, value: number, told?: string, marked?: boolean}[]} rows
+ * @param {{text: string, value: number, told?: string, marked?: boolean, long?: boolean}[]} rows `long` names are sentences
  * @param {number} [most] what a full bar stands for
  */
 export function bars(rows, most = 1) {
@@ -67,7 +67,7 @@ export function bars(rows, most = 1) {
     const bar = make("i", { class: each.value < 0 ? "bar less" : "bar" });
     bar.style.width = `${Math.min(100, (100 * Math.abs(each.value)) / most)}%`;
     made.append(
-      make("span", { class: each.marked ? "name marked" : "name" }, shown(each.text)),
+      make("span", { class: `name${each.marked ? " marked" : ""}${each.long ? " long" : ""}` }, each.long ? make("bdi", {}, plain(each.text, 160)) : shown(each.text)),
       make("span", { class: "track" }, bar),
       make("span", { class: "number" }, each.told ?? percent(each.value)),
     );

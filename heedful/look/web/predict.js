@@ -1,7 +1,7 @@
 // @ts-check
 // Prediction: what the head says, what it rests on, and beside it what attention shows and does not show.
 
-import { make, note, percent, plain, short, shown } from "./parts.js";
+import { choice, make, note, percent, plain, short, shown } from "./parts.js";
 import { reach, unpack } from "./numbers.js";
 import { colours, HEAT, SIGNED } from "./draw.js";
 import { bars } from "./plots.js";
@@ -9,43 +9,96 @@ import { tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 
+const CAUTION =
+  "Attention tells where information could come from, not what was made of it: another pattern can give the same " +
+  "answer, and a token that is looked at may add nothing. Where both pictures differ, trust the first, and test " +
+  "it by changing the word.";
+
 /**
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
 export async function predictionView(context) {
   const found = await context.source.ask("prediction", { side: context.state.side });
-  const made = make("section", { class: "prediction-view" });
-  made.append(make("div", { class: "panel" }, make("h3", {}, "What the model says"), found.told ? note(plain(found.told, 300)) : said(context, found.answer)));
-  const names = tokensOf(context, "source").map((each) => each.text);
-  const panel = make("div", { class: "panel wide" }, make("h3", {}, "What it rests on"));
+  const panel = make("div", { class: "panel wide" });
+  explain(context, panel, found);
+  return make(
+    "section", { class: "prediction-view" },
+    make("div", { class: "panel" }, make("h3", {}, "What the model says"), found.told ? note(plain(found.told, 300)) : said(context, found.answer)),
+    panel,
+  );
+}
+
+/**
+ * What one score rests on, and a choice of others.
+ * @param {Context} context
+ * @param {HTMLElement} panel
+ * @param {any} found
+ */
+function explain(context, panel, found) {
+  const bar = others(context, panel, found);
+  panel.replaceChildren(make("h3", {}, "What it rests on"), ...(bar.childElementCount ? [bar] : []));
+  if (!found.texts) {
+    panel.append(...reasons(context, tokensOf(context, "source").map((each) => each.text), found));
+    if (!found.attribution) panel.append(note(plain(found.why || "There is nothing to explain.", 300)));
+  }
+  for (const [number, each] of (found.texts ?? []).entries()) {
+    panel.append(make("h3", {}, number ? "The other text" : "This text"), ...reasons(context, each.tokens, each));
+  }
+  if (found.attention || found.texts) panel.append(note(CAUTION));
+}
+
+/**
+ * @param {Context} context
+ * @param {string[]} names
+ * @param {any} found
+ */
+function reasons(context, names, found) {
+  const made = [];
   if (found.attribution) {
     const { score, at_text: text, at_baseline: baseline, missing } = found.attribution;
-    const values = unpack(found.attribution.values).values;
-    panel.append(
+    made.push(
       note(`Integrated gradients of ${plain(score, 120)}: what each token adds to it.`),
-      tinted(context, names, values, true),
+      tinted(context, names, unpack(found.attribution.values).values, true),
       note(
         `The score is ${short(text)} for the text and ${short(baseline)} with its words masked; the tokens' shares sum to ` +
           `that difference but for ${short(missing)}, which more steps would make smaller.`,
       ),
     );
-  } else panel.append(note(found.why || "There is nothing to explain."));
+  }
   if (found.attention) {
-    const values = unpack(found.attention).values;
-    panel.append(
-      make("h3", {}, "What attention shows"),
-      note(plain(found.from, 120)),
-      tinted(context, names, values, false),
-      note(
-        "Attention tells where information could come from, not what was made of it: another pattern can give the same " +
-          "answer, and a token that is looked at may add nothing. Where both pictures differ, trust the first, and test " +
-          "it by changing the word.",
-      ),
+    made.push(
+      make("h3", {}, "What attention shows"), note(plain(found.from, 120)),
+      tinted(context, names, unpack(found.attention).values, false),
     );
   }
-  made.append(panel);
   return made;
+}
+
+/**
+ * Which score is explained: of another token, or of another class.
+ * @param {Context} context
+ * @param {HTMLElement} panel
+ * @param {any} found
+ */
+function others(context, panel, found) {
+  const { places = [], labels = [], place, label } = found.choices ?? {};
+  const bar = make("div", { class: "bar-of" });
+  const named = (/** @type {[number, string][]} */ all, /** @type {boolean} */ counted) =>
+    all.map(([number, text]) => /** @type {[string, string]} */ ([String(number), counted ? `${number}: ${text}` : text]));
+  const ask = async (/** @type {Record<string, string | number>} */ what) => {
+    try {
+      explain(context, panel, await context.source.ask("prediction", { side: context.state.side, ...what }));
+    } catch (error) {
+      bar.append(note(/** @type {Error} */ (error).message, "problem"));
+    }
+  };
+  const here = /** @type {Record<string, string | number>} */ (places.length ? { place } : {});
+  if (places.length > 1) bar.append(choice("Token", named(places, true), String(place), (to) => ask({ place: to })));
+  if (labels.length > 1 && (context.source.live || !places.length)) {
+    bar.append(choice("Score of", named(labels, false), String(label), (to) => ask({ ...here, label: to })));
+  }
+  return bar;
 }
 
 /**
@@ -80,7 +133,12 @@ function tinted(context, names, values, signed) {
 function said(context, answer) {
   if (!answer) return note(context.look.head ? "This head answers no single text." : "This model has no head: it gives rows, and says nothing.");
   const made = make("div", {});
-  if (answer.probabilities && !Array.isArray(answer.probabilities)) {
+  if (answer.choices) {
+    const rows = answer.choices.map((/** @type {string} */ text, /** @type {number} */ number) => ({
+      text, value: answer.probabilities[number], marked: number === answer.number, long: true,
+    }));
+    made.append(bars(rows), note("Each candidate is read beside the prompt; choose one above to see what its score rests on."));
+  } else if (answer.probabilities && !Array.isArray(answer.probabilities)) {
     const rows = Object.entries(answer.probabilities).sort((a, b) => b[1] - a[1]);
     made.append(bars(rows.map(([text, value]) => ({ text, value, marked: text === answer.label }))));
   } else if (answer.masks) {
@@ -92,11 +150,12 @@ function said(context, answer) {
   else if (answer.follows !== undefined) made.append(bars([{ text: "the second text follows", value: answer.follows }]));
   else if (answer.answer !== undefined) {
     made.append(make("p", { class: "answer" }, shownLong(answer.answer || "(no answer)")), note(`score ${short(answer.score ?? NaN)}`));
+    if (!answer.answer) made.append(note("The model prefers no answer. Beside this stands what the best span in the text rests on."));
   } else if (answer.numbers) {
     for (const [name, value] of Object.entries(answer.numbers)) made.append(note(`${plain(name)}: ${short(value)}`));
-  } else if (answer.similarity !== undefined) made.append(note(`similarity ${short(answer.similarity)}`));
+  } else if (answer.similarity !== undefined) made.append(make("p", { class: "answer" }, `similarity ${short(answer.similarity)}`), note("The cosine of the two texts' vectors; each is read by itself."));
   else if (answer.text !== undefined) made.append(make("p", { class: "answer" }, shownLong(answer.text || "(nothing)")));
-  else made.append(note("A vector: compare it with another text's."));
+  else made.append(note("A vector: give a second text, and see how alike both are."));
   return made;
 }
 

@@ -8,6 +8,7 @@ import { make, plain, shown } from "./parts.js";
 /**
  * @typedef {{
  *   name: string, family: string, head: string | null, parameters: number, item: string | [string, string],
+ *   choices: string[],
  *   written: boolean, sides: Record<string, Token[]>, views: Part[], takes_target: boolean,
  * }} Look
  */
@@ -43,7 +44,7 @@ export function namesOf(side, groups) {
   if (!groups) return side.map((each) => each.text);
   return groups.map((group) => {
     const [first, ...rest] = group.map((place) => side[place].text);
-    return [first, ...rest.map((each) => each.replace(/^##/u, ""))].join("");
+    return [first.replace(/^\u2581(?=.)/u, ""), ...rest.map((each) => each.replace(/^##/u, ""))].join("");
   });
 }
 

@@ -1,0 +1,120 @@
+"""What the head says of a text, what that rests on, and what attention shows beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heedful.errors import HeedfulError
+from heedful.infer.engine import Engine
+from heedful.look.attribute import Aim, alike, integrated_gradients, score_of
+from heedful.look.inside import Inside
+from heedful.tasks import ANSWERERS
+
+
+def prediction(looks: Sequence[Inside], side: int, place: int | None, label: int | None) -> dict[str, Any]:
+    """Of one look: {"answer", "told", "attribution", "why", "texts", "choices", "attention", "from"}.
+
+    `place` and `label` say which score is explained, see `score_of`. A model that gives vectors is asked how alike two
+    texts are, each of which it reads by itself; "texts" are then both, each with what its tokens add.
+    """
+    inside = looks[side]
+    found: dict[str, Any] = {"answer": None, "told": "", "attribution": None, "why": "", "choices": None, "texts": None}
+    pair = _compared(looks, side)
+    try:
+        found["answer"] = answer(inside, pair)
+    except HeedfulError as error:
+        found["told"] = str(error)
+    aim: Aim | None = None
+    try:
+        if pair is not None:
+            found["texts"] = [_text(one, other) for one, other in (pair, pair[::-1])]
+        else:
+            aim = score_of(inside, place, label)
+            found["attribution"] = _attributed(inside, aim)
+            found["choices"] = {"place": aim.row, "label": aim.label, "places": aim.places, "labels": aim.labels}
+    except HeedfulError as error:
+        found["why"] = str(error)
+    shown = {"attention": None, "from": ""} if found["texts"] else _attention(inside, None if aim is None else aim.row)
+    return found | shown
+
+
+def answer(inside: Inside, pair: tuple[Inside, Inside] | None = None) -> dict[str, Any] | None:
+    """The engine's answer to the text; None: the model has no head that answers it."""
+    head = inside.loaded.config.head
+    if head is None or head.kind not in ANSWERERS:
+        return None
+    given: Any = inside.item
+    if pair is not None:
+        given = tuple(each.item for each in pair)
+    elif head.kind == "span":
+        if isinstance(given, str):
+            return None
+        given = {"question": given[0], "context": given[1]}
+    elif head.kind == "choice":
+        if not inside.choices:
+            raise HeedfulError("one candidate has no share: give all of them, each with --choice")
+        given = {"prompt": given[0], "choices": list(inside.choices)}
+    elif head.kind == "next" and isinstance(given, str):
+        return None
+    found = Engine(inside.loaded)([given], top_k=8)[0]
+    if head.kind == "choice":
+        found["choices"] = list(inside.choices)
+    return {name: value for name, value in found.items() if name not in ("vector", "vectors")}
+
+
+def _compared(looks: Sequence[Inside], side: int) -> tuple[Inside, Inside] | None:
+    """The two texts of which a model that gives vectors says how alike they are, the present one first."""
+    inside = looks[side]
+    head = inside.loaded.config.head
+    if head is None or head.kind != "embedding":
+        return None
+    if isinstance(inside.item, tuple):
+        one, other = (Inside(inside.loaded, text, name=inside.name) for text in inside.item)
+        return one, other
+    others = [each for each in looks if each is not inside and each.loaded is inside.loaded]
+    return (inside, others[0]) if others and isinstance(others[0].item, str) else None
+
+
+def _text(one: Inside, other: Inside) -> dict[str, Any]:
+    return {
+        "item": one.item,
+        "tokens": [each["text"] for each in one.sides["source"]],
+        "attribution": _attributed(one, alike(one, other)),
+        **_attention(one, None),
+    }
+
+
+def _attributed(inside: Inside, aim: Aim) -> dict[str, Any]:
+    taken = integrated_gradients(inside, aim.score, aim.what)
+    return {
+        "score": taken.score,
+        "values": taken.values,
+        "at_text": taken.at_text,
+        "at_baseline": taken.at_baseline,
+        "missing": taken.missing,
+    }
+
+
+def _attention(inside: Inside, row: int | None) -> dict[str, Any]:
+    """What attention says of the same tokens, as shares: {"attention", "from"}."""
+    part = inside.views[0].part
+    shares: Tensor | None = None
+    told = ""
+    if "said" in inside.sides and row is not None and inside.views[-1].part == "cross":
+        layers = range(inside.view("cross").layers)
+        shares = torch.stack([inside.weights("cross", layer)[:, row].mean(0) for layer in layers]).mean(0)
+        told = "Where the decoder looked when it wrote this token: the mean of all layers and heads."
+    elif part in ("encoder", "decoder"):
+        mixed = inside.rollout(part)
+        one = None if part != inside.views[-1].part else row  # the decoder's row is not one of the encoder's
+        shares = mixed.mean(0) if one is None else mixed[one]
+        where = "all rows" if one is None else f"the row of {inside.sides['source'][one]['text']}"
+        told = f"Attention through all layers (rollout), from {where}."
+    elif part == "reader":
+        shares = inside.weights(part, 0)[-1, 0]
+        told = "What the model takes of each token when it reads the text."
+    return {"attention": shares, "from": told}

@@ -1,0 +1,120 @@
+"""What predictions rest on: scores are the models' own, and the tokens' shares sum up to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from folders import make, theirs
+
+import heedful
+from heedful.checkpoint import Config, create
+from heedful.errors import HeedfulError
+from heedful.look.asks import Asks
+from heedful.look.checkpoints import at_step, is_checkpoint
+from heedful.look.inside import Inside, among
+from heedful.look.notebook import looks
+from heedful.look.report import report
+from heedful.look.writing import writing
+from heedful.model.classic_config import ClassicConfig, Writer
+from heedful.model.config import EmbeddingConfig, NextToken, SentenceEmbedding
+from heedful.tokenizer import TokenizerSettings, train
+from heedful.tokenizer.words import word_tokenizer
+from heedful.train.resume import Store
+from tests.look.test_inside import TEXT, WORDS, ending, numbers
+
+PROMPT, CHOICES = "the cat sat on the mat", ["a dog ran", "she lives in france", "the program"]
+
+
+def test_candidates_have_shares_and_reasons(tmp_path: Path) -> None:
+    folder = make(tmp_path / "choice", "choice")
+    loaded = heedful.load(folder)
+    asks = Asks(among(loaded, PROMPT, CHOICES))
+    model, tokenizer = theirs(folder)
+    batch = tokenizer([PROMPT] * 3, CHOICES, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        logits = model(**{name: each[None] for name, each in batch.items()}).logits[0]
+    for side, logit in enumerate(logits.tolist()):
+        found = asks("prediction", {"side": str(side)})
+        assert np.allclose(found["answer"]["probabilities"], logits.softmax(0).numpy(), atol=1e-5)
+        reasons = found["attribution"]
+        assert reasons["at_text"] == pytest.approx(logit, abs=1e-5)
+        total = numbers(reasons["values"]).sum() + reasons["missing"]
+        assert total == pytest.approx(reasons["at_text"] - reasons["at_baseline"], abs=1e-5)
+    asks("look", {"side": "1", "text": PROMPT, "pair": "love"})
+    assert [each.choices[1] for each in asks.looks] == ["love"] * 3 and asks.looks[2].item[1] == CHOICES[2]
+    assert len(looks(loaded, [{"prompt": PROMPT, "choices": CHOICES}]).looks) == 3
+    alone = Asks([Inside(loaded, (PROMPT, CHOICES[0]))])("prediction", {})
+    assert "each with --choice" in alone["told"] and alone["attribution"]
+    with pytest.raises(HeedfulError, match="give two or more"):
+        among(loaded, PROMPT, ["one"])
+
+
+def test_how_alike_two_texts_are_rests_on_both(tmp_path: Path) -> None:
+    bare = heedful.load(make(tmp_path / "bare", "bare"))
+    config = Config(family=bare.config.family, model=bare.config.model, head=SentenceEmbedding())
+    loaded = create(config, bare.tokenizer, seed=3).eval()
+    pair = ("the cat sat on the mat", "a dog ran to paris")
+    rows = [Inside(loaded, text).rows.double().mean(0).numpy() for text in pair]
+    cosine = rows[0] @ rows[1] / np.linalg.norm(rows[0]) / np.linalg.norm(rows[1])
+    for asks in (Asks([Inside(loaded, text) for text in pair]), Asks([Inside(loaded, pair)])):
+        found = asks("prediction", {})
+        assert found["answer"]["similarity"] == pytest.approx(cosine, abs=1e-5) and found["attention"] is None
+        for each, text in zip(found["texts"], pair, strict=True):
+            reasons = each["attribution"]
+            assert each["item"] == text and reasons["at_text"] == pytest.approx(cosine, abs=1e-5)
+            values = numbers(reasons["values"])
+            assert len(values) == len(each["tokens"]) and abs(values[0]) < 1e-6  # [CLS] is the same in the baseline
+            assert abs(reasons["missing"]) < 0.02
+    assert "give a second text" in Asks([Inside(loaded, pair[0])])("prediction", {})["why"]
+
+
+def test_each_written_token_has_its_row_and_its_reasons() -> None:
+    words = word_tokenizer(WORDS)
+    nets = ClassicConfig(embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=Writer(width=8))
+    loaded = create(Config(family="heedful-classic", model=nets, head=NextToken()), words, seed=1).eval()
+    loaded.tokenizer = ending(words)
+    inside = Inside(loaded, TEXT)
+    said = [each["text"] for each in inside.sides["said"]]
+    steps = writing(inside)["steps"]
+    assert said[: len(steps)] == [step["token"] for step in steps]
+    found = Asks([inside])("prediction", {"place": "2"})
+    assert f'"{said[2]}" at place 2' in found["attribution"]["score"]
+    assert np.abs(numbers(found["attention"]) - inside.weights("cross", 0)[0, 2].numpy()).max() < 1e-6
+    assert (
+        found["choices"]["places"][2] == (2, said[2]) and found["choices"]["label"] == found["choices"]["labels"][0][0]
+    )
+    given = Inside(loaded, TEXT, target=TEXT[:11])
+    assert [each["text"] for each in given.sides["said"]][:-1] == TEXT[:11].split()
+    assert Asks([inside])("positions", {})["clocks"][0]["name"] == "Order itself"
+
+
+def test_bytes_are_read_as_characters() -> None:
+    text = "le café, où naïve déjà vu"
+    words = train([text] * 3, TokenizerSettings(kind="bpe", vocabulary=300))
+    nets = ClassicConfig(embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=Writer(width=8))
+    inside = Inside(create(Config(family="heedful-classic", model=nets), words), text)
+    names = [token["text"] for token in inside.sides["source"] if not token["special"]]
+    assert "".join(names) == text.replace(" ", "\u2581") and "\u2581café" in names
+
+
+def test_a_checkpoint_of_a_run_is_looked_at(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", "single")
+    final = heedful.load(run)
+    Store(run / "state").commit(3, {f"model/{name}": each + 1 for name, each in final.named().items()}, {})
+    folder = run / "state" / "step-00000003"
+    assert is_checkpoint(folder) and not is_checkpoint(run)
+    for name, each in at_step(folder).named().items():
+        assert torch.equal(each, final.named()[name] + 1), name
+
+
+def test_heads_are_named_on_texts_without_a_loss(tmp_path: Path) -> None:
+    loaded = heedful.load(make(tmp_path / "run", "single"))
+    plain = tmp_path / "plain.txt"
+    plain.write_text("the cat sat on the mat.\n\na dog ran to paris, the capital of france.\n")
+    found = report(loaded, plain)
+    assert found["measure"] == "" and "since there is no loss: " in found["said"]
+    best = {each["name"]: each["patterns"][each["name"]]["lift"] for each in found["strongest"]}
+    assert best["next"] == max(each["patterns"]["next"]["lift"] for each in found["heads"])
