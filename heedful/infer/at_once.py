@@ -12,7 +12,8 @@ from heedful.model.stack import Block, Placed, Sight
 from heedful.native import kernels
 from heedful.nn.layout import Call
 from heedful.nn.linear import Panels, Rounded
-from heedful.nn.native import cannot_attend, spans
+from heedful.nn.native import at
+from heedful.nn.native_attention import cannot_attend, spans
 from heedful.nn.positions import Relation
 
 MOST = 512  # rows; above, calls are nothing beside what they do, and large pieces of memory cost more
@@ -108,7 +109,7 @@ def _described(block: Block) -> tuple[_Block, int]:
     norms: list[Any] = [block.attention_norm, block.mlp_norm]
     made = _Block(
         *(_linear(each) for each in layers),
-        *(_Norm(_at(each.weight), _at(each.bias), each.eps) for each in norms),
+        *(_Norm(at(each.weight), at(each.bias), each.eps) for each in norms),
         attention.heads,
         attention.causal,
         attention.scale,
@@ -119,12 +120,8 @@ def _described(block: Block) -> tuple[_Block, int]:
 
 def _linear(layer: Panels | Rounded) -> _Linear:
     if isinstance(layer, Panels):
-        return _Linear(_at(layer.panels), _at(layer.bias), 0, 0, layer.width, layer.out, layer.gelu)
+        return _Linear(at(layer.panels), at(layer.bias), 0, 0, layer.width, layer.out, layer.gelu)
     assert layer.panels is not None
     part = layer.panels
     width, out = layer.weight.shape
-    return _Linear(_at(part.panels), _at(part.bias), _at(part.scales), _at(part.sums), width, out, part.gelu)
-
-
-def _at(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+    return _Linear(at(part.panels), at(part.bias), at(part.scales), at(part.sums), width, out, part.gelu)

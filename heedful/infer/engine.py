@@ -14,10 +14,12 @@ from torch import Tensor
 from heedful.checkpoint import Loaded, load
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
+from heedful.infer.graphs import Graphs
 from heedful.infer.precision import Precision, PrecisionOrAuto
 from heedful.infer.prepare import Way, dtype_of, prepare
 from heedful.model.config import Head
 from heedful.model.heads import PretrainingHead
+from heedful.model.stack import Transformer
 from heedful.nn.attend import explain
 from heedful.nn.layout import Call, Layout
 from heedful.packed import Packed
@@ -99,6 +101,8 @@ class Engine:
             )
         self.tokenizer: Tokenizer = self.loaded.tokenizer
         self.limit = self.loaded.limit
+        stack, on_cuda = self.loaded.model, next(self.loaded.parameters()).device.type == "cuda"
+        self._graphs = Graphs(stack) if on_cuda and isinstance(stack, Transformer) else None
 
     def _chosen(self, model: str | Path, revision: str | None, head: str | None, asked: PrecisionOrAuto) -> Precision:
         if asked not in get_args(PrecisionOrAuto):
@@ -249,7 +253,8 @@ class Engine:
         if answerer.writes is not None:
             return answerer.writes(self.loaded, self.tokenizer, batch, writing)
         head = self._module(answerer)
-        rows = self.loaded.rows(batch)
+        alone = self._graphs is not None and not self._graphs.cannot(batch)
+        rows = self._graphs(batch) if self._graphs is not None and alone else self.loaded.rows(batch)
         if answerer.places is None:
             return list(_on_host(head(rows, batch)))
         wanted = [start + place for start, piece in zip(batch.bounds, pieces, strict=False) for place in piece.places]

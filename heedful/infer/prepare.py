@@ -19,8 +19,7 @@ from heedful.infer.at_once import AtOnce, fits
 from heedful.infer.precision import Precision
 from heedful.model.config import Shaw, StackConfig
 from heedful.model.stack import Attention, Block
-from heedful.nn.attend import attend_as
-from heedful.nn.kernels import KERNELS
+from heedful.nn.attend import KERNELS, attend_as
 from heedful.nn.layers import ACTIVATIONS, Mlp
 from heedful.nn.layout import Call, Layout
 from heedful.nn.linear import FUSED, Laid, Panels, Rounded, cannot_lay, cannot_panel, fast_bfloat16

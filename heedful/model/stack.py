@@ -31,7 +31,8 @@ from heedful.nn.attend import attend_as
 from heedful.nn.dropout import dropout
 from heedful.nn.layers import Mlp, make_norm
 from heedful.nn.layout import Call, Layout
-from heedful.nn.native import Linear, add_norm, parts, trains_in_bfloat16
+from heedful.nn.native import Linear, add_norm, trains_in_bfloat16
+from heedful.nn.native_attention import parts
 from heedful.nn.positions import (
     BucketRelation,
     Relation,

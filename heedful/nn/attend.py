@@ -10,9 +10,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.errors import HeedfulError, did_you_mean
+from heedful.nn.cuda import CUDA
 from heedful.nn.dropout import dropout
-from heedful.nn.kernels import KERNELS, Kernel
+from heedful.nn.kernels import KERNELS as PLANNED
+from heedful.nn.kernels import Kernel
 from heedful.nn.layout import Bias, Call, Dense, Distance, Layout, allowed, gaps
+
+KERNELS: tuple[Kernel, ...] = (PLANNED[0], *CUDA, *PLANNED[1:])  # in the order in which they are tried
 
 
 def attend(

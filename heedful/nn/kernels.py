@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from heedful.nn.dropout import dropout
 from heedful.nn.layout import Call, Dense, Distance, Layout, Span, allowed
 from heedful.nn.moves import Moves, fetch, fetches, move, moves
-from heedful.nn.native import attention, cannot_attend, slow_to_attend
+from heedful.nn.native_attention import attention, cannot_attend, slow_to_attend
 
 Line = list[int]  # the numbers of the sequences that share a line, in order
 Run = Callable[[Tensor, Tensor, Tensor, Call], Tensor]

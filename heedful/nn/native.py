@@ -7,15 +7,13 @@ processor multiplies it, in bfloat16, whose sums are float32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from heedful.native import Kernels, kernels, why
-from heedful.nn.layout import Call, Layout
+from heedful.native import Kernels, kernels
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -49,7 +47,7 @@ def packed(weight: Float[Tensor, "rows columns"], *, turned: bool, half: bool) -
     count = found.packed_words(*((rows, columns) if turned else (columns, rows)), 2 if half else 1)
     made = torch.empty(count, dtype=torch.int32)
     wide = weight.dtype == torch.float32
-    found.pack(_at(weight), wide, rows, columns, turned, half, _at(made), torch.get_num_threads())
+    found.pack(at(weight), wide, rows, columns, turned, half, at(made), torch.get_num_threads())
     return made
 
 
@@ -68,17 +66,17 @@ def product(
     y = torch.empty(len(x), columns, dtype=dtype or x.dtype)
     half, wide = KINDS[x.dtype], y.dtype == torch.float32
     found.linear(
-        _at(x),
+        at(x),
         x.stride(0),
         len(x),
-        _at(right),
+        at(right),
         x.shape[1],
         columns,
-        _at(bias),
+        at(bias),
         gelu,
         half,
         wide,
-        _at(y),
+        at(y),
         torch.get_num_threads(),
     )
     return y
@@ -109,7 +107,7 @@ class Bytes:
         if found is None or not found.bytes or weight.device.type != "cpu" or columns % 16 or width % 16:
             return None
         panels = torch.empty(found.packed_words(columns, width, 4), dtype=torch.int32)
-        found.pack8(_at(weight.contiguous()), columns, width, _at(panels), torch.get_num_threads())
+        found.pack8(at(weight.contiguous()), columns, width, at(panels), torch.get_num_threads())
         return cls(panels=panels, scales=scales.contiguous(), sums=weight.float().sum(1), bias=bias, gelu=gelu)
 
     def product(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows columns"]:
@@ -119,10 +117,10 @@ class Bytes:
         x = x if x.stride(1) == 1 else x.contiguous()
         whole, scales = torch.empty(rows, width, dtype=torch.uint8), torch.empty(rows, 2)
         half, columns = KINDS[x.dtype], len(self.scales)
-        found.round_rows(_at(x), x.stride(0), rows, width, half, _at(whole), _at(scales), threads)
+        found.round_rows(at(x), x.stride(0), rows, width, half, at(whole), at(scales), threads)
         y = torch.empty(rows, columns, dtype=x.dtype)
-        weights = (_at(self.panels), width, columns, _at(self.scales), _at(self.sums), _at(self.bias))
-        found.linear8(_at(whole), _at(scales), rows, *weights, self.gelu, half, _at(y), threads)
+        weights = (at(self.panels), width, columns, at(self.scales), at(self.sums), at(self.bias))
+        found.linear8(at(whole), at(scales), rows, *weights, self.gelu, half, at(y), threads)
         return y
 
 
@@ -185,7 +183,7 @@ def _of_weight(dy: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | N
     space = torch.empty(found.packed_words(out, rows, 2) + found.packed_words(width, rows, 2), dtype=torch.int32)
     dw, db = torch.empty(out, width), torch.empty(out) if bias else None
     found.weight_gradient(
-        _at(dy), out, _at(x), x.stride(0), width, rows, 1, _at(space), _at(dw), _at(db), torch.get_num_threads()
+        at(dy), out, at(x), x.stride(0), width, rows, 1, at(space), at(dw), at(db), torch.get_num_threads()
     )
     return dw, db
 
@@ -197,20 +195,21 @@ def gelu(x: Tensor) -> Tensor:
     """x Phi(x) (Hendrycks and Gimpel 2016); ours in bfloat16, which is far coarser than its error of 1e-7."""
     if x.dtype != torch.bfloat16 or usable(x) is None:
         return nn.functional.gelu(x)
-    if not _learns(x):
+    if not learns(x):
         return _gelu(x.contiguous())
     y: Tensor = _Gelu.apply(x.contiguous())  # type: ignore[no-untyped-call]
     return y
 
 
-def _learns(*tensors: Tensor | None) -> bool:
+def learns(*tensors: Tensor | None) -> bool:
+    """Whether a gradient is wanted of any."""
     return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
 
 
 def _gelu(x: Tensor) -> Tensor:
     found, y = kernels(), torch.empty_like(x)
     assert found is not None
-    found.gelu(_at(x), x.numel(), 1, _at(y), torch.get_num_threads())
+    found.gelu(at(x), x.numel(), 1, at(y), torch.get_num_threads())
     return y
 
 
@@ -225,7 +224,7 @@ class _Gelu(torch.autograd.Function):
         (x,) = context.saved_tensors
         found, dy, dx = kernels(), gradients[0].contiguous(), torch.empty_like(x)
         assert found is not None
-        found.gelu_gradient(_at(x), _at(dy), x.numel(), 1, _at(dx), torch.get_num_threads())
+        found.gelu_gradient(at(x), at(dy), x.numel(), 1, at(dx), torch.get_num_threads())
         return dx
 
 
@@ -239,7 +238,7 @@ def add_norm(
         return None
     gain, bias = norm.weight.float(), None if norm.bias is None else norm.bias.float()
     given = x.contiguous(), y.contiguous(), gain, bias, norm.eps, p, drawn() if p else 0
-    if not _learns(x, y, gain, bias):
+    if not learns(x, y, gain, bias):
         return _add_norm(*given, None, None)
     made: Tensor = _AddNorm.apply(*given)  # type: ignore[no-untyped-call]
     return made
@@ -258,10 +257,8 @@ def _add_norm(
 ) -> Tensor:
     found, z = kernels(), torch.empty_like(x)
     assert found is not None
-    rows = (_at(x), KINDS[x.dtype], _at(y), KINDS[y.dtype], _at(z), KINDS[z.dtype])
-    found.add_norm(
-        *x.shape, eps, _at(gain), _at(bias), p, seed, *rows, _at(kept), _at(moments), torch.get_num_threads()
-    )
+    rows = (at(x), KINDS[x.dtype], at(y), KINDS[y.dtype], at(z), KINDS[z.dtype])
+    found.add_norm(*x.shape, eps, at(gain), at(bias), p, seed, *rows, at(kept), at(moments), torch.get_num_threads())
     return z
 
 
@@ -288,17 +285,17 @@ class _AddNorm(torch.autograd.Function):
             rows,
             width,
             eps,
-            _at(gain),
+            at(gain),
             p,
             seed,
-            _at(kept),
-            _at(moments),
-            _at(dz),
-            _at(dx),
-            _at(dy),
+            at(kept),
+            at(moments),
+            at(dz),
+            at(dx),
+            at(dy),
             KINDS[y_dtype],
-            _at(gains),
-            _at(parts),
+            at(gains),
+            at(parts),
             torch.get_num_threads(),
         )
         return dx.to(x_dtype), dy, gains[0], gains[1] if has_bias else None, None, None, None
@@ -314,161 +311,14 @@ def cross_entropy(
     if scores.dtype == torch.bfloat16 and not found.half:
         return None
     gradients, losses = torch.empty_like(scores), torch.empty(len(scores))
-    at = targets.to(torch.int64).contiguous()
-    if len(at) and not 0 <= int(at.min()) <= int(at.max()) < scores.shape[1]:
+    places = targets.to(torch.int64).contiguous()
+    if len(places) and not 0 <= int(places.min()) <= int(places.max()) < scores.shape[1]:
         return None  # PyTorch's own says what is wrong
     half, threads = KINDS[scores.dtype], torch.get_num_threads()
-    found.cross_entropy(_at(scores), *scores.shape, _at(at), half, _at(gradients), _at(losses), threads)
+    found.cross_entropy(at(scores), *scores.shape, at(places), half, at(gradients), at(losses), threads)
     return losses, gradients
 
 
-# -- attention ----------------------------------------------------------------------------------------------
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-    """softmax(scale q k) v of each sequence, with dropout of the weights."""
-    where = spans(call.layout)
-    q, k, v = (_in_lines(each) for each in (q, k, v))
-    seed = drawn() if call.dropout else 0
-    if not _learns(q, k, v):
-        return _attention(q, k, v, call, where, seed, None)
-    mixed: Tensor = _Attention.apply(q, k, v, call, where, seed)  # type: ignore[no-untyped-call]
-    return mixed
-
-
-def _attention(q: Tensor, k: Tensor, v: Tensor, call: Call, where: Tensor, seed: int, sums: Tensor | None) -> Tensor:
-    found, out = kernels(), torch.empty(q.shape, dtype=q.dtype)
-    assert found is not None
-    given = _given(q, k, v, call, where, seed)
-    found.attention(*given, _at(out), out.stride(0), _at(sums), torch.get_num_threads())
-    return out
-
-
-def cannot_attend(q: Tensor, k: Tensor, call: Call) -> str:
-    """Why not, or nothing."""
-    if q.device.type != "cpu":
-        return "it runs on the CPU only"
-    if q.dtype not in KINDS or q.dtype != k.dtype:
-        return f"it computes in float32 and bfloat16, not in {q.dtype}"
-    if call.bias is not None:
-        return "it adds no bias"
-    if call.dropout >= 1:
-        return "with dropout of 1 nothing is left"
-    if call.layout.plan(("shares",), lambda: _shares(call.layout)):
-        return "several sequences have the same keys, whose gradients it would not sum"
-    found = kernels()
-    if found is None:
-        return f"there are no kernels: {why()}"
-    if q.dtype == torch.bfloat16 and not found.half:
-        return "this processor does not multiply bfloat16"
-    return (
-        f"its heads are whole multiples of {found.lanes} wide, not {q.shape[-1]}" if q.shape[-1] % found.lanes else ""
-    )
-
-
-def slow_to_attend(q: Tensor, k: Tensor, call: Call) -> str:
-    """Why another kernel is preferred, or nothing; a rule and no measurement, so that a seed gives the same bits."""
-    if call.first == "native":
-        return ""
-    if q.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_bf16"):
-        return "PyTorch's products have AMX here, and its own have not"
-    return ""
-
-
-def spans(layout: Layout) -> Int[Tensor, "sequences 4"]:
-    """First query, last, first key and last of each sequence."""
-
-    def make() -> Tensor:
-        return torch.tensor([[*a, *b] for a, b in zip(layout.queries, layout.keys, strict=True)], dtype=torch.int64)
-
-    found: Tensor = layout.plan(("spans",), make)
-    return found
-
-
-def _shares(layout: Layout) -> bool:
-    seen = sorted(layout.keys)
-    return any(one[1] > other[0] and other[0] < other[1] for one, other in pairwise(seen))
-
-
-def _in_lines(x: Tensor) -> Tensor:
-    """Heads side by side in a row, rows a whole number of words apart."""
-    fits = x.stride(2) == 1 and x.stride(1) == x.shape[2] and x.stride(0) % 2 == 0
-    return x if fits else x.contiguous()
-
-
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, where: Tensor, seed: int) -> Tensor:
-        sums = torch.empty(q.shape[:2])
-        out = _attention(q, k, v, call, where, seed, sums)
-        context.save_for_backward(q, k, v, out, sums)
-        context.more = call, where, seed
-        return out
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, sums = context.saved_tensors
-        call, where, seed = context.more
-        found, dout = kernels(), gradients[0].contiguous()
-        assert found is not None
-        rows, (_, heads, width) = max(len(q), len(k)), q.shape
-        covered = len(q) == len(k) == sum(m for _, m in call.layout.sizes())
-        made = torch.empty if covered else torch.zeros  # keys of no sequence get none
-        every = made((rows, 3, heads, width), dtype=q.dtype)
-        dq, dk, dv = every[: len(q), 0], every[: len(k), 1], every[: len(k), 2]
-        found.attention_gradient(
-            *_given(q, k, v, call, where, seed),
-            _at(out),
-            out.stride(0),
-            _at(sums),
-            _at(dout),
-            dout.stride(0),
-            _at(dq),
-            _at(dk),
-            _at(dv),
-            3 * heads * width,
-            torch.get_num_threads(),
-        )
-        return dq, dk, dv, None, None, None
-
-
-def _given(q: Tensor, k: Tensor, v: Tensor, call: Call, where: Tensor, seed: int) -> tuple[Any, ...]:
-    reach = -1 if call.window is None else call.window
-    lines = (_at(q), q.stride(0), _at(k), k.stride(0), _at(v), v.stride(0))
-    size = (len(where), q.shape[1], q.shape[2], _at(where))
-    return (*size, *lines, call.scale, call.causal, reach, call.dropout, seed, KINDS[q.dtype])
-
-
-class _Parts(torch.autograd.Function):
-    """Queries, keys and values of rows that hold all three; gradients that lie like these become one without a copy."""
-
-    @staticmethod
-    def forward(context: Any, rows: Tensor, heads: int) -> tuple[Tensor, ...]:
-        q, k, v = rows.unflatten(-1, (3, heads, -1)).unbind(1)
-        return q, k, v
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        first = gradients[0]
-        count, heads, width = first.shape
-        apart = heads * width * first.element_size()
-        lie = all(
-            each.stride() == (3 * heads * width, width, 1) and each.data_ptr() == first.data_ptr() + number * apart
-            for number, each in enumerate(gradients)
-        )
-        if lie:
-            return first.as_strided((count, 3 * heads * width), (3 * heads * width, 1)), None
-        return torch.stack(gradients, 1).flatten(1), None
-
-
-def parts(rows: Float[Tensor, "rows all_three"], heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v, [rows, heads, width] each, of rows that have them side by side."""
-    if not (rows.requires_grad and torch.is_grad_enabled()):
-        q, k, v = rows.unflatten(-1, (3, heads, -1)).unbind(1)
-    else:
-        q, k, v = _Parts.apply(rows, heads)  # type: ignore[no-untyped-call]
-    return q, k, v
-
-
-def _at(tensor: Tensor | None) -> int:
+def at(tensor: Tensor | None) -> int:
+    """Where it lies; 0 where there is none."""
     return 0 if tensor is None else tensor.data_ptr()

@@ -83,6 +83,7 @@ class Masked(Pretext):
             targets=long([sample.tokens for sample in samples])[rows],
             weights=torch.from_numpy(np.concatenate([*weights, np.zeros(0, dtype=np.float32)])),
             rows=rows,
+            counts=(float(sum(each.sum(dtype=np.float64) for each in weights)),),  # known here: no device is asked
         )
 
     def scores(self, loaded: Loaded, rows: Tensor, batch: Batch) -> Tensor:

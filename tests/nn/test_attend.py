@@ -13,11 +13,11 @@ from torch import Tensor
 
 from heedful.errors import HeedfulError
 from heedful.nn import attend as attend_module
-from heedful.nn.attend import REFERENCE, attend, choose, explain
-from heedful.nn.kernels import KERNELS, Kernel
+from heedful.nn.attend import KERNELS, REFERENCE, attend, choose, explain
+from heedful.nn.kernels import Kernel
 from heedful.nn.layout import Bias, Call, Dense, Distance, Layout
 
-OTHERS = ("varlen", "lined", "native")  # tested beside; native: in test_native.py
+OTHERS = ("varlen", "lined", "native", "flash", "grouped", "flex")  # tested beside; native: in test_native.py
 CPU_KERNELS = [kernel.name for kernel in (*KERNELS, REFERENCE) if kernel.name not in OTHERS]
 Tensors = tuple[Tensor, Tensor, Tensor]
 

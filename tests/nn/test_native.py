@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from heedful.native import Kernels
 from heedful.nn import native as of
+from heedful.nn import native_attention as attending
 from heedful.nn.attend import attend_as, choose
 from heedful.nn.layers import Mlp
 from heedful.nn.layout import Call, Layout
@@ -67,7 +68,7 @@ def test_attention(
         out.backward(drawn(*out.shape, seed=9, dtype=out.dtype))
         return [out, *(each.grad for each in mine)]
 
-    found = ran(of.attention, given)
+    found = ran(attending.attention, given)
     expected = ran(lambda *x: attend_as(*x, backend="reference"), [each.double() for each in given])
     most = FLOAT if dtype == torch.float32 else HALF
     assert max(off(x, y) for x, y in zip(found, expected, strict=True)) < most
@@ -81,7 +82,7 @@ def test_dropout_of_weights_has_the_gradient_of_what_it_computes() -> None:
 
     def value(*tensors: Tensor) -> Tensor:
         torch.manual_seed(5)
-        return (of.attention(*tensors, call).double() * weight).sum()
+        return (attending.attention(*tensors, call).double() * weight).sum()
 
     mine = [each.clone().requires_grad_() for each in given]
     value(*mine).backward()
@@ -97,7 +98,7 @@ def test_what_is_dropped_is_a_share_p_and_the_mean_stays() -> None:
     ones, norm = torch.zeros(4000, 64), nn.LayerNorm(64)
     q = torch.zeros(4000, 1, 64)
     torch.manual_seed(1)
-    out = of.attention(q, q, torch.ones(4000, 1, 64), Call(layout=layout_of([4000]), scale=1.0, dropout=0.25))
+    out = attending.attention(q, q, torch.ones(4000, 1, 64), Call(layout=layout_of([4000]), scale=1.0, dropout=0.25))
     assert float(out.mean()) == pytest.approx(1.0, abs=5e-3)
     seen = of.add_norm(ones, torch.ones(4000, 64), norm, 0.25)
     assert seen is not None
@@ -214,8 +215,8 @@ def test_the_same_bits_with_any_number_of_threads(native: Kernels) -> None:
             mlp.zero_grad()
             x = drawn(sum(LENGTHS), 192).requires_grad_()
             with torch.autocast("cpu", torch.bfloat16):
-                q, k, v = of.parts(x, 2)
-                mixed = of.attention(q, k, v, Call(layout=layout, scale=0.2, dropout=0.1)).flatten(1)
+                q, k, v = attending.parts(x, 2)
+                mixed = attending.attention(q, k, v, Call(layout=layout, scale=0.2, dropout=0.1)).flatten(1)
                 z = of.add_norm(x[:, :64], mlp(mixed), norm, 0.1)
             assert z is not None and x.grad is None
             z.square().sum().backward()
@@ -230,8 +231,8 @@ def test_the_same_bits_with_any_number_of_threads(native: Kernels) -> None:
 
 def test_gradients_of_parts_that_lie_together_are_not_copied() -> None:
     rows = drawn(5, 96).requires_grad_()
-    q, k, v = of.parts(rows, 2)
-    out = of.attention(q, k, v, Call(layout=layout_of([5]), scale=1.0))
+    q, k, v = attending.parts(rows, 2)
+    out = attending.attention(q, k, v, Call(layout=layout_of([5]), scale=1.0))
     (one,) = torch.autograd.grad(out.sum(), rows, retain_graph=True)
     (other,) = torch.autograd.grad(sum((each * out.detach()).sum() for each in (q, k, v)), rows)  # three of their own
     assert one.shape == other.shape == rows.shape
@@ -250,7 +251,7 @@ def test_what_it_cannot_take(change: dict[str, Any], said: str) -> None:
     q = torch.zeros(6, 2, change.get("width", 32), dtype=change.get("dtype", torch.float32))
     spans = ((0, 3), (3, 6))
     call = Call(layout=Layout(spans, change.get("keys", spans)), scale=1.0)
-    assert said in of.cannot_attend(q, q, call)
+    assert said in attending.cannot_attend(q, q, call)
     assert choose(q, q, call).name != "native"
 
 
@@ -259,7 +260,7 @@ def test_without_kernels_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(library, "_found", lambda: "none today")
     q = drawn(6, 2, 32)
-    assert "none today" in of.cannot_attend(q, q, Call(layout=layout_of([6]), scale=1.0))
+    assert "none today" in attending.cannot_attend(q, q, Call(layout=layout_of([6]), scale=1.0))
     assert of.add_norm(q[:, 0], q[:, 1], nn.LayerNorm(32), 0.0) is None
     with torch.autocast("cpu", torch.bfloat16):
         assert of.Linear(32, 32)(q[:, 0]).grad_fn.name() == "AddmmBackward0"

@@ -1,0 +1,243 @@
+"""What a GPU makes of it: pre-training against padded batches, shares of the matrix rate, memory, serving.
+
+python benchmarks/gpu.py --minutes 9      # all of it, on one CUDA device; what was measured is written as it comes
+python benchmarks/gpu.py --rehearse       # the same on tiny shapes, on a CPU where there is no GPU, without a record
+"""
+
+from __future__ import annotations
+
+import argparse
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import lengths
+from gpu_arms import CHECKS, WAYS
+from gpu_measures import (
+    BOUND,
+    FEWEST,
+    Clock,
+    Served,
+    Size,
+    Trained,
+    rates,
+    rehearsal,
+    serve_alone,
+    serve_mixed,
+    train,
+    training_text,
+)
+from report import RESULTS, Spread, grid, write
+
+ABOUT = """{device}; {versions}. One process; the arms of a table take turns, each round begins with the next one, and a
+turn is timed from an idle device to an idle device. Ratios are taken in each round; tables show their medians and
+extremes. {rounds} rounds, {fewest} at least where the time was up.
+
+Training: masked language modelling, fresh weights of BERT's shapes, a vocabulary of {vocabulary:,}, random ids; no
+dropout; bfloat16 by autocast, weights and AdamW's moments (torch's fused kernel) in float32, the norm clipped to 1; the
+loss of each step is read. Mixed lengths have a mean of 150 and go up to 512 (`mean150` of lengths.py): paragraphs and
+short articles. Sequences and hidden tokens are the same in all arms. Batches lie on the device beforehand, but for `its
+trainer`, where hiding, packing and sending are counted. transformers scores all positions, as its own model does;
+`padded` is to 512, `grouped` are sequences of like lengths of a round, padded to a multiple of 8; where nothing is
+padded it is given no mask. Before timing every arm makes {checks} updates on one step: `difference` is the largest one
+of its losses to the first arm's over the largest loss, and beyond {bound} nothing is timed. Only real tokens count. The
+share of the matrix rate is that of 3 (L (24 d² T + 4 d Σs²) + m (2 d² + 2 d V)) for T real tokens, sequences of s and m
+hidden ones. Peak memory is an arm's own: what it holds between turns and what a turn adds.
+
+Serving: half-precision weights. A text alone goes from ids on the host to the mean of its rows on the host, in
+BERT-base's shape with random weights; mixed lengths go from text to vectors, in all-MiniLM-L6-v2's."""
+PADDED, GROUPED = "transformers, padded", "transformers, grouped"
+MIXED = (PADDED, GROUPED, f"{GROUPED}, compiled", "heedful", "heedful, compiled", "heedful, its trainer")
+FULL = (PADDED, f"{PADDED}, compiled", "heedful", "heedful, compiled")
+OWN = (GROUPED, "heedful, compiled")  # what is trained by one arm of theirs and one of ours
+
+
+@dataclass(kw_only=True, slots=True)
+class Found:
+    """What was measured so far."""
+
+    rates: dict[str, float] = field(default_factory=dict)
+    trained: dict[str, Trained] = field(default_factory=dict)
+    served: dict[str, Served] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)  # parts, and why they were not measured
+
+    def texts(self) -> list[str]:
+        """As Markdown."""
+        rows = [
+            ["bfloat16 products", f"{self.rates['matrix'] / 1e12:,.1f} TFLOP/s"],
+            ["copy, read and written", f"{self.rates['copy'] / 1e12:,.3f} TB/s"],
+        ]
+        made = ["## The device\n\n" + grid(["what", "rate"], rows), goals(self)]
+        made += [training_text(each) for each in self.trained.values()]
+        made += [each.text() for each in self.served.values()]
+        if self.missing:
+            made.append("## Not measured\n\n" + grid(["part", "why"], [list(each) for each in self.missing.items()]))
+        return made
+
+    def data(self) -> Any:
+        """As plain values."""
+        return {
+            "rates": self.rates,
+            "trained": {name: asdict(each) for name, each in self.trained.items()},
+            "served": {name: asdict(each) for name, each in self.served.items()},
+            "missing": self.missing,
+        }
+
+
+# -- goals --------------------------------------------------------------------------------------------------------
+
+
+def best(trained: Trained, *, ours: bool) -> str:
+    """The arm with the most tokens a second."""
+    rows = [row for row in trained.table.rows if row.ours == ours]
+    return max(rows, key=lambda row: row.tokens_per_second.median).name
+
+
+def ratio(trained: Trained, name: str, other: str) -> Spread:
+    """How many times as fast, in each round."""
+    seconds = {row.name: row.seconds for row in trained.table.rows}
+    return Spread.of([b / a for a, b in zip(seconds[name], seconds[other], strict=True)])
+
+
+def goals(found: Found) -> str:
+    """What was to be reached, and what was seen."""
+    rows: list[list[str]] = []
+
+    def line(what: str, floor: str, seen: str, reached: bool) -> None:
+        rows.append([what, floor, seen, "yes" if reached else "no"])
+
+    def least(what: str, floor: float, seen: Spread) -> None:
+        line(what, f"≥ {floor}", seen.text(), seen.median >= floor)
+
+    for what, peer_floor in (("mixed lengths, base", 1.25), ("full length, base", 1.15)):
+        if (one := found.trained.get(what)) is None:
+            continue
+        mine, theirs = best(one, ours=True), best(one, ours=False)
+        if what.startswith("mixed"):
+            least(f"{what}: {mine} to {PADDED}", 3.0, ratio(one, mine, PADDED))
+        least(f"{what}: {mine} to {theirs}", peer_floor, ratio(one, mine, theirs))
+        if one.memory[PADDED]:
+            share = one.memory[mine] / one.memory[PADDED]
+            line(f"{what}: peak memory to {PADDED}", "≤ 0.5", f"{share:.2f}", share <= 0.5)
+    for shape, floor in (("base", 0.45), ("large", 0.50), ("small", 0.38)):
+        if one := found.trained.get(f"mixed lengths, {shape}"):
+            name = best(one, ours=True)
+            least(f"share of the matrix rate, {shape}, {name}", floor, one.shares[name])
+    mixed, even = found.trained.get("mixed lengths, base"), found.trained.get("one length, base")
+    if mixed and even and OWN[1] in mixed.shares and OWN[1] in even.shares:
+        rate = [
+            next(row for row in each.table.rows if row.name == OWN[1]).tokens_per_second.median
+            for each in (mixed, even)
+        ]
+        line("ragged over uniform, medians", "≥ 0.92", f"{rate[0] / rate[1]:.2f}", rate[0] >= 0.92 * rate[1])
+    for what, served in found.served.items():
+        name, *others = reversed(served.seconds)
+        if what == "mixed":
+            least(f"{served.what}: to the best sentence-transformers", 1.5, served.against(name, others))
+            continue
+        middle = 1e3 * Spread.of(served.seconds[name]).median
+        line(f"{served.what}, ms", "< 0.7", f"{middle:.3f}", middle < 0.7)
+        least(f"{served.what}, to transformers", 6.0, served.against(name, [next(iter(served.seconds))]))
+    return "## Goals\n\n" + grid(["what", "floor", "seen", "reached"], rows)
+
+
+# -- all of it ----------------------------------------------------------------------------------------------------
+
+
+def parts(found: Found, size: Size, device: Any, clock: Clock) -> list[tuple[str, float, Callable[[], str]]]:
+    """What is measured, most important first: its name, the seconds without which it is not begun, and how."""
+
+    def training(what: str, names: Sequence[str]) -> str:
+        found.trained[what] = train(what, names, size, device, found.rates["matrix"], clock)
+        return training_text(found.trained[what])
+
+    def serving(key: str, run: Callable[[], Served]) -> str:
+        found.served[key] = run()
+        return found.served[key].text()
+
+    first = partial(training, "mixed lengths, base", MIXED)
+    several: list[tuple[str, float, Callable[[], str]]] = [("mixed lengths, base", 120.0, first)]
+    for length in size.tokens:
+        run = partial(serve_alone, size, device, length)
+        several.append((f"{length} tokens", 20.0, partial(serving, str(length), run)))
+    several.append(("full length, base", 100.0, partial(training, "full length, base", FULL)))
+    several.append(("mixed texts", 50.0, partial(serving, "mixed", partial(serve_mixed, size, device))))
+    for what in ("mixed lengths, large", "mixed lengths, small", "one length, base"):
+        several.append((what, 60.0, partial(training, what, OWN)))
+    return several
+
+
+def record(found: Found, size: Size, device: Any, folder: Path) -> Path:
+    """Write what there is."""
+    about = ABOUT.format(
+        device=_named(device),
+        versions=", ".join(f"{name} {_version(name)}" for name in ("torch", "transformers", "sentence-transformers")),
+        rounds=size.rounds,
+        fewest=FEWEST,
+        vocabulary=lengths.VOCABULARY,
+        checks=CHECKS,
+        bound=BOUND.difference,
+    )
+    return write("gpu", about, found.texts(), found.data(), folder)
+
+
+def _named(device: Any) -> str:
+    import torch
+
+    if device.type != "cuda":
+        return "a rehearsal on the CPU"
+    known = torch.cuda.get_device_properties(device)
+    memory, compute = f"{known.total_memory / 2**30:.0f} GiB", f"compute {known.major}.{known.minor}"
+    return f"{known.name}, {memory}, {compute}, CUDA {torch.version.cuda}"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def main() -> None:
+    """Measure, print and write; the exit status says whether something was left out."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=9.0, help="no part is begun for which no time is left")
+    parser.add_argument("--rehearse", action="store_true", help="tiny shapes, also without a GPU, without a record")
+    parser.add_argument("--output", type=Path, help="another folder for the record")
+    chosen = parser.parse_args()
+    clock = Clock(chosen.minutes)
+    import torch
+
+    if not (chosen.rehearse or torch.cuda.is_available()):
+        parser.error("there is no CUDA device: give --rehearse to try the script on a CPU")
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    size, found = rehearsal() if chosen.rehearse else Size(), Found()
+    assert set(MIXED) | set(FULL) | set(OWN) == set(WAYS), "a way that no part measures"
+    found.rates = rates(size, device)
+    folder = chosen.output or (None if chosen.rehearse else RESULTS)
+    for name, seconds, run in parts(found, size, device, clock):
+        if clock.left < seconds:
+            found.missing[name] = f"{max(0.0, clock.left):.0f} s were left, {seconds:.0f} are needed"
+            continue
+        try:
+            print(run(), flush=True)
+        except Exception as error:  # the other parts are measured nevertheless, and the record says so
+            traceback.print_exc()
+            found.missing[name] = f"{type(error).__name__}: {str(error)[:300]}".replace("\n", " ").replace("|", "/")
+        if folder:
+            record(found, size, device, folder)
+    print(*found.texts()[:2], sep="\n")
+    if folder:
+        print(record(found, size, device, folder))
+    for name, why in found.missing.items():
+        print(f"not measured: {name}: {why}")
+    failed = [name for each in found.trained.values() for name in each.failed]
+    raise SystemExit(1 if found.missing or failed else 0)
+
+
+if __name__ == "__main__":
+    main()

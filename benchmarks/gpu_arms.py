@@ -1,0 +1,307 @@
+"""What `gpu.py` trains: the same sequences and the same hidden tokens for Heedful's packed rows and padded batches."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any
+
+import lengths
+import numpy as np
+from lengths import CLS, FIRST_WORD, SEP
+from pretraining import regrouped
+from pretraining_data import PAD, SEED, SHARE
+from pretraining_data import objective as of_words
+from training import mover, peer
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from heedful.objectives import Sample
+    from heedful.objectives.base import Batch
+    from heedful.objectives.masked import Masked
+
+RATE, CHECKS, ROOM, FULL = 1e-4, 3, 1.3, 0.975
+Losses = list[float]
+Text = tuple[list[int], list[int]]  # ids as they are read, labels: -100 where nothing is asked
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A shape, and what it learns from."""
+
+    name: str
+    layers: int
+    width: int
+    vocabulary: int
+    distribution: str | int  # of lengths.py, or the one length of all
+    tokens: int  # of a step
+    steps: int  # of a round
+    most: int = 512  # tokens of a sequence
+
+    @property
+    def inner(self) -> int:
+        """Of the MLP."""
+        return 4 * self.width
+
+    @property
+    def heads(self) -> int:
+        """64 numbers each, or two of a narrow model."""
+        return max(2, self.width // 64)
+
+    @property
+    def asked(self) -> int:
+        """Tokens that are to be found in a step: somewhat below the share, so that every step has so many."""
+        return int(0.97 * SHARE * FULL * self.tokens)
+
+    def flop(self, squares: float, tokens: float) -> float:
+        """Of a step: 3 (L (24 d^2 T + 4 d sum of s^2) + m (2 d^2 + 2 d V))."""
+        d, head = self.width, self.asked * (2 * self.width**2 + 2 * self.width * self.vocabulary)
+        return 3 * (self.layers * (24 * d * d * tokens + 4 * d * squares) + head)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Given:
+    """A round."""
+
+    case: Case
+    samples: list[Sample]  # a step each, all of one shape
+    texts: list[list[Text]]  # the sequences of each step, without what fills it up
+    digest: str
+    flop: float
+
+    @property
+    def tokens(self) -> int:
+        """Real ones."""
+        return sum(len(ids) for step in self.texts for ids, _ in step)
+
+    @property
+    def sequences(self) -> int:
+        """Real ones."""
+        return sum(map(len, self.texts))
+
+    def first(self) -> Given:
+        """The first step alone."""
+        return replace(self, samples=self.samples[:1], texts=self.texts[:1])
+
+    def batches(self, device: torch.device) -> list[Batch]:
+        """As Heedful's objective makes them, on the device."""
+        from heedful.data.order import mixed
+
+        drawn = objective(self.case)
+        return [
+            drawn.batch([sample], [mixed(SEED, 0, number)]).to(device) for number, sample in enumerate(self.samples)
+        ]
+
+
+def objective(case: Case) -> Masked:
+    """A constant number of hidden tokens in each step, the same ones in each round."""
+    from heedful.objectives.masked import Masked
+
+    return Masked(tokenizer=of_words(case.vocabulary).tokenizer, versions=1, count=case.asked)
+
+
+def given(case: Case) -> Given:
+    """Sequences of random words in rows of one shape, and what is hidden in them."""
+    from heedful.data.order import mixed
+
+    samples, drawn, texts = rows(case), objective(case), []
+    for number, sample in enumerate(samples):
+        batch = drawn.batch([sample], [mixed(SEED, 0, number)])
+        assert batch.rows is not None and bool(batch.weights.all()), "fewer tokens than are to be hidden"
+        read, labels = batch.packed.tokens.numpy(), np.full(len(sample), -100)
+        labels[batch.rows.numpy()] = batch.targets.numpy()
+        real = [span for span in pairwise(sample.bounds) if sample.tokens[span[0]] == CLS]
+        texts.append([(read[start:stop].tolist(), labels[start:stop].tolist()) for start, stop in real])
+    sizes = [[len(ids) for ids, _ in step] for step in texts]
+    flop = sum(case.flop(sum(size**2 for size in step), sum(step)) for step in sizes)
+    digest = hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
+    return Given(case=case, samples=samples, texts=texts, digest=digest, flop=flop)
+
+
+def rows(case: Case) -> list[Sample]:
+    """A step each: as many tokens and sequences in all of them."""
+    from heedful.objectives import Sample
+    from heedful.objectives.rows import Steady, fitted
+
+    draw = random.Random(SEED)
+
+    def words(length: int) -> list[int]:
+        return [CLS, *(draw.randrange(FIRST_WORD, case.vocabulary) for _ in range(length - 2)), SEP]
+
+    def sample(found: Sequence[int]) -> Sample:
+        return Sample.of([words(length) for length in found], [[0] * length for length in found])
+
+    if isinstance(case.distribution, int):
+        count = case.tokens // case.distribution
+        return [sample([case.distribution] * count) for _ in range(case.steps)]
+    mean = (lengths.DISTRIBUTIONS | lengths.TRAINING)[case.distribution].mean
+    several = np.array(lengths.draw(case.distribution, int(ROOM * (case.steps + 1) * case.tokens / mean)))
+    several = np.minimum(several, case.most)
+    steady = Steady(sequences=int(1.2 * case.tokens / mean) + 2, pad=PAD)
+    room, most = steady.room(case.tokens)
+    full = [row for row in fitted(several, room, SEED, most) if several[row].sum() >= FULL * case.tokens]
+    assert len(full) >= case.steps, f"{len(full)} full rows of {case.steps}: draw more lengths"
+    return [steady.filled(sample(several[row].tolist()), case.tokens) for row in full[: case.steps]]
+
+
+def models(case: Case, folder: str) -> str:
+    """Fresh weights without dropout, in the folder."""
+    import torch
+    import transformers
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    config = transformers.BertConfig(
+        vocab_size=case.vocabulary,
+        num_hidden_layers=case.layers,
+        hidden_size=case.width,
+        num_attention_heads=case.heads,
+        intermediate_size=case.inner,
+        max_position_embeddings=max(512, case.most),
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    torch.manual_seed(SEED)
+    transformers.BertForMaskedLM(config).save_pretrained(folder)
+    return folder
+
+
+# -- arms ---------------------------------------------------------------------------------------------------------
+
+Make = Callable[[Given, str, "torch.device", ExitStack, str], Callable[[Given], Callable[[], Losses]]]
+
+
+def packed(made: Given, folder: str, device: torch.device, stack: ExitStack, backend: str) -> Any:
+    """Heedful's model, objective and optimiser in a plain loop, on batches that lie on the device."""
+    import torch
+
+    import heedful
+    from heedful.train.compiled import compiled
+    from heedful.train.optim import AdamW, Optimizer
+
+    loaded, drawn = heedful.load(folder).to(device).train(), objective(made.case)
+    if backend:
+        stack.enter_context(compiled(loaded, backend=backend))
+    parameters = {name: each for name, each in loaded.named().items() if each.requires_grad}
+    optimizer = Optimizer(parameters, AdamW(rate=RATE))
+
+    def step(batch: Batch) -> float:
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = drawn.loss(loaded, batch)
+        loss.sum.backward()
+        gradients = {name: each.grad for name, each in parameters.items() if each.grad is not None}
+        scale = 1 / loss.count
+        norm = optimizer.norm(gradients, scale=scale)
+        optimizer.step(gradients, factor=1.0, scale=scale, norm=norm)
+        for each in parameters.values():
+            each.grad = None
+        return loss.sum.item() * scale
+
+    def rounds(part: Given) -> Callable[[], Losses]:
+        batches = part.batches(device)
+        return lambda: [step(batch) for batch in batches]
+
+    return rounds
+
+
+def trainer(made: Given, folder: str, device: torch.device, stack: ExitStack, backend: str) -> Any:
+    """Heedful's trainer with all that it does: hiding tokens, packing and sending them are counted."""
+    import heedful
+    from heedful.train.compiled import compiled
+    from heedful.train.loop import Steps, Trainer, TrainSettings
+    from heedful.train.optim import AdamW, Constant
+
+    def rounds(part: Given) -> Callable[[], Losses]:
+        loaded = heedful.load(folder).to(device)
+        if backend:
+            stack.enter_context(compiled(loaded, backend=backend))
+        settings = TrainSettings(
+            length=Steps(count=10**9),
+            batch=1,
+            optimiser=AdamW(rate=RATE),
+            schedule=Constant(),
+            precision="bfloat16",
+            seed=SEED,
+        )
+        made_trainer = Trainer(loaded, objective(part.case), part.samples, settings)
+        return lambda: [made_trainer.advance().loss for _ in range(made_trainer.order.steps)]
+
+    return rounds
+
+
+def padded(grouped: bool) -> Make:
+    """transformers' model in a plain loop, on padded batches that lie on the device."""
+
+    def make(made: Given, folder: str, device: torch.device, stack: ExitStack, backend: str) -> Any:
+        import torch
+
+        model = peer("AutoModelForMaskedLM", folder, "sdpa").to(device)
+        move = mover(model, RATE)
+        called: Any = torch.compile(model, backend=backend, dynamic=grouped) if backend else model
+
+        def step(ids: Tensor, mask: Tensor | None, labels: Tensor) -> float:
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = called(input_ids=ids, attention_mask=mask, labels=labels).loss
+            loss.float().backward()
+            move()
+            return float(loss)
+
+        def rounds(part: Given) -> Callable[[], Losses]:
+            batches = pad(part, device, grouped=grouped)
+            return lambda: [step(*batch) for batch in batches]
+
+        return rounds
+
+    return make
+
+
+def pad(part: Given, device: torch.device, *, grouped: bool) -> list[tuple[Tensor, Tensor | None, Tensor]]:
+    """Ids, mask (none where nothing is padded) and labels of each step; grouped: sequences of like lengths together.
+
+    Grouped steps are padded to a multiple of 8; others to the longest that there may be.
+    """
+    import torch
+
+    texts = list(chain(*part.texts))
+    bounds = np.cumsum([0, *map(len, part.texts)])
+    steps = [list(range(start, stop)) for start, stop in pairwise(bounds.tolist())]
+    if grouped:
+        steps = regrouped(steps, np.array([len(ids) for ids, _ in texts]))
+    made = []
+    for step in steps:
+        longest = max(len(texts[number][0]) for number in step)
+        width = -(-longest // 8) * 8 if grouped else max(longest, part.case.most)
+        ids, mask, labels = (torch.full((len(step), width), empty) for empty in (PAD, 0, -100))
+        for line, number in enumerate(step):
+            read, asked = texts[number]
+            ids[line, : len(read)], mask[line, : len(read)] = torch.tensor(read), 1
+            labels[line, : len(read)] = torch.tensor(asked)
+        whole = None if bool(mask.all()) else mask.to(device)
+        made.append((ids.to(device), whole, labels.to(device)))
+    return made
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """How an arm learns."""
+
+    make: Make
+    ours: bool
+    compiled: bool = False
+
+
+WAYS: Mapping[str, Way] = {
+    "transformers, padded": Way(make=padded(grouped=False), ours=False),
+    "transformers, padded, compiled": Way(make=padded(grouped=False), ours=False, compiled=True),
+    "transformers, grouped": Way(make=padded(grouped=True), ours=False),
+    "transformers, grouped, compiled": Way(make=padded(grouped=True), ours=False, compiled=True),
+    "heedful": Way(make=packed, ours=True),
+    "heedful, compiled": Way(make=packed, ours=True, compiled=True),
+    "heedful, its trainer": Way(make=trainer, ours=True, compiled=True),
+}

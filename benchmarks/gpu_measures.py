@@ -1,0 +1,350 @@
+"""What `gpu.py` measures: rates of the device, arms that learn, arms that answer, all in turn in one process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import lengths
+from gpu_arms import CHECKS, WAYS, Case, Given, Losses, given, models
+from gpu_serving import BASE, SMALL, TINY, Answers, alone, folder_of, mixed, texts
+from harness import Answer, Arm, Bound, Measured, checksum, compare, summarise
+from report import Spread, Table, grid, machine_busy
+
+if TYPE_CHECKING:
+    import torch
+
+BOUND = Bound(difference=0.01, cosine=0.9999)
+ANSWER = Bound(difference=0.08, cosine=0.995)  # of vectors in half precision
+FEWEST = 3  # rounds, where time is short
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """What is measured: all of it, or a rehearsal."""
+
+    matrix: int = 8192
+    copied: int = 2**32  # bytes
+    rounds: int = 7
+    backend: str = "inductor"  # of torch.compile
+    cases: Mapping[str, Case] = field(
+        default_factory=lambda: {
+            "mixed lengths, base": _case("base", 12, 768, "mean150", 16_800, 8),
+            "full length, base": _case("base", 12, 768, 512, 16_384, 8),
+            "mixed lengths, large": _case("large", 24, 1024, "mean150", 16_800, 4),
+            "mixed lengths, small": _case("small", 4, 512, "mean150", 67_200, 6),
+            "one length, base": _case("base", 12, 768, 150, 16_800, 8),
+        }
+    )
+    tokens: Sequence[int] = (32, 64, 128)  # of a text alone
+    calls: int = 100
+    texts: int = 8192
+    budget: int = 32_768
+    tiny: bool = False
+
+
+def _case(name: str, layers: int, width: int, distribution: str | int, tokens: int, steps: int) -> Case:
+    return Case(
+        name=name,
+        layers=layers,
+        width=width,
+        vocabulary=lengths.VOCABULARY,
+        distribution=distribution,
+        tokens=tokens,
+        steps=steps,
+    )
+
+
+def rehearsal() -> Size:
+    """The same in small."""
+    whole = Size()
+    small = {
+        name: replace(each, layers=2, width=64, vocabulary=2000, tokens=2 * 1050 if each.distribution != 512 else 2048)
+        for name, each in whole.cases.items()
+    }
+    cases = {name: replace(each, steps=2) for name, each in small.items()}
+    return replace(
+        whole,
+        matrix=256,
+        copied=2**20,
+        rounds=1,
+        backend="eager",
+        cases=cases,
+        tokens=(16,),
+        calls=3,
+        texts=24,
+        budget=2048,
+        tiny=True,
+    )
+
+
+class Clock:
+    """How much of the time is left."""
+
+    def __init__(self, minutes: float) -> None:
+        self.end = time.monotonic() + 60 * minutes
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self.end - time.monotonic()
+
+
+# -- the device ---------------------------------------------------------------------------------------------------
+
+
+def idle(device: torch.device) -> None:
+    """Wait until the device has nothing to do."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def rates(size: Size, device: torch.device) -> dict[str, float]:
+    """FLOP/s of bfloat16 products on random numbers, bytes/s of copies (read and written): the median of ten."""
+    import torch
+
+    a, b = (torch.randn(size.matrix, size.matrix, device=device, dtype=torch.bfloat16) for _ in range(2))
+    source = torch.empty(size.copied, dtype=torch.uint8, device=device).zero_()
+    target = torch.empty_like(source)
+
+    def of(run: Callable[[], Any], count: int = 10) -> float:
+        for _ in range(3):
+            run()
+        times = []
+        for _ in range(count):
+            idle(device)
+            start = time.perf_counter()
+            run()
+            idle(device)
+            times.append(time.perf_counter() - start)
+        return median(times)
+
+    return {
+        "matrix": 2 * size.matrix**3 / of(lambda: torch.mm(a, b)),
+        "copy": 2 * size.copied / of(lambda: target.copy_(source)),
+    }
+
+
+@contextmanager
+def room(device: torch.device) -> Iterator[Callable[[], int]]:
+    """The most bytes that were taken inside, beyond those that were taken before; 0 where nobody counts them."""
+    if device.type != "cuda":
+        yield lambda: 0
+        return
+    import torch
+
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    yield lambda: torch.cuda.max_memory_allocated(device) - before
+
+
+def forget(device: torch.device) -> None:
+    """What arms have left: compiled functions, and memory that is kept for later."""
+    import torch
+
+    torch._dynamo.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def held(device: torch.device) -> int:
+    """Bytes that tensors take now."""
+    if device.type != "cuda":
+        return 0
+    import torch
+
+    return torch.cuda.memory_allocated(device)
+
+
+# -- training -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Ready:
+    """An arm that has shown what it learns."""
+
+    name: str
+    ours: bool
+    learned: Losses
+    run: Callable[[], Losses]
+    holds: int  # bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """A table of training, and what it does not hold."""
+
+    what: str
+    table: Table
+    shares: dict[str, Spread]  # of the matrix rate
+    memory: dict[str, int]  # bytes, at most
+    failed: dict[str, str]  # arms that could not be made ready, and why
+
+
+def ready(name: str, made: Given, folder: str, device: torch.device, stack: ExitStack, size: Size) -> Ready:
+    """Load, compile, and make a few updates on one step; then a round that is not counted."""
+    way, before = WAYS[name], held(device)
+    rounds = way.make(made, folder, device, stack, size.backend if way.compiled else "")
+    check = rounds(made.first())
+    learned = [loss for _ in range(CHECKS) for loss in check()]
+    run = rounds(made)
+    run()
+    idle(device)
+    return Ready(name=name, ours=way.ours, learned=learned, run=run, holds=held(device) - before)
+
+
+def train(what: str, names: Sequence[str], size: Size, device: torch.device, rate: float, clock: Clock) -> Trained:
+    """Arms on one case, in turn; one that cannot be made ready is named, but the first has to be."""
+    made, failed = given(size.cases[what]), {}
+    with ExitStack() as stack:
+        folder = models(made.case, stack.enter_context(tempfile.TemporaryDirectory()))
+        several = []
+        for name in names:
+            try:
+                several.append(ready(name, made, folder, device, stack, size))
+            except Exception as error:  # the others are measured nevertheless, and the record says so
+                if not several:
+                    raise
+                failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+        said = {"tokens": made.tokens, "sequences": made.sequences, "inputs": made.digest}
+        first = {each.name: _first(each, said, made) for each in several}
+        arms = [Arm(name=each.name, command=(), ours=each.ours, bound=BOUND) for each in several]
+        near = {arm.name: compare(arm, first[arm.name], first[arms[0].name]) for arm in arms}
+        turns: dict[str, list[Answer]] = {each.name: [] for each in several}
+        memory, others = dict.fromkeys(turns, 0), 0.0
+        for number in range(size.rounds):
+            if number >= FEWEST and clock.left < 0:
+                break
+            turn = number % len(several)
+            for each in (*several[turn:], *several[:turn]):
+                with room(device) as most:
+                    idle(device)
+                    start, busy = time.perf_counter(), machine_busy() - time.process_time()
+                    each.run()
+                    idle(device)
+                    taken, busy = time.perf_counter() - start, machine_busy() - time.process_time() - busy
+                    turns[each.name].append(said | {"seconds": taken})
+                    others = max(others, busy / taken / (os.cpu_count() or 1))
+                    memory[each.name] = max(memory[each.name], each.holds + most())
+        several.clear()
+    forget(device)
+    measured = Measured(arms=arms, first=first, turns=turns, near=near, others=others)
+    shares = {name: Spread.of([made.flop / turn["seconds"] / rate for turn in found]) for name, found in turns.items()}
+    return Trained(what=what, table=summarise(what, measured), shares=shares, memory=memory, failed=failed)
+
+
+def _first(each: Ready, said: Mapping[str, Any], made: Given) -> Answer:
+    sample = [each.learned]
+    how = f"{made.case.layers} layers, {made.case.width} wide, {made.case.tokens:,} tokens a step"
+    return {**said, "settings": how, "sample": sample, "checksum": checksum(sample)}
+
+
+def training_text(trained: Trained) -> str:
+    """As Markdown."""
+    rows = [
+        [name, share.text(3), f"{trained.memory[name] / 2**30:.2f}" if trained.memory[name] else "not counted"]
+        for name, share in trained.shares.items()
+    ]
+    left_out = "".join(f"\n{name} could not be measured: {why}\n" for name, why in trained.failed.items())
+    return trained.table.text() + "\n" + grid(["arm", "share of the matrix rate", "peak memory, GiB"], rows) + left_out
+
+
+# -- serving ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """Seconds of arms on one kind of input, an entry for each round."""
+
+    what: str
+    seconds: dict[str, list[float]]  # of a call (its median), or of all texts
+    cosines: dict[str, float]  # to the first arm's vectors, the least
+
+    def against(self, ours: str, others: Sequence[str]) -> Spread:
+        """How many times as quick, in each round, as the quickest of the others."""
+        rounds = zip(self.seconds[ours], *(self.seconds[other] for other in others), strict=True)
+        return Spread.of([min(theirs) / mine for mine, *theirs in rounds])
+
+    def text(self) -> str:
+        """As Markdown."""
+        first = next(iter(self.seconds))
+        rows = [
+            [
+                name,
+                Spread.of([1e3 * each for each in found]).text(3),
+                self.against(name, [first]).text(),
+                f"{self.cosines[name]:.5f}",
+            ]
+            for name, found in self.seconds.items()
+        ]
+        return f"## {self.what}\n\n" + grid(["arm", "ms", f"times as quick as {first}", "cosine"], rows)
+
+
+def agree(arms: Mapping[str, Answers], shown: Sequence[Any]) -> dict[str, float]:
+    """The least cosine of each arm's vectors to the first one's; one that computes something else is an error."""
+    said = {
+        name: {"inputs": "", "tokens": 0, "sequences": 0, "sample": [v for each in shown for v in run([each])]}
+        for name, run in arms.items()
+    }
+    right = next(iter(said.values()))
+    return {
+        name: compare(Arm(name=name, command=(), ours=False, bound=ANSWER), each, right)[1]
+        for name, each in said.items()
+    }
+
+
+def serve_alone(size: Size, device: torch.device, length: int) -> Served:
+    """The 50th percentile of calls with one text."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        arms = alone(folder_of(TINY if size.tiny else BASE, Path(folder), tokenizer=False), device, torch.bfloat16)
+    step = (lengths.VOCABULARY - lengths.FIRST_WORD) // (size.calls + length)
+    given_ids = [
+        [lengths.CLS, *(lengths.FIRST_WORD + step * (call + place) for place in range(length - 2)), lengths.SEP]
+        for call in range(size.calls)
+    ]
+    cosines = agree(arms, given_ids[:3])
+    found: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(size.rounds):
+        turn = number % len(arms)
+        for name in [*arms][turn:] + [*arms][:turn]:
+            times = []
+            for ids in given_ids:
+                start = time.perf_counter()
+                arms[name]([ids])
+                times.append(time.perf_counter() - start)
+            found[name].append(median(times))
+    return Served(what=f"one text of {length} tokens, 50th percentile", seconds=found, cosines=cosines)
+
+
+def serve_mixed(size: Size, device: torch.device) -> Served:
+    """All texts at once."""
+    import torch
+
+    several = texts(size.texts)
+    with tempfile.TemporaryDirectory() as folder:
+        path = folder_of(TINY if size.tiny else SMALL, Path(folder), tokenizer=True)
+        arms = mixed(path, device, torch.bfloat16, size.budget)
+        cosines = agree(arms, several[:4])
+        for run in arms.values():
+            run(several)
+        found: dict[str, list[float]] = {name: [] for name in arms}
+        for number in range(max(1, size.rounds - 2)):
+            turn = number % len(arms)
+            for name in [*arms][turn:] + [*arms][:turn]:
+                start = time.perf_counter()
+                arms[name](several)
+                found[name].append(time.perf_counter() - start)
+    return Served(what=f"{len(several):,} texts of mixed lengths, from text to vectors", seconds=found, cosines=cosines)

@@ -1,0 +1,159 @@
+"""What `gpu.py` serves: one text at a time, and texts of mixed lengths, with half-precision weights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lengths
+from engines import random_shape
+
+if TYPE_CHECKING:
+    import torch
+
+Vector = list[float]
+Answers = Callable[[Sequence[Any]], list[Vector]]  # of ids, or of texts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """An encoder with random weights."""
+
+    layers: int
+    width: int
+    heads: int
+    inner: int
+
+
+BASE = Shape(layers=12, width=768, heads=12, inner=3072)
+SMALL = Shape(layers=6, width=384, heads=12, inner=1536)  # all-MiniLM-L6-v2's
+TINY = Shape(layers=2, width=64, heads=2, inner=128)  # to rehearse
+WORDS = 2000  # that texts are made of
+
+
+def folder_of(shape: Shape, folder: Path, *, tokenizer: bool) -> str:
+    """A model in a folder; with a tokenizer of invented words also as sentence-transformers reads it."""
+    import torch
+    import transformers
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if shape == BASE and not tokenizer:
+        return random_shape("base", str(folder))
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        num_hidden_layers=shape.layers,
+        hidden_size=shape.width,
+        num_attention_heads=shape.heads,
+        intermediate_size=shape.inner,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    if tokenizer:
+        _words().save_pretrained(folder)
+        _sentences(str(folder), shape.width).save(str(folder / "sentences"))
+        return str(folder / "sentences")
+    return str(folder)
+
+
+def _words() -> Any:
+    import tokenizers
+    import transformers
+
+    special = {"[PAD]": 0, "[UNK]": 100, "[CLS]": lengths.CLS, "[SEP]": lengths.SEP, "[MASK]": 103}
+    words = {f"w{number}": lengths.FIRST_WORD + number for number in range(WORDS)}
+    fill = {f"[unused{number}]": number for number in range(lengths.FIRST_WORD) if number not in special.values()}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(special | fill | words, unk_token="[UNK]"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    around = [(name, special[name]) for name in ("[CLS]", "[SEP]")]
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", around
+    )
+    names = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+    kind: Any = transformers.PreTrainedTokenizerFast
+    return kind(
+        tokenizer_object=backend, model_max_length=512, **{f"{each}_token": name for each, name in names.items()}
+    )
+
+
+def _sentences(folder: str, width: int) -> Any:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    reads = modules.Transformer(folder)
+    return SentenceTransformer(modules=[reads, modules.Pooling(width, pooling_mode="mean")], device="cpu")
+
+
+def texts(count: int, distribution: str = "MIXED") -> list[str]:
+    """Of invented words, of the distribution's lengths with both special tokens."""
+    draw = random.Random(0)
+    return [
+        " ".join(f"w{draw.randrange(WORDS)}" for _ in range(length - 2)) for length in lengths.draw(distribution, count)
+    ]
+
+
+# -- one text at a time -------------------------------------------------------------------------------------------
+
+
+def alone(folder: str, device: torch.device, dtype: torch.dtype) -> dict[str, Answers]:
+    """From ids on the host to the mean of the rows on the host; the first is the reference."""
+    import torch
+    import transformers
+
+    import heedful
+    from heedful.infer.graphs import Graphs
+
+    theirs = transformers.AutoModel.from_pretrained(folder, dtype=dtype, add_pooling_layer=False).to(device).eval()
+    ours = heedful.load(folder, dtype=dtype).to(device).eval()
+    graphs = Graphs(ours.model)
+
+    def eager(given: Sequence[Sequence[int]]) -> list[Vector]:
+        with torch.inference_mode():
+            rows = theirs(input_ids=torch.tensor(given, device=device)).last_hidden_state[0]
+            return [rows.mean(0).float().tolist()]
+
+    def by(model: Callable[[Any], torch.Tensor]) -> Answers:
+        def answer(given: Sequence[Sequence[int]]) -> list[Vector]:
+            with torch.inference_mode():
+                return [model(heedful.Packed.of(given)).mean(0).float().tolist()]
+
+        return answer
+
+    return {
+        "transformers, eager": eager,
+        "heedful": by(lambda batch: ours.model(batch.to(device))),
+        "heedful, graphs": by(graphs),
+    }
+
+
+# -- mixed lengths ------------------------------------------------------------------------------------------------
+
+
+def mixed(folder: str, device: torch.device, dtype: torch.dtype, budget: int) -> dict[str, Answers]:
+    """From texts to vectors, tokenizing included; sentence-transformers sorts by length itself, in its best batch."""
+    import heedful
+
+    theirs = _stock(folder, device, dtype)
+    ours = heedful.Engine(heedful.load(folder, dtype=dtype).to(device).eval(), token_budget=budget)
+
+    def sorted_by(size: int) -> Answers:
+        def answer(given: Sequence[str]) -> list[Vector]:
+            found = theirs.encode(list(given), batch_size=size, show_progress_bar=False)
+            vectors: list[Vector] = found.astype("float32").tolist()
+            return vectors
+
+        return answer
+
+    def engine(given: Sequence[str]) -> list[Vector]:
+        return [list(each["vector"]) for each in ours(list(given))]
+
+    arms = {f"sentence-transformers, sorted, {size} a batch": sorted_by(size) for size in (32, 64, 128, 256)}
+    return {**arms, "heedful": engine}
+
+
+def _stock(folder: str, device: torch.device, dtype: torch.dtype) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(folder, device=device.type).to(dtype).eval()

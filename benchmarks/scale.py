@@ -1,0 +1,304 @@
+"""What pre-training on 64 GPUs would take, on paper: communication beside compute, tokens a step, hours, dollars.
+
+    python benchmarks/scale.py        # the tables of docs/scale.md
+
+Nothing here was measured by us on 64 GPUs. Every number that goes in has a name below and its source in docs/scale.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from report import grid
+
+GPUS, PER_HOST = 64, 8
+MATRIX, COPY = 790e12, 4.3e12  # FLOP/s in bf16 and bytes/s of one H200, as they were measured
+CHOSEN = 0.15  # share of the positions that the vocabulary head sees
+GRADIENT, UPDATE = 2, 28  # bytes a parameter: reduced in bf16; AdamW reads p, m, v, g and writes p, m, v in float32
+LATENCY = 30e-6  # seconds until a reduction of nothing at all is done
+BACKWARD = 2 / 3  # share of the compute in which gradients appear
+STEPS = (2_048, 8_192, 16_384, 65_536)  # tokens of a GPU in a step
+CORPUS = 38e9  # tokens in 160 GB of text: 36 to 40 billion
+BYTES = 2  # of a token on disk
+PRICES = (2.49, 12.29)  # dollars for a GPU and an hour
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """An encoder, and the share of the matrix rate that it is assumed to reach alone on one GPU."""
+
+    name: str
+    layers: int
+    width: int
+    vocabulary: int
+    places: int
+    types: int
+    share: float
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the token embedding, which the head shares: their gradient is ready last."""
+        return self.vocabulary * self.width
+
+    @property
+    def block(self) -> int:
+        """Parameters of one block: 12 d^2 in its four kinds of products, 13 d in biases and norms."""
+        return 12 * self.width**2 + 13 * self.width
+
+    @property
+    def parameters(self) -> int:
+        """All of them, with places, types, their norm, and a head of one product, a norm and a bias of each word."""
+        rest = (self.places + self.types + 2) * self.width + self.width**2 + 3 * self.width + self.vocabulary
+        return self.embedding + self.layers * self.block + rest
+
+    def flop(self, length: int) -> float:
+        """Of a token, forward and backward: 3 (L (24 d^2 + 4 s d) + m (2 d^2 + 2 d V))."""
+        d = self.width
+        return 3 * (self.layers * (24 * d * d + 4 * length * d) + CHOSEN * (2 * d * d + 2 * d * self.vocabulary))
+
+    def seconds(self, tokens: float, length: int) -> float:
+        """Of the products of a step on one GPU."""
+        return tokens * self.flop(length) / (self.share * MATRIX)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """How fast a ring over all GPUs turns: bytes a second that each GPU sends while it receives."""
+
+    name: str
+    rate: float
+
+    def reduce(self, parameters: float) -> float:
+        """Seconds until all GPUs have the sum: latency + 2 (n - 1) / n * bytes / rate."""
+        return LATENCY + 2 * (GPUS - 1) / GPUS * GRADIENT * parameters / self.rate
+
+
+BASE = Shape(name="BERT-base", layers=12, width=768, vocabulary=30_522, places=512, types=2, share=0.45)
+LARGE = Shape(name="BERT-large", layers=24, width=1024, vocabulary=30_522, places=512, types=2, share=0.50)
+ROBERTA = (
+    Shape(name="RoBERTa-base", layers=12, width=768, vocabulary=50_265, places=514, types=1, share=0.45),
+    Shape(name="RoBERTa-large", layers=24, width=1024, vocabulary=50_265, places=514, types=1, share=0.50),
+)
+NETWORKS = (
+    Network(name="fast", rate=200e9),  # bytes/s: eight 400 Gb/s adapters a host and NVLink inside, half of it used
+    Network(name="slow", rate=0.9 * 100e9 / 8),  # one 100 Gb/s Ethernet a host, nine tenths of it used
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """Seconds of one step."""
+
+    compute: float
+    waiting: float  # for reductions that are not done when the backward pass is
+    update: float
+
+    @property
+    def total(self) -> float:
+        """Of all three."""
+        return self.compute + self.waiting + self.update
+
+    @property
+    def efficiency(self) -> float:
+        """What is left of one GPU's speed: its own step, without waiting, over this one."""
+        return (self.compute + self.update) / self.total
+
+
+def step(shape: Shape, network: Network, tokens: float, length: int = 128) -> Step:
+    """One step, followed reduction by reduction.
+
+    Gradients of the blocks are ready one after another, evenly over the backward pass, the last block's first; each is
+    reduced as soon as the link is free. The token embedding is used by the head too, so that its gradient, with all
+    that stands beside it, is ready at the very end and hides behind nothing.
+    """
+    compute = shape.seconds(tokens, length)
+    free = begun = compute * (1 - BACKWARD)
+    for number in range(shape.layers):
+        ready = begun + (number + 1) / shape.layers * (compute - begun)
+        free = max(free, ready) + network.reduce(shape.block)
+    last = shape.parameters - shape.layers * shape.block
+    done = max(free, compute) + network.reduce(last)
+    return Step(compute=compute, waiting=done - compute, update=UPDATE * shape.parameters / COPY)
+
+
+def needed(shape: Shape, network: Network, efficiency: float, length: int = 128) -> int:
+    """The fewest tokens of a GPU and step, in whole thousands, with which that efficiency is reached."""
+    thousands = 1
+    while step(shape, network, 1000 * thousands, length).efficiency < efficiency:
+        thousands += 1
+    return 1000 * thousands
+
+
+# -- what was published -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """Two logs of MLPerf Training 4.0, BERT-large, closed division, NVIDIA: sequences a second of all GPUs."""
+
+    machine: str
+    gpus: int
+    log: str
+    rates: tuple[float, float]  # "throughput" of tracked_stats in result_0.txt and result_1.txt
+    steps: int  # of result_0.txt
+    samples: int  # of result_0.txt: sequences
+    rows: int | None  # packed rows of 512 tokens of a GPU and step; None: sequences without padding
+
+    @property
+    def each(self) -> float:
+        """Sequences a second of a GPU, the mean of both logs."""
+        return sum(self.rates) / len(self.rates) / self.gpus
+
+    @property
+    def together(self) -> float:
+        """Sequences of a GPU in a step."""
+        return self.samples / self.steps / self.gpus
+
+
+LOGS = (
+    Published(
+        machine="8 H200",
+        gpus=8,
+        log="h200_ngc23.09_pytorch",
+        rates=(7972.099, 7971.310),
+        steps=3125,
+        samples=2_398_552,
+        rows=48,
+    ),
+    Published(
+        machine="8 H100",
+        gpus=8,
+        log="eos_ngc23.04_pytorch",
+        rates=(7759.983, 7759.574),
+        steps=3516,
+        samples=2_698_169,
+        rows=48,
+    ),
+    Published(
+        machine="64 H100",
+        gpus=64,
+        log="eos_n8_ngc23.04_pytorch",
+        rates=(53540.834, 53185.444),
+        steps=652,
+        samples=3_004_416,
+        rows=None,
+    ),
+)
+
+
+def longest() -> float:
+    """Tokens of a sequence at most: packed rows of 512 hold so many of them."""
+    one = LOGS[1]
+    assert one.rows is not None
+    return 512 * one.rows / one.together
+
+
+def kept() -> float:
+    """What eight hosts kept of one host's speed: a GPU's sequences a second among 64 over those among 8."""
+    return LOGS[2].each / LOGS[1].each
+
+
+def rest() -> float:
+    """What the paper does not see: the published efficiency over that of `step` for as many tokens."""
+    return kept() / step(LARGE, NETWORKS[0], LOGS[2].together * longest(), round(longest())).efficiency
+
+
+# -- tables -------------------------------------------------------------------------------------------------------
+
+
+def communication() -> str:
+    """Compute and communication of a step."""
+    rows = []
+    for shape in (BASE, LARGE):
+        for network in NETWORKS:
+            whole = network.reduce(shape.parameters)
+            for tokens in STEPS:
+                one = step(shape, network, tokens)
+                rows.append(
+                    [
+                        shape.name,
+                        network.name,
+                        f"{tokens:,}",
+                        f"{1e3 * one.compute:.1f}",
+                        f"{1e3 * whole:.1f}",
+                        f"{1e3 * one.waiting:.1f}",
+                        f"{one.efficiency:.0%}",
+                        f"{one.efficiency * rest():.0%}",
+                    ]
+                )
+    columns = ["shape", "network", "tokens a GPU and step", "compute, ms", "reduction, ms", "of it waited for, ms"]
+    return grid([*columns, "efficiency", "as published runs keep"], rows)
+
+
+def tokens_needed() -> str:
+    """Tokens of a GPU and step for an efficiency."""
+    rows = [
+        [shape.name, network.name, *(f"{needed(shape, network, least):,}" for least in (0.8, 0.9, 0.95))]
+        for shape in (BASE, LARGE)
+        for network in NETWORKS
+    ]
+    return grid(["shape", "network", "for 80 %", "for 90 %", "for 95 %"], rows)
+
+
+def calibration() -> str:
+    """What MLPerf's logs say."""
+    rows = [
+        [
+            each.machine,
+            each.log,
+            f"{each.rates[0]:,.0f}, {each.rates[1]:,.0f}",
+            f"{each.each:,.0f}",
+            f"{each.together:.0f}" + (f" in {each.rows} rows of 512" if each.rows else ""),
+            f"{each.each * longest() * LARGE.flop(round(longest())) / MATRIX:.0%}",
+        ]
+        for each in LOGS
+    ]
+    columns = ["machine", "log", "sequences/s (two runs)", "of a GPU", "sequences a GPU and step"]
+    return grid([*columns, "share of 790 TFLOP/s, at most"], rows)
+
+
+def run(length: int = 512, tokens: int = 65_536) -> str:
+    """Hours and dollars of a RoBERTa-sized run: once over the corpus, and as many tokens as the paper's."""
+    passes = {"once over 160 GB": CORPUS, "500,000 steps of 8,192 × 512": 500_000 * 8_192 * 512.0}
+    rows = []
+    for shape in ROBERTA:
+        for network in NETWORKS:
+            speed = GPUS * tokens / step(shape, network, tokens, length).total * rest()
+            for what, count in passes.items():
+                hours = count / speed / 3600
+                rows.append(
+                    [
+                        f"{shape.name} ({shape.parameters / 1e6:.0f} M)",
+                        network.name,
+                        what,
+                        f"{speed / 1e6:.1f} M",
+                        f"{BYTES * speed / 1e6:.0f} MB/s",
+                        f"{hours:,.1f}" if hours < 100 else f"{hours:,.0f}",
+                        *(f"{GPUS * hours * price:,.0f}" for price in PRICES),
+                    ]
+                )
+    columns = ["shape", "network", "tokens", "tokens/s", "ids read", "hours on 64 GPUs"]
+    return grid([*columns, *(f"dollars at {price} a GPU and hour" for price in PRICES)], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "Communication against compute, 64 GPUs, sequences of 128": communication,
+    "Tokens of a GPU and step that are needed": tokens_needed,
+    "What was published": calibration,
+    "A RoBERTa-sized run, sequences of 512, 65,536 tokens a GPU and step": run,
+}
+
+
+def main() -> None:
+    """Print every table."""
+    for title, make in TABLES.items():
+        print(f"## {title}\n\n{make()}")
+    print(
+        f"Of one host's speed {kept():.1%} was kept on eight; this model says {kept() / rest():.1%} there, so that "
+        f"{rest():.1%} of what it says is kept in practice."
+    )
+
+
+if __name__ == "__main__":
+    main()

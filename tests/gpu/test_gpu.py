@@ -1,0 +1,218 @@
+"""What only a GPU can show: every CUDA kernel against float64, models, learning, compiled blocks, recorded texts.
+
+scripts/test tests/gpu        # all of it, on a machine with a CUDA device
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import heedful
+from heedful.infer.graphs import Graphs
+from heedful.nn.attend import REFERENCE
+from heedful.nn.cuda import CUDA
+from heedful.nn.kernels import KERNELS, Kernel
+from heedful.nn.layout import Bias, Call, Dense, Distance, Layout
+from heedful.packed import Packed
+from heedful.train.optim import AdamW, Optimizer
+from tests.nn.test_kernels import HEADS, LENGTHS, draw_bias, layout_of, outcome, worst
+from tests.tiny import save_tiny, sequences
+from tests.train.test_compiled import learn_compiled
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("default"),  # what PyTorch's compiler has to say about a device differs with the device
+]
+BY_NAME = {kernel.name: kernel for kernel in (*CUDA, *KERNELS)}
+GRID = list(product((False, True), (None, 0, 3, 1000)))  # causal, window
+EXACT = {torch.float64: 1e-12, torch.float32: 1e-5}  # of sums that are made in another order; halves: see `allowed`
+KINDS = {  # which precisions each kernel is checked in
+    "flash": (torch.bfloat16, torch.float16),
+    "varlen": (torch.bfloat16, torch.float16),
+    "grouped": (torch.float64, torch.float32, torch.bfloat16),
+    "fused": (torch.float64, torch.float32, torch.bfloat16),
+    "products": (torch.float64, torch.float32, torch.bfloat16),
+    "flex": (torch.float32, torch.bfloat16),
+}
+
+
+def drawn(layout: Layout, dtype: torch.dtype, width: int) -> list[Tensor]:
+    """q, k and v on the device."""
+    generator = torch.Generator().manual_seed(0)
+    keys = layout.keys[-1][1] if layout.keys else 0
+    tensors = [torch.randn(rows, HEADS, width, generator=generator) for rows in (layout.rows, keys, keys)]
+    return [tensor.to("cuda", dtype).requires_grad_() for tensor in tensors]
+
+
+def moved(bias: Bias | None, dtype: torch.dtype) -> tuple[Bias | None, list[Tensor]]:
+    """The same numbers on the device in that precision, and what of them is trained."""
+
+    def there(tensor: Tensor) -> Tensor:
+        return tensor.detach().to("cuda", dtype).requires_grad_()
+
+    match bias:
+        case Distance(table=table):
+            table = there(table)
+            return Distance(table=table), [table]
+        case Dense(blocks=blocks):
+            blocks = tuple(map(there, blocks))
+            return Dense(blocks=blocks), list(blocks)
+    return None, []
+
+
+def check(kernel: Kernel, layout: Layout, bias: str, dtype: torch.dtype, width: int, **more: Any) -> None:
+    """Forward and backward of one call, beside the reference in float64 on numbers of the same precision."""
+    tensors, (given, trained) = drawn(layout, dtype, width), moved(draw_bias(bias, layout)[0], dtype)
+    if not len(tensors[0]) or not len(tensors[1]):
+        return  # attend answers before it takes a kernel
+    call = Call(layout=layout, scale=0.3, bias=given, **more)
+    if kernel.cannot(tensors[0], tensors[1], call):
+        return
+    exact = [each.detach().double().requires_grad_() for each in tensors]
+    exact_bias, exact_trained = moved(given, torch.float64)
+    truth = outcome(REFERENCE, exact, exact_trained, Call(layout=layout, scale=0.3, bias=exact_bias, **more))
+    found = outcome(kernel, tensors, trained, call)
+    assert {each.dtype for each in found} == {dtype}
+    allowed = EXACT.get(dtype)
+    if allowed is None:  # as the kernel of the published operator: twice the reference's own error, and its rounding
+        eps = torch.finfo(dtype).eps
+        allowed = 2 * worst(outcome(REFERENCE, tensors, trained, call), truth) + eps
+    error = worst(found, truth)
+    assert error <= allowed, (kernel.name, bias, dtype, more, layout.sizes(), error, allowed)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name, several in KINDS.items() for dtype in several])
+@pytest.mark.parametrize("bias", ["none", "table", "rows", "dense"])
+def test_every_kernel_equals_the_reference(name: str, dtype: torch.dtype, bias: str) -> None:
+    calls = GRID if name != "flex" else GRID[::3]  # it is compiled for each number of rows
+    torch._dynamo.reset()
+    several = [LENGTHS["ragged"], LENGTHS["lines shared and not"]] if name == "flex" else LENGTHS.values()
+    for lengths in several:
+        for causal, window in calls:
+            check(BY_NAME[name], layout_of(*lengths), bias, dtype, 16, causal=causal, window=window)
+
+
+@pytest.mark.parametrize("name", ["flash", "varlen", "grouped"])
+def test_widths_of_heads(name: str) -> None:
+    for width in (8, 40, 64, 96, 128, 256):
+        check(BY_NAME[name], layout_of([130, 7, 250], [130, 9, 250]), "none", torch.bfloat16, width, causal=True)
+
+
+@pytest.mark.parametrize("name", ["flash", "grouped"])
+@pytest.mark.parametrize("bias", ["none", "table"])
+def test_dropout_drops_weights_after_the_softmax(name: str, bias: str) -> None:
+    kernel, p, width = BY_NAME[name], 0.25, 64
+    layout = layout_of([64, 40, 5, 60] * 4, [64, 40, 9, 61] * 4)
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(layout.rows, 4, width), (layout.keys[-1][1], 4, width)]
+    q, k = (torch.randn(shape, generator=generator).to("cuda", torch.bfloat16).requires_grad_() for shape in shapes)
+    places = [j for first, last in layout.keys for j in range(last - first)]
+    v = torch.eye(width)[places][:, None].expand(-1, 4, -1).contiguous().to("cuda", torch.bfloat16).requires_grad_()
+    given = Distance(table=torch.randn(4, 7, generator=generator).to("cuda")) if bias == "table" else None
+    call = Call(layout=layout, scale=0.1, bias=given, dropout=p)
+    if kernel.cannot(q, k, call):
+        pytest.skip(kernel.cannot(q, k, call))
+    exact = [each.detach().double().requires_grad_() for each in (q, k, v)]
+    double = None if given is None else Distance(table=given.table.double())
+    weights = REFERENCE.run(*exact, Call(layout=layout, scale=0.1, bias=double)).detach()
+    outs = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        outs.append(kernel.run(q, k, v, call))
+    assert torch.equal(outs[0], outs[1]) and not torch.equal(outs[0], outs[2])
+
+    out, kept = outs[2], outs[2].detach() != 0
+    there = weights > 1e-3  # what is smaller may be rounded to nothing
+    assert (out.detach().double() - torch.where(kept, weights / (1 - p), 0.0))[there].abs().max() < 0.02
+    count, dropped = int(there.sum()), int((there & ~kept).sum())
+    assert abs(dropped - count * p) < 5 * math.sqrt(count * p * (1 - p))
+
+    gradient = torch.randn(out.shape, generator=generator).to(out)
+    found = torch.autograd.grad(out, [q, k, v], gradient)
+    rows = []
+    for (start, stop), (first, last) in zip(layout.queries, layout.keys, strict=True):
+        n, m = stop - start, last - first
+        scores = 0.1 * torch.einsum("ihd,jhd->hij", exact[0][start:stop], exact[1][first:last])
+        if double is not None:
+            gap = torch.arange(m, device="cuda")[None] - torch.arange(m - n, m, device="cuda")[:, None]
+            scores = scores + double.table[:, gap.clamp(-3, 3) + 3]
+        mask = kept[start:stop, :, :m].transpose(0, 1).double() / (1 - p)
+        rows.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1) * mask, exact[2][first:last]))
+    right = torch.autograd.grad(torch.cat(rows), exact, gradient.double())
+    assert worst(list(found), list(right)) < 0.03
+
+
+# -- models -------------------------------------------------------------------------------------------------------
+
+ARCHITECTURES = {"bert": "BertForMaskedLM", "modernbert": "ModernBertForMaskedLM", "gpt2": "GPT2LMHeadModel"}
+ARCHITECTURES |= {"xlnet": "XLNetLMHeadModel", "t5": "T5ForConditionalGeneration"}
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_models_learn_the_same(family: str, tmp_path: Path) -> None:
+    """float32 rows and gradients on the device, beside float64 on the CPU."""
+    save_tiny(tmp_path, family, ARCHITECTURES[family])
+    ids, types = sequences(family)
+    found = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+        loaded = heedful.load(tmp_path, dtype=dtype).to(device).eval()
+        batch = Packed.of(ids, types).to(device)
+        rows = loaded.rows(batch, batch) if loaded.needs_target else loaded.rows(batch)
+        rows.double().square().mean().backward()
+        gradients = [each.grad for each in loaded.model.parameters() if each.grad is not None]
+        found.append([rows.detach().cpu().double(), *(each.cpu().double() for each in gradients)])
+    for right, mine in zip(*found, strict=True):
+        assert (right - mine).abs().max() <= 1e-4 * right.abs().max().clamp(min=1e-3)
+
+
+def test_the_optimiser_moves_the_same() -> None:
+    results = []
+    for device in ("cpu", "cuda"):
+        generator = torch.Generator().manual_seed(0)
+        tensors = {name: torch.randn(shape, generator=generator).to(device) for name, shape in _SHAPES.items()}
+        optimizer = Optimizer(tensors, AdamW(rate=1e-2))
+        for _ in range(5):
+            gradients = {
+                name: torch.randn(each.shape, generator=generator).to(device) for name, each in tensors.items()
+            }
+            norm = optimizer.norm(gradients, scale=0.5)
+            optimizer.step(gradients, factor=0.7, scale=0.5, norm=norm)
+        results.append([each.cpu() for each in tensors.values()])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+_SHAPES = {"encoder.blocks.0.mlp.up.weight": (40, 30), "encoder.blocks.0.mlp.up.bias": (40,)}
+
+
+def test_compiled_blocks_learn_the_same(tmp_path: Path) -> None:
+    learn_compiled(tmp_path, "cuda")
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "gpt2", "xlnet"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_recorded_texts_are_computed_as_usual(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    save_tiny(tmp_path, family, ARCHITECTURES[family])
+    model: Any = heedful.load(tmp_path, dtype=dtype).to("cuda").eval().model
+    graphs = Graphs(model, longest=20, most=2)
+    generator = torch.Generator().manual_seed(0)
+    graphs.prepare([7, 12])
+    assert len(graphs._recorded) == 2
+    with torch.inference_mode():
+        for length in (7, 12, 7, 3, 12, 7, 25):  # the third length drives the first one out
+            ids = torch.randint(5, 60, (length,), generator=generator).tolist()
+            batch = Packed.of([ids])
+            usual, recorded = model(batch.to("cuda")), graphs(batch)
+            torch.testing.assert_close(recorded, usual, atol=1e-6 if dtype == torch.float32 else 2e-2, rtol=0)
+            kept = recorded.clone()
+            graphs(Packed.of([ids[::-1]]))
+            assert torch.equal(recorded, kept), "an answer was overwritten by the next one"
+    assert len(graphs._recorded) == 2

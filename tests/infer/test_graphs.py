@@ -1,0 +1,88 @@
+"""What CUDA graphs record, as far as a CPU can check it: the same rows, and nothing between host and GPU."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import heedful
+from heedful.infer.graphs import Graphs, again
+from heedful.model.stack import Transformer
+from heedful.packed import Packed
+from tests.tiny import save_tiny
+
+MODELS = {"bert": "BertModel", "xlnet": "XLNetModel", "modernbert": "ModernBertModel", "gpt2": "GPT2Model"}
+
+
+class Crossings(TorchDispatchMode):
+    """Operators that touch the host: any that has a tensor there, or asks for a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, Tensor)]
+        if "_local_scalar_dense" in str(func) or any(each.device.type == "cpu" for each in tensors):
+            self.found.append(str(func))
+        return result
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_rows_are_the_models_and_nothing_crosses(family: str, tmp_path: Path) -> None:
+    save_tiny(tmp_path, family, MODELS[family], torch.float32)
+    model = heedful.load(tmp_path).model
+    assert isinstance(model, Transformer)
+    ids = [[5, 6, 7, 8, 9]]
+    with torch.no_grad():
+        batch = Packed.of(ids)
+        run = again(model, batch)
+        for _ in range(2):
+            assert torch.equal(run(), model(batch))
+            batch.tokens.copy_(torch.tensor([9, 8, 7, 6, 5]))  # the same place, other tokens
+    elsewhere = model.to("meta", torch.bfloat16)  # in place of CUDA: another device than the host
+    with torch.no_grad():
+        run = again(elsewhere, Packed.of(ids).to("meta"))
+        with Crossings() as first:
+            run()
+        with Crossings() as second:
+            rows = run()
+    assert rows.device.type == "meta" and rows.dtype == torch.bfloat16
+    assert first.found and not second.found, second.found
+
+
+def test_what_is_not_recorded_is_computed_as_usual(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "bert", "BertModel", torch.float32)
+    model = heedful.load(tmp_path).model
+    assert isinstance(model, Transformer)
+    graphs, batch = Graphs(model), Packed.of([[5, 6], [7]])
+    with torch.inference_mode():
+        for each in (graphs, copy.deepcopy(graphs)):
+            assert each.cannot(batch) == "graphs are CUDA's"
+            assert torch.equal(each(batch), model(batch))
+
+
+class OnCuda(Graphs):
+    """One that is told so."""
+
+    device = torch.device("cuda")
+
+
+def test_what_can_be_recorded(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "bert", "BertModel", torch.float32)
+    model = heedful.load(tmp_path).model
+    assert isinstance(model, Transformer)
+    graphs = OnCuda(model, longest=5)
+    with torch.no_grad():
+        assert graphs.cannot(Packed.of([[5] * 5])) == ""
+        assert graphs.cannot(Packed.of([[5], [7]])) == "only a text alone is recorded"
+        assert graphs.cannot(Packed.of([[5] * 6])) == "a text of 1 to 5 tokens is recorded, not one of 6"
+    assert graphs.cannot(Packed.of([[5]])) == "what is recorded has no gradients and no dropout"

@@ -1,0 +1,103 @@
+"""The GPU benchmark: the same data in every arm, shapes that never change, goals, and a rehearsal of all of it."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import one of the benchmarks' modules."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+def test_every_arm_reads_the_same_and_no_shape_changes(benchmarks: Any) -> None:
+    arms = benchmarks("gpu_arms")
+    case = replace(benchmarks("gpu_measures").rehearsal().cases["mixed lengths, base"], steps=3)
+    made, device = arms.given(case), torch.device("cpu")
+    batches = made.batches(device)
+    shapes = {(len(each.packed.tokens), len(each.packed), len(each.targets)) for each in batches}
+    assert shapes == {(case.tokens, len(batches[0].packed), case.asked)}
+    assert all(bool(each.weights.all()) for each in batches)
+    for batch, step in zip(batches, made.texts, strict=True):
+        read, asked = batch.packed.tokens.tolist(), [-100] * case.tokens
+        for row, target in zip(batch.rows.tolist(), batch.targets.tolist(), strict=True):
+            asked[row] = target
+        assert read[: sum(len(ids) for ids, _ in step)] == list(chain(*(ids for ids, _ in step)))
+        assert asked[: sum(len(ids) for ids, _ in step)] == list(chain(*(labels for _, labels in step)))
+        assert sum(label >= 0 for _, labels in step for label in labels) == case.asked
+    texts = sorted((ids, labels) for step in made.texts for ids, labels in step)
+    for grouped in (False, True):
+        padded = arms.pad(made, device, grouped=grouped)
+        lines = []
+        for ids, mask, labels in padded:
+            assert mask is not None and (grouped or ids.shape[1] == case.most)
+            for line, seen, wanted in zip(ids.tolist(), mask.tolist(), labels.tolist(), strict=True):
+                count = sum(seen)
+                assert seen == [1] * count + [0] * (len(seen) - count) and set(wanted[count:]) <= {-100}
+                lines.append((line[:count], wanted[:count]))
+        assert sorted(lines) == texts
+    assert made.tokens == sum(len(ids) for ids, _ in texts) >= arms.FULL * case.tokens * case.steps
+
+
+def test_a_round_of_one_length_has_no_mask_and_the_formula_s_work(benchmarks: Any) -> None:
+    arms, cases = benchmarks("gpu_arms"), benchmarks("gpu_measures").Size().cases
+    case = replace(cases["full length, base"], distribution=128, steps=1)
+    share = case.asked / case.tokens
+    blocks = 12 * (24 * 768**2 + 4 * 128 * 768)
+    head = share * (2 * 768**2 + 2 * 768 * case.vocabulary)
+    one = replace(case, tokens=512, vocabulary=2000)
+    made = arms.given(one)
+    assert [
+        mask for _, mask, _ in arms.pad(replace(made, case=replace(one, most=128)), torch.device("cpu"), grouped=False)
+    ] == [None]
+    assert case.flop(case.tokens * 128, case.tokens) == pytest.approx(3 * case.tokens * (blocks + head), rel=1e-9)
+    assert 3 * (blocks + head) == pytest.approx(545e6, rel=0.01)
+
+
+def test_goals_that_were_reached_and_not(benchmarks: Any) -> None:
+    gpu, measures = benchmarks("gpu"), benchmarks("gpu_measures")
+    quick = measures.Served(what="one", seconds={"a": [7e-3], "b": [2e-3], "c": [5e-4]}, cosines={})
+    slow = measures.Served(what="many", seconds={"a": [3.0], "b": [1.0], "c": [2.0]}, cosines={})
+    found = gpu.Found(rates={"matrix": 1e12, "copy": 1e12}, served={"32": quick, "mixed": slow})
+    rows = [line.split(" | ") for line in gpu.goals(found).splitlines() if line.startswith("| ")][2:]
+    assert [(row[0].strip("| "), row[2][:5], row[3].strip(" |")) for row in rows] == [
+        ("one, ms", "0.500", "yes"),
+        ("one, to transformers", "14.00", "yes"),
+        ("many: to the best sentence-transformers", "0.50 ", "no"),
+    ]
+
+
+@pytest.mark.slow
+def test_without_a_gpu_it_says_how_to_rehearse() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "gpu.py")], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == 2 and "there is no CUDA device: give --rehearse" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_rehearsal_of_all_of_it(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--rehearse", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=590)
+    assert done.returncode == 0, done.stderr
+    (record,) = tmp_path.glob("gpu-*.md")
+    text = record.read_text(encoding="utf-8")
+    for part in ("## The device", "## Goals", "## mixed lengths, small", "## full length, base", "24 texts of mixed"):
+        assert part in text
+    assert "Not measured" not in text
