@@ -92,8 +92,11 @@ def fits(block: Block) -> bool:
     attention, mlp = block.attention, block.mlp
     layers: list[Any] = [attention.qkv, attention.out, mlp.up, mlp.down]
     norms = [block.attention_norm, block.mlp_norm]
+    found = kernels()
     return (
-        not block.norm_first
+        found is not None
+        and attention.head_width % found.lanes == 0
+        and not block.norm_first
         and not hasattr(block, "cross")
         and not mlp.gated
         and attention.kernel in ("", "native")

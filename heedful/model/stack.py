@@ -149,6 +149,7 @@ class Attention(nn.Module):
         super().__init__()
         inner = config.heads * config.head_width
         self.heads, self.causal, self.dropout = config.heads, config.causal, config.attention_dropout
+        self.head_width = config.head_width
         self.scale = _scale(config)
         self.kernel = ""  # the one that was measured to be the fastest on this machine, in inference
         self.qkv = Linear(config.width, 3 * inner, bias=config.attention_bias)

@@ -68,7 +68,7 @@ class Panels(nn.Module):
 
     def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
         rows = x.reshape(-1, self.width)
-        y = native.product(rows, self.panels, self.out, self.bias, gelu=self.gelu)
+        y = native.product(rows.to(torch.bfloat16), self.panels, self.out, self.bias, gelu=self.gelu).to(x.dtype)
         return y.view(*x.shape[:-1], self.out)
 
 

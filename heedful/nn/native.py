@@ -43,7 +43,7 @@ def packed(weight: Float[Tensor, "rows columns"], *, turned: bool, half: bool) -
     """The right side of x W' (turned) or of y W, as `linear` reads it."""
     found = kernels()
     assert found is not None
-    rows, columns = weight.shape
+    weight, (rows, columns) = weight.contiguous(), weight.shape
     count = found.packed_words(*((rows, columns) if turned else (columns, rows)), 2 if half else 1)
     made = torch.empty(count, dtype=torch.int32)
     wide = weight.dtype == torch.float32
@@ -63,6 +63,7 @@ def product(
     """[gelu](x B + bias), B as `packed` laid it out; the bias is float32, the result in x's kind unless given."""
     found = kernels()
     assert found is not None
+    x = x if x.stride(1) == 1 and x.stride(0) % 2 == 0 else x.contiguous()
     y = torch.empty(len(x), columns, dtype=dtype or x.dtype)
     half, wide = KINDS[x.dtype], y.dtype == torch.float32
     found.linear(

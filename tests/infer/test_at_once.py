@@ -21,14 +21,16 @@ from heedful.packed import Packed
 BATCH = Packed.of([[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16] * 3])
 
 
-def ready(monkeypatch: pytest.MonkeyPatch, linears: Any, **more: Any) -> Loaded:
+def ready(
+    monkeypatch: pytest.MonkeyPatch, linears: Any, heads: int = 4, attention: str = "native", **more: Any
+) -> Loaded:
     embedding = EmbeddingConfig(vocabulary=50, width=64, positions=Learned(count=600), norm="layer")
-    encoder = StackConfig(width=64, layers=3, heads=4, head_width=16, inner_width=96, **more)
+    encoder = StackConfig(width=64, layers=3, heads=heads, head_width=64 // heads, inner_width=96, **more)
     loaded = create(
         Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder), head=None), seed=1
     )
     precision = "int8" if linears == "rounded" else "bfloat16"
-    monkeypatch.setattr(module, "fastest", lambda *_: Way(precision=precision, linears=linears, attention="native"))
+    monkeypatch.setattr(module, "fastest", lambda *_: Way(precision=precision, linears=linears, attention=attention))
     made = loaded.bfloat16().eval()
     prepare(made, precision)
     return made
@@ -69,6 +71,13 @@ def test_it_computes_what_the_parts_do(monkeypatch: pytest.MonkeyPatch, linears:
 )
 def test_other_blocks_are_computed_part_by_part(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]) -> None:
     loaded = ready(monkeypatch, "panels", **more)
+    assert not any(at_once(loaded))
+    plain = rows(ready(monkeypatch, "plain", **more)).float()
+    assert (rows(loaded).float() - plain).norm() < 2e-2 * plain.norm()
+
+
+def test_heads_that_are_no_whole_vectors_are_computed_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = ready(monkeypatch, "rounded", heads=8, attention="")
     assert not any(at_once(loaded))
     assert rows(loaded).isfinite().all()
 
