@@ -38,7 +38,6 @@ static inline V within(V x, Seen s, int64_t column, V otherwise) {
 }
 
 // log2 of the sum of 2^(s scale log2 e) over what a row sees, and its weights 2^(...) / sum in `to`, dropped ones 0
-template <class E>
 static inline float softmax(const float* scores, Seen s, int64_t from, int64_t to, float scale, const Drop& drop,
                             uint32_t key, float* weights) {
     V most = all(-INFINITY), total = {};
@@ -132,7 +131,7 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
                         for (int64_t j = left; j < right; j += LANES) E::store(w + j, V{});
                         continue;
                     }
-                    float log_sum = softmax<E>(line, s, left, right, c.scale * LOG2_E, c.drop, key, line);
+                    float log_sum = softmax(line, s, left, right, c.scale * LOG2_E, c.drop, key, line);
                     if (sums) sums[query * c.heads + head] = log_sum;
                     for (int64_t j = left; j < right; j += LANES) E::store(w + j, *(const AnyV*)(line + j));
                 }

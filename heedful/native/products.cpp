@@ -109,20 +109,13 @@ static void weight_gradient(const typename E::T* dy, int64_t columns, const type
         for (int64_t q = 0; q < of_x; q++)
             for (int64_t k = 0; k < steps; k += STEPS) {
                 int64_t deep = std::min(STEPS, steps - k);
-                auto add = [&](int64_t row, int j, V sums) INLINE {
-                    AnyV* to = (AnyV*)(dw + (first + row) * depth + q * PANEL + j * LANES);
+                auto add = [&](int64_t row, int64_t column, V sums) INLINE {
+                    AnyV* to = (AnyV*)(dw + (first + row) * depth + q * PANEL + column);
                     *to = k ? *to + sums : sums;
                 };
                 Left a = {left + (p * steps + k) * PANEL, 1, PANEL};
                 const uint32_t* b = right + (q * steps + k) * PANEL;
-                switch (std::min(VECTORS, (depth - q * PANEL) / LANES)) {
-                    case 1: tiles<E, 1>(a, many, b, PANEL, deep, add); break;
-                    case 2: tiles<E, 2>(a, many, b, PANEL, deep, add); break;
-#if defined(__AVX512F__)
-                    case 3: tiles<E, 3>(a, many, b, PANEL, deep, add); break;
-                    default: tiles<E, 4>(a, many, b, PANEL, deep, add); break;
-#endif
-                }
+                product<E>(a, many, b, deep, std::min(PANEL, depth - q * PANEL), 0, 1, add);
             }
     }
 }
