@@ -22,6 +22,7 @@ from heedful.data.documents import Reading, expand
 from heedful.data.order import mixed
 from heedful.data.shards import MANIFEST, Corpus
 from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.native import unused
 from heedful.objectives import Objective, Pretext, Sample
 from heedful.objectives.rows import HELD
 from heedful.runs.folder import BAD_ROWS, as_table, begin_on, environment, explained, refuse_other, write
@@ -131,6 +132,8 @@ class Run:
         if (self.folder / RESULTS).exists():
             self.watch.said(f"{self.folder} is finished already")
         else:
+            if line := unused():
+                self.watch.said(line)
             pieces = self._pieces()
             if not self._train(pieces):
                 return Pretrained(folder=self.folder, why="asked", results={})
