@@ -46,7 +46,8 @@ class Ranks:
 
     def group(self, members: Sequence[int]) -> Any:
         """A group of some ranks for sums of their own; all ranks call this, and others than the members get None."""
-        made = dist.new_group(list(members), timeout=self.patience)
+        with self.told():
+            made = dist.new_group(list(members), timeout=self.patience)
         return made if self.rank in members else None
 
     def gather(self, value: Any) -> list[Any]:
@@ -72,7 +73,8 @@ class Ranks:
         """The same ranks with a channel of their own, for what goes on beside; all ranks call this."""
         if self.size == 1:
             return self
-        return replace(self, channel=dist.new_group(timeout=self.patience))
+        with self.told():
+            return replace(self, channel=dist.new_group(timeout=self.patience))
 
     def wait(self) -> None:
         """Until all ranks are here."""
@@ -88,15 +90,15 @@ class Ranks:
         except RuntimeError as error:
             if not (isinstance(error, dist.DistError) or "gloo" in str(error) or "imed out" in str(error)):
                 raise
-            said = re.sub(r"^\[[^]]*\] *", "", str(error)).partition(". ")[0]
             whom = "another one" if self.alive is None else self.alive.missing()
             raise HeedfulError(
-                f"rank {self.rank} waits for {whom}, which has ended, or hangs: {said}. See what the others said; "
-                "started again, the run goes on from its newest checkpoint"
+                f"rank {self.rank} waits for {whom}, which has ended, or hangs: {_said(error)}. See what the "
+                "others said; started again, the run goes on from its newest checkpoint"
             ) from None
 
 
 ALONE = Ranks()
+MEETING = timedelta(minutes=1)  # for which ranks wait for others to be started, at least
 
 
 @contextmanager
@@ -109,16 +111,29 @@ def ranks() -> Iterator[Ranks]:
         yield ALONE
         return
     patience = _patience()
-    store, rank, size = next(rendezvous("env://", timeout=patience))
-    store = _fresh(store)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
-    alive = Alive(dist.distributed_c10d.PrefixStore("alive", store.clone()), rank, size)
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=max(patience, MEETING)))
+        store = _fresh(store)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+        alive = Alive(dist.distributed_c10d.PrefixStore("alive", store.clone()), rank, size)
+    except RuntimeError as error:
+        given = os.environ
+        raise HeedfulError(
+            f"rank {given.get('RANK')} of {given['WORLD_SIZE']} did not meet the others at "
+            f"{given.get('MASTER_ADDR')}:{given.get('MASTER_PORT')}: {_said(error)}. Is each of them started, and is "
+            "that address, which is rank 0's, to be reached from here?"
+        ) from None
     try:
         yield Ranks(rank=rank, size=size, alive=alive, patience=patience)
     finally:
         alive.end()
         dist.destroy_process_group()
+
+
+def _said(error: RuntimeError) -> str:
+    """What the library says, without the place in its code."""
+    return re.sub(r"^\[[^]]*\] *", "", str(error)).partition(". ")[0].partition("\n")[0]
 
 
 def _patience() -> timedelta:
