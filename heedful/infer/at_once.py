@@ -12,7 +12,7 @@ from heedful.model.stack import Block, Placed, Sight
 from heedful.native import kernels
 from heedful.nn.layout import Call
 from heedful.nn.linear import Panels, Rounded
-from heedful.nn.native import at
+from heedful.nn.native import at, room
 from heedful.nn.native_attention import cannot_attend, spans
 from heedful.nn.positions import Relation
 
@@ -71,7 +71,7 @@ class AtOnce:
         described, bytes_a_row = self._made
         found, where = kernels(), spans(sight.layout)
         assert found is not None
-        z, space = torch.empty_like(x), torch.empty(len(x) * bytes_a_row, dtype=torch.uint8)
+        z, space = torch.empty_like(x), room(len(x) * bytes_a_row, dtype=torch.uint8)
         window = -1 if placed.window is None else placed.window
         found.block(
             ctypes.addressof(described),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from heedful.native import Kernels, kernels
 
@@ -34,9 +35,14 @@ def usable(*tensors: Tensor) -> Kernels | None:
     return found
 
 
+def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Memory to write into: on the CPU and of that kind, whatever the caller's defaults are."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
 def drawn() -> int:
     """A seed from torch's global generator."""
-    return int(torch.empty((), dtype=torch.int64).random_())
+    return int(room(dtype=torch.int64).random_())
 
 
 def packed(weight: Float[Tensor, "rows columns"], *, turned: bool, half: bool) -> Int[Tensor, " words"]:
@@ -45,7 +51,7 @@ def packed(weight: Float[Tensor, "rows columns"], *, turned: bool, half: bool) -
     assert found is not None
     weight, (rows, columns) = weight.contiguous(), weight.shape
     count = found.packed_words(*((rows, columns) if turned else (columns, rows)), 2 if half else 1)
-    made = torch.empty(count, dtype=torch.int32)
+    made = room(count, dtype=torch.int32)
     wide = weight.dtype == torch.float32
     found.pack(at(weight), wide, rows, columns, turned, half, at(made), torch.get_num_threads())
     return made
@@ -64,7 +70,7 @@ def product(
     found = kernels()
     assert found is not None
     x = x if x.stride(1) == 1 and x.stride(0) % 2 == 0 else x.contiguous()
-    y = torch.empty(len(x), columns, dtype=dtype or x.dtype)
+    y = room(len(x), columns, dtype=dtype or x.dtype)
     half, wide = KINDS[x.dtype], y.dtype == torch.float32
     found.linear(
         at(x),
@@ -107,7 +113,7 @@ class Bytes:
         columns, width = weight.shape
         if found is None or not found.bytes or weight.device.type != "cpu" or columns % 16 or width % 16:
             return None
-        panels = torch.empty(found.packed_words(columns, width, 4), dtype=torch.int32)
+        panels = room(found.packed_words(columns, width, 4), dtype=torch.int32)
         found.pack8(at(weight.contiguous()), columns, width, at(panels), torch.get_num_threads())
         return cls(panels=panels, scales=scales.contiguous(), sums=weight.float().sum(1), bias=bias, gelu=gelu)
 
@@ -116,10 +122,10 @@ class Bytes:
         found, threads, (rows, width) = kernels(), torch.get_num_threads(), x.shape
         assert found is not None
         x = x if x.stride(1) == 1 else x.contiguous()
-        whole, scales = torch.empty(rows, width, dtype=torch.uint8), torch.empty(rows, 2)
+        whole, scales = room(rows, width, dtype=torch.uint8), room(rows, 2)
         half, columns = KINDS[x.dtype], len(self.scales)
         found.round_rows(at(x), x.stride(0), rows, width, half, at(whole), at(scales), threads)
-        y = torch.empty(rows, columns, dtype=x.dtype)
+        y = room(rows, columns, dtype=x.dtype)
         weights = (at(self.panels), width, columns, at(self.scales), at(self.sums), at(self.bias))
         found.linear8(at(whole), at(scales), rows, *weights, self.gelu, half, at(y), threads)
         return y
@@ -166,6 +172,7 @@ class _Linear(torch.autograd.Function):
         return product(given, packed(weight, turned=True, half=True), len(weight), bias)
 
     @staticmethod
+    @once_differentiable
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = context.saved_tensors
         dy = gradients[0].contiguous()
@@ -181,8 +188,8 @@ def _of_weight(dy: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | N
     found = kernels()
     assert found is not None
     rows, out, width = len(x), dy.shape[1], x.shape[1]
-    space = torch.empty(found.packed_words(out, rows, 2) + found.packed_words(width, rows, 2), dtype=torch.int32)
-    dw, db = torch.empty(out, width), torch.empty(out) if bias else None
+    space = room(found.packed_words(out, rows, 2) + found.packed_words(width, rows, 2), dtype=torch.int32)
+    dw, db = room(out, width), room(out) if bias else None
     found.weight_gradient(
         at(dy), out, at(x), x.stride(0), width, rows, 1, at(space), at(dw), at(db), torch.get_num_threads()
     )
@@ -221,6 +228,7 @@ class _Gelu(torch.autograd.Function):
         return _gelu(x)
 
     @staticmethod
+    @once_differentiable
     def backward(context: Any, *gradients: Tensor) -> Tensor:
         (x,) = context.saved_tensors
         found, dy, dx = kernels(), gradients[0].contiguous(), torch.empty_like(x)
@@ -268,20 +276,21 @@ class _AddNorm(torch.autograd.Function):
     def forward(
         context: Any, x: Tensor, y: Tensor, gain: Tensor, bias: Tensor | None, eps: float, p: float, seed: int
     ) -> Tensor:
-        kept, moments = torch.empty(x.shape), torch.empty(len(x), 2)
+        kept, moments = room(*x.shape), room(len(x), 2)
         context.save_for_backward(kept, moments, gain)
         context.more = eps, p, seed, x.dtype, y.dtype, bias is not None
         return _add_norm(x, y, gain, bias, eps, p, seed, kept, moments)
 
     @staticmethod
+    @once_differentiable
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         kept, moments, gain = context.saved_tensors
         eps, p, seed, x_dtype, y_dtype, has_bias = context.more
         found, (rows, width) = kernels(), kept.shape
         assert found is not None
-        dz, dx = gradients[0].float().contiguous(), torch.empty(rows, width)
-        dy, gains = torch.empty(rows, width, dtype=y_dtype), torch.empty(2, width)
-        parts = torch.empty(-(-rows // 32), 2, width)
+        dz, dx = gradients[0].float().contiguous(), room(rows, width)
+        dy, gains = room(rows, width, dtype=y_dtype), room(2, width)
+        parts = room(-(-rows // 32), 2, width)
         found.add_norm_gradient(
             rows,
             width,
@@ -311,7 +320,7 @@ def cross_entropy(
         return None
     if scores.dtype == torch.bfloat16 and not found.half:
         return None
-    gradients, losses = torch.empty_like(scores), torch.empty(len(scores))
+    gradients, losses = torch.empty_like(scores), room(len(scores))
     places = targets.to(torch.int64).contiguous()
     if len(places) and not 0 <= int(places.min()) <= int(places.max()) < scores.shape[1]:
         return None  # PyTorch's own says what is wrong

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from heedful.native import kernels, why
 from heedful.nn.layout import Call, Layout
-from heedful.nn.native import KINDS, at, drawn, learns
+from heedful.nn.native import KINDS, at, drawn, learns, room
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
@@ -26,7 +27,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, call: Call, where: Tensor, seed: int, sums: Tensor | None) -> Tensor:
-    found, out = kernels(), torch.empty(q.shape, dtype=q.dtype)
+    found, out = kernels(), room(*q.shape, dtype=q.dtype)
     assert found is not None
     given = _given(q, k, v, call, where, seed)
     found.attention(*given, at(out), out.stride(0), at(sums), torch.get_num_threads())
@@ -68,7 +69,9 @@ def spans(layout: Layout) -> Int[Tensor, "sequences 4"]:
     """First query, last, first key and last of each sequence."""
 
     def make() -> Tensor:
-        return torch.tensor([[*a, *b] for a, b in zip(layout.queries, layout.keys, strict=True)], dtype=torch.int64)
+        return torch.tensor(
+            [[*a, *b] for a, b in zip(layout.queries, layout.keys, strict=True)], dtype=torch.int64, device="cpu"
+        )
 
     found: Tensor = layout.plan(("spans",), make)
     return found
@@ -88,13 +91,14 @@ def _in_lines(x: Tensor) -> Tensor:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, where: Tensor, seed: int) -> Tensor:
-        sums = torch.empty(q.shape[:2])
+        sums = room(*q.shape[:2])
         out = _attention(q, k, v, call, where, seed, sums)
         context.save_for_backward(q, k, v, out, sums)
         context.more = call, where, seed
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, sums = context.saved_tensors
         call, where, seed = context.more
@@ -103,7 +107,7 @@ class _Attention(torch.autograd.Function):
         rows, (_, heads, width) = max(len(q), len(k)), q.shape
         covered = len(q) == len(k) == sum(m for _, m in call.layout.sizes())
         made = torch.empty if covered else torch.zeros  # keys of no sequence get none
-        every = made((rows, 3, heads, width), dtype=q.dtype)
+        every = made((rows, 3, heads, width), dtype=q.dtype, device="cpu")
         dq, dk, dv = every[: len(q), 0], every[: len(k), 1], every[: len(k), 2]
         found.attention_gradient(
             *_given(q, k, v, call, where, seed),

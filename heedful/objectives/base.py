@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from heedful.checkpoint import Loaded
 from heedful.nn import native
@@ -228,6 +229,7 @@ class _CrossEntropy(torch.autograd.Function):
         return losses
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:
         (gradients,) = ctx.saved_tensors
         return gradients * given[0][:, None].to(gradients.dtype), None

@@ -139,7 +139,7 @@ class Optimizer:
         Each row moves as it would without lagging, to the last bit, but only when it is needed: `catch_up` and
         `settle` bring rows up to date, and `state` settles. It takes the kernels in C++.
         """
-        self._lagging[name] = _Lag(moved=torch.zeros(len(self._parameters[name]), dtype=torch.int32))
+        self._lagging[name] = _Lag(moved=torch.zeros(len(self._parameters[name]), dtype=torch.int32, device="cpu"))
 
     def catch_up(self, name: str, rows: Tensor | None = None) -> None:
         """Bring these rows up to date; all of them, unless some are given."""
@@ -231,8 +231,8 @@ class Optimizer:
             count = each[0].numel()
             lines.append([*(part.data_ptr() for part in each), count, before])
             before += -(-count // PIECE)
-        step = torch.tensor(self._numbers(rate, decay, done), dtype=torch.float32)
-        lined = torch.tensor(lines, dtype=torch.int64)
+        step = torch.tensor(self._numbers(rate, decay, done), dtype=torch.float32, device="cpu")
+        lined = torch.tensor(lines, dtype=torch.int64, device="cpu")
         b1, b2 = self.settings.betas
         found.adamw(
             len(lines), lined.data_ptr(), step.data_ptr(), scale, b1, b2, self.settings.eps, torch.get_num_threads()
@@ -254,7 +254,7 @@ class Optimizer:
     def _move_rows(self, name: str, rows: Tensor | None, gradient: Tensor | None, scale: float) -> None:
         found, lag, parameter = kernels(), self._lagging[name], self._parameters[name]
         assert found is not None
-        steps = torch.tensor(lag.steps, dtype=torch.float32)
+        steps = torch.tensor(lag.steps, dtype=torch.float32, device="cpu")
         found.adamw_rows(
             parameter.data_ptr(),
             self._m[name].data_ptr(),

@@ -284,3 +284,45 @@ def test_cross_entropy_and_its_gradient(native: Kernels, dtype: torch.dtype, cla
     torch.testing.assert_close(made[1].double(), wide.grad, **tolerance)
     assert of.cross_entropy(scores, targets + classes) is None
     assert of.cross_entropy(scores[:0], targets[:0]) is not None
+
+
+def test_whoever_asks_first(native: Kernels) -> None:
+    from heedful.native.check import wrong
+
+    with torch.autocast("cpu", torch.bfloat16):  # a model whose first product is the first to ask
+        assert wrong(native) == ""
+    with torch.device("meta"):
+        assert wrong(native) == ""
+
+
+def test_defaults_of_the_caller_are_not_ours(native: Kernels) -> None:
+    layer = nn.LayerNorm(64)
+    x = drawn(5, 64).requires_grad_()
+
+    def learned() -> list[Tensor]:
+        x.grad = layer.weight.grad = None
+        z = of.add_norm(x, x.detach(), layer, 0.0)
+        assert z is not None
+        z.square().sum().backward()
+        assert x.grad is not None and layer.weight.grad is not None
+        return [z, x.grad, layer.weight.grad]
+
+    expected = learned()
+    for dtype in (torch.bfloat16, torch.float64):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device("meta"):
+                got = learned()
+        finally:
+            torch.set_default_dtype(before)
+        assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+
+
+def test_a_second_derivative_is_refused(native: Kernels) -> None:
+    x = drawn(5, 64).requires_grad_()
+    z = of.add_norm(x, x.detach(), nn.LayerNorm(64), 0.0)
+    assert z is not None
+    (first,) = torch.autograd.grad(z.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
