@@ -95,28 +95,30 @@ template <class E, class From>
 static void weight_gradient(const typename E::T* dy, int64_t columns, const typename From::T* x, int64_t stride,
                             int64_t depth, int64_t rows, uint32_t* space, float* dw, float* db, int threads) {
     int64_t steps = words(rows, E::IN_WORD), of_y = panels(columns), of_x = panels(depth);
-    uint32_t *left = space, *right = space + of_y * steps * PANEL;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t p = 0; p < of_y + of_x; p++) {
-        if (p < of_y)
-            pack<E, E>(dy, columns, rows, columns, p, left + p * steps * PANEL, db);
-        else
-            pack<E, From>(x, stride, rows, depth, p - of_y, right + (p - of_y) * steps * PANEL);
-    }
+    for (int64_t q = 0; q < of_x; q++) pack<E, From>(x, stride, rows, depth, q, space + q * steps * PANEL);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t p = 0; p < of_y; p++) {
+        static thread_local Scratch scratch;
+        scratch.begin(steps * PANEL * 4);
+        uint32_t* left = scratch.take<uint32_t>(steps * PANEL);
+        pack<E, E>(dy, columns, rows, columns, p, left, db);
         int64_t first = p * PANEL, many = std::min(PANEL, columns - first);
         for (int64_t q = 0; q < of_x; q++)
             for (int64_t k = 0; k < steps; k += STEPS) {
                 int64_t deep = std::min(STEPS, steps - k);
                 auto add = [&](int64_t row, int64_t column, V sums) INLINE {
-                    AnyV* to = (AnyV*)(dw + (first + row) * depth + q * PANEL + column);
-                    *to = k ? *to + sums : sums;
+                    float* to = dw + (first + row) * depth + q * PANEL + column;
+                    if (deep == steps)
+                        stream(to, sums);
+                    else
+                        *(AnyV*)to = k ? *(AnyV*)to + sums : sums;
                 };
-                Left a = {left + (p * steps + k) * PANEL, 1, PANEL};
-                const uint32_t* b = right + (q * steps + k) * PANEL;
+                Left a = {left + k * PANEL, 1, PANEL};
+                const uint32_t* b = space + (q * steps + k) * PANEL;
                 product<E>(a, many, b, deep, std::min(PANEL, depth - q * PANEL), 0, 1, add);
             }
+        published();
     }
 }
 
@@ -214,7 +216,7 @@ void heedful_linear(const void* x, int64_t stride, int64_t rows, const uint32_t*
 #endif
 }
 
-// dW [columns, depth] and, unless null, db [columns]; `space` has heedful_packed_words of both dy and x
+// dW [columns, depth] and, unless null, db [columns]; `space` has heedful_packed_words of x
 void heedful_weight_gradient(const void* dy, int64_t columns, const void* x, int64_t stride, int64_t depth,
                              int64_t rows, int half, uint32_t* space, float* dw, float* db, int threads) {
     if (!half)

@@ -108,6 +108,14 @@ static inline void turn(const VU* in, uint32_t* out, int64_t width) {
 #endif
 }
 
+constexpr int64_t AHEAD = 256;  // bytes of a row: the processor itself does not see LANES rows come
+
+// the two lines of the cache that a row's next numbers lie in
+static inline void soon(const void* from) {
+    __builtin_prefetch(from);
+    __builtin_prefetch((const char*)from + 64);
+}
+
 // LANES words of a row of kind From, as words of kind E; what lies at and after `count` numbers is 0
 template <class E, class From> static inline VU words_of(const typename From::T* row, int64_t count) {
     constexpr int64_t NUMBERS = LANES * E::IN_WORD;
@@ -135,6 +143,7 @@ static inline void pack_turned(const typename From::T* x, int64_t stride, int64_
             VU in[LANES];
             for (int64_t i = 0; i < LANES; i++) {
                 int64_t row = p * PANEL + column + i, from = k * E::IN_WORD;
+                soon(x + row * stride + from + AHEAD / sizeof(typename From::T));
                 in[i] = row < count ? words_of<E, From>(x + row * stride + from, depth - from) : VU{};
             }
             if (k + LANES <= steps) {

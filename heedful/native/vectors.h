@@ -39,6 +39,19 @@ static inline VI lanes() {
     return numbers;
 }
 
+// to memory without reading it first, for what is not needed again soon; `published` comes before others read it
+static inline void stream(float* to, V x) {
+#if defined(__AVX512F__)
+    if (((uintptr_t)to & 63) == 0) return _mm512_stream_ps(to, (__m512)x);
+#endif
+    *(AnyV*)to = x;
+}
+static inline void published() {
+#if defined(__AVX512F__)
+    _mm_sfence();
+#endif
+}
+
 static inline float sum(V x) {  // pairwise, so that the order is that of no compiler
     float parts[LANES];
     memcpy(parts, &x, sizeof x);

@@ -188,7 +188,7 @@ def _of_weight(dy: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | N
     found = kernels()
     assert found is not None
     rows, out, width = len(x), dy.shape[1], x.shape[1]
-    space = room(found.packed_words(out, rows, 2) + found.packed_words(width, rows, 2), dtype=torch.int32)
+    space = room(found.packed_words(width, rows, 2), dtype=torch.int32)
     dw, db = room(out, width), room(out) if bias else None
     found.weight_gradient(
         at(dy), out, at(x), x.stride(0), width, rows, 1, at(space), at(dw), at(db), torch.get_num_threads()
