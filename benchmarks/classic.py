@@ -31,7 +31,7 @@ KEPT_BACK = 0.05  # of the training texts, to choose the epoch by: what is measu
 ARMS: dict[str, tuple[str, ...]] = {
     "bag": ("start.classic.kind=bag",),
     "attention": ("start.classic.kind=attention",),
-    "BiLSTM with attention": ("start.classic.kind=attention", "start.classic.over=recurrent"),
+    "BiLSTM with attention": ("start.classic.kind=attention", "start.classic.over.kind=recurrent"),
     "structured": ("start.classic.kind=structured",),
     "hierarchical": ("start.classic.kind=hierarchical",),
     "heedful-mini-en": (),
@@ -91,7 +91,7 @@ def measured(arm: str, task: str, folder: Path, seed: int) -> dict[str, Any]:
         "accuracy": 100 * found.numbers["accuracy"],
         "interval": [100 * found.intervals["accuracy"][end] for end in ("low", "high")],
         "parameters": heedful.load(run).count(),
-        "bytes": sum(each.stat().st_size for each in run.glob("*.safetensors")),
+        "bytes": sum(each.stat().st_size for each in (run / "model").glob("*.safetensors")),
         "training seconds": trained["seconds"],
         "best step": trained["best_step"],
         "texts a second": len(asked) / seconds,
