@@ -182,7 +182,7 @@ class Asks:
             "keys": found["keys"],
         }
         try:
-            alike = states(a, b)
+            alike = states(a, b, view.part)
             answer |= {"tokens": alike["tokens"], "cosines": pack(alike["cosines"])}
         except HeedfulError as error:
             answer["apart"] = str(error)
@@ -191,8 +191,7 @@ class Asks:
     def words(self, params: Params) -> dict[str, Any]:
         """One word in all texts."""
         word = params.get("word", "") or self.word
-        plain = [each for each in (*self.looks[:1], *self.more) if isinstance(each.item, str)]
-        found = words.in_context(plain, word)
+        found = words.in_context([*self.looks[:1], *self.more], word)
         return found | {"layers": [pack(each) for each in found["layers"]]}
 
     def analogy(self, params: Params) -> dict[str, Any]:

@@ -52,12 +52,14 @@ def _weights(inside: Inside, part: str, layer: int, head: int | None) -> Float[T
     return mean
 
 
-def states(a: Inside, b: Inside) -> dict[str, Any]:
+def states(a: Inside, b: Inside, part: str) -> dict[str, Any]:
     """How alike the rows of aligned tokens are after each layer of both, as cosines; only of models of one shape.
 
-    {"tokens": [(place in a, place in b)], "cosines": [layers + 1, tokens]}.
+    {"tokens": [(place in a, place in b)], "cosines": [layers + 1, tokens]}; those that look across are the decoder's.
     """
-    part = "encoder" if a.loaded.model.encoder is not None else "decoder"
+    part = "decoder" if part == "cross" else part
+    if any(part not in [view.part for view in inside.views] for inside in (a, b)) or part not in ("encoder", "decoder"):
+        raise HeedfulError("there are no blocks through which rows could be followed")
     one, other = a.states(part), b.states(part)
     if len(one) != len(other) or one[0].shape[1] != other[0].shape[1]:
         raise HeedfulError("the two models have different shapes, so their rows cannot be compared")

@@ -108,8 +108,10 @@ def _questions(asks: Asks, layers: list[int] | None, heads: list[int] | None) ->
         yield "words", {"word": asks.word}
     yield from (("weights", each) for each in places)
     if len(asks.looks) > 1:
-        for each in (each for each in places if each["side"] == 0):
-            pair = {"part": each["part"], "layer": each["layer"], "other_layer": each["layer"]}
+        theirs = {view.part: view.layers for view in asks.looks[1].views}
+        for each in (each for each in places if each["side"] == 0 and each["part"] in theirs):
+            other = min(each["layer"], theirs[each["part"]] - 1)
+            pair = {"part": each["part"], "layer": each["layer"], "other_layer": other}
             if each["head"] == min(heads or [0]):
                 yield "compare", pair | {"head": "mean", "other_head": "mean"}
             yield "compare", pair | {"head": each["head"], "other_head": each["head"]}

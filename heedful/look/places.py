@@ -56,7 +56,7 @@ def _bands(table: Tensor) -> dict[str, Any]:
 def _relation(stack: Stack, places: int) -> dict[str, Any]:
     config: StackConfig = stack.config
     where = stack.part.capitalize()
-    gaps = torch.arange(-FAR, FAR + 1)
+    gaps = torch.arange(-FAR, 1 if config.causal else FAR + 1)
     match config.relation:
         case Rotary(base=base):
             waves = sinusoid(torch.arange(places), config.head_width, "halves", base)
@@ -79,11 +79,14 @@ def _relation(stack: Stack, places: int) -> dict[str, Any]:
             relation = stack.relations[0]
             assert isinstance(relation, ShawRelation)
             about = f"A trained vector for each distance up to {reach}, added to keys (here the first layer's)."
-            return {"name": f"{where}: relative vectors", "about": about, **_bands(relation.keys.weight)}
+            found = _bands(relation.keys.weight)
+            del found["distance"]  # these are distances themselves
+            near = torch.arange(-reach, reach + 1)
+            return {"name": f"{where}: relative vectors", "about": about, **found, "gaps": near}
         case TransformerXl():
             waves = sinusoid(gaps.flip(0), config.width, "halves")
             about = "Sinusoids of the distance, projected in each layer and multiplied with the query."
-            return {"name": f"{where}: relative sinusoids", "about": about, "bands": waves}
+            return {"name": f"{where}: relative sinusoids", "about": about, "bands": waves, "gaps": gaps.flip(0)}
     raise AssertionError(config.relation)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,48 +14,47 @@ from torch.nn import functional as F
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
 from heedful.look.inside import Inside, spelled
+from heedful.model.classic import Classic
+from heedful.model.recurrent import RecurrentWriter
 
 NEIGHBOURS = 10
 
 
-def occurrences(inside: Inside, word: str) -> list[list[int]]:
-    """The rows of each occurrence of a word, whatever its case; one that is several tokens has several rows."""
-    assert isinstance(inside.item, str)
-    text, wanted = inside.item.casefold(), word.strip().casefold()
-    if not wanted:
+def occurrences(inside: Inside, word: str) -> list[tuple[str, list[int]]]:
+    """The text and the rows of each occurrence of a word, whatever its case; one of several tokens has several rows."""
+    if not word.strip():
         raise HeedfulError("the word is empty: give one that stands in the texts")
-    found, start = [], text.find(wanted)
-    while start >= 0:
-        stop = start + len(wanted)
-        edge = (text[start - 1 : start] + " ")[0].isalnum() if start else False
-        if not edge and not text[stop : stop + 1].isalnum():
+    whole = re.compile(rf"(?<!\w){re.escape(word.strip())}(?!\w)", re.IGNORECASE)
+    encoded, found = inside.encoded, []
+    for segment, text in enumerate((inside.item,) if isinstance(inside.item, str) else inside.item):
+        for hit in whole.finditer(text):
             rows = [
                 place
-                for place, (first, last) in enumerate(inside.encoded.offsets)
-                if inside.encoded.segments[place] is not None and first < stop and last > start
+                for place, (first, last) in enumerate(encoded.offsets)
+                if encoded.segments[place] == segment and first < hit.end() and last > hit.start()
             ]
             if rows:
-                found.append(rows)
-        start = text.find(wanted, stop)
+                found.append((text, rows))
     return found
 
 
 def in_context(insides: Sequence[Inside], word: str) -> dict[str, Any]:
     """The cosines of all occurrences of a word with each other, before the first block and after each, and neighbours.
 
-    {"places": [{"text", "start", "stop"}], "layers": [one matrix for each], "static": [{"text", "cosine"}]}; a word's
-    vector is the mean of its tokens'.
+    {"places": [{"text", "start", "stop"}], "layers": [one matrix for each], "names": [of the layers], "neighbours":
+    [for each place], "static": [{"text", "cosine"}], "unknown": why there are no static ones}; a word's vector is the
+    mean of its tokens'.
     """
+    names: list[str] = []
     vectors: list[list[Tensor]] = []
     places: list[dict[str, Any]] = []
     others: list[list[tuple[str, list[Tensor]]]] = []
     for inside in insides:
-        part = _part(inside)
-        states = inside.states(part)
-        for rows in occurrences(inside, word):
+        names, states = _states(inside)
+        for text, rows in occurrences(inside, word):
             vectors.append([state[rows].mean(0) for state in states])
             spans = [inside.encoded.offsets[row] for row in rows]
-            places.append({"text": inside.item, "start": spans[0][0], "stop": spans[-1][1]})
+            places.append({"text": text, "start": spans[0][0], "stop": spans[-1][1]})
             others.append(_others(inside, states, rows))
     if not vectors:
         raise HeedfulError(f'"{word}" stands in none of the texts: give texts that hold it')
@@ -62,13 +62,33 @@ def in_context(insides: Sequence[Inside], word: str) -> dict[str, Any]:
     return {
         "places": places,
         "layers": [each @ each.T for each in layers],
+        "names": names,
         "neighbours": [_nearest(mine, around) for mine, around in zip(vectors, others, strict=True)],
-        "static": neighbours(insides[0].loaded, word),
+        **_static(insides[0].loaded, word),
     }
 
 
-def _part(inside: Inside) -> str:
-    return "encoder" if inside.loaded.model.encoder is not None else "decoder"
+def _states(inside: Inside) -> tuple[list[str], list[Tensor]]:
+    """The rows of the text's tokens as they are embedded and after each layer, and what these are called."""
+    model = inside.loaded.model
+    part = next((name for name in ("encoder", "decoder") if getattr(model, name) is not None), None)
+    if part is not None:
+        states = inside.states(part)
+        return ["in the embedding", *(f"after block {layer}" for layer in range(len(states) - 1))], states
+    with torch.no_grad():
+        table = model.embedding(inside.source)
+        if isinstance(model, RecurrentWriter):
+            return ["in the embedding", "after the net"], [table, model.reading(table, inside.source.bounds)]
+    if not isinstance(model, Classic) or model.over is None:
+        return ["in the embedding"], [table]
+    return ["in the embedding", "after the net"], [table, inside.rows]
+
+
+def _static(loaded: Loaded, word: str) -> dict[str, Any]:
+    try:
+        return {"static": neighbours(loaded, word), "unknown": ""}
+    except HeedfulError as error:
+        return {"static": [], "unknown": str(error)}
 
 
 def _others(inside: Inside, states: list[Tensor], rows: list[int]) -> list[tuple[str, list[Tensor]]]:
@@ -78,7 +98,7 @@ def _others(inside: Inside, states: list[Tensor], rows: list[int]) -> list[tuple
 
 
 def _nearest(mine: list[Tensor], around: list[tuple[str, list[Tensor]]]) -> list[dict[str, Any]]:
-    """The words of the same text that are nearest to it after the last block."""
+    """The words of the same text that are nearest to it after the last layer."""
     if not around:
         return []
     names, vectors = zip(*around, strict=True)
@@ -102,7 +122,9 @@ def static(loaded: Loaded, word: str) -> tuple[Float[Tensor, " width"], list[int
     encoded = tokenizer.encode(word)
     ids = [id for id, special in zip(encoded.ids, encoded.special, strict=True) if not special]
     if not ids:
-        raise HeedfulError(f'"{word}" has no tokens')
+        raise HeedfulError(f'"{word}" has no tokens: give a word')
+    if tokenizer.special.unknown in ids:
+        raise HeedfulError(f'"{word}" is not in the vocabulary, so it has no vector of its own: give another word')
     return loaded.model.embedding.tokens.weight[ids].detach().float().mean(0), ids
 
 

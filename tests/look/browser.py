@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,25 @@ class Browser:
         """What was asked for since the last time."""
         told = [json.loads(each["message"])["message"] for each in self.driver.get_log("performance")]
         return [each["params"]["request"]["url"] for each in told if each["method"] == "Network.requestWillBeSent"]
+
+    def memory(self) -> int:
+        """Bytes of the processes that show pages; what several share counts in parts."""
+        parents: dict[int, list[int]] = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # it has ended
+                parents.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(
+                    int(stat.parent.name)
+                )
+        found, below = 0, [self.driver.service.process.pid]
+        while below:
+            process = below.pop()
+            below += parents.get(process, [])
+            with suppress(OSError):
+                if b"--type=renderer" in Path(f"/proc/{process}/cmdline").read_bytes():
+                    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+                    found += next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        assert found, "no process of this browser shows a page"
+        return found
 
     def shot(self, path: Path, height: int | None = None) -> None:
         """A picture of the page."""

@@ -33,6 +33,12 @@ MASKS = [f"The capital of {land} is [MASK], a city on the {river}." for land, ri
 SENTENCE = "ilta mon ot tumo boro ta tumon lano un dala ."  # of the toy language
 PROMPT = "The cat is in the garden, and the dog is in the river. Where is the dog?"
 CHOICES = [f"It is in the {place}." for place in ("garden", "river", "tower")]
+DRIVERS = [
+    "She installed the audio driver, and the sound came back.",
+    "The driver exceeded the speed limit on the bridge.",
+    "Update the printer driver before you print.",
+    "A taxi driver waited in front of the station.",
+]
 ALIKE = ("The cat sat on the mat because it was tired.", "A sleepy kitten rested on the rug.")
 
 
@@ -44,19 +50,21 @@ def pages(folder: Path | None) -> Iterator[tuple[Asks, dict[str, tuple[str, bool
         Asks([Inside(minilm, PAIR, name="all-MiniLM-L6-v2")]),
         {
             "head": ("head&layer=2&heads=1,9", False, 850),
-            "model": ("model&layer=2&head=9", True, 760),
+            "model": ("model&layer=2&head=9", True, 772),
             "neuron": ("neuron&layer=2&head=9&row=2", False, 860),
             "steps": ("steps&layer=0&head=1&row=2", False, 1100),
         },
     )
     small = heedful.load("heedful-mini-en")
     masked = [Inside(small, text, name="heedful-mini-en") for text in MASKS]
-    yield Asks(masked), {"prediction": ("prediction", True, 640), "compare": ("compare&layer=2", False, 1200)}
+    yield Asks(masked), {"prediction": ("prediction", True, 615), "compare": ("compare&layer=2", False, 1200)}
     found = report(small, ROOT / "heedful/assets/intents/train.csv") | {"data": "intents/train.csv"}
     found["said"] = found["said"].replace(str(ROOT / "heedful/assets/intents"), "intents")
     yield Asks(masked[:1], report=found), {"heads": ("heads", False, 1250)}
     alike = [Inside(minilm, text, name="all-MiniLM-L6-v2") for text in ALIKE]
     yield Asks(alike), {"similarity": ("prediction", False, 900)}
+    first, *rest = [Inside(minilm, text, name="all-MiniLM-L6-v2") for text in DRIVERS]
+    yield Asks([first], more=rest, word="driver"), {"words": ("words", False, 1150)}
     if folder is None:
         return
     writers = {name: heedful.load(folder / name) for name in ("recurrent", "transformer")}
@@ -89,7 +97,8 @@ def main() -> None:
                     chrome.open(f"{server.url}#view={view}")
                     path = ROOT / f"docs/pictures/look-{name}.png"
                     chrome.shot(path, height)
-                    Image.open(path).convert("RGB").quantize(224, kmeans=2).save(path, optimize=True)
+                    few = Image.open(path).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=2)
+                    few.save(path, optimize=True)
 
 
 if __name__ == "__main__":

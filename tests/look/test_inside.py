@@ -18,11 +18,12 @@ from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.look.asks import Asks
 from heedful.look.attribute import integrated_gradients, score_of
-from heedful.look.compare import align
+from heedful.look.compare import align, states
 from heedful.look.inside import Inside
+from heedful.look.page import keep
 from heedful.look.similarity import of, similarity
 from heedful.look.steps import steps
-from heedful.look.words import in_context
+from heedful.look.words import analogy, in_context
 from heedful.look.writing import writing
 from heedful.model.classic_config import ClassicConfig, Writer
 from heedful.model.config import EmbeddingConfig, NextToken
@@ -69,6 +70,8 @@ def their_attention(theirs: Any, family: str, ids: list[int]) -> dict[str, Any]:
 
 def _check_family(folder: Path, family: str) -> None:
     theirs, inside = inside_of(folder, family)
+    inside = Inside(inside.loaded.train(), TEXT)  # nothing is dropped, and afterwards it trains as before
+    assert inside.loaded.training
     ask = Asks([inside])
     expected = their_attention(theirs, family, list(inside.encoded.ids))
     assert {view.part for view in inside.views} == set(expected)
@@ -173,11 +176,18 @@ def test_compared_words_and_similarity(tmp_path: Path) -> None:
     means = [each.weights("encoder", layer).mean(0) for each, layer in zip(student.looks, (3, 1), strict=True)]
     assert np.abs(numbers(found["difference"]) - (means[1] - means[0]).numpy()).max() < 1e-6
     assert "different shapes" in found["apart"]
+    kept = keep(student, layers=[3], heads=[0]).answers  # beside layer 3 of four stands the last of two
+    assert "difference" in kept["compare?head=mean&layer=3&other_head=mean&other_layer=1&part=encoder"]
     told = in_context([one, other], "mat")
     assert len(told["places"]) == 2 and torch.allclose(told["layers"][1].diagonal(), torch.ones(2))
     row = one.states("encoder")[2][6]
     again = torch.nn.functional.cosine_similarity(row, other.states("encoder")[2][6], dim=0)
     assert torch.isclose(told["layers"][2][0, 1], again, atol=1e-6)
+    pair = in_context([Inside(loaded, ("The cat sat", "on the mat"))], "the")
+    assert [(each["text"], each["start"], each["stop"]) for each in pair["places"]] == [
+        ("The cat sat", 0, 3),
+        ("on the mat", 3, 6),
+    ]
 
     head = similarity(loaded, "encoder", 1, 3)
     weight = loaded.model.encoder.blocks[1].attention.qkv.weight.detach().double()
@@ -200,6 +210,33 @@ def test_the_decoder_writes_as_the_engine_does(tmp_path: Path) -> None:
     assert abs(found["greedy"]["log_probability"] - answer["log_probability"]) < 1e-4
     assert found["greedy"]["text"] == answer["text"] and len(found["beams"]) == 2
     assert inside.weights("cross", 1).shape == (4, len(inside.sides["target"]), len(inside.sides["source"]))
+    other = Inside(loaded, TEXT, target=TEXT[:7])
+    moved = states(inside, other, "cross")  # what looks across are the decoder's rows
+    assert len(moved["tokens"]) == len(other.sides["target"]) < len(inside.sides["target"])
+    assert torch.allclose(moved["cosines"][0], torch.ones(len(moved["tokens"])), atol=1e-6)
+
+
+def test_static_vectors_have_analogies_and_neighbours() -> None:
+    """With vectors written by hand, of which it is known what they make; a net over them is the context."""
+    plain, net = classic("plain attention"), classic("structured")
+    with torch.no_grad():
+        table = plain.model.embedding.tokens.weight
+        table.zero_()
+        made = {"good": (1, 0, 1, 0), "bad": (1, 0, 0, 1), "very": (0, 1, 1, 0), "not": (0, 1, 0, 1)}
+        for word, vector in made.items():
+            table[plain.tokenizer.id(word)] = torch.tensor(vector).double()
+    (best, *_) = analogy(plain, "good", "bad", "very")
+    assert best["text"] == "not" and best["cosine"] == pytest.approx(1.0)
+    with pytest.raises(HeedfulError, match='"king" is not in the vocabulary'):
+        analogy(plain, "good", "king", "very")
+    for loaded, names in ((plain, ["in the embedding"]), (net, ["in the embedding", "after the net"])):
+        inside = Inside(loaded, "the film was good . the end was not good")
+        told = in_context([inside], "good")
+        assert told["names"] == names and len(told["places"]) == 2 and not told["unknown"]
+        rows = loaded.rows(inside.source) if loaded is net else loaded.model.embedding(inside.source)
+        cosine = torch.nn.functional.cosine_similarity(rows[3], rows[9], dim=0).detach()
+        assert torch.isclose(told["layers"][-1][0, 1], cosine)
+    assert told["layers"][0][0, 1] == pytest.approx(1.0) and abs(float(cosine)) < 0.999
 
 
 def test_recurrent_nets_show_what_they_looked_at() -> None:

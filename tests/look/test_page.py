@@ -146,18 +146,20 @@ def test_52_head_view_filters_and_merges(chrome: Browser, local: Local, asks: As
     assert chrome.js("return document.querySelector('.token[aria-pressed=true]')") is None
     names = chrome.js("return [...document.querySelectorAll('.head-grid > .tokens .token')].map((e) => e.textContent)")
     assert names == [token["text"] for token in inside.sides["source"]]
-    sides_of_words = [{"continues": False}, {"continues": False}, {"continues": True}, {"continues": False}]
+    pieces = {"\u2581the": False, "play": False, "##ing": True, ".": False}
+    sides_of_words = [{"text": text, "continues": goes_on} for text, goes_on in pieces.items()]
     matrix = np.random.default_rng(0).dirichlet(np.ones(4), 4).astype(np.float32)
     found = chrome.driver.execute_async_script(
-        """const [side, values, done] = arguments; import('./numbers.js').then((m) => { const g = m.wordsOf(side);
+        """const [side, values, done] = arguments; Promise.all([import('./numbers.js'), import('./tokens.js')]).then(
+        ([m, t]) => { const g = m.wordsOf(side);
         const w = m.merged({ shape: [4, 4], values: Float32Array.from(values) }, g, g);
-        done([w.shape, [...w.values]]); });""",
+        done([w.shape, [...w.values], t.namesOf(side, g)]); });""",
         sides_of_words,
         matrix.flatten().tolist(),
     )
     keys_of = np.array([[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]])
     rows_of = keys_of / keys_of.sum(0)
-    assert found[0] == [3, 3]
+    assert found[0] == [3, 3] and found[2] == ["the", "playing", "."]
     assert np.abs(np.reshape(found[1], (3, 3)) - rows_of.T @ matrix @ keys_of).max() < 1e-6
 
 
@@ -374,10 +376,10 @@ def test_52_a_large_view_is_quick_and_small(chrome: Browser) -> None:
                 chrome.open(f"{server.url}#view={view}")
                 times.append(chrome.js("return performance.now()") / 1000)
             seconds = min(times)
-            heap = chrome.driver.execute_cdp_cmd("Runtime.getHeapUsage", {})
-            used = (heap["usedSize"] + heap.get("backingStorageSize", 0)) / 1e6
+            used = chrome.memory() / 1e6
+            print(f"{view}: {seconds:.2f} s, {used:.0f} MB")
             assert seconds < 3, (view, seconds)
-            assert used < 300, (view, used)
+            assert used < 400, (view, used)  # beside it the browser itself has some 260 MB
     assert chrome.complaints() == []
 
 

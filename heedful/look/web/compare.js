@@ -1,10 +1,10 @@
 // @ts-check
 // Compare: two texts, or two models, side by side, and their difference.
 
-import { choice, make, note, percent, plain, short, shown } from "./parts.js";
+import { choice, make, note, percent, plain, sentence, short } from "./parts.js";
 import { reach, unpack } from "./numbers.js";
 import { heatmap } from "./draw.js";
-import { tokensOf } from "./tokens.js";
+import { nameOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 
@@ -36,16 +36,19 @@ export async function compareView(context) {
   };
   const heads = (/** @type {number} */ count) =>
     /** @type {[string, string][]} */ ([["mean", "mean of all"], ...[...Array(count).keys()].map((each) => [String(each), String(each)])]);
+  const second = choice("Head of the second", heads(theirs.heads), "mean", (head) => {
+    chosen.head = head;
+    show();
+  });
   const bar = make(
     "div", { class: "bar-of" },
     choice("Head of the first", heads(context.part.heads), "mean", (head) => {
+      const along = chosen.head === chosen.mine && (head === "mean" || Number(head) < theirs.heads);
+      if (along) chosen.head = /** @type {HTMLSelectElement} */ (second.querySelector("select")).value = head;
       chosen.mine = head;
       show();
     }),
-    choice("Head of the second", heads(theirs.heads), "mean", (head) => {
-      chosen.head = head;
-      show();
-    }),
+    second,
     choice("Layer of the second", [...Array(theirs.layers).keys()].map((each) => [String(each), String(each)]), String(chosen.layer), (layer) => {
       chosen.layer = Number(layer);
       show();
@@ -64,7 +67,7 @@ export async function compareView(context) {
  */
 function sideLine(name, look) {
   const text = Array.isArray(look.item) ? look.item.join(" | ") : look.item;
-  return make("p", {}, make("b", {}, `${name}: `), make("bdi", {}, plain(text, 200)), make("span", { class: "soft" }, ` · ${plain(look.name, 60)}`));
+  return make("p", {}, make("b", {}, `${name}: `), make("bdi", {}, plain(text, 200)), make("span", { class: "soft" }, ` · ${nameOf(look)}`));
 }
 
 /**
@@ -87,21 +90,26 @@ async function sideBySide(context, chosen) {
       rows, columns, signed, name: title, size: 280, limit: signed ? most : undefined,
       say: (i, j, value) => `${plain(rows[i])} → ${plain(columns[j])}: ${signed && value > 0 ? "+" : ""}${percent(value)}`,
     });
+  const models = context.looks[0].name !== context.looks[1].name;
+  const [first, second] = ["First", "Second"].map((each, n) => (models ? `${each}: ${nameOf(context.looks[n])}` : each));
   const made = [
-    make("div", { class: "beside" }, map("First", found.a), map("Second", found.b), map(`Second less first, up to ${percent(largest)}`, found.difference, true)),
+    make("div", { class: "beside" }, map(first, found.a), map(second, found.b), map(`Second less first, up to ${percent(largest)}`, found.difference, true)),
     note("Only tokens that both have, or that stand for each other, are compared. Orange: the second looks more; blue: less."),
   ];
   if (found.cosines) {
     const { shape, values } = unpack(found.cosines);
-    const layers = [...Array(shape[0]).keys()].map((each) => (each ? `after ${each - 1}` : "embedding"));
+    const layers = [...Array(shape[0]).keys()].map((each) => (each ? `after block ${each - 1}` : "embedding"));
     const names = found.tokens.map((/** @type {number[]} */ pair) => name(pair, context.part.rows));
+    const moved = values.map((each) => Math.max(0, 1 - each));
+    const furthest = reach(moved);
     made.push(
-      heatmap(context.root, values.map((each) => (1 - each) / 2), {
-        rows: layers, columns: names, name: "How far each token's row moved, layer by layer", size: 520,
+      heatmap(context.root, moved.map((each) => each / Math.max(furthest, 0.001)), {
+        rows: layers, columns: names, gain: 1, size: 520,
+        name: `How far each token's row moved, layer by layer: 1 − cosine, up to ${short(furthest)}`,
         say: (i, j) => `${layers[i]}, ${plain(names[j])}: cosine ${short(values[i * names.length + j])}`,
       }),
     );
-  }
+  } else made.push(note(sentence(found.apart)));
   return made;
 }
 

@@ -14,6 +14,7 @@ import { alignmentView } from "./align.js";
 import { compareView } from "./compare.js";
 import { similarityView, wordsView } from "./words.js";
 import { headsView } from "./patterns.js";
+import { nameOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 /** @typedef {import("./tokens.js").State} State */
@@ -40,7 +41,7 @@ const VIEWS = [
   { key: "decoder", name: "Decoder", about: "How it writes", show: decoderView, uses: "layer head", fits: (look) => look.head === "next_token" },
   { key: "alignment", name: "Alignment", about: "What was written, and where it looked", show: alignmentView, uses: "layer", fits: (look) => has(look, "cross") },
   { key: "compare", name: "Compare", about: "Two side by side", show: compareView, uses: "part layer", fits: (look, about, live) => about.looks.length > 1 || live },
-  { key: "words", name: "Words", about: "One word in several texts", show: wordsView, uses: "", fits: (look, about, live) => about.word !== "" || (live && takesApart(look)) },
+  { key: "words", name: "Words", about: "One word in several texts", show: wordsView, uses: "", fits: (look, about, live) => about.word !== "" || live },
   { key: "similarity", name: "Similarity", about: "Queries and keys as a learned similarity", show: similarityView, uses: "part layer head", fits: takesApart },
   { key: "heads", name: "Heads", about: "What each head does", show: headsView, uses: "", fits: (look, about) => about.report },
 ];
@@ -182,7 +183,8 @@ function controlsOf(context, view) {
   const count = (/** @type {number} */ n) => /** @type {[string, string][]} */ ([...Array(n).keys()].map((each) => [String(each), String(each)]));
   const made = [];
   if (context.looks.length > 1 && view.key !== "compare") {
-    const names = context.looks.map((each, i) => /** @type {[string, string]} */ ([String(i), `${i + 1}: ${titleOf(each)}`]));
+    const models = new Set(context.looks.map((each) => each.name)).size > 1;
+    const names = context.looks.map((each, i) => /** @type {[string, string]} */ ([String(i), `${i + 1}: ${titleOf(each, models)}`]));
     made.push(choice(context.look.choices.length ? "Candidate" : "Look", names, String(state.side), (side) => context.set({ side: Number(side) })));
   }
   if (view.uses.includes("part") && look.views.length > 1) {
@@ -198,8 +200,13 @@ function controlsOf(context, view) {
   return made;
 }
 
-/** @param {Look} look */
-function titleOf(look) {
+/**
+ * What tells a look from the one beside it: its text, or where there are several models its name.
+ * @param {Look} look
+ * @param {boolean} models
+ */
+function titleOf(look, models) {
+  if (models) return nameOf(look);
   if (look.choices.length) return plain(look.item[1], 40);
   const text = Array.isArray(look.item) ? look.item.join(" | ") : look.item;
   return plain(text, 40);
@@ -217,7 +224,7 @@ function header(look, root, source, context) {
   theme.setAttribute("aria-label", "Light or dark");
   const made = make(
     "header", { class: "header" },
-    make("div", {}, make("h1", {}, make("bdi", {}, plain(look.name.split("/").pop() || look.name, 60))), make("p", { class: "soft" }, facts.join(" · "))),
+    make("div", {}, make("h1", {}, make("bdi", {}, nameOf(look))), make("p", { class: "soft" }, facts.join(" · "))),
     theme,
   );
   const text = make("p", { class: "text" }, make("bdi", {}, plain(Array.isArray(look.item) ? look.item.join(" | ") : look.item, 600)));

@@ -16,7 +16,9 @@ export function unpack(sent) {
   if (sent.kind === "f4") return { shape: sent.shape, values: new Float32Array(bytes.buffer) };
   const whole = sent.kind === "u2" ? new Uint16Array(bytes.buffer) : bytes;
   const most = sent.kind === "u2" ? 65535 : 255;
-  return { shape: sent.shape, values: Float32Array.from(whole, (each) => each / most) };
+  const values = new Float32Array(whole.length);
+  for (let i = 0; i < whole.length; i++) values[i] = whole[i] / most;
+  return { shape: sent.shape, values };
 }
 
 /**

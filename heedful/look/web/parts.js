@@ -89,6 +89,15 @@ export function note(text, kind = "note") {
 }
 
 /**
+ * What an error says, as a sentence.
+ * @param {string} text
+ */
+export function sentence(text) {
+  const cut = plain(text, 300);
+  return cut.charAt(0).toUpperCase() + cut.slice(1) + (/[.…]$/u.test(cut) ? "" : ".");
+}
+
+/**
  * A share in percent.
  * @param {number} value
  */

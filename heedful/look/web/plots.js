@@ -44,7 +44,7 @@ export function lines(name, series, { from = 0, across, names = [], ticks }) {
     drawn.style.stroke = `var(--head-${number % 12})`;
     made.append(drawn);
   }
-  for (const place of [0, Math.floor((count - 1) / 2), count - 1]) {
+  for (const place of new Set([0, Math.floor((count - 1) / 2), count - 1])) {
     made.append(draw("text", { x: x(place), y: height - 10, class: "tick" }, ticks?.[place] ?? String(from + place)));
   }
   const legend = make("div", { class: "legend" });

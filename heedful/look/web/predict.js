@@ -1,7 +1,7 @@
 // @ts-check
 // Prediction: what the head says, what it rests on, and beside it what attention shows and does not show.
 
-import { choice, make, note, percent, plain, short, shown } from "./parts.js";
+import { choice, make, note, percent, plain, sentence, short, shown } from "./parts.js";
 import { reach, unpack } from "./numbers.js";
 import { colours, HEAT, SIGNED } from "./draw.js";
 import { bars } from "./plots.js";
@@ -24,7 +24,7 @@ export async function predictionView(context) {
   explain(context, panel, found);
   return make(
     "section", { class: "prediction-view" },
-    make("div", { class: "panel" }, make("h3", {}, "What the model says"), found.told ? note(plain(found.told, 300)) : said(context, found.answer)),
+    make("div", { class: "panel" }, make("h3", {}, "What the model says"), found.told ? note(sentence(found.told)) : said(context, found.answer)),
     panel,
   );
 }
@@ -39,8 +39,8 @@ function explain(context, panel, found) {
   const bar = others(context, panel, found);
   panel.replaceChildren(make("h3", {}, "What it rests on"), ...(bar.childElementCount ? [bar] : []));
   if (!found.texts) {
+    if (!found.attribution) panel.append(note(sentence(found.why || "There is nothing to explain.")));
     panel.append(...reasons(context, tokensOf(context, "source").map((each) => each.text), found));
-    if (!found.attribution) panel.append(note(plain(found.why || "There is nothing to explain.", 300)));
   }
   for (const [number, each] of (found.texts ?? []).entries()) {
     panel.append(make("h3", {}, number ? "The other text" : "This text"), ...reasons(context, each.tokens, each));
@@ -145,12 +145,13 @@ function said(context, answer) {
     for (const mask of answer.masks) {
       made.append(bars(mask.tokens.map((/** @type {any} */ each) => ({ text: each.text || each.token, value: each.probability }))));
     }
-    if (!answer.masks.length) made.append(note(plain(answer.note ?? "there is no mask", 200)));
+    if (!answer.masks.length) made.append(note(sentence(answer.note ?? "there is no mask")));
   } else if (answer.entities) made.append(entities(context, answer));
   else if (answer.follows !== undefined) made.append(bars([{ text: "the second text follows", value: answer.follows }]));
   else if (answer.answer !== undefined) {
-    made.append(make("p", { class: "answer" }, shownLong(answer.answer || "(no answer)")), note(`score ${short(answer.score ?? NaN)}`));
-    if (!answer.answer) made.append(note("The model prefers no answer. Beside this stands what the best span in the text rests on."));
+    const both = `The best span in the text scores ${short(answer.score ?? NaN)}, no answer ${short(answer.no_answer_score ?? NaN)}.`;
+    made.append(make("p", { class: "answer" }, shownLong(answer.answer || "(no answer)")), note(both));
+    if (!answer.answer) made.append(note("The model prefers no answer. Beside this stands what the best span rests on."));
   } else if (answer.numbers) {
     for (const [name, value] of Object.entries(answer.numbers)) made.append(note(`${plain(name)}: ${short(value)}`));
   } else if (answer.similarity !== undefined) made.append(make("p", { class: "answer" }, `similarity ${short(answer.similarity)}`), note("The cosine of the two texts' vectors; each is read by itself."));

@@ -5,6 +5,7 @@
 /** @typedef {{ask: (name: string, params?: Params) => Promise<any>, live: boolean, leftOut: Record<string, number>}} Source */
 
 const KEPT_BYTES = 64_000_000; // of answers that are remembered
+const LINE = 65_000; // characters of a question; the server reads lines of 65,536
 
 /**
  * @param {string} name
@@ -74,7 +75,11 @@ function sizeOf(answer) {
 /** @returns {Source} */
 export function serverSource() {
   return remembering(async (name, params) => {
-    const answer = await fetch(`ask/${question(name, params)}`);
+    const asked = question(name, params);
+    if (asked.length > LINE) throw new Error("The text is too long to be sent from the page: start heedful look with it.");
+    const answer = await fetch(`ask/${asked}`).catch(() => {
+      throw new Error("There is no answer: heedful look has ended.");
+    });
     const found = await answer.json();
     if (found.error) throw new Error(found.error);
     return found;

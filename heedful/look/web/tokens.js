@@ -94,3 +94,14 @@ export function headName(context, head) {
 export function headColour(head) {
   return `var(--head-${head % 12})`;
 }
+
+/**
+ * The last part of a model's path; a checkpoint is told with its run.
+ * @param {Look} look
+ */
+export function nameOf(look) {
+  const parts = look.name.split("/").filter(Boolean);
+  const [run, state, step] = parts.slice(-3);
+  if (state === "state" && step) return plain(`${run} ${step}`, 60);
+  return plain(parts[parts.length - 1] || look.name, 60);
+}

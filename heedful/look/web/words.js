@@ -1,7 +1,7 @@
 // @ts-check
 // Words in context: one word's vectors in several texts, layer by layer; its static neighbours; analogies; W_Q W_K.
 
-import { formula, make, note, percent, plain, short } from "./parts.js";
+import { formula, make, note, percent, plain, sentence, short } from "./parts.js";
 import { unpack } from "./numbers.js";
 import { heatmap } from "./draw.js";
 import { bars, lines } from "./plots.js";
@@ -55,8 +55,8 @@ async function inContext(context, where, word) {
     picture.replaceChildren(
       heatmap(context.root, values.map((/** @type {number} */ each) => (each - least) / (1 - least || 1)), {
         rows: names, columns: names, size: 320, gain: 1,
-        name: layer ? `Cosines after block ${layer - 1}` : "Cosines of the embedding, before any block",
-        say: (i, j) => `texts ${i + 1} and ${j + 1}: ${short(values[i * names.length + j])}`,
+        name: `Cosines ${found.names[layer]}`,
+        say: (i, j) => `${i + 1} and ${j + 1}: ${short(values[i * names.length + j])}`,
       }),
       note(`From ${short(least)} (faint) to 1.`),
     );
@@ -64,27 +64,23 @@ async function inContext(context, where, word) {
   draw();
   const texts = make("ol", { class: "texts" });
   for (const each of found.places) {
-    const text = String(each.text);
-    texts.append(
-      make(
-        "li", {},
-        make("bdi", {}, plain(text.slice(Math.max(0, each.start - 60), each.start), 80), make("mark", {}, plain(text.slice(each.start, each.stop))), plain(text.slice(each.stop, each.stop + 60), 80)),
-      ),
-    );
+    const around = (/** @type {number} */ from, /** @type {number} */ to) => (to > from ? plain(String(each.text).slice(from, to), 80) : "");
+    const [before, after] = [around(Math.max(0, each.start - 60), each.start), around(each.stop, Math.min(each.stop + 60, each.text.length))];
+    texts.append(make("li", {}, make("bdi", {}, before, make("mark", {}, around(each.start, each.stop)), after)));
   }
   const mean = layers.map((/** @type {any} */ each) => meanOff(each.values, names.length));
   where.replaceChildren(
     make("div", { class: "panel" }, make("h3", {}, "Where it stands"), texts),
     make(
       "div", { class: "beside" },
-      make("div", { class: "panel" }, make("label", { class: "field" }, make("span", {}, "Layer"), slide), picture),
-      names.length > 1 ? lines("Mean cosine of different occurrences", [Float32Array.from(mean)], { across: "0: embedding; then after each block" }) : "",
+      make("div", { class: "panel" }, layers.length > 1 ? make("label", { class: "field" }, make("span", {}, "Layer"), slide) : "", picture),
+      names.length > 1 && layers.length > 1 ? lines("Mean cosine of different occurrences", [Float32Array.from(mean)], { across: "0: embedding; then after each layer" }) : "",
     ),
     make(
-      "div", { class: "beside" },
-      make("div", { class: "panel" }, make("h3", {}, "Static neighbours"), note("Of the embedding table: one vector, whatever the text."), near(found.static)),
+      "div", { class: "beside near" },
+      make("div", { class: "panel" }, make("h3", {}, "Static neighbours"), note(found.unknown ? sentence(found.unknown) : "Of the embedding table: one vector, whatever the text."), near(found.static)),
       ...found.neighbours.slice(0, 4).map((/** @type {any[]} */ each, /** @type {number} */ i) =>
-        make("div", { class: "panel" }, make("h3", {}, `In text ${i + 1}`), note("The words around it that are nearest after the last block."), near(each)),
+        make("div", { class: "panel" }, make("h3", {}, `Around ${i + 1}`), note(`The words around it that are nearest ${found.names[layers.length - 1]}.`), near(each)),
       ),
     ),
   );
