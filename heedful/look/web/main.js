@@ -30,6 +30,8 @@ import { nameOf } from "./tokens.js";
 const has = (/** @type {Look} */ look, /** @type {string[]} */ ...parts) => look.views.some((each) => parts.includes(each.part));
 const takesApart = (/** @type {Look} */ look) => has(look, "encoder", "decoder");
 
+const FIELD = 20_000; // characters of a text that can be changed in the page
+
 /** @type {View[]} */
 const VIEWS = [
   { key: "head", name: "Head", about: "Who looks at whom", show: headView, uses: "part layer", fits: () => true },
@@ -242,8 +244,9 @@ function reading(look, context) {
   const [first, second] = Array.isArray(look.item) ? look.item : [look.item, ""];
   const area = /** @type {HTMLTextAreaElement} */ (make("textarea", { rows: Math.min(4, 1 + Math.floor(first.length / 110)), "aria-label": "Text", spellcheck: "false" }));
   const pair = /** @type {HTMLInputElement} */ (make("input", { type: "text", "aria-label": "Second text", placeholder: "a second text, if any", spellcheck: "false" }));
-  [area.value, pair.value] = [first.slice(0, 20_000), second];
+  [area.value, pair.value] = [first.slice(0, FIELD), second];
   const problem = make("p", { class: "problem", role: "status" });
+  if (first.length > FIELD) problem.textContent = `The field holds the first ${FIELD.toLocaleString("en")} of ${first.length.toLocaleString("en")} characters; the views are of all.`;
   const form = make(
     "form",
     {
