@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from heedful.nn.kernels import Block, Kernel, Plan, make_plan, run_plan, shared
+from heedful.nn.kernels import Block, Kernel, Plan, follow, make_plan, run_plan, shared
 from heedful.nn.layout import Call, Distance, Layout, Span
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -90,10 +90,7 @@ def _not_flash(q: Tensor, k: Tensor, call: Call) -> str:
         return "it has no bias"
     if q.shape[-1] % 8 or q.shape[-1] > 256:
         return f"its heads are up to 256 wide, in steps of 8, not {q.shape[-1]}"
-    stops = [0, *(stop for _, stop in call.layout.keys)]
-    if [start for start, _ in call.layout.keys] != stops[:-1] or stops[-1] != len(k):  # others would get no gradient
-        return "its key rows must follow each other without a gap, and all belong to a sequence"
-    return ""
+    return follow(k, call)
 
 
 def _needs_no_dropout(q: Tensor, k: Tensor, call: Call) -> str:

@@ -361,9 +361,14 @@ def _not_varlen(q: Tensor, k: Tensor, call: Call) -> str:
         return "it has no bias and no dropout"
     if q.shape[-1] % 8 or q.shape[-1] > 256:
         return f"its heads are up to 256 wide, in steps of 8, not {q.shape[-1]}"
-    spans = call.layout.keys
-    if [start for start, _ in spans] != [0, *(stop for _, stop in spans[:-1])]:
-        return "its key rows must follow each other without a gap"
+    return follow(k, call)
+
+
+def follow(k: Tensor, call: Call) -> str:
+    """Why rows of keys cannot be given by bounds alone, or nothing: those of no sequence would get no gradient."""
+    stops = [0, *(stop for _, stop in call.layout.keys)]
+    if [start for start, _ in call.layout.keys] != stops[:-1] or stops[-1] != len(k):
+        return "its key rows must follow each other without a gap, and all belong to a sequence"
     return ""
 
 

@@ -67,7 +67,7 @@ class Alive:
             named = gone or silent or late
             self._leaving = True
             self._say()
-            found.append(_listed(named) if named else "another one")
+            found.append(listed(named) if named else "another one")
             if named:
                 self._store.set(LOST, found[0])
                 self._end.wait(4 * BEAT)  # until others have heard it: they may wait for this one, or for its store
@@ -89,10 +89,10 @@ class Alive:
             self._store.set(str(self.rank), f"{self._beat} {self.count}" + f" {LEAVING}" * self._leaving)
 
 
-def _listed(ranks: list[int]) -> str:
+def listed(ranks: list[int]) -> str:
     """In words.
 
-    >>> _listed([2]), _listed([2, 5, 7])
+    >>> listed([2]), listed([2, 5, 7])
     ('rank 2', 'ranks 2, 5 and 7')
     """
     if len(ranks) == 1:

@@ -63,7 +63,8 @@ def write(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> Measures
     """Write the parts of all ranks, and the layout; the measures of all files, on every rank."""
     writer = _Writer(folder)
     try:
-        save(dict(tensors), storage_writer=writer, process_group=ranks.channel)
+        with ranks.told():
+            save(dict(tensors), storage_writer=writer, process_group=ranks.channel)
     except CheckpointException as error:
         rank, (first, _) = next(iter(error.failures.items()))
         if isinstance(first, OSError):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from heedful.errors import HeedfulError
-from heedful.train.alive import Alive
+from heedful.train.alive import Alive, listed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +90,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if not (isinstance(error, dist.DistError) or "gloo" in str(error) or "imed out" in str(error)):
+            if not (isinstance(error, dist.DistError) or LOST.search(str(error))):
                 raise
             whom = "another one" if self.alive is None else self.alive.missing()
             raise HeedfulError(
@@ -98,6 +100,7 @@ class Ranks:
 
 
 ALONE = Ranks()
+LOST = re.compile(r"gloo|nccl|connection|pair closure|timed? ?out", re.IGNORECASE)  # not all errors name their library
 MEETING = timedelta(minutes=1)  # for which ranks wait for others to be started, at least
 
 
@@ -111,9 +114,10 @@ def ranks() -> Iterator[Ranks]:
         yield ALONE
         return
     patience = _patience()
+    meeting = max(patience, MEETING)
     try:
-        store, rank, size = next(rendezvous("env://", timeout=max(patience, MEETING)))
-        store = _fresh(store)
+        store, rank, size = next(rendezvous("env://", timeout=meeting))
+        store = _met(store, rank, size, meeting)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
         alive = Alive(dist.distributed_c10d.PrefixStore("alive", store.clone()), rank, size)
@@ -147,12 +151,36 @@ def _patience() -> timedelta:
     return found
 
 
-def _fresh(store: Any) -> Any:
-    """Without what the processes of an earlier start said.
+def _met(store: Any, rank: int, size: int, meeting: timedelta) -> Any:
+    """What all ranks of this start share, once all of them are here; without what an earlier start said.
 
     torchrun keeps its store when it starts ranks again (pytorch#135712, #167288), so that they would look for ranks
-    that are gone. The starts are counted on each node alone: on several nodes the numbers may differ.
+    that are gone, and on several nodes no number tells one start from another. So each rank calls with a name that is
+    its own, and the first one answers every call with the place where those of its start come together.
     """
-    one_node = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_node else "0"
-    return dist.distributed_c10d.PrefixStore(f"heedful/{start}", store)
+    mine = uuid4().hex
+    if rank:
+        store.set(f"heedful/call/{rank}", mine)
+        store.wait([f"heedful/answer/{mine}"], meeting)
+        shared = _place(store, store.get(f"heedful/answer/{mine}").decode())
+        shared.set(f"here/{rank}", "")
+        shared.wait(["all"], meeting)
+        return shared
+    shared, end = _place(store, mine), time.monotonic() + meeting.total_seconds()
+    answered: dict[int, bytes] = {}
+    while away := [each for each in range(1, size) if not shared.check([f"here/{each}"])]:
+        if time.monotonic() > end:
+            raise dist.DistStoreError(f"nothing was heard of {listed(away)}")
+        for each in away:
+            if store.check([f"heedful/call/{each}"]):
+                call = store.get(f"heedful/call/{each}")
+                if answered.get(each) != call:  # it may be that of an earlier start, and another one comes
+                    store.set(f"heedful/answer/{call.decode()}", mine)
+                    answered[each] = call
+        time.sleep(0.02)
+    shared.set("all", "")
+    return shared
+
+
+def _place(store: Any, name: str) -> Any:
+    return dist.distributed_c10d.PrefixStore(f"heedful/{name}", store)

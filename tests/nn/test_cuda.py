@@ -19,6 +19,7 @@ from tests.nn import test_kernels as grid
 from tests.nn.test_kernels import LENGTHS, draw, draw_bias, layout_of, outcome, worst
 
 FLASH, GROUPED, FLEX = CUDA
+VARLEN = next(each for each in kernels.KERNELS if each.name == "varlen")
 WINDOWS = ((False, None), (True, None), (False, 3), (True, 3), (False, 0))
 
 
@@ -161,9 +162,13 @@ def test_keys_that_belong_to_no_sequence_are_refused() -> None:
         q, k = (torch.empty(rows, 4, 64, device="cuda", dtype=torch.bfloat16) for rows in (40, 50))
     reason = "its key rows must follow each other without a gap, and all belong to a sequence"
     for keys in (((0, 20), (20, 40)), ((0, 20), (30, 50)), ((10, 30), (30, 50))):
-        call = Call(layout=Layout(((0, 20), (20, 40)), keys), scale=1.0, dropout=0.1)
-        assert FLASH.cannot(q, k, call) == reason
-    assert FLASH.cannot(q, k, Call(layout=layout_of([20, 20], [20, 30]), scale=1.0, dropout=0.1)) == ""
+        layout = Layout(((0, 20), (20, 40)), keys)
+        assert FLASH.cannot(q, k, Call(layout=layout, scale=1.0, dropout=0.1)) == reason
+        call = Call(layout=layout, scale=1.0)
+        assert VARLEN.cannot(q, k, call) == reason and choose(q, k, call).name == "grouped"
+    layout = layout_of([20, 20], [20, 30])
+    assert FLASH.cannot(q, k, Call(layout=layout, scale=1.0, dropout=0.1)) == ""
+    assert VARLEN.cannot(q, k, Call(layout=layout, scale=1.0)) == ""
 
 
 def test_an_operator_of_another_signature_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from tiny_runs import same
 from heedful.train.journal import records
 
 # kills at any moment, and kills before an operation of a commit: of one rank, and of two
-QUICK, FULL = {1: (3, 3), 2: (3, 3)}, {1: (50, 50), 2: (20, 20)}
+QUICK, FULL = {1: (3, 3), 2: (3, 3)}, {1: (50, 50), 2: (50, 20)}
 COUNTS = [pytest.param(QUICK, id="quick"), pytest.param(FULL, id="full", marks=pytest.mark.slow)]
 RANKS = [1, 2]
 pytestmark = pytest.mark.timeout(1200)
@@ -39,15 +39,16 @@ class Whole:
         self.found: dict[int, tuple[dict[str, Any], float, int]] = {}
 
     def __getitem__(self, ranks: int) -> tuple[dict[str, Any], float, int]:
-        if ranks not in self.found:
+        if ranks not in self.found:  # twice, since one of them may have to wait for the machine
             job = job_in(self.folder / str(ranks))
-            started = time.monotonic()
-            assert self.nursery.run(job, ranks) == [0] * ranks
-            seconds = time.monotonic() - started
             counted = replace(job, folder=f"{job.folder}-counted", kill=10**9)
-            assert self.nursery.run(counted, ranks) == [0] * ranks
+            seconds = []
+            for each in (job, counted):
+                started = time.monotonic()
+                assert self.nursery.run(each, ranks) == [0] * ranks
+                seconds.append(time.monotonic() - started)
             assert left(counted.folder) == left(job.folder)
-            self.found[ranks] = left(job.folder), seconds, told(counted)["operations"]
+            self.found[ranks] = left(job.folder), min(seconds), told(counted)["operations"]
         return self.found[ranks]
 
 
@@ -79,10 +80,12 @@ def test_t1_killed_at_any_moment(
 ) -> None:
     expected, seconds, _ = whole[ranks]
     chance = random.Random(ranks)
-    killed = 0
-    for number in range(counts[ranks][0]):
-        job = job_in(tmp_path / str(number))
+    killed = runs = starts = 0
+    while min(runs, killed) < counts[ranks][0]:
+        runs += 1
+        job = job_in(tmp_path / str(runs))
         for _ in range(chance.choice((1, 2, 3))):
+            starts += 1
             pids = nursery.begin(job, ranks)
             time.sleep(chance.uniform(0, seconds))
             for pid in pids if chance.random() < 0.3 else chance.sample(pids, 1):  # the whole group, or one of it
@@ -90,7 +93,7 @@ def test_t1_killed_at_any_moment(
             killed += -9 in nursery.wait(pids)
         ended(nursery, job, ranks)
         assert left(job.folder) == expected
-    assert killed > 0
+    print(f"{ranks} ranks: {runs} runs of {seconds:.1f} s, killed {killed} times in {starts} starts, all the same")
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -101,6 +104,7 @@ def test_t1_killed_inside_a_commit(
     expected, _, operations = whole[ranks]
     assert operations > 100
     chance = random.Random(ranks)
+    killed = 0
     for number, operation in enumerate(chance.sample(range(1, operations), counts[ranks][1])):
         job = job_in(tmp_path / str(number))
         for kill in (
@@ -109,8 +113,10 @@ def test_t1_killed_inside_a_commit(
         ):  # the second one soon after a resume
             codes = nursery.run(replace(job, kill=kill), ranks)
             assert set(codes) <= {-9, 3} or (codes == [0] * ranks and kill != operation)
+            killed += -9 in codes
         ended(nursery, job, ranks)
         assert left(job.folder) == expected
+    print(f"{ranks} ranks: {counts[ranks][1]} runs of {operations} operations, killed before {killed}, all the same")
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -17,9 +18,10 @@ from typing import Any
 import pytest
 from nursery import ONE_THREAD, Job, Nursery, a_nursery, free_port, left, told, weights
 from tiny_runs import CALM, distance, same, trainer
+from torch.distributed import DistStoreError, HashStore
 
 from heedful.errors import HeedfulError
-from heedful.train.ranks import ALONE, Ranks, ranks
+from heedful.train.ranks import ALONE, Ranks, _met, ranks
 
 LOST = r"rank {} waits for rank 1, which has ended, or hangs: "
 
@@ -218,7 +220,23 @@ def test_t8_a_rank_that_hangs_is_noticed(nursery: Nursery, job: Job) -> None:
     assert time.monotonic() - started < 60
     os.kill(pids[1], signal.SIGKILL)
     assert nursery.wait(pids[1:]) == [-9]
-    assert told(job)["error"].startswith(LOST.format(0)) and "imed out" in told(job)["error"]
+    assert told(job)["error"].startswith(LOST.format(0))
+    assert "imed out" in told(job)["error"] or "Application timeout" in told(job)["error"]  # whichever comes first
+
+
+@pytest.mark.parametrize(
+    ("said", "lost"),
+    [
+        ("Application timeout caused pair closure", True),  # as gloo says it, with a place in its code and without
+        ("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2", True),
+        ("Timed out waiting 6000ms for recv operation to complete", True),
+        ("mat1 and mat2 shapes cannot be multiplied", False),
+    ],
+)
+def test_what_a_lost_rank_is_known_by(said: str, lost: bool) -> None:
+    kind, text = (HeedfulError, "rank 0 waits for") if lost else (RuntimeError, said)
+    with pytest.raises(kind, match=text), ALONE.told():
+        raise RuntimeError(said)
 
 
 def test_ranks_that_never_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,6 +248,28 @@ def test_ranks_that_never_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = rf"rank 0 of 2 did not meet the others at 127\.0\.0\.1:{port}: Timed out .* Is each of them started"
     with pytest.raises(HeedfulError, match=expected), ranks():
         pass
+
+
+def test_ranks_of_an_earlier_start_are_not_met() -> None:
+    """torchrun's store stays, and what was said in it; ranks come at different times."""
+    store = HashStore()
+    found: dict[tuple[int, int], list[bytes]] = {}
+
+    def meet(start: int, rank: int) -> None:
+        shared = _met(store, rank, 3, timedelta(seconds=5))
+        shared.set(f"said/{rank}", f"{start}")
+        found[start, rank] = [shared.get(f"said/{each}") for each in range(3)]
+
+    for start in range(3):
+        threads = [threading.Thread(target=meet, args=(start, rank), daemon=True) for rank in range(3)]
+        for rank, thread in enumerate(threads):
+            time.sleep(0.2 * (rank == start))
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+    assert found == {(start, rank): [f"{start}".encode()] * 3 for start in range(3) for rank in range(3)}
+    with pytest.raises(DistStoreError, match="nothing was heard of ranks 1 and 2"):
+        _met(store, 0, 3, timedelta(seconds=0.2))
 
 
 def test_ranks_that_have_not_the_same_are_refused(nursery: Nursery, job: Job, tmp_path: Path) -> None:
@@ -308,6 +348,7 @@ def test_t7_torchrun_starts_a_killed_rank_again(
     nursery: Nursery, job: Job, tmp_path: Path, size: int, how: dict[str, Any], shard: Any
 ) -> None:
     job = replace(job, train={"shard": shard}, evaluate="")
+    slower = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))  # where others want the machine, too
     process = torchrun(replace(job, **how), restarts=1, size=size)
     try:
         first = pids(job, size, 0)
@@ -322,7 +363,10 @@ def test_t7_torchrun_starts_a_killed_rank_again(
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, said
-    assert down - killed < 10 and training - killed < 30, (down - killed, training - killed)
+    print(
+        f"{size} ranks: down after {down - killed:.1f} s, training after {training - killed:.1f} s, load {slower:.1f}"
+    )
+    assert down - killed < 10 * slower and training - killed < 30 * slower
     assert all(map(gone, [*first, *second])), "an orphan"
     if "at" in how:
         assert [told(job, rank)["resumed_from"] for rank in range(size)] == [how["at"] - 1] * size
