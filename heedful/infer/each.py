@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
+
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Asked, Engine
 from heedful.tasks.base import Answer
@@ -73,4 +75,13 @@ def is_finite(answer: Any) -> bool:
             return math.isfinite(sum(answer))
         case list():
             return all(map(is_finite, answer))
+    return True
+
+
+def finite(scores: Any) -> bool:
+    """Whether every number is; of texts that were written, their log-probabilities."""
+    if isinstance(scores, torch.Tensor):
+        return bool(scores.isfinite().all())
+    if isinstance(scores, list | tuple):
+        return all(math.isfinite(getattr(each, "log_probability", 0.0)) for each in scores)
     return True

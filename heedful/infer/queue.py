@@ -14,8 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import torch
-
+from heedful.infer.each import finite
 from heedful.infer.engine import TOKEN_BUDGET, Asked, Piece
 from heedful.infer.refused import Expired, Failed, Full, TooLong, Unavailable, told
 from heedful.tasks import Answer, Writing
@@ -75,6 +74,7 @@ class _Job:
     engine: Any
     deadline: float  # by the event loop's clock, which is time.monotonic
     future: asyncio.Future[Any]
+    gone: Callable[[], bool]  # whether whoever asked has left, which may be so before the event loop hears of it
     finish: Callable[[list[Any]], Any]  # all scores, in order -> what the future gets
     scores: list[Any]
     left: int  # pieces without scores
@@ -117,9 +117,18 @@ class Lane:
         return self.lately / self.took if self.took else math.inf
 
     async def ask(
-        self, inputs: Sequence[Any], *, deadline: float, top_k: int = 5, writing: Writing | None = None
+        self,
+        inputs: Sequence[Any],
+        *,
+        deadline: float,
+        left: Callable[[], bool] = lambda: False,
+        top_k: int = 5,
+        writing: Writing | None = None,
     ) -> tuple[list[Answer], int]:
-        """The answers, as the engine alone would give them, and how many tokens were read for them."""
+        """The answers, as the engine alone would give them, and how many tokens were read for them.
+
+        `left` tells, to any thread and at once, whether whoever asked has gone: then no batch takes it.
+        """
         async with self._entered(deadline) as (engine, jobs):
             asked = await self._in_reader(lambda: engine.encode(inputs))
             pieces = [piece for each in asked for piece in each.pieces]
@@ -134,7 +143,7 @@ class Lane:
             if not pieces:
                 answers = _careful(lambda: finish([]))
                 return answers, 0
-            job = self._job(engine, deadline, finish, len(pieces))
+            job = self._job(engine, deadline, left, finish, len(pieces))
             jobs.append(job)
 
             def run(batch: list[Piece]) -> list[Any]:
@@ -142,13 +151,14 @@ class Lane:
 
             parts = [(len(each.encoded), each, (id(engine), id(each.answerer), writing), run) for each in pieces]
             self.queue._add(job, parts)
-            answers = await job.future
-            return answers, sum(size for size, *_ in parts)
+            return await job.future, sum(size for size, *_ in parts)
 
-    async def call(self, function: Callable[[Any], Any], *, tokens: int, deadline: float) -> Any:
+    async def call(
+        self, function: Callable[[Any], Any], *, tokens: int, deadline: float, left: Callable[[], bool] = lambda: False
+    ) -> Any:
         """function(engine), run by the engine thread in its turn as if it were that many tokens."""
         async with self._entered(deadline) as (engine, jobs):
-            job = self._job(engine, deadline, lambda scores: scores[0], 1)
+            job = self._job(engine, deadline, left, lambda scores: scores[0], 1)
             jobs.append(job)
             self.queue._add(job, [(tokens, engine, object(), lambda batch: [function(batch[0])])])
             return await job.future
@@ -178,10 +188,18 @@ class Lane:
     async def _in_reader(self, function: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.queue._readers, _careful, function)
 
-    def _job(self, engine: Any, deadline: float, finish: Callable[[list[Any]], Any], count: int) -> _Job:
-        future = asyncio.get_running_loop().create_future()
+    def _job(
+        self, engine: Any, deadline: float, left: Callable[[], bool], finish: Callable[[list[Any]], Any], count: int
+    ) -> _Job:
         return _Job(
-            lane=self, engine=engine, deadline=deadline, future=future, finish=finish, scores=[None] * count, left=count
+            lane=self,
+            engine=engine,
+            deadline=deadline,
+            future=asyncio.get_running_loop().create_future(),
+            gone=left,
+            finish=finish,
+            scores=[None] * count,
+            left=count,
         )
 
     def _take(self, budget: int, now: float) -> list[_Item]:
@@ -191,7 +209,7 @@ class Lane:
         rows, most = 0, float(budget)
         while self.heap and len(aside) < LOOK and rows < most:
             item = heapq.heappop(self.heap)
-            if item.job.dead or now >= item.job.deadline:
+            if item.job.dead or now >= item.job.deadline or item.job.gone():
                 continue
             less = min(most, SHARE * self.rate * (item.job.deadline - now))
             if taken and (item.key != taken[0].key or rows + item.size > less):
@@ -251,10 +269,8 @@ class Queue:
     # -- called by the event loop
 
     def _enter(self, lane: Lane, deadline: float) -> Steps:
-        if self.draining:
-            raise Unavailable("this server is stopping")
-        if lane.engine is None:
-            raise Unavailable("the model is loading")
+        if self.draining or lane.engine is None:
+            raise Unavailable("this server is stopping" if self.draining else "the model is loading")
         if time.monotonic() >= deadline:
             self.counts.expired += 1
             raise Expired("the deadline passed before the request was read")
@@ -270,8 +286,7 @@ class Queue:
 
     def _add(self, job: _Job, parts: Sequence[_Part]) -> None:
         total, lane, now = sum(size for size, *_ in parts), job.lane, time.monotonic()
-        if total > min(self.caps.request_tokens, self.caps.tokens):
-            most = min(self.caps.request_tokens, self.caps.tokens)
+        if total > (most := min(self.caps.request_tokens, self.caps.tokens)):
             raise TooLong(f"the inputs have {total} tokens in windows, and a request may have {most}")
         if now >= job.deadline:
             self.counts.expired += 1
@@ -357,21 +372,21 @@ class Queue:
                 continue
             job.scores[item.place], job.left, job.error = scores, job.left - 1, error
             if error is not None:
-                self.counts.failed += 1
+                self.counts.failed += isinstance(error, Failed)  # others tell what a person can mend
                 job.dead = True  # its other pieces are in vain
                 ended.append((job, None, error))
             elif job.left == 0 and not job.dead:
                 try:
                     ended.append((job, job.finish(job.scores), None))
                 except BaseException as wrong:
-                    self.counts.failed += 1
-                    ended.append((job, None, told(wrong)))
+                    error = told(wrong)
+                    self.counts.failed += isinstance(error, Failed)
+                    ended.append((job, None, error))
         return ended
 
     def _isolated(self, items: list[_Item]) -> Iterator[_Scored]:
         """Scores of each item, or why it has none: one that fails costs the others at most log2(n) + 1 runs more."""
-        groups = [items]
-        first = True
+        groups, first = [items], True
         while groups:
             group = groups.pop()
             done, error = self._tried(group, first)
@@ -406,15 +421,6 @@ class Queue:
             ], None
         except BaseException as error:
             return [], told(error)
-
-
-def finite(scores: Any) -> bool:
-    """Whether every number is; of texts that were written, their log-probabilities."""
-    if isinstance(scores, torch.Tensor):
-        return bool(scores.isfinite().all())
-    if isinstance(scores, list | tuple):
-        return all(math.isfinite(getattr(each, "log_probability", 0.0)) for each in scores)
-    return True
 
 
 def _careful(function: Callable[[], Any]) -> Any:

@@ -24,7 +24,7 @@ from heedful.errors import HeedfulError
 from heedful.infer.refused import Failed
 from heedful.serve import openapi, protocol
 from heedful.serve import schemas as s
-from heedful.serve.guard import Gone, Guard, Record, Trouble, read_body, trouble_of
+from heedful.serve.guard import Gone, Guard, Record, Trouble, check_body, read_body, trouble_of
 from heedful.serve.routes import QUESTIONS, Call, Question
 from heedful.serve.service import Service, kind_of
 from heedful.serve.settings import LOOPBACK
@@ -74,6 +74,7 @@ def _post(service: Service, path: str, body: Any, ask: Ask) -> Route:
     async def endpoint(request: Request) -> Response:
         record = _record(request, path)
         deadlines, limits = service.settings.deadlines, service.settings.limits
+        check_body(record, limits.body)
         raw = await read_body(request.receive, limits.body, deadlines.body)
         call = Call(service=service, record=record)
         try:
@@ -202,7 +203,7 @@ def _get(path: str, show: Callable[[Request], Any], status: Callable[[], int] = 
 
 
 def _views(service: Service, keys: bool) -> list[Route]:
-    document = openapi.document(heedful.__version__, keys)
+    document = orjson.dumps(openapi.document(heedful.__version__, keys))
 
     def fit() -> int:
         return 200 if service.status == "ok" else 503
@@ -216,7 +217,7 @@ def _views(service: Service, keys: bool) -> list[Route]:
         _get("/health", lambda request: {"status": service.status}, fit),
         *(_get(path, lambda request: {"live": True}) for path in ("/live", "/v2/health/live")),
         *(_get(path, lambda request: {"ready": fit() == 200}, fit) for path in ("/ready", "/v2/health/ready")),
-        _get("/openapi.json", lambda request: document),
+        _fixed("/openapi.json", document, "application/json"),
         Route("/metrics", metrics, methods=["GET"]),
     ]
 
@@ -260,13 +261,12 @@ def _labels(engine: Any) -> list[str] | None:
 
 
 def _pages() -> list[Route]:
-    def page(path: str, name: str, kind: str) -> Route:
-        content = (WEB / name).read_bytes()
+    return [_fixed(path, (WEB / name).read_bytes(), kind) for path, (name, kind) in FILES.items()]
 
-        async def endpoint(request: Request) -> Response:
-            _record(request, path)
-            return Response(content, media_type=kind)
 
-        return Route(path, endpoint, methods=["GET"])
+def _fixed(path: str, content: bytes, kind: str) -> Route:
+    async def endpoint(request: Request) -> Response:
+        _record(request, path)
+        return Response(content, media_type=kind)
 
-    return [page(path, name, kind) for path, (name, kind) in FILES.items()]
+    return Route(path, endpoint, methods=["GET"])

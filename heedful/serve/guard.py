@@ -63,6 +63,7 @@ class Record:
     tokens: int = 0
     reason: str = ""
     text: Any = None
+    left: Callable[[], bool] = lambda: False  # whether the client has closed
     headers: dict[bytes, list[bytes]] = field(default_factory=dict)
 
     def header(self, name: bytes) -> str:
@@ -129,6 +130,7 @@ class Guard:
             return await send({"type": "websocket.close", "code": 1008})
         now = time.monotonic()
         record = Record(start=now, deadline=now + self.settings.deadlines.request)
+        record.left = scope.get("heedful.left", record.left)
         for name, value in scope["headers"]:
             record.headers.setdefault(name.lower(), []).append(value)
         scope["heedful"] = record
@@ -183,8 +185,6 @@ class Guard:
         self._check_origin(record)
         if self.keys and path not in OPEN and not (path == "/" or path.startswith("/web/")):
             self._check_key(record)
-        if scope["method"] == "POST":  # no route has another one with a body
-            self._check_body(record)
         if given := record.header(b"x-request-timeout-ms"):
             if not re.fullmatch(r"[0-9]{1,9}", given) or not int(given):
                 raise Trouble(400, "validation", "X-Request-Timeout-Ms is to be milliseconds, from 1")
@@ -208,17 +208,6 @@ class Guard:
                 401, "unauthorized", "give a key: Authorization: Bearer KEY", [("www-authenticate", "Bearer")]
             )
 
-    def _check_body(self, record: Record) -> None:
-        kind, _, parameters = record.header(b"content-type").lower().partition(";")
-        charset = re.search(r"charset=\"?([^\s;\"]+)", parameters)
-        if kind.strip() != "application/json" or (charset and charset[1] not in ("utf-8", "utf8")):
-            raise Trouble(415, "media_type", "send application/json, in UTF-8")
-        if record.header(b"content-encoding").lower() not in ("", "identity"):
-            raise Trouble(415, "media_type", "compressed bodies are not read")
-        length = record.header(b"content-length")
-        if length and (not re.fullmatch(r"[0-9]{1,18}", length) or int(length) > self.settings.limits.body):
-            raise too_large(self.settings.limits.body)
-
     def _log(self, scope: Scope, record: Record) -> None:
         seconds = time.monotonic() - record.start
         if self.seen is not None:
@@ -240,6 +229,19 @@ class Guard:
 def too_large(most: int) -> Trouble:
     """A body over the limit."""
     return Trouble(413, "too_large", f"the body is larger than {most} bytes")
+
+
+def check_body(record: Record, most: int) -> None:
+    """Refuse a body by what the head says of it."""
+    kind, _, parameters = record.header(b"content-type").lower().partition(";")
+    charset = re.search(r"charset=\"?([^\s;\"]+)", parameters)
+    if kind.strip() != "application/json" or (charset and charset[1] not in ("utf-8", "utf8")):
+        raise Trouble(415, "media_type", "send application/json, in UTF-8")
+    if record.header(b"content-encoding").lower() not in ("", "identity"):
+        raise Trouble(415, "media_type", "compressed bodies are not read")
+    length = record.header(b"content-length")
+    if length and (not re.fullmatch(r"[0-9]{1,18}", length) or int(length) > most):
+        raise too_large(most)
 
 
 async def read_body(receive: Receive, most: int, seconds: float) -> bytes:

@@ -17,6 +17,7 @@ from heedful.errors import HeedfulError
 LISTENING, READY = b"l", b"r"  # what a server tells its keeper
 TRIES = 3  # servers in a row that are killed before they were ready
 BACKLOG = 2048
+SENT = 1 << 17  # bytes of answers that the system holds for a client that does not read them; it may hold twice as many
 REFUSALS, LINGER = 256, 2.0  # connections that are refused at once, and the seconds that each may take
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 _TOLD = b'{"error":"the server was killed and starts again","error_type":"unhealthy"}'
@@ -35,6 +36,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
         ):
             try:
                 found.append(socket.create_server(address, family=family, backlog=BACKLOG))
+                found[-1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT)  # so of each connection
             except OSError as error:  # a name may have an address of a kind that this machine has not
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise

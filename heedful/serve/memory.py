@@ -7,7 +7,8 @@ import os
 
 LARGE = 1 << 20  # bytes from which a block is the system's again as soon as it is freed
 KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "16"}  # one for each number of rows otherwise
-_MMAP_THRESHOLD = -3  # of <malloc.h>
+ARENAS = 2  # apart from each other, for threads: what is free in one is of no use to another
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of <malloc.h>
 
 
 def spare() -> None:
@@ -16,6 +17,8 @@ def spare() -> None:
         os.environ.setdefault(name, value)
     if "MALLOC_MMAP_THRESHOLD_" not in os.environ and hasattr(_library(), "mallopt"):
         _library().mallopt(_MMAP_THRESHOLD, LARGE)
+    if "MALLOC_ARENA_MAX" not in os.environ and hasattr(_library(), "mallopt"):
+        _library().mallopt(_ARENA_MAX, ARENAS)
 
 
 def trim() -> None:

@@ -13,6 +13,7 @@ from heedful.infer.queue import Lane
 from heedful.infer.refused import TooLong
 from heedful.model.decode import Beam, Greedy, How, Sample
 from heedful.serve import schemas as s
+from heedful.serve.count import few_enough
 from heedful.serve.guard import Record
 from heedful.serve.service import Service
 from heedful.tasks import Writing
@@ -27,6 +28,7 @@ class Call:
 
     service: Service
     record: Record
+    given: tuple[str, ...] = ()
 
     def lane(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, Lane]:
         """The model that answers."""
@@ -39,12 +41,20 @@ class Call:
             raise TooLong(f"the request has {len(texts)} texts, and may have {limits.inputs}")
         if (count := sum(map(len, texts))) > limits.characters:
             raise TooLong(f"the texts have {count} characters, and those of a request may have {limits.characters}")
+        self.given = texts
         if self.service.settings.log_text:
             self.record.text = [text[:1000] for text in texts[:10]]
 
+    async def counted(self, lane: Lane) -> None:
+        """Refuse texts that may have far more tokens than a request may have, and do; few need to be counted."""
+        most, texts = self.service.settings.limits.tokens, self.given
+        if sum(map(len, texts)) > most:
+            await lane.read(lambda engine: few_enough(engine, texts, most), deadline=self.record.deadline)
+
     async def ask(self, lane: Lane, inputs: Sequence[Any], **more: Any) -> list[Any]:
         """The engine's answers."""
-        answers, tokens = await lane.ask(inputs, deadline=self.record.deadline, **more)
+        await self.counted(lane)
+        answers, tokens = await lane.ask(inputs, deadline=self.record.deadline, left=self.record.left, **more)
         self.record.tokens += tokens
         return answers
 
@@ -263,8 +273,9 @@ async def attention(call: Call, body: s.AttentionBody) -> Any:
 
         return attention(engine, item, body.layers, body.heads, most)
 
+    await call.counted(lane)
     size = 1 + min(sum(map(len, many(body.inputs))), call.service.settings.limits.tokens - 1)  # tokens, at most
-    found = await lane.call(look, tokens=size, deadline=call.record.deadline)
+    found = await lane.call(look, tokens=size, deadline=call.record.deadline, left=call.record.left)
     call.record.tokens += len(found["tokens"])
     return found
 
@@ -284,6 +295,7 @@ async def tokenize(call: Call, body: s.TokenizeBody) -> Any:
             raise TooLong(f"the texts have {count} tokens, and an answer has at most {most}")
         return [tokens(each, engine.tokenizer, special=body.add_special_tokens) for each in found]
 
+    await call.counted(lane)
     return await lane.read(cut, deadline=call.record.deadline)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import threading
 import time
@@ -19,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from heedful.serve.settings import Deadlines, Limits, ServeSettings
 
+CLOSED: int = getattr(select, "POLLRDHUP", 0)  # what a system calls it; 0: it says so to the event loop alone
 LINGER = 1.0  # seconds in which a refused body is still received, so that the refusal is
 PIECES, PIECE = 1_000, 256  # of a body: so many chunks, and one more for so many bytes
 
@@ -51,6 +53,12 @@ class Wire(H11Protocol):
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self.conn = _Connection(h11.SERVER, self.limits.headers)
+        answer: Any = self.app
+
+        async def told(scope: Any, receive: Any, send: Any) -> None:
+            await answer({**scope, "heedful.left": self.left}, receive, send)
+
+        self.app = told
         self._head: asyncio.TimerHandle | None = None  # until when the head of a request has to be here
         self._stall: asyncio.TimerHandle | None = None  # until when the client has to read something
         self._deaf = False  # what still comes is not read
@@ -109,6 +117,15 @@ class Wire(H11Protocol):
             super().shutdown()
         except h11.LocalProtocolError:
             self.transport.close()
+
+    def left(self) -> bool:
+        """Whether the client has closed: as the system knows it now, at any moment and for any thread."""
+        descriptor = self.transport.get_extra_info("socket").fileno()
+        if descriptor < 0 or not CLOSED:
+            return bool(descriptor < 0)
+        look = select.poll()
+        look.register(descriptor, CLOSED)
+        return bool(look.poll(0))
 
     def _between(self) -> bool:
         """Whether no request is being read or answered."""

@@ -135,6 +135,26 @@ def test_requests_are_batched_and_answered_in_order(made: Any) -> None:
     assert (queue.requests, queue.tokens, lane.waiting, lane.heap) == (0, 0, 0, [])
 
 
+def test_no_batch_takes_what_somebody_asked_who_left(made: Any) -> None:
+    engine = Fake()
+    queue = made()
+    lane = queue.lane(engine)
+
+    async def main() -> None:
+        first = await held(lane, engine)
+        gone = asyncio.create_task(lane.ask(["gone"], deadline=soon(), left=lambda: True))
+        stays = asyncio.create_task(lane.ask(["stays"], deadline=soon(), left=lambda: False))
+        await until(lambda: queue.tokens == 9)
+        engine.go.set()
+        assert (await stays)[0][0]["text"] == "stays" and not gone.done()
+        gone.cancel()  # as the event loop does when it hears of it
+        await asyncio.wait([first, gone])
+
+    asyncio.run(main())
+    assert engine.batches == [["held"], ["stays"]]
+    assert (queue.requests, queue.tokens, lane.waiting, lane.heap) == (0, 0, 0, [])
+
+
 def test_the_caps_are_never_exceeded(made: Any) -> None:
     engine = Fake(0.001)
     queue = made(Caps(requests=8, tokens=60, request_tokens=40, batch_tokens=20))

@@ -80,9 +80,12 @@ def record(test: str, **figures: Any) -> None:
 class Started:
     """heedful serve as a process of its own, when it is ready."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, group: Path | None = None) -> None:
+        """In that cgroup from its beginning on, if one is given."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "heedful", "serve", *arguments, "--port", "0"]
+        if group is not None:
+            command = ["sh", "-c", 'echo $$ >"$0/cgroup.procs"; exec "$@"', str(group), *command]
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         self._ready = threading.Event()

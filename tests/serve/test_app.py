@@ -239,13 +239,15 @@ def test_metrics_count(served: Running) -> None:
     before = ask(served.port, "/metrics").body.decode()
     ask(served.port, "/tag", {"inputs": ["Ada", "ran"]})
     ask(served.port, "/nothing")
+    ask(served.port, "/attention", {"inputs": "Ada", "layers": [9]})  # refused, in words: no failure of the model
     after = ask(served.port, "/metrics").body.decode()
     for name, more in (
         ('heedful_requests_total{method="POST",route="/tag",status="200"}', 1),
         ('heedful_requests_total{method="GET",route="none",status="404"}', 1),
         ('heedful_request_seconds_count{route="/tag"}', 1),
-        ("heedful_batch_sequences_sum", 2),
+        ("heedful_batch_sequences_sum", 3),
         ("heedful_tokens_total", 6),
+        ("heedful_failed_total", 0),
     ):
         assert total(name, after) - total(name, before) == more, name
     assert total("heedful_queue_tokens ", after) == 0 and total("heedful_queue_requests ", after) == 0

@@ -7,13 +7,16 @@ import json
 import logging
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from asking import ask, closed_after, open_socket, raw, status_of
 
 from heedful.errors import HeedfulError
-from heedful.infer.refused import Full
+from heedful.infer.engine import Engine
+from heedful.infer.refused import Full, TooLong
+from heedful.serve.count import PART, few_enough
 from heedful.serve.guard import read_keys, trouble_of
 from heedful.serve.run import Running, background
 from heedful.serve.settings import Deadlines, Limits, ServeSettings
@@ -173,6 +176,26 @@ def test_texts_are_cut_or_refused_before_they_are_tokenised(served: Running, tex
     whole = json.dumps({"inputs": text, "truncate": False}, ensure_ascii=False).encode()
     assert ask(served.port, "/embed", whole).status == 413
     assert ask(served.port, "/tokenize", json.dumps({"inputs": text}, ensure_ascii=False).encode()).status == 413
+
+
+def test_far_too_many_tokens_are_refused_part_by_part(served: Running, engines: dict[str, Engine]) -> None:
+    """No more is tokenised than tells that they are too many; what is cut anyway counts as far as it is read."""
+    held: list[int] = []
+
+    class Watched:
+        kind, limit = "tokens", engines["tag"].limit
+        tokenizer = SimpleNamespace(encode_batch=lambda parts: held.append(sum(map(len, parts))) or encode(parts))
+
+    encode = engines["tag"].tokenizer.encode_batch
+    for texts in (["a " * 100_000], ["a " * 200] * 500):
+        held.clear()
+        with pytest.raises(TooLong, match="may have 9000"):
+            few_enough(Watched(), texts, 9_000)
+        assert max(held) <= PART and 36_000 <= sum(held) <= 36_000 + 2 * PART
+    few_enough(Watched(), ["a " * 8_900], 9_000)
+    Watched.kind = "embedding"
+    few_enough(Watched(), ["a " * 100_000], 9_000)
+    assert ask(served.port, "/tag", {"inputs": "\u4e2d" * 200_000, "model": "tag"}).status == 413
 
 
 def test_more_than_a_request_may_have(folders: dict[str, str]) -> None:

@@ -167,6 +167,9 @@ def test_a_busy_machine_is_no_dead_server(minilm: Started, seconds: float) -> No
 
 WATCHED = """
 import json, sys, time
+from heedful.infer.engine import Engine
+from heedful.serve.run import background
+
 class Watched(Engine):
     def encode(self, inputs):
         made = super().encode(inputs)

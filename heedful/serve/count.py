@@ -1,0 +1,41 @@
+"""About how many tokens texts have, without holding all of them: far too many are refused before they cost memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from heedful.infer.refused import TooLong
+
+PART = 16_384  # characters that are tokenised at a time
+SURE = 2  # times the limit: what is cut in parts has a few tokens more or less than the whole; exactly is for the queue
+
+
+def few_enough(engine: Any, texts: Sequence[str], most: int) -> None:
+    """Refuse what has far more tokens; a token may be one character, and in Python it takes some hundred bytes."""
+    limit = engine.limit if engine.kind == "embedding" else None  # the others read a long text in windows
+    counts = [0] * len(texts)
+    total = 0
+    for group in _groups(texts):
+        for (number, _), encoded in zip(group, engine.tokenizer.encode_batch([part for _, part in group]), strict=True):
+            before = counts[number]
+            counts[number] += len(encoded)
+            total += counts[number] - before if limit is None else min(counts[number], limit) - min(before, limit)
+        if total > SURE * most:
+            raise TooLong(f"the texts have more than {total} tokens, and those of a request may have {most}")
+
+
+def _groups(texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:
+    """Parts of texts, with the number of the text, some PART characters together."""
+    group: list[tuple[int, str]] = []
+    size = 0
+    for number, text in enumerate(texts):
+        for first in range(0, len(text), PART):
+            part = text[first : first + PART]
+            if group and size + len(part) > PART:
+                yield group
+                group, size = [], 0
+            group.append((number, part))
+            size += len(part)
+    if group:
+        yield group
