@@ -248,8 +248,8 @@ def compared(case: Case, vocabulary: int, attention: float, rounds: int, *, quic
     """What was measured, and in words of what."""
     import torch
 
+    from heedful.device import precision
     from heedful.objectives import rows
-    from heedful.train.loop import precision
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

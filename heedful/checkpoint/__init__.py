@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from heedful.checkpoint import hub, sentences
 from heedful.checkpoint.files import WEIGHTS, Slot, find_tensors, read_json, read_tensors, whole_folder
+from heedful.device import device_of
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 from heedful.families import FAMILIES
 from heedful.families.table import Family, Keys, Table, claims, load_names, modern_name, save_names
@@ -132,7 +133,7 @@ def load(
     "classes", ...). Whatever is not understood is refused: unknown config keys (unless listed in `ignore`), tensors
     that are missing, left over or of another shape, pickles, a tokenizer that is not the model's.
     """
-    folder = folder_of(name, revision)
+    place, folder = device_of(device), folder_of(name, revision)
     values = read_json(folder / "config.json")
     config = read_config(values, str(folder / "config.json"), head=head, ignore=ignore)
     slots: dict[str, Slot] = {}
@@ -146,7 +147,7 @@ def load(
     family = FAMILIES[config.family]
     table = family.table(config.model, config.head)
     _check_names(table, save_names(table, loaded.named()), slots, values, folder)
-    assign(loaded, _load_tensors(table, slots, dtype, folder), device)
+    assign(loaded, _load_tensors(table, slots, dtype, folder), place)
     loaded.tokenizer = _load_tokenizer(folder, config.family, config.model)
     loaded.thresholds, loaded.between = _thresholds(folder), _between(folder)
     local = os.path.isdir(name) or shipped(str(name))

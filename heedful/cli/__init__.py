@@ -35,6 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 AsJson = train.AsJson
+OnDevice = train.OnDevice
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 
 
@@ -268,6 +269,7 @@ def predict(
     precision: Annotated[
         str, typer.Option(help="float32, bfloat16, int8, or auto: the fastest that changes little.")
     ] = "float32",
+    device: OnDevice = "cpu",
     top_k: Annotated[int, typer.Option(help="How many tokens to list for each mask, or texts of the beams.")] = 5,
     beams: Annotated[int | None, typer.Option(help="Write by so many beams instead of greedily.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Draw what is written; low is careful.")] = None,
@@ -293,7 +295,7 @@ def predict(
     from heedful.infer.engine import Engine
 
     name, revision = name_and_revision(run)
-    engine = Engine(name, revision=revision, head=head, precision=precision)
+    engine = Engine(name, revision=revision, head=head, precision=precision, device=device)
     options = {"pair": pair, "question": question, "choice": choice or None}
     manner: dict[str, Any] = {"beams": beams, "temperature": temperature, "most": most, "seed": seed}
     given = {name for name, value in (options | manner).items() if value is not None}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from heedful.cli.show import note, table, write_json
-from heedful.cli.train import AsJson
+from heedful.cli.train import AsJson, OnDevice
 
 
 def bench(
@@ -16,6 +16,7 @@ def bench(
     data: Annotated[Path | None, typer.Option(help="Data of the task, to measure quality on too.")] = None,
     split: Annotated[str | None, typer.Option(help="Which split of it; else test, dev, or all there is.")] = None,
     head: Annotated[str | None, typer.Option(help="Take this head instead of the one that config.json names.")] = None,
+    device: OnDevice = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Measure speed, memory and loss of each precision.
@@ -29,7 +30,7 @@ def bench(
     from heedful.runs.bench import bench as measure
 
     name, revision = name_and_revision(run)
-    found = measure(name, data=data, split=split, revision=revision, head=head, tell=note)
+    found = measure(name, data=data, split=split, revision=revision, head=head, device=device, tell=note)
     if as_json:
         return write_json(asdict(found))
     lengths = list(found.sheets[0].latency)

@@ -13,6 +13,7 @@ from heedful.cli.show import clean, note, table, write_json
 from heedful.errors import HeedfulError, did_you_mean
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
+OnDevice = Annotated[str, typer.Option("--device", help="cpu, or cuda for a GPU.")]
 Out = Annotated[Path | None, typer.Option(help="The run folder; one that was interrupted goes on.")]
 Recipe = Annotated[Path | None, typer.Option(help="Settings as a .toml or .json file; see heedful recipe ls.")]
 BadRows = Annotated[str, typer.Option("--bad-rows", help='"stop", or "skip": set aside in a file and counted.')]
@@ -136,6 +137,7 @@ def evaluate(
     split: Annotated[str | None, typer.Option(help="Which split; test where there is one, else dev.")] = None,
     predictions: Annotated[Path | None, typer.Option(help="Write all answers there, the worst mistakes first.")] = None,
     precision: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is fast.")] = "float32",
+    device: OnDevice = "cpu",
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help='How data is read, as columns.text="review".')
     ] = None,
@@ -156,7 +158,7 @@ def evaluate(
         for name, given in (("split", split), ("predictions", predictions), ("set", assignments), ("bad-rows", aside)):
             if given:
                 raise HeedfulError(f"--{name} is not for a suite, which says itself what is measured")
-        return _suite(run, data, suite, how, as_json)
+        return _suite(run, data, suite, how, device, as_json)
 
     from heedful.checkpoint.hub import name_and_revision
     from heedful.runs.evaluate import evaluate as measure
@@ -171,6 +173,7 @@ def evaluate(
         predictions=predictions,
         precision=how,
         revision=revision,
+        device=device,
     )
     if as_json:
         left_out = {"bad_rows": done.bad_rows}
@@ -182,14 +185,21 @@ def evaluate(
     show_split(done.split, done.numbers, done.intervals)
 
 
-def _suite(run: str, data: list[Path], suite: str, how: Literal["float32", "bfloat16", "auto"], as_json: bool) -> None:
+def _suite(
+    run: str,
+    data: list[Path],
+    suite: str,
+    how: Literal["float32", "bfloat16", "auto"],
+    device: str,
+    as_json: bool,
+) -> None:
     from heedful.runs.evaluate import suite as measure
 
     if suite != "glue":
         raise HeedfulError(f'--suite is "{suite}": there is glue')
     if len(data) > 1:
         raise HeedfulError("--data is given several times: for a suite give the one folder that holds its tasks")
-    found = measure(run, data[0], precision=how)
+    found = measure(run, data[0], precision=how, device=device)
     if as_json:
         return write_json(found)
     rows = [[name, f"{100 * each['score']:.2f}", _official(each), f"{each['count']:,}"] for name, each in found.items()]

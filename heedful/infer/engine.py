@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from heedful.checkpoint import Loaded, load
+from heedful.device import device_of
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.infer.graphs import Graphs
@@ -65,6 +66,7 @@ class Engine:
         head: str | None = None,
         precision: PrecisionOrAuto | None = None,
         dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
         token_budget: int = TOKEN_BUDGET,
         writing: Writing | None = None,
     ) -> None:
@@ -72,7 +74,7 @@ class Engine:
 
         It answers in float32, in the way that is fastest on this machine, unless another `precision` is given, which
         has to be faster here and to change the scores little: "auto" is the fastest that does (see infer/quantize.py).
-        With a `dtype` all is computed in that, in PyTorch's usual way.
+        With a `dtype` all is computed in that, in PyTorch's usual way. `device` is "cpu" unless given, or "cuda".
         A batch has at most `token_budget` tokens, or one window that alone has more. `writing` is how a model that
         writes does so: greedily, up to 128 tokens, unless given.
         """
@@ -83,13 +85,15 @@ class Engine:
         self.way: Way | None = None  # None: as it was loaded
         self.why: tuple[str, ...] = ()  # it is in this precision
         if isinstance(model, Loaded):
-            if any(given is not None for given in (revision, head, precision, dtype)):
-                raise HeedfulError("this model is loaded already: give revision, head and dtype to load() instead")
+            if any(given is not None for given in (revision, head, precision, dtype, device)):
+                raise HeedfulError("this model is loaded already: give revision, head, dtype, device to load() instead")
             self.loaded = model
             self.parameters = model.count()
         else:
-            chosen = None if dtype is not None else self._chosen(model, revision, head, precision or "float32")
-            self.loaded = load(model, revision=revision, head=head, dtype=dtype or dtype_of(chosen or "float32"))
+            place = device_of(device or "cpu")
+            chosen = None if dtype is not None else self._chosen(model, revision, head, precision or "float32", place)
+            how = dtype or dtype_of(chosen or "float32")
+            self.loaded = load(model, revision=revision, head=head, dtype=how, device=place)
             self.parameters = self.loaded.count()
             if chosen is not None:
                 self.way = prepare(self.loaded, chosen)
@@ -104,14 +108,16 @@ class Engine:
         stack, on_cuda = self.loaded.model, next(self.loaded.parameters()).device.type == "cuda"
         self._graphs = Graphs(stack) if on_cuda and isinstance(stack, Transformer) else None
 
-    def _chosen(self, model: str | Path, revision: str | None, head: str | None, asked: PrecisionOrAuto) -> Precision:
+    def _chosen(
+        self, model: str | Path, revision: str | None, head: str | None, asked: PrecisionOrAuto, device: torch.device
+    ) -> Precision:
         if asked not in get_args(PrecisionOrAuto):
             raise HeedfulError(f"precision is {asked!r}: give one of {', '.join(get_args(PrecisionOrAuto))}")
         if asked == "float32":
             return asked
         from heedful.infer.quantize import decide  # it measures engines
 
-        chosen, trials = decide(model, asked, revision=revision, head=head)
+        chosen, trials = decide(model, asked, revision=revision, head=head, device=device)
         self.why = tuple(each.line() for each in trials)
         return chosen
 

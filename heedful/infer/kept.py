@@ -12,13 +12,15 @@ from typing import Any
 import torch
 
 import heedful
+from heedful.device import CPU
 from heedful.durable import cache, put, whole
 from heedful.native import kernels
 
 
-def machine() -> dict[str, Any]:
-    """What a measurement holds for: this processor, so many threads, these versions."""
-    return {
+def machine(device: torch.device = CPU) -> dict[str, Any]:
+    """What a measurement holds for: this processor, so many threads, these versions, and the GPU, if on one."""
+    there = {"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
+    return there | {
         "processor": dict(sorted(torch.cpu.get_capabilities().items())),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.checkpoint import Loaded
+from heedful.device import fast_bfloat16
 from heedful.infer import kept
 from heedful.infer.at_once import AtOnce, fits
 from heedful.infer.precision import Precision
@@ -22,7 +23,7 @@ from heedful.model.stack import Attention, Block
 from heedful.nn.attend import KERNELS, attend_as
 from heedful.nn.layers import ACTIVATIONS, Mlp
 from heedful.nn.layout import Call, Layout
-from heedful.nn.linear import FUSED, Laid, Panels, Rounded, cannot_lay, cannot_panel, fast_bfloat16
+from heedful.nn.linear import FUSED, Laid, Panels, Rounded, cannot_lay, cannot_panel
 from heedful.nn.native import usable
 
 Linears = Literal["plain", "laid", "panels", "rounded"]

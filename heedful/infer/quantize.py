@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from heedful.checkpoint import folder_of, load
+from heedful.device import CPU
 from heedful.errors import HeedfulError
 from heedful.infer import kept
 from heedful.infer.engine import Engine, Piece
@@ -58,16 +59,23 @@ class Trial:
 
 
 def decide(
-    name: str | Path, asked: PrecisionOrAuto, *, revision: str | None = None, head: str | None = None
+    name: str | Path,
+    asked: PrecisionOrAuto,
+    *,
+    revision: str | None = None,
+    head: str | None = None,
+    device: torch.device = CPU,
 ) -> tuple[Precision, tuple[Trial, ...]]:
     """The precision to answer in, and what it was decided on; one that was asked for by name and is refused is an
     error with its measurement."""
     if asked == "float32":
         return "float32", ()
-    found = tried(name, revision=revision, head=head)
+    found = tried(name, revision=revision, head=head, device=device)
     if asked == "auto":
         return fastest(found), found
-    (trial,) = (each for each in found if each.precision == asked)
+    trial = next((each for each in found if each.precision == asked), None)
+    if trial is None:
+        raise HeedfulError(f"{asked} is for the processor: on {device.type} take float32, bfloat16 or auto")
     if trial.refused:
         lines = "\n  ".join(each.line() for each in found)
         raise HeedfulError(
@@ -87,6 +95,7 @@ def tried(
     *,
     revision: str | None = None,
     head: str | None = None,
+    device: torch.device = CPU,
     bounds: Bounds | None = None,
     main: Callable[[Engine], float] | None = None,
     anew: bool = False,
@@ -96,20 +105,28 @@ def tried(
     `main` says how good an engine is on the task, by a number that is better when it is larger; with it, or `anew`,
     nothing that was kept is taken.
     """
-    facts = {"machine": kept.machine(), "weights": _weights(folder_of(name, revision)), "head": head}
+    facts = {"machine": kept.machine(device), "weights": _weights(folder_of(name, revision)), "head": head}
     found = None if anew or main is not None else kept.get(facts)
     if found is None:
         inputs = sample(Engine(load(name, revision=revision, head=head)))
-        engines = {each: ready(name, each, revision=revision, head=head) for each in PRECISIONS}
+        several = [each for each in PRECISIONS if each != "int8" or device.type == "cpu"]
+        engines = {each: ready(name, each, revision=revision, head=head, device=device) for each in several}
         trials = _trials(engines, inputs, bounds or Bounds(), main)
         found = {"trials": [asdict(each) for each in trials]}
         kept.keep(facts, found)
     return tuple(Trial(**each) for each in found["trials"])
 
 
-def ready(name: str | Path, precision: Precision, *, revision: str | None = None, head: str | None = None) -> Engine:
+def ready(
+    name: str | Path,
+    precision: Precision,
+    *,
+    revision: str | None = None,
+    head: str | None = None,
+    device: torch.device = CPU,
+) -> Engine:
     """An engine in that precision, whatever it loses."""
-    engine = Engine(load(name, revision=revision, head=head, dtype=dtype_of(precision)))
+    engine = Engine(load(name, revision=revision, head=head, dtype=dtype_of(precision), device=device))
     engine.way = prepare(engine.loaded, precision)
     return engine
 
@@ -129,7 +146,7 @@ def _trials(
     times = timed({name: partial(_scores, engine, pieces) for name, engine in engines.items()}, ROUNDS)
     mains = {name: None if main is None else main(engine) for name, engine in engines.items()}
     trials = []
-    for name in PRECISIONS:
+    for name in engines:
         off = float((scores[name] - scores["float32"]).square().mean().sqrt() / scores["float32"].std().clamp(min=1e-6))
         speed, fair = tokens / times[name], tokens / times["float32"]
         least, found = mains["float32"], mains[name]
@@ -162,10 +179,11 @@ def _pieces(engine: Engine, inputs: Sequence[Any]) -> list[Piece]:
 def _scores(engine: Engine, pieces: Sequence[Piece]) -> Tensor:
     if pieces[0].answerer.writes is None:
         return torch.cat([each.flatten() for each in engine.score(pieces)])
-    batch = Packed.of([piece.encoded.ids for piece in pieces])
+    device = next(engine.loaded.parameters()).device
+    batch = Packed.of([piece.encoded.ids for piece in pieces]).to(device)
     with torch.inference_mode():
         scores: Tensor = engine.loaded(batch, batch if engine.loaded.needs_target else None)
-    return scores.float().flatten()
+    return scores.float().cpu().flatten()
 
 
 # -- the calibration sample -----------------------------------------------------------------------------------

@@ -229,7 +229,7 @@ def pool(rows: Rows, batch: Packed, how: c.Pooling) -> Float[Tensor, "sequences 
     lengths = torch.tensor(batch.lengths, device=rows.device)
     if how == "max":
         return torch.segment_reduce(rows, "max", lengths=lengths)
-    owner = torch.repeat_interleave(torch.arange(len(batch), device=rows.device), lengths)
+    owner = torch.arange(len(batch), device=rows.device).repeat_interleave(lengths, output_size=len(rows))
     sums = rows.new_zeros(len(batch), rows.shape[1]).index_add_(0, owner, rows)
     counts = lengths.to(rows)[:, None]
     return sums / (counts.sqrt() if how == "mean_sqrt_length" else counts)

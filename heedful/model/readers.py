@@ -33,7 +33,7 @@ class BagReader(nn.Module):
 
     def forward(self, rows: Rows, batch: Packed) -> Vectors:
         lengths = torch.tensor(batch.lengths, dtype=torch.long, device=rows.device)
-        owner = torch.repeat_interleave(torch.arange(len(batch), device=rows.device), lengths)
+        owner = torch.arange(len(batch), device=rows.device).repeat_interleave(lengths, output_size=len(rows))
         sums = rows.new_zeros(len(batch), rows.shape[1]).index_add(0, owner, rows)
         return (sums / lengths.clamp(min=1)[:, None].to(rows) if self.mean else sums)[:, None]
 

@@ -104,12 +104,6 @@ def cannot_lay(dtype: torch.dtype) -> str:
     return "" if off < (1e-5 if dtype == torch.float32 else 2e-2) else f"its products are off by {off:.1e}"
 
 
-def fast_bfloat16() -> bool:
-    """Whether the processor has instructions for products of bfloat16."""
-    can = torch.cpu.get_capabilities()
-    return bool(can.get("amx_bf16") or can.get("avx512_bf16"))
-
-
 class Rounded(nn.Module):
     """activation(W x + b) in whole numbers: rows of W, and of x as they come, are scaled to -127..127 and rounded.
 

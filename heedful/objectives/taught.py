@@ -67,9 +67,11 @@ class Teacher:
     @torch.no_grad()
     def states(self, words: Words) -> Float[Tensor, "words width"]:
         """The mean of each word's rows, float32; the teacher computes in its own precision."""
-        with torch.autocast("cpu", enabled=False):
-            rows = self.loaded.model(words.taught).float()
-        return (mean_rows(rows, words.taught_places, words.taught_owners, words.count) - self.mean) / self.deviation
+        device = next(self.loaded.parameters()).device
+        with torch.autocast(device.type, enabled=False):
+            rows = self.loaded.model(words.taught.to(device)).float()
+        states = mean_rows(rows, words.taught_places, words.taught_owners, words.count)
+        return (states - self.mean.to(device)) / self.deviation.to(device)
 
     def words(self, packed: Packed, tokens: NDArray[np.int64], free: NDArray[np.bool_]) -> Words:
         """The words of a batch whose unmasked tokens these are; `free` tells tokens of text from special ones."""
@@ -160,7 +162,7 @@ class Taught(Masked):
         rows = loaded.rows(batch.packed)
         (masked,) = self.masked_terms(loaded, rows, batch)
         ours = mean_rows(rows, words.places, words.owners, words.count)
-        error = (self.project(ours).float() - self.teacher.states(words)) ** 2
+        error = (self.project(ours).float() - self.teacher.states(words).to(ours.device)) ** 2
         return masked, Term("taught", error.mean(-1))
 
 
@@ -168,6 +170,6 @@ def mean_rows(
     rows: Float[Tensor, "rows width"], places: NDArray[np.int64], owners: NDArray[np.int64], count: int
 ) -> Float[Tensor, "count width"]:
     """The mean of the rows in those places, for each owner."""
-    owner = torch.from_numpy(owners)
-    sums = rows.new_zeros(count, rows.shape[1]).index_add(0, owner, rows[torch.from_numpy(places)])
+    place, owner = (torch.from_numpy(each).to(rows.device) for each in (places, owners))
+    sums = rows.new_zeros(count, rows.shape[1]).index_add(0, owner, rows[place])
     return sums / torch.from_numpy(np.bincount(owners, minlength=count)).to(rows)[:, None]

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from heedful.device import device_of
 from heedful.errors import HeedfulError
 from heedful.infer import kept
 from heedful.infer.engine import Engine
@@ -22,7 +23,8 @@ BENCH = "bench.json"
 RESIDENT = """
 import sys; sys.path[:] = {path!r}
 from heedful.infer.quantize import ready, sample
-engine = ready({name!r}, {precision!r}, revision={revision!r}, head={head!r})
+from heedful.device import device_of
+engine = ready({name!r}, {precision!r}, revision={revision!r}, head={head!r}, device=device_of({device!r}))
 engine(sample(engine)[:8])
 from heedful.runs.timing import resident
 print(resident())
@@ -58,6 +60,7 @@ def bench(
     split: str | None = None,
     revision: str | None = None,
     head: str | None = None,
+    device: str = "cpu",
     tell: Callable[[str], None] = lambda line: None,
 ) -> Bench:
     """Measure a run, or a model folder, in float32, bfloat16 and int8, quality too where there is data to measure on.
@@ -73,17 +76,18 @@ def bench(
         return float(found.numbers[found.main])
 
     tell("comparing speed and scores")
-    trials = tried(run, revision=revision, head=head, main=None if data is None else main, anew=True)
+    place = device_of(device)
+    trials = tried(run, revision=revision, head=head, device=place, main=None if data is None else main, anew=True)
     sheets = []
     for trial in trials:
         tell(f"timing {trial.precision}")
-        engine = ready(run, trial.precision, revision=revision, head=head)
+        engine = ready(run, trial.precision, revision=revision, head=head, device=place)
         times = latency(engine.loaded)
-        size = _resident(run, trial.precision, revision, head)
+        size = _resident(run, trial.precision, revision, head, device)
         sheets.append(Sheet(trial=trial, latency=times["latency"], throughput=times["throughput"], resident=size))
     found = Bench(
         model=engine.loaded.source,
-        machine=kept.machine(),
+        machine=kept.machine(place),
         main=numbers.get("main"),
         split=numbers.get("split"),
         sheets=tuple(sheets),
@@ -94,9 +98,10 @@ def bench(
     return found
 
 
-def _resident(run: str | Path, precision: Precision, revision: str | None, head: str | None) -> int:
+def _resident(run: str | Path, precision: Precision, revision: str | None, head: str | None, device: str) -> int:
     """Of a process of its own."""
-    code = RESIDENT.format(path=sys.path, name=str(run), precision=precision, revision=revision, head=head)
+    asked = {"precision": precision, "revision": revision, "head": head, "device": device}
+    code = RESIDENT.format(path=sys.path, name=str(run), **asked)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         raise HeedfulError(f"{run} does not answer in a process of its own: {done.stderr.strip().splitlines()[-1:]}")

@@ -20,6 +20,7 @@ from heedful.checkpoint import Loaded, load, save
 from heedful.checkpoint.hub import name_and_revision
 from heedful.data import Example
 from heedful.data.order import mixed
+from heedful.device import CPU, device_of
 from heedful.errors import HeedfulError
 from heedful.objectives import Objective, Sample
 from heedful.objectives.distilled import GROUP, Ask, Distilled, maps
@@ -120,6 +121,7 @@ class _Distillation:
         if self.ranks.first:
             if not (self.folder / VERDICT).exists():
                 found = None if alone is None else alone.results
+                self.planned.teacher.to(CPU)
                 verdict(self.folder, self.planned.teacher, self.planned.source, self.settings, found, self.watch)
             write_card(self.folder)  # again, with the verdict
         self.ranks.wait()
@@ -217,6 +219,10 @@ class _Student(Run):
         assert self._lessons is not None
         return len(self._lessons.mine.samples), self._lessons.counted
 
+    def _teacher(self) -> Loaded:
+        """Where the student learns."""
+        return self.planned.teacher.to(device_of(self.asked.train.device or CPU))
+
     def _task(self) -> tuple[Task, Loaded]:
         from heedful.runs.making import make_task
 
@@ -255,7 +261,7 @@ class _Student(Run):
         pairing = pair(own[0], taught[0], kind, needs)
         if kind == "tokens" and (lost := sum(not pairing.fits(n) for n in range(len(own[0].samples)))):
             self.watch.said(f"{lost:,} samples have other words for the teacher, which says nothing of them")
-        teacher = Teacher(self.planned.teacher, self._taught(task), kind, losses.wanted(1))
+        teacher = Teacher(self._teacher(), self._taught(task), kind, losses.wanted(1))
         return _Lessons(
             mine=own[0],
             labelled=[True] * own[1].examples + [False] * len(unlabelled),

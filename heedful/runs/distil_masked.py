@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, overload
-
-import torch
+from typing import Any, overload
 
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
 from heedful.checkpoint.hub import name_and_revision
 from heedful.data.order import mixed
+from heedful.device import CPU, device_of
 from heedful.errors import HeedfulError
 from heedful.objectives import Objective, Pretext, Sample
 from heedful.objectives.distilled import Ask, Distilled, Known, maps
@@ -36,7 +35,7 @@ from heedful.runs.pretrain_settings import MaskedSettings, PretrainSettings, def
 from heedful.runs.results import read_results
 from heedful.settings import from_file, to_toml
 from heedful.train.fit import Watch
-from heedful.train.loop import precision
+from heedful.train.loop import decided
 from heedful.train.ranks import Ranks
 from heedful.train.resume import only_run
 
@@ -66,9 +65,7 @@ def _settled(teacher: Loaded, asked: Asked, data: Any) -> MaskedDistilSettings:
         raise HeedfulError("a classic model has no head for hidden tokens: distil it from a teacher of a task")
     usual = defaults("masked", teacher.config.model.width, going_on=not isinstance(told.student, SizeStudent))
     settings: MaskedDistilSettings = asked.laid(MaskedDistilSettings(teacher=asked.teacher, pretrain=usual))
-    half = precision(settings.pretrain.train.precision) == torch.bfloat16
-    how: Literal["float32", "bfloat16"] = "bfloat16" if half else "float32"
-    train = replace(settings.pretrain.train, precision=how)
+    train = decided(settings.pretrain.train)
     return replace(settings, pretrain=replace(settings.pretrain, data=tuple(map(str, places)), train=train))
 
 
@@ -177,6 +174,7 @@ class _Student(Run):
         masked = objective_of(pieces, loaded, samples[0])
         assert isinstance(masked, Masked)
         losses = losses_of(self.asked.loss, loaded, self.teacher)
+        self.teacher.to(device_of(self.settings.train.device or CPU))
         teacher = Teacher(self.teacher, masked, "masked", losses.wanted(1))
         widths = loaded.config.model.width, self.teacher.config.model.width
         objective = Distilled(
@@ -223,7 +221,7 @@ class _Student(Run):
         """How often the teacher finds what is hidden in the documents that are held out; the same masks."""
         pieces = self._pieces()
         samples, held = samples_of(pieces)
-        masked = objective_of(pieces, self.teacher, samples[0])
+        masked = objective_of(pieces, self.teacher.to(CPU), samples[0])
         right = total = 0.0
         for number in range(len(held)):
             batch = masked.batch([held[number]], [mixed(self.settings.train.seed, HELD, number)])

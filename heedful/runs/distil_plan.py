@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import Any
 
 from heedful.checkpoint import Loaded
 from heedful.data import KINDS, LeaveOut, Source, Stop, read
@@ -27,7 +25,7 @@ from heedful.runs.finetune import Plan
 from heedful.runs.folder import read_json, write
 from heedful.runs.making import Survey, refuse_dull, survey, tokenizer_of
 from heedful.runs.settings import FinetuneSettings, StartSettings
-from heedful.train.loop import precision
+from heedful.train.loop import decided
 
 TAUGHT = "teacher.json"
 
@@ -111,9 +109,7 @@ def _settled(
 ) -> DistilSettings:
     fresh, classic = isinstance(told.student, SizeStudent), isinstance(told.student, ClassicStudent)
     settings = settled(asked, task, examples, texts, fresh=fresh, width=teacher.config.model.width, classic=classic)
-    half = precision(settings.train.precision) == torch.bfloat16
-    how: Literal["float32", "bfloat16"] = "bfloat16" if half else "float32"
-    return replace(settings, train=replace(settings.train, precision=how))
+    return replace(settings, train=decided(settings.train))
 
 
 def _notes(found: Survey, extra: Unlabelled, source: Source[Any]) -> tuple[str, ...]:

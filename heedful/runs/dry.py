@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from heedful.runs.finetune import notes, prepare
 from heedful.runs.folder import refuse_other
 from heedful.runs.making import make_task, start
@@ -98,8 +100,14 @@ def dry_run(
         memory=memory(),
         disk=weights * (models + STATE * (settings.seeds * settings.fit.checkpoints + 1)),
         free=shutil.disk_usage(_existing(folder)).free,
-        notes=(*plan.notes, plan.why, *notes(learned)),
+        notes=(*plan.notes, plan.why, *notes(learned), *_on_gpu(trainer.device)),
     )
+
+
+def _on_gpu(device: torch.device) -> list[str]:
+    if device.type != "cuda":
+        return []
+    return [f"{torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB of memory were taken on the GPU"]
 
 
 def _existing(folder: Path) -> Path:

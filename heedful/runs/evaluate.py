@@ -10,6 +10,7 @@ from typing import Any, Literal
 from heedful.checkpoint import Loaded, load
 from heedful.data import DataSettings, Source, Stop, read
 from heedful.data.bad import BadRows
+from heedful.device import precision as precision_of
 from heedful.errors import HeedfulError
 from heedful.model.config import Choice, Classes, NextToken, SentenceEmbedding, Span, TokenClasses
 from heedful.runs.folder import DATA, read_json
@@ -24,7 +25,6 @@ from heedful.tasks.regress import Regress
 from heedful.tasks.rewrite import Rewrite, marks
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import Task
-from heedful.train.loop import precision as precision_of
 
 GLUE_FOLDERS = {  # of each task: its entries in the suite, and the split that each is scored on
     "CoLA": {"cola": "dev"},
@@ -62,19 +62,21 @@ def evaluate(
     predictions: Path | None = None,
     precision: Precision = "float32",
     revision: str | None = None,
+    device: str = "cpu",
 ) -> Evaluated:
     """Measure a run, or a model folder, on a split of the data: test where there is one, else dev, else all there is.
 
     Memory does not grow with the data but for Spearman's rho, thresholds and retrieval; results do not depend on
     batches. `predictions` is a file that gets all answers, the worst mistakes first.
     """
-    loaded = run if isinstance(run, Loaded) else load(run, revision=revision)
+    loaded = run if isinstance(run, Loaded) else load(run, revision=revision, device=device)
     source = _source(loaded, data, settings or DataSettings(dev=0.0), bad_rows or Stop())
     chosen = split or next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
     task, loaded = task_of(loaded, source, chosen)
     examples = source.examples(chosen)
     try:
-        measured = measure(task, loaded, examples, precision=precision_of(precision), predictions=predictions)
+        how = precision_of(precision, next(loaded.parameters()).device)
+        measured = measure(task, loaded, examples, precision=how, predictions=predictions)
     except OSError as error:
         raise HeedfulError(f"{predictions or data} cannot be written or read: {error.strerror or error}") from error
     return Evaluated(
@@ -145,7 +147,9 @@ def task_of(loaded: Loaded, source: Source[Any], split: str) -> tuple[Task, Load
     return kind(tokenizer=tokenizer_of(loaded), limit=loaded.limit, long=long, **more), loaded
 
 
-def suite(run: str | Path, data: str | Path, *, precision: Precision = "float32") -> dict[str, dict[str, Any]]:
+def suite(
+    run: str | Path, data: str | Path, *, precision: Precision = "float32", device: str = "cpu"
+) -> dict[str, dict[str, Any]]:
     """Every GLUE task of which the data and a model are there: name -> its official numbers and "score".
 
     `run` is one run, for the task that it was trained on, or a folder that holds one for each task, under its name.
@@ -155,7 +159,7 @@ def suite(run: str | Path, data: str | Path, *, precision: Precision = "float32"
         place, model = Path(data) / folder, _model_for(Path(run), folder)
         if not place.is_dir() or model is None:
             continue
-        loaded = load(model)
+        loaded = load(model, device=device)
         for name, split in names.items():
             measured = evaluate(loaded, place, split=split, precision=precision)
             scores = GLUE[name].scores(_official(name, measured.numbers))

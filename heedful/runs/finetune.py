@@ -17,6 +17,7 @@ import torch
 from heedful.checkpoint import RUN_MODEL, Loaded, config_of, load, save
 from heedful.checkpoint.hub import name_and_revision
 from heedful.data import LeaveOut, MultiLabelled, Source, Stop
+from heedful.device import idle, precision
 from heedful.durable import whole
 from heedful.errors import HeedfulError
 from heedful.native import unused
@@ -52,7 +53,7 @@ from heedful.tasks.embed import Embed
 from heedful.tasks.metrics import merge_all
 from heedful.tasks.task import Measure, Read, Task
 from heedful.train.fit import Fitted, Scored, Watch, fit
-from heedful.train.loop import Trainer, precision
+from heedful.train.loop import Trainer, decided
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
 
@@ -141,10 +142,7 @@ def prepare(
     fresh, count = not start.model, found.counts["train"]
     settings, why = defaults(kind, count, fresh=fresh, width=width, classic=classic, writer=start.writer)
     settings = replace(wishes.over(settings), start=start)
-    how: Literal["float32", "bfloat16"] = "float32"
-    if precision(settings.train.precision) == torch.bfloat16:
-        how = "bfloat16"
-    settings = replace(settings, train=replace(settings.train, precision=how))
+    settings = replace(settings, train=decided(settings.train))
     if "dev" not in found.splits and _calibrates(settings, found):
         raise HeedfulError(
             "thresholds are calibrated on dev, and there is none: set data.dev to a share of train, or "
@@ -178,7 +176,8 @@ class Run:
         if finished:
             self.watch.said(f"{self.folder} is finished already")
         else:
-            for sentence in filter(None, (*self.source.stated, *self.plan.notes, self.plan.why, unused())):
+            said = (*self.source.stated, *self.plan.notes, self.plan.why, unused(), idle(self.settings.train.device))
+            for sentence in filter(None, said):
                 self.watch.said(sentence)
             if (self.folder / BAD_ROWS).exists():
                 self.watch.said(f"bad rows are set aside in {self.folder / BAD_ROWS}")
@@ -279,7 +278,7 @@ class Run:
         """The last evaluation of a split; each rank makes the whole of it, so that none waits, and the first writes."""
         self.watch.said(f"measuring {split}")
         path = folder / f"predictions-{split}.jsonl" if self.ranks.first else None
-        how = precision(self.settings.score)
+        how = precision(self.settings.score, next(loaded.parameters()).device)
         measured = measure(task, loaded, self.source.examples(split), precision=how, predictions=path)
         return {"numbers": task.result(measured), "intervals": measured.intervals()}
 

@@ -21,6 +21,7 @@ from heedful.data.corpus import Progress, build
 from heedful.data.documents import Reading, expand
 from heedful.data.order import mixed
 from heedful.data.shards import MANIFEST, Corpus
+from heedful.device import idle
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.native import unused
 from heedful.objectives import Objective, Pretext, Sample
@@ -43,7 +44,7 @@ from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
 from heedful.tokenizer import Tokenizer, train
 from heedful.train.fit import Scored, Watch, fit
-from heedful.train.loop import Stage, Trainer, precision
+from heedful.train.loop import Stage, Trainer, decided
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
 
@@ -65,7 +66,7 @@ class Pretrained:
 
 
 def pretrain(
-    data: Sequence[str | Path],
+    data: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
     objective: str = "",
@@ -109,10 +110,7 @@ def run(
     folder = Path(out)
     if not settings.data:
         raise HeedfulError("no text was given: name files or folders of text, or put data into the recipe")
-    how: Literal["float32", "bfloat16"] = "float32"
-    if precision(settings.train.precision) == torch.bfloat16:
-        how = "bfloat16"
-    settings = replace(settings, train=replace(settings.train, precision=how))
+    settings = replace(settings, train=decided(settings.train))
     refuse_other(folder)
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
         return Run(settings, folder, watch or Watch() if ranks.first else Watch(), ranks, skip_bad_rows).run()
@@ -132,7 +130,7 @@ class Run:
         if (self.folder / RESULTS).exists():
             self.watch.said(f"{self.folder} is finished already")
         else:
-            if line := unused():
+            for line in filter(None, (unused(), idle(self.settings.train.device))):
                 self.watch.said(line)
             pieces = self._pieces()
             if not self._train(pieces):
@@ -277,7 +275,7 @@ class Run:
                 key: pieces.corpus.about[key] for key in ("files", "counts", "repeated") if key in pieces.corpus.about
             },
             "model": {"parameters": loaded.count(), "bytes": _size(self.folder / RUN_MODEL)},
-            **latency(loaded),
+            **latency(load(self.folder / RUN_MODEL)),
             "memory": memory(),
             "machine": about["machine"],
             "versions": about["versions"],
@@ -318,7 +316,7 @@ class _Texts(Iterable[str]):
 def _measured(trainer: Trainer, objective: Pretext, held: Sequence[Sample]) -> dict[str, tuple[float, float]]:
     """Sums and counts of this rank's share of the rows that are held out; the same masks every time."""
     found: dict[str, tuple[float, float]] = {}
-    ranks, device = trainer.ranks, next(trainer.loaded.parameters()).device
+    ranks, device = trainer.ranks, trainer.device
     for number in range(ranks.rank, len(held), ranks.size):
         batch = objective.batch([held[number]], [mixed(trainer.settings.seed, HELD, number)]).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=trainer.precision == torch.bfloat16):

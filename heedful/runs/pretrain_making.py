@@ -14,6 +14,7 @@ from heedful.checkpoint import Config, Loaded, assign, create, read_config
 from heedful.checkpoint.attach import attach, new_head
 from heedful.data.order import mixed, order
 from heedful.data.shards import Corpus
+from heedful.device import CPU, device_of
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.families import FAMILIES, USUAL
 from heedful.model.config import Learned, ModelConfig, StackConfig
@@ -224,8 +225,9 @@ def objective_of(pieces: Pieces, loaded: Loaded, samples: Sequence[Sample]) -> P
             return Replaced(tokenizer=tokenizer, generator=generator, rate=asked.rate, weight=asked.weight)
         case TaughtSettings():
             assert pieces.teacher is not None
-            half = pieces.settings.train.precision == "bfloat16"
-            teacher = Teacher(pieces.teacher.to(torch.bfloat16 if half else torch.float32), tokenizer)
+            train = pieces.settings.train
+            dtype = torch.bfloat16 if train.precision == "bfloat16" else torch.float32
+            teacher = Teacher(pieces.teacher.to(device_of(train.device or CPU), dtype), tokenizer)
             with torch.random.fork_rng():
                 torch.manual_seed(mixed(seed, PROJECT))
                 project = nn.Linear(loaded.config.model.width, teacher.width)

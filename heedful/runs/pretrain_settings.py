@@ -242,7 +242,7 @@ def defaults(objective: str, width: int, *, going_on: bool) -> PretrainSettings:
 
 
 def settled(
-    data: Sequence[str | Path] = (),
+    data: str | Path | Sequence[str | Path] = (),
     *,
     objective: str = "",
     size: str = "",
@@ -261,7 +261,7 @@ def settled(
             raise HeedfulError(f'"{objective}" is no objective{close}: use one of {", ".join(OBJECTIVES)}')
         assignments = [f"objective.kind={objective}", *assignments]  # with the others, which may say what it needs
     if data:
-        named["data"] = [str(each) for each in data]
+        named["data"] = [str(each) for each in ([data] if isinstance(data, str | Path) else data)]
     named["model"] |= {key: value for key, value in (("size", size), ("start", model)) if value}
     if tokenizer:
         named["tokenizer"] = tokenizer

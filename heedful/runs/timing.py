@@ -25,17 +25,19 @@ def latency(loaded: Loaded, rounds: int | None = None) -> dict[str, Any]:
     """
     limit = loaded.limit or max(LENGTHS)
     vocabulary = loaded.config.model.embedding.vocabulary
-    generator = torch.Generator().manual_seed(0)
+    device, generator = next(loaded.parameters()).device, torch.Generator().manual_seed(0)
 
     def batch(length: int, count: int = 1) -> Packed:
         ids = torch.randint(vocabulary, (count, length), generator=generator)
-        return Packed.of(ids.tolist())
+        return Packed.of(ids.tolist()).to(device)
 
     def seconds(given: Packed, times: int) -> list[float]:
         found = []
         for _ in range(times + 2):  # the first two warm up
             start = time.perf_counter()
             loaded(given, given if loaded.needs_target else None)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
             found.append(time.perf_counter() - start)
         return sorted(found[2:])
 

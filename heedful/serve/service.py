@@ -19,13 +19,13 @@ from heedful.serve.settings import ServeSettings
 LOG = logging.getLogger("heedful.serve")
 
 
-def load(folder: str, precision: PrecisionOrAuto = "float32") -> Any:
+def load(folder: str, precision: PrecisionOrAuto = "float32", device: str = "cpu") -> Any:
     """An engine from a folder, a run or NAME@REVISION on the hub."""
     from heedful.checkpoint.hub import name_and_revision
     from heedful.infer.engine import Engine
 
     name, revision = name_and_revision(folder)
-    return Engine(name, revision=revision, precision=precision)
+    return Engine(name, revision=revision, precision=precision, device=device)
 
 
 class Service:
@@ -35,7 +35,7 @@ class Service:
         self, runs: dict[str, str], settings: ServeSettings | None = None, *, loader: Callable[[str], Any] | None = None
     ) -> None:
         self.settings = settings or ServeSettings()
-        self.loader = loader or partial(load, precision=self.settings.precision)
+        self.loader = loader or partial(load, precision=self.settings.precision, device=self.settings.device)
         self.runs, self.metrics = runs, Metrics()
         limits = self.settings.limits
         caps = Caps(

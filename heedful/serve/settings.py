@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import PurePath
+from typing import Literal
 
 from heedful.errors import HeedfulError
 from heedful.infer.precision import PrecisionOrAuto
@@ -66,6 +67,7 @@ class ServeSettings:
     origins: tuple[str, ...] = ()  # of pages elsewhere that may call it, as "https://example.org"
     anyone: bool = False  # whether it may be open beyond this machine without a key
     precision: PrecisionOrAuto = "float32"  # in which models answer; auto is measured at the start
+    device: Literal["cpu", "cuda"] = "cpu"  # on which they are computed
     log_text: bool = False  # whether inputs go into the log
     restart: bool = True  # whether a small process before the server starts it again when it was killed
 

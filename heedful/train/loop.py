@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from heedful.checkpoint import Loaded
 from heedful.data.batches import cut, share, units
 from heedful.data.order import Order, Turn, mixed
+from heedful.device import CPU, device_of, precision
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.stack import Stack
-from heedful.nn.linear import fast_bfloat16
 from heedful.objectives import Changing, Objective, Sample
 from heedful.objectives.base import ratios
 from heedful.train.lagging import Settling, lagging
@@ -39,7 +39,7 @@ __all__ = [
     "StoppedError",
     "TrainSettings",
     "Trainer",
-    "precision",
+    "decided",
     "under",
 ]
 
@@ -101,6 +101,9 @@ class Trainer:
         self._tables: list[nn.Embedding] = []
         self._models: list[nn.Module] = [loaded, *([] if objective.beside is None else [objective.beside])]
         self.loaded = loaded
+        self.device = next(loaded.parameters()).device if settings.device is None else device_of(settings.device)
+        for model in self._models:
+            model.to(self.device)
         self._mode(train=False)
         batch = max(settings.batch, objective.together) // objective.together * objective.together
         self.stages = (Stage(0.0, samples), *later)
@@ -108,7 +111,7 @@ class Trainer:
             raise HeedfulError("there is nothing to train on: no example gave a sample")
         self._orders = [Order(count=len(stage.samples), batch=batch, seed=settings.seed) for stage in self.stages]
         self.stage, self._begun, self._epochs = 0, 0, 0.0  # the step and the epoch in which the stage began
-        self.precision = precision(settings.precision)
+        self.precision = precision(settings.precision, self.device)
         self.step = 0  # updates done
         self.seconds = 0.0  # spent in them, resumed runs included
         self.read = 0  # tokens of them, over all ranks
@@ -340,11 +343,10 @@ class Trainer:
         self, samples: list[Sample], keys: list[int], scales: tuple[float, ...], seed: int, *, real: bool, last: bool
     ) -> tuple[float, float]:
         """Add the gradient of a micro-batch; its summed loss and count."""
-        device = next(iter(self._parameters.values())).device
         self._mode(train=True)
         try:
-            with _seeded(seed, device):
-                batch = replace(self.objective.batch(samples, keys), scales=scales).to(device)
+            with _seeded(seed, self.device):
+                batch = replace(self.objective.batch(samples, keys), scales=scales).to(self.device)
                 loss = self._together.learn(
                     self.objective, batch, precision=self.precision, weight=float(real), last=last
                 )
@@ -383,11 +385,10 @@ class Trainer:
         return self.ranks.numbers(seconds)[0][0] if isinstance(self.settings.length, Minutes) else seconds
 
 
-def precision(asked: Literal["auto", "float32", "bfloat16"]) -> torch.dtype:
-    """bfloat16 where the processor has instructions for it, unless told otherwise."""
-    if asked == "auto":
-        return torch.bfloat16 if fast_bfloat16() else torch.float32
-    return torch.bfloat16 if asked == "bfloat16" else torch.float32
+def decided(settings: TrainSettings) -> TrainSettings:
+    """With the precision that "auto" is on its device, which has to be there."""
+    how = precision(settings.precision, CPU if settings.device is None else device_of(settings.device))
+    return replace(settings, precision="bfloat16" if how == torch.bfloat16 else "float32")
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

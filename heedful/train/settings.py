@@ -139,6 +139,7 @@ class TrainSettings:
     tokens: int = 8192  # of a micro-batch, at most; memory grows with it, and results do not depend on it
     optimiser: AdamW = AdamW(rate=5e-5)
     schedule: Linear | Cosine | Constant | Google | Noam = Linear(warmup=0.1)
+    device: Literal["cpu", "cuda"] | None = None  # None: where the model is, which commands read to the processor
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of products; weights and sums stay float32
     recompute: bool = False  # blocks run again for their gradient: less memory, a third more time
     seed: int = 1  # of the order, of dropout, and of fresh heads

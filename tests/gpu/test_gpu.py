@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from invented import classified, data, tune
 from torch import Tensor
 
 import heedful
@@ -21,6 +22,8 @@ from heedful.nn.cuda import CUDA
 from heedful.nn.kernels import KERNELS, Kernel
 from heedful.nn.layout import Bias, Call, Dense, Distance, Layout
 from heedful.packed import Packed
+from heedful.train.fit import Watch
+from heedful.train.loop import Step, Trainer
 from heedful.train.optim import AdamW, Optimizer
 from tests.nn.test_kernels import HEADS, LENGTHS, draw_bias, layout_of, outcome, worst
 from tests.tiny import save_tiny, sequences
@@ -216,3 +219,26 @@ def test_recorded_texts_are_computed_as_usual(family: str, dtype: torch.dtype, t
             graphs(Packed.of([ids[::-1]]))
             assert torch.equal(recorded, kept), "an answer was overwritten by the next one"
     assert len(graphs._recorded) == 2
+
+
+# -- runs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("behind", ["true", "false"])
+def test_a_run_goes_on_and_serves_on_both(behind: str, tmp_path: Path) -> None:
+    class Stop(Watch):
+        """After the fourth step."""
+
+        def step(self, step: Step, trainer: Trainer) -> None:
+            assert {each.device.type for each in trainer.loaded.parameters()} == {"cuda"}
+            trainer.stopping = step.number == 4
+
+    files, folder = data("single", tmp_path / "data"), tmp_path / "run"
+    more = {"train.device": "cuda", "train.length.count": 6, "fit.behind": behind}
+    assert tune("classify", files, folder, more, watch=Stop()).why == "asked"
+    done = tune("classify", files, folder, more)
+    assert done.why == "done" and done.results["settings"]["train"]["device"] == "cuda"
+    texts = [row["text"] for row in classified(20, seed=5)]
+    found = [heedful.Engine(folder, device=device)(texts) for device in ("cpu", "cuda")]
+    for mine, theirs in zip(*found, strict=True):
+        assert mine["probabilities"] == pytest.approx(theirs["probabilities"], abs=1e-3)

@@ -22,12 +22,13 @@ from transformers import get_linear_schedule_with_warmup
 
 from heedful.checkpoint import load
 from heedful.data.batches import cut
+from heedful.device import precision
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.families.table import save_names
 from heedful.objectives import Batch, Sample
 from heedful.train import loop
-from heedful.train.loop import Epochs, Minutes, Step, Steps, StoppedError, Trainer, TrainSettings, precision
+from heedful.train.loop import Epochs, Minutes, Step, Steps, StoppedError, Trainer, TrainSettings
 from heedful.train.optim import AdamW, Constant, Linear, factor
 
 # -- trap 33: an update does not depend on how it was cut up ------------------------------------------------------

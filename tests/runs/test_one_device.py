@@ -1,0 +1,129 @@
+"""What a step of each run computes lies on one device: PyTorch's "meta" stands for a GPU, and no two may meet."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from corpora import documents, trained, write
+from folders import make
+from invented import assignments, data
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from heedful.runs import distil, distil_masked, finetune, pretrain, pretrain_making
+from heedful.train import loop
+from heedful.train.loop import Trainer
+
+META = torch.device("meta")
+MOVES = ("aten._to_copy", "aten.copy_", "aten.set_")  # they are how a tensor gets to a device
+PLACED = ("aten.index.Tensor", "aten.index_put")  # places may lie on the host
+AUTOCAST = torch.autocast
+THERE = {"train.device": "cuda"}
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses an operator on tensors of two devices, as CUDA does; a number of the host may stand beside others."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = str(func), kwargs or {}
+        if not name.startswith((*MOVES, *PLACED)):
+            given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+            there = {each.device.type for each in given if each.ndim or each.is_meta}
+            assert len(there) < 2, (name, [(each.device.type, tuple(each.shape)) for each in given])
+        return func(*args, **kwargs)
+
+
+class SeenError(Exception):
+    """A step was made."""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA is "meta", of which every number that is looked at is 1, and a run is over after a step."""
+
+    def fit(trainer: Trainer, *given: Any, **more: Any) -> Any:
+        models = [trainer.loaded, *([] if trainer.objective.beside is None else [trainer.objective.beside])]
+        assert {each.device for model in models for each in model.parameters()} == {trainer.device} == {META}
+        with OneDevice():  # type: ignore[no-untyped-call]
+            assert trainer.advance().tokens
+        raise SeenError
+
+    def known(read: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        return lambda tensor: 1.0 if tensor.is_meta else read(tensor)
+
+    for module in (finetune, pretrain):
+        monkeypatch.setattr(module, "fit", fit)
+    for place in (loop, distil, distil_masked, pretrain_making):
+        monkeypatch.setattr(place, "device_of", lambda asked: META if asked == "cuda" else torch.device(asked))
+    host = torch.Tensor.cpu
+    monkeypatch.setattr(
+        torch.Tensor, "cpu", lambda each: torch.ones_like(each, device="cpu") if each.is_meta else host(each)
+    )
+    for name in ("item", "__float__", "__bool__", "__int__"):
+        monkeypatch.setattr(torch.Tensor, name, known(getattr(torch.Tensor, name)))
+    monkeypatch.setattr(
+        torch, "autocast", lambda kind, *how, **more: nullcontext() if kind == "meta" else AUTOCAST(kind, *how, **more)
+    )
+
+
+@pytest.mark.parametrize("kind", ["single", "multiple", "regress", "tag", "extract", "choose 4", "embed", "together"])
+def test_tasks(kind: str, tmp_path: Path) -> None:
+    task = {"single": "classify", "multiple": "classify", "choose 4": "choose", "together": "embed"}.get(kind, kind)
+    with pytest.raises(SeenError):
+        finetune.finetune(task, data(kind, tmp_path / "data"), tmp_path / "run", assignments=assignments(THERE))
+
+
+@pytest.mark.parametrize("kind", ["bag", "attention", "structured", "attention+recurrent"])
+def test_classic_models(kind: str, tmp_path: Path) -> None:
+    reader, _, recurrent = kind.partition("+")
+    more = THERE | {"start.classic.kind": reader, "start.words.width": 8}
+    if recurrent:
+        more["start.classic.over.kind"] = "recurrent"
+    with pytest.raises(SeenError):
+        finetune.finetune(
+            "classify", data("single", tmp_path / "data"), tmp_path / "run", assignments=assignments(more)
+        )
+
+
+WRITERS = {"transformer": "start.transformer.layers=1", "recurrent": "start.classic.kind=recurrent"}
+
+
+@pytest.mark.parametrize("writer", ["transformer", "recurrent"])
+def test_rewriting(writer: str, tmp_path: Path) -> None:
+    with (tmp_path / "data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("source", "target"), *((f"a b {n}", f"{n} b a") for n in range(40))])
+    how = (WRITERS[writer], "start.pieces.vocabulary=270", "train.device=cuda", "train.precision=float32")
+    with pytest.raises(SeenError):
+        finetune.finetune("rewrite", tmp_path / "data.csv", tmp_path / "run", assignments=how)
+
+
+KINDS = ("masked", "masked+next", "masked+order", "causal", "permuted", "replaced", "taught")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_objectives(kind: str, tmp_path: Path) -> None:
+    text = write(tmp_path / "text.txt", documents(60, seed=1))
+    trained(documents(60, seed=1), vocabulary=300).save(tmp_path / "words")
+    more = {"objective.teacher": make(tmp_path / "teacher", "single")} if kind == "taught" else {}
+    small = {"model.layers": 1, "model.width": 32, "model.heads": 2, "train.batch": 8, "train.precision": "float32"}
+    small |= {"length": 32, "row": 64, "held_out": 0.1, "evaluate": 3, "corpus.documents": "blank"}
+    how = [f"{name}={value}" for name, value in (small | more | THERE).items()]
+    with pytest.raises(SeenError):
+        pretrain.pretrain(text, tmp_path / "run", objective=kind, tokenizer=tmp_path / "words", assignments=how)
+
+
+@pytest.mark.parametrize("losses", ["soft", "triple", "relations", "attention", "layers"])
+def test_distilling(losses: str, tmp_path: Path) -> None:
+    teacher = make(tmp_path / "teacher", "single")
+    how = ("train.device=cuda", "train.precision=float32", "outputs.keep=none", "verdict.alone=none")
+    with pytest.raises(SeenError):
+        distil.distil(
+            teacher, data("single", tmp_path / "data"), tmp_path / "run", student="layers=1", losses=losses,
+            assignments=how,
+        )  # fmt: skip

@@ -1,0 +1,61 @@
+"""Devices: what is not there is told in words, and each process of a host has a GPU of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import heedful
+from heedful.cli import main
+from heedful.device import device_of, idle, precision
+from heedful.errors import HeedfulError
+from heedful.infer.engine import Engine
+from heedful.shipped import ENCODER
+from heedful.train.loop import decided
+from heedful.train.settings import TrainSettings
+
+
+def test_each_process_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    assert device_of("cuda") == torch.device("cuda", 0)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert device_of("cuda") == torch.device("cuda", 1) and device_of("cuda:0") == torch.device("cuda", 0)
+    assert taken == [0, 1, 0]
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(HeedfulError, match=r"GPU 2, but this host has 2, counted from 0: start at most as many"):
+        device_of("cuda")
+    assert device_of("cpu") == torch.device("cpu")
+
+
+def test_what_is_not_there_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    said = r'the device is "cuda", but PyTorch .* sees no GPU'
+    for refused in (lambda: heedful.load(ENCODER, device="cuda"), lambda: Engine(ENCODER, device="cuda")):
+        with pytest.raises(HeedfulError, match=said):
+            refused()
+    with pytest.raises(HeedfulError, match=said):
+        decided(TrainSettings(device="cuda"))
+    with pytest.raises(HeedfulError, match='the device is "tpu2": give cpu, or cuda'):
+        device_of("tpu2")
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", ENCODER, "a [MASK]", "--device", "cuda"])
+    assert stop.value.code == 2 and "sees no GPU" in capsys.readouterr().err
+
+
+def test_what_a_device_can_decides_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {})
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
+    assert precision("auto") == torch.float32 and precision("auto", torch.device("cuda", 0)) == torch.bfloat16
+    assert decided(TrainSettings()).precision == "float32"
+
+
+def test_a_gpu_that_nobody_asks_for_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torch.cuda.is_available() or not idle(None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "train.device=cuda" in idle(None) and "train.device=cuda" in idle("cpu") and not idle("cuda")
