@@ -182,12 +182,12 @@ def packed(made: Given, folder: str, device: torch.device, stack: ExitStack, bac
     import torch
 
     import heedful
-    from heedful.train.compiled import compiled
+    from heedful.train.compiled import Compiled
     from heedful.train.optim import AdamW, Optimizer
 
     loaded, drawn = heedful.load(folder).to(device).train(), objective(made.case)
     if backend:
-        stack.enter_context(compiled(loaded, backend=backend))
+        stack.enter_context(Compiled(loaded, backend=backend))
     parameters = {name: each for name, each in loaded.named().items() if each.requires_grad}
     optimizer = Optimizer(parameters, AdamW(rate=RATE))
 
@@ -213,14 +213,14 @@ def packed(made: Given, folder: str, device: torch.device, stack: ExitStack, bac
 def trainer(made: Given, folder: str, device: torch.device, stack: ExitStack, backend: str) -> Any:
     """Heedful's trainer with all that it does: hiding tokens, packing and sending them are counted."""
     import heedful
-    from heedful.train.compiled import compiled
+    from heedful.train.compiled import Compiled
     from heedful.train.loop import Steps, Trainer, TrainSettings
     from heedful.train.optim import AdamW, Constant
 
     def rounds(part: Given) -> Callable[[], Losses]:
         loaded = heedful.load(folder).to(device)
         if backend:
-            stack.enter_context(compiled(loaded, backend=backend))
+            stack.enter_context(Compiled(loaded, backend=backend))
         settings = TrainSettings(
             length=Steps(count=10**9),
             batch=1,

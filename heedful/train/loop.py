@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +21,7 @@ from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.stack import Stack
 from heedful.objectives import Changing, Objective, Sample
 from heedful.objectives.base import ratios
+from heedful.train.compiled import Compiled
 from heedful.train.lagging import Settling, lagging
 from heedful.train.optim import Optimizer, factor
 from heedful.train.ranks import ALONE, Ranks
@@ -113,12 +114,12 @@ class Trainer:
         self.stage, self._begun, self._epochs = 0, 0, 0.0  # the step and the epoch in which the stage began
         self.precision = precision(settings.precision, self.device)
         self.step = 0  # updates done
-        self.seconds = 0.0  # spent in them, resumed runs included
-        self.read = 0  # tokens of them, over all ranks
+        self.seconds, self.read = 0.0, 0  # spent in them, resumed runs included; tokens of them, over all ranks
         self.stopping = False  # ask for a stop here, at any moment; all ranks leave after the same step
         self._tokens = settings.tokens
         self._skipped = 0  # steps in a row
         self._together = _together(loaded, objective.beside, settings, ranks)
+        self._compiled = Compiled(*self._models) if settings.compile else nullcontext()
         self._parameters = self._together.parameters
         self._optimizer = Optimizer(self._parameters, settings.optimiser)
         if ranks.size == 1:
@@ -347,9 +348,10 @@ class Trainer:
         try:
             with _seeded(seed, self.device):
                 batch = replace(self.objective.batch(samples, keys), scales=scales).to(self.device)
-                loss = self._together.learn(
-                    self.objective, batch, precision=self.precision, weight=float(real), last=last
-                )
+                with self._compiled:
+                    loss = self._together.learn(
+                        self.objective, batch, precision=self.precision, weight=float(real), last=last
+                    )
         finally:
             self._mode(train=False)
         return loss.sum.item(), loss.count
@@ -434,7 +436,7 @@ def _diverged(step: Step, gradients: Mapping[str, Tensor]) -> DivergedError:
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's own generators draw from the seed inside, and go on as before outside."""
+    """Torch's own generators draw from the seed inside."""
     generators = [torch.default_generator]
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index])

@@ -141,6 +141,9 @@ class TrainSettings:
     schedule: Linear | Cosine | Constant | Google | Noam = Linear(warmup=0.1)
     device: Literal["cpu", "cuda"] | None = None  # None: where the model is, which commands read to the processor
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of products; weights and sums stay float32
+    compile: bool = (
+        False  # blocks are compiled by PyTorch, once for all layers: for a GPU; the first steps take minutes
+    )
     recompute: bool = False  # blocks run again for their gradient: less memory, a third more time
     seed: int = 1  # of the order, of dropout, and of fresh heads
     skip: int = 0  # steps in a row that may be left out because a number is not finite
@@ -151,6 +154,8 @@ class TrainSettings:
     def __post_init__(self) -> None:
         if self.shard != "all" and self.shard < 1:
             raise HeedfulError(f'shard is {self.shard}; expected a whole number of ranks from 1, or "all"')
+        if self.shard != 1 and self.compile:
+            raise HeedfulError("compile is for ranks that each have a copy: unset it, or shard")
         if self.shard != 1 and self.halve:
             raise HeedfulError("halve is for ranks that each have a copy: with shard, lower tokens instead")
         for name, least in (("batch", 1), ("tokens", 1), ("seed", 0), ("skip", 0)):

@@ -487,7 +487,7 @@ def test_engines_that_cannot_answer_say_why(folders: dict[str, Path], tmp_path: 
         Engine(folders["single"], token_budget=0)
     with pytest.raises(HeedfulError, match="top_k is 0"):
         Engine(folders["masked"])(["x"], top_k=0)
-    with pytest.raises(HeedfulError, match=r"loaded already: give revision, head and dtype to load\(\)"):
+    with pytest.raises(HeedfulError, match=r"loaded already: give revision, head, dtype, device to load\(\)"):
         Engine(load(folders["single"]), head="classes")
     stack = StackConfig(width=8, layers=1, heads=2, head_width=4, inner_width=8)
     config = ModelConfig(embedding=EmbeddingConfig(vocabulary=9, width=8), encoder=stack)

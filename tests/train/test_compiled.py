@@ -16,7 +16,7 @@ import sys
 import torch
 import heedful
 from heedful.packed import Packed
-from heedful.train.compiled import compiled
+from heedful.train.compiled import Compiled
 
 folder, device = sys.argv[1:]
 loaded = heedful.load(folder, dtype=torch.float64).to(device).train(device == "cpu")  # elsewhere it drops otherwise
@@ -37,7 +37,10 @@ names = list(loaded.state_dict())
 batches = [Packed.of([[5] * each for each in lengths]).to(device) for lengths in ((7, 9, 3), (2, 9, 8), (18, 1))]
 plain = [learn(batch) for batch in batches]
 options = {"backend": pieces, "dynamic": False} if device == "cpu" else {}
-with compiled(loaded, **options) as count:
+blocks = Compiled(loaded, **options)
+plainly = learn(batches[0])
+assert not made, "outside they are as they were"
+with blocks:
     inside = []
     for batch in batches:
         inside.append(learn(batch))
@@ -45,13 +48,16 @@ with compiled(loaded, **options) as count:
             first = len(made)
     assert list(loaded.state_dict()) == names
 if device == "cpu":
-    assert count == 4 and 0 < first == len(made) <= 6, made  # the pieces of one block
+    assert len(blocks.blocks) == 4 and 0 < first == len(made) <= 6, made  # the pieces of one block
 for one, other in zip(plain, inside, strict=True):
     for a, b in zip(one, other, strict=True):
         assert torch.equal(a, b) if device == "cpu" else torch.allclose(a, b, atol=1e-10)
 again = learn(batches[0])
+with blocks:
+    once_more = learn(batches[0])
 assert len(made) == first
-assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(again, plain[0], strict=True))
+for found in (plainly, again, once_more):
+    assert all(torch.allclose(a, b, atol=1e-10) for a, b in zip(found, plain[0], strict=True))
 print("done")
 """
 
@@ -65,5 +71,44 @@ def learn_compiled(folder: Path, device: str) -> None:
     """Three batches of one shape, as they are and compiled."""
     save_tiny(folder, "bert", "BertForMaskedLM")
     command = [sys.executable, "-c", SCRIPT, str(folder), device]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    assert done.stdout == "done\n", done.stderr
+
+
+TRAINED = """
+import sys
+from dataclasses import replace
+from functools import partialmethod
+
+import torch
+
+sys.path[:0] = sys.argv[1:]
+import tiny_runs
+from heedful.train.loop import Trainer
+
+made = []
+
+def pieces(module, inputs):
+    made.append(module)
+    return module.forward
+
+torch.nn.Module.compile = partialmethod(torch.nn.Module.compile, backend=pieces)
+steps = []
+for compile in (False, True):
+    kept = tiny_runs.trainer("tag", 0.1)
+    trainer = Trainer(kept.loaded, kept.objective, kept.samples, replace(kept.settings, compile=compile))
+    steps.append([trainer.advance().record for _ in range(3)])
+    count = len(made)
+    trainer.loaded.rows(kept.objective.batch(list(kept.samples[:2]), [0, 0]).packed)
+    assert len(made) == count, "answers are given by the blocks as they are"
+assert made and steps[0] == steps[1], steps
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_learns_the_same_with_them() -> None:
+    folder = str(Path(__file__).parent)
+    command = [sys.executable, "-c", TRAINED, folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
     assert done.stdout == "done\n", done.stderr
