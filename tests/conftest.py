@@ -16,9 +16,9 @@ import jaxtyping
 import pytest
 import torch
 
-# before anything imports heedful; all signatures (scripts/test --slow), or those of the layers that work on tensors:
-# it is half of the time of all tests
-_CHECKED = ["heedful.nn", "heedful.model", "heedful.packed", "heedful.objectives"]
+# before anything imports heedful; all signatures (scripts/test --slow), or those where one layer calls another: all of
+# them would be half of the time of all tests
+_CHECKED = [f"heedful.{each}" for each in ("packed", "nn.attend", "nn.positions", "model.heads", "objectives.base")]
 jaxtyping.install_import_hook("heedful" if "HEEDFUL_CHECK_ALL" in os.environ else _CHECKED, "checking.check")
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["HEEDFUL_MEASURE"] = "off"  # how a model is computed does not depend on the moment
