@@ -45,6 +45,8 @@ class Alive:
 
     def missing(self) -> str:
         """The ranks that the others wait for, in words; found out in a few seconds, by those that are still there."""
+        if self._heard:  # one that noticed before has left, which is what is noticed here
+            return self._heard
         found: list[str] = []
         looking = threading.Thread(target=self._look, args=(found,), daemon=True)  # a store may be gone, too
         looking.start()
