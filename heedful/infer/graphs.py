@@ -95,6 +95,8 @@ class Graphs:
             return "the model has an encoder and a decoder"
         if self.model.training or torch.is_grad_enabled():
             return "what is recorded has no gradients and no dropout"
+        if torch.is_autocast_enabled("cuda"):
+            return "autocast's copies of weights, which would be recorded, go with it"
         if len(batch) != 1 or batch.keys is not None or batch.before is not None:
             return "only a text alone is recorded"
         if not 0 < batch.bounds[-1] <= self.longest:

@@ -76,7 +76,7 @@ class OnCuda(Graphs):
     device = torch.device("cuda")
 
 
-def test_what_can_be_recorded(tmp_path: Path) -> None:
+def test_what_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny(tmp_path, "bert", "BertModel", torch.float32)
     model = heedful.load(tmp_path).model
     assert isinstance(model, Transformer)
@@ -86,3 +86,6 @@ def test_what_can_be_recorded(tmp_path: Path) -> None:
         assert graphs.cannot(Packed.of([[5], [7]])) == "only a text alone is recorded"
         assert graphs.cannot(Packed.of([[5] * 6])) == "a text of 1 to 5 tokens is recorded, not one of 6"
     assert graphs.cannot(Packed.of([[5]])) == "what is recorded has no gradients and no dropout"
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
+    with torch.no_grad():
+        assert "autocast's copies of weights" in graphs.cannot(Packed.of([[5]]))
