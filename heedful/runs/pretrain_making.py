@@ -260,8 +260,9 @@ def samples_of(pieces: Pieces) -> tuple[list[Sequence[Sample]], list[Sample]]:
     learned, kept = np.flatnonzero(~held), np.flatnonzero(held)
     if not len(learned) or not len(kept):
         raise HeedfulError(
-            f"{len(corpus):,} documents are too few to hold out a share of {settings.held_out:g}: "
-            f"{len(kept)} would be held out. Give more documents, or raise held_out"
+            f"the number of documents, {len(corpus):,}, is too small to hold out a share of {settings.held_out:g}: "
+            f"{len(kept)} would be held out. Give more documents, raise held_out, or set corpus.documents, which says "
+            "where one ends: lines, blank (at empty lines) or file"
         )
     if isinstance(settings.objective, NextSettings) and min(len(learned), len(kept)) < 2:
         raise HeedfulError(

@@ -559,7 +559,7 @@ def test_wrong_names_and_times(text: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "count", "message"),
     [
-        ("masked", 1, r"1 documents are too few to hold out a share of 0\.1: [01] would be held out\. Give more"),
+        ("masked", 1, r"documents, 1, is too small to hold out a share of 0\.1: [01] would be held out\. Give more"),
         ("masked+next", 12, r"needs two documents at least, but of 12 there are \d+ to learn from and 1 held out"),
     ],
 )
