@@ -16,7 +16,7 @@ from heedful.errors import HeedfulError, did_you_mean
 
 def study(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which one; without it they are listed.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many, from 1 on: 3, of a quick one 2.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many, from 1 on; else 3, of translation 8, quickly 2.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder for table, picture and numbers.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A rehearsal of seconds, which shows nothing.")] = False,
     full: Annotated[bool, typer.Option("--full", help="On real data, where the study has some; hours.")] = False,
@@ -40,7 +40,7 @@ def study(
     if train is not None:
         raise HeedfulError("--train is of the toy world's files: give --toy FOLDER too")
 
-    from heedful.study import REAL, STUDIES
+    from heedful.study import REAL, SEEDS, STUDIES
 
     if name is None:
         if as_json:
@@ -55,7 +55,7 @@ def study(
     if data is not None and not full:
         raise HeedfulError(f"--data is for real data: give --full too, which {', '.join(REAL)} take")
     scale: Literal["quick", "usual", "full"] = "quick" if quick else "full" if full else "usual"
-    count = seeds if seeds is not None else 2 if quick else 3
+    count = seeds if seeds is not None else 2 if quick else SEEDS.get(name, 3)
     if count < 1:
         raise HeedfulError(f"--seeds is {count}; expected a whole number from 1")
     folder = out or Path(f"study-{name}")

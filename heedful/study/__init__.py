@@ -12,4 +12,5 @@ STUDIES = {  # name: what it asks; the file of that name in this folder has its 
     "pretraining": "Random weights, or weights that read text first, by one of three objectives on one budget?",
     "masking": "80 % hidden, 10 % replaced, 10 % kept: what if it is otherwise?",
 }
+SEEDS = {"translation": 8}  # of the default form, where three tell too little
 REAL = ("limits", "pretraining", "masking")  # those that take real data too

@@ -34,7 +34,7 @@ from heedful.train.settings import AdamW, Linear, Steps, TrainSettings
 
 NONE, LOOKS, WHOLE = "recurrent, no attention", "recurrent, attention", "Transformer"
 PAIRS = ((LOOKS, NONE), (WHOLE, LOOKS), (WHOLE, NONE))
-WIDTH, PIECES = 128, 800
+WIDTH, PIECES = 64, 800
 LONGEST = 64  # pieces that are written at most
 
 
@@ -42,10 +42,10 @@ LONGEST = 64  # pieces that are written at most
 class Budget:
     """How much each arm learns from, and how it is measured."""
 
-    train: int = 9600  # sentences
+    train: int = 11_200  # sentences
     tests: int = 500
     looks: int = 100  # other sentences, on which the curve is measured
-    steps: int = 300
+    steps: int = 350
     every: int = 50  # steps between two points of the curve
     batch: int = 32
 

@@ -33,6 +33,7 @@ def test_wording() -> None:
     far, near = ([0.9, 0.92, 0.91], [0.5, 0.51, 0.53]), ([0.5, 0.6, 0.4], [0.45, 0.4, 0.6])
     told = verdict("a", "b", far, on="plain", comparisons=2)
     assert told.startswith("plain: a is above b by 39.7 points (95 % interval +") and "2 comparisons" in told
+    assert "above with 3 of 3 seeds" in told and "above with 2 of 3 seeds" in verdict("a", "b", near, on="x")
     assert verdict("b", "a", far[::-1], on="x").startswith("x: b is below a by 39.7 points (95 % interval -")
     assert verdict("a", "b", near, on="x").startswith("x: no difference seen between a and b (95 % interval -")
     few = verdict("a", "b", ([0.9, 0.8], [0.5, 0.4]), on="x")
@@ -41,7 +42,7 @@ def test_wording() -> None:
 
 def test_equal_differences_of_coarse_numbers_are_no_certainty() -> None:
     same = ([0.51, 0.61, 0.71], [0.5, 0.6, 0.7])
-    assert " above " in verdict("a", "b", same, on="x")
+    assert "a is above b" in verdict("a", "b", same, on="x")
     assert "no difference seen" in verdict("a", "b", same, on="x", grain=0.01)
     assert "no difference seen" in verdict("a", "b", ([1.0] * 3, [1.0] * 3), on="x", grain=0.01)
 
