@@ -1,0 +1,67 @@
+"""Quality of fine-tuning, one table of what finetune.py and finetune_peer.py have measured so far.
+
+python benchmarks/finetune_table.py     # writes results/finetune-DATE.md from results/finetune
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from finetune_data import PLANS
+from report import RESULTS, grid, write
+
+ABOUT = """all-MiniLM-L6-v2 with a fresh head, fine-tuned by Heedful (finetune.py) and by a plain PyTorch loop over
+transformers' model (finetune_peer.py): the same examples, the same plan, bfloat16 products over float32 weights, one
+seed each for weights and order; measured in float32 after the last step, on what was never trained on and chose
+nothing. Per cent; after ± the standard deviation over seeds. Each file of results/finetune has its seed, its data, its
+machine and the time it took beside other work."""
+SHOWN = {
+    "SST-2": ("accuracy",),
+    "MRPC": ("accuracy", "f1"),
+    "STS-B": ("pearson", "spearman"),
+    "CoNLL-2003": ("f1",),
+    "RTE": ("accuracy",),
+    "CoLA": ("matthews",),
+    "AG News": ("accuracy",),
+    "IMDB": ("accuracy",),
+    "SQuAD": ("f1", "exact"),
+}
+
+
+def found(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """What was measured, by task."""
+    runs = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+    return {task: [run for run in runs if run["task"] == task] for task in SHOWN}
+
+
+def told(numbers: Sequence[float]) -> str:
+    """The mean, and what it is of."""
+    if not numbers:
+        return "not measured"
+    deviation = f" ± {stdev(numbers):.2f}" if numbers[1:] else ""
+    return f"{fmean(numbers):.2f}{deviation} ({len(numbers)} seed{'s' if numbers[1:] else ''})"
+
+
+def main() -> None:
+    """Write the table."""
+    ours, theirs = (found(RESULTS / "finetune" / name) for name in ("ours", "transformers"))
+    rows = []
+    for task, measures in SHOWN.items():
+        plan = PLANS[task]
+        how = f"{plan.epochs} epochs, {plan.rate:g}, batch {plan.batch}, up to {plan.longest} tokens"
+        for measure in measures:
+            mine, other = ([run["metrics"][measure] for run in runs[task]] for runs in (ours, theirs))
+            if mine or other:
+                ahead = f"{fmean(mine) - fmean(other):+.2f}" if mine and other else ""
+                rows.append([task, measure, told(mine), told(other), ahead, how])
+    text = grid(["task", "measure", "Heedful", "transformers", "difference", "plan"], rows)
+    print(write("finetune", ABOUT, [text], rows))
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
