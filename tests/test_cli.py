@@ -540,6 +540,7 @@ def test_evaluate_shows_and_writes(run: Any, tuned: Path, tmp_path: Path, monkey
     assert found.err == "" and found.json == [{"split": "dev"} | results["dev"] | {"bad_rows": {}}]
     (tmp_path / "a.csv").write_text("text,label\nthe cat,good\nthe dog,\n")
     done = run("evaluate", tuned / "run", "--data", "a.csv", "--bad-rows", "skip")
+    assert done.out.startswith("a.csv, "), "a file alone is not called train"
     assert done.code == 0 and "that are left out: 1; they are set aside in a-bad-rows.jsonl" in done.err
     assert len((tmp_path / "a-bad-rows.jsonl").read_text().splitlines()) == 1
 

@@ -182,7 +182,8 @@ def evaluate(
         note(clean(sentence))
     for file, count in done.bad_rows.items():
         note(clean(f"bad rows of {file} that are left out: {count:,}; they are set aside in {aside}"))
-    show_split(done.split, done.numbers, done.intervals)
+    whole = done.split == "train" and split is None and len(data) == 1 and data[0].is_file()
+    show_split(data[0].name if whole else done.split, done.numbers, done.intervals)
 
 
 def _suite(
