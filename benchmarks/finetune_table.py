@@ -17,8 +17,8 @@ from report import RESULTS, grid, write
 ABOUT = """all-MiniLM-L6-v2 with a fresh head, fine-tuned by Heedful (finetune.py) and by a plain PyTorch loop over
 transformers' model (finetune_peer.py): the same examples, the same plan, bfloat16 products over float32 weights, one
 seed each for weights and order; measured in float32 after the last step, on what was never trained on and chose
-nothing. Runs are of several days, each with the code of its day. Per cent; after ± the standard deviation over seeds. Each file of results/finetune has its seed, its data, its
-machine and the time it took beside other work."""
+nothing. Runs are of several days, each with the code of its day. Per cent; after ± the standard deviation over seeds.
+Each file of results/finetune has its seed, its data, its machine and the time it took beside other work."""
 SHOWN = {
     "SST-2": ("accuracy",),
     "MRPC": ("accuracy", "f1"),
