@@ -23,7 +23,8 @@ and ratios are of real tokens a second, taken in each round, to the fastest peer
 embeddings are compared with the first arm's: `difference` is the largest one over the scale, `cosine` the least, and
 an arm beyond {float32.difference} and {float32.cosine} in float32, or {bfloat16.difference} and {bfloat16.cosine} in
 bfloat16, or a cosine of {int8.cosine} in int8, stops the run. A peer whose cosine is below {least} is reported and
-never the fastest peer; nor is OpenVINO on packed rows, which are ours. Padded arms take the batch size of {sizes} that
+never the fastest peer; nor is OpenVINO on packed rows, which are ours. Arms in bfloat16 are left out where the processor
+cannot multiply it. Padded arms take the batch size of {sizes} that
 is fastest on the whole input, but for the first, which is what people run: arrival order, batches of
 {usual}.{unmeasured}"""
 COUNTS = {  # sequences in a round: some seconds for the slowest arm, and enough that sorting pays
@@ -75,7 +76,9 @@ def compared(usual: Job, best: Job, models: Path, found: Sequence[str]) -> dict[
 
 
 def arms(jobs: Mapping[str, Job]) -> list[Arm]:
-    """Their processes."""
+    """The processes of those that this machine can run at speed."""
+    from heedful.device import fast_bfloat16
+
     return [
         Arm(
             name=name,
@@ -85,6 +88,7 @@ def arms(jobs: Mapping[str, Job]) -> list[Arm]:
             stock=job.engine != "openvino rows",
         )
         for name, job in jobs.items()
+        if job.precision != "bfloat16" or fast_bfloat16()
     ]
 
 

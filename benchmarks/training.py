@@ -27,7 +27,7 @@ A step takes {batch} sequences; hidden dropout is {hidden}, attention dropout {a
 rate {rate}, constant; decay 0.01 but for biases and norms; the norm clipped to 1. A round is {steps} steps and takes
 every sequence once, in an order that all arms share; grouped arms cut the same round, sorted by length, into batches
 and shuffle those. Padding or packing and reading the loss of each step are counted, tokenising is not. bfloat16 is that
-of autocast; weights and moments are float32. Each arm is a process of its own, one runs at a time, and ratios are of
+of autocast, and left out where the processor cannot multiply it; weights and moments are float32. Each arm is a process of its own, one runs at a time, and ratios are of
 real tokens a second, taken in each round, to the fastest peer of that round. Before timing, every arm makes {checks}
 updates on the same batch without dropout: `difference` is the largest one between their losses and the first arm's,
 over the largest loss, and an arm beyond {float32.difference} in float32 or {bfloat16.difference} in bfloat16 stops the
@@ -223,7 +223,9 @@ def _faster(job: Job, given: Examples) -> str:
 
 
 def arms(case: str, size: Case, timed: str, checked: str, *, quick: bool) -> list[Arm]:
-    """Every arm; the first is the reference, and what people run."""
+    """Every arm that this machine can run at speed; the first is the reference, and what people run."""
+    from heedful.device import fast_bfloat16
+
     packed = Job(
         engine="packed",
         precision="float32",
@@ -251,6 +253,7 @@ def arms(case: str, size: Case, timed: str, checked: str, *, quick: bool) -> lis
             bound=BOUNDS[job.precision],
         )
         for name, job in jobs.items()
+        if job.precision != "bfloat16" or fast_bfloat16()
     ]
 
 

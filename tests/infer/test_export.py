@@ -70,7 +70,7 @@ def padded(rows: list[list[int]], mask: np.ndarray) -> np.ndarray:
 def test_equals_transformers(tmp_path: Path, family: str, architecture: str) -> None:
     theirs = save_tiny(tmp_path / "model", family, architecture)
     made = export(heedful.load(tmp_path / "model"), tmp_path / "out" / "it.onnx")
-    assert made.difference <= 3e-6
+    assert made.difference <= 5e-6
     ids, types = sequences(family)
     with torch.no_grad():
         expected = [each.numpy() for each in their_outputs(theirs, family, ids, types)]
@@ -125,7 +125,7 @@ def test_mixtures_equal_the_packed_model(tmp_path: Path, name: str, monkeypatch:
     loaded = create(Config(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder), head=head))
     randomise(loaded)
     made = export(loaded, tmp_path / "out.onnx")
-    assert made.difference <= 3e-6
+    assert made.difference <= 5e-6
     assert made.max_length == {"buckets": None, "turned, in windows": 10}.get(name, 70)
     assert made.inputs == ("input_ids", "attention_mask", "token_type_ids")[: 3 if embedding.types else 2]
     notes = session(made.path).get_modelmeta().custom_metadata_map
