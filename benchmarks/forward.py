@@ -23,10 +23,9 @@ and ratios are of real tokens a second, taken in each round, to the fastest peer
 embeddings are compared with the first arm's: `difference` is the largest one over the scale, `cosine` the least, and
 an arm beyond {float32.difference} and {float32.cosine} in float32, or {bfloat16.difference} and {bfloat16.cosine} in
 bfloat16, or a cosine of {int8.cosine} in int8, stops the run. A peer whose cosine is below {least} is reported and
-never the fastest peer; nor is OpenVINO on packed rows, which are ours. Arms in bfloat16 are left out where the processor
-cannot multiply it. Padded arms take the batch size of {sizes} that
-is fastest on the whole input, but for the first, which is what people run: arrival order, batches of
-{usual}.{unmeasured}"""
+never the fastest peer; nor is OpenVINO on packed rows, which are ours. Arms in bfloat16 are left out where the
+processor cannot multiply it. Padded arms take the batch size of {sizes} that is fastest on the whole input, but for the
+first, which is what people run: arrival order, batches of {usual}.{unmeasured}"""
 COUNTS = {  # sequences in a round: some seconds for the slowest arm, and enough that sorting pays
     "minilm": {"SHORT": 512, "MIXED": 128, "LONG": 64},
     "base": {"SHORT": 128, "MIXED": 48, "LONG": 24},

@@ -27,11 +27,12 @@ A step takes {batch} sequences; hidden dropout is {hidden}, attention dropout {a
 rate {rate}, constant; decay 0.01 but for biases and norms; the norm clipped to 1. A round is {steps} steps and takes
 every sequence once, in an order that all arms share; grouped arms cut the same round, sorted by length, into batches
 and shuffle those. Padding or packing and reading the loss of each step are counted, tokenising is not. bfloat16 is that
-of autocast, and left out where the processor cannot multiply it; weights and moments are float32. Each arm is a process of its own, one runs at a time, and ratios are of
-real tokens a second, taken in each round, to the fastest peer of that round. Before timing, every arm makes {checks}
-updates on the same batch without dropout: `difference` is the largest one between their losses and the first arm's,
-over the largest loss, and an arm beyond {float32.difference} in float32 or {bfloat16.difference} in bfloat16 stops the
-run. Peers take the faster of transformers' attentions ({attentions}), but for the first, which is what people run.
+of autocast, and left out where the processor cannot multiply it; weights and moments are float32. Each arm is a process
+of its own, one runs at a time, and ratios are of real tokens a second, taken in each round, to the fastest peer of that
+round. Before timing, every arm makes {checks} updates on the same batch without dropout: `difference` is the largest
+one between their losses and the first arm's, over the largest loss, and an arm beyond {float32.difference} in float32
+or {bfloat16.difference} in bfloat16 stops the run. Peers take the faster of transformers' attentions ({attentions}),
+but for the first, which is what people run.
 Heedful's processes keep freed memory, as its command line does; peers have the C library's own settings."""
 BOUNDS = {"float32": Bound(difference=1e-5, cosine=0.99999), "bfloat16": Bound(difference=0.002, cosine=0.9999)}
 ATTENTIONS = ("sdpa", "eager")

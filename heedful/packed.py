@@ -82,6 +82,16 @@ class Packed:
             raise HeedfulError(f"sequences {empty} are empty: they have no first token to summarise them")
         return torch.tensor(self.bounds[:-1], dtype=torch.long, device=self.tokens.device)
 
+    def lasts(self) -> Int[Tensor, " sequences"]:
+        """The row number of each sequence's last token; an empty sequence is refused."""
+        self.firsts()
+        return torch.tensor(self.bounds[1:], dtype=torch.long, device=self.tokens.device) - 1
+
+    def ones(self, rows: Int[Tensor, " sequences"]) -> Packed:
+        """These rows alone, one of each sequence."""
+        tokens, positions, types = (each[rows] for each in (self.tokens, self.positions, self.types))
+        return Packed(tokens=tokens, positions=positions, types=types, bounds=tuple(range(len(self) + 1)))
+
     def shifted(self, start: int) -> Packed:
         """Each sequence one place to the right, its last token dropped: what a decoder reads to predict this one.
 

@@ -23,7 +23,7 @@ from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 from heedful.families import FAMILIES
 from heedful.families.table import Family, Keys, Table, claims, load_names, modern_name, save_names
 from heedful.model.config import Head, Learned, ModelConfig, NextToken, Pooled, SentenceEmbedding
-from heedful.model.heads import make_head
+from heedful.model.heads import make_head, read_of
 from heedful.model.initialise import initialise, undrawn
 from heedful.model.recurrent import make_model
 from heedful.model.trace import Trace
@@ -63,15 +63,26 @@ class Loaded(nn.Module):
 
     def forward(self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None) -> Any:
         """The head's outputs, or the last hidden states where there is no head."""
-        rows = self.rows(batch, target, trace=trace)
-        return rows if self.head is None else self.head(rows, batch if target is None else target)
+        return self.rows(batch, target, trace=trace) if self.head is None else self.said(batch, target, trace=trace)
 
-    def rows(self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None) -> Tensor:
-        """The last hidden states; a decoder whose head reads no other text than the encoder reads it shifted."""
+    def said(
+        self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None, wanted: Tensor | None = None
+    ) -> Any:
+        """The head's outputs; of the wanted rows alone, where it scores rows. No more is computed than it reads."""
+        assert self.head is not None
+        read = batch if target is None else target
+        if wanted is None:
+            wanted, read = read_of(self.head, read)
+        return self.head(self.rows(batch, target, trace=trace, wanted=wanted), read)
+
+    def rows(
+        self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None, wanted: Tensor | None = None
+    ) -> Tensor:
+        """The last hidden states, all or the wanted; a decoder whose head reads the encoder's text reads it shifted."""
         start = self.config.model.start
         if target is None and start is not None and not self.needs_target:
             target = batch.shifted(start)
-        last: Tensor = self.model(batch, target, trace=trace)
+        last: Tensor = self.model(batch, target, trace=trace, wanted=wanted)
         return last
 
     @property

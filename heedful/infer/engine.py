@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful.checkpoint import Loaded, load
 from heedful.device import device_of
@@ -19,8 +19,8 @@ from heedful.infer.graphs import Graphs
 from heedful.infer.precision import Precision, PrecisionOrAuto
 from heedful.infer.prepare import Way, dtype_of, prepare
 from heedful.model.config import Head
-from heedful.model.heads import PretrainingHead
-from heedful.model.stack import Transformer
+from heedful.model.heads import PretrainingHead, read_of
+from heedful.model.stack import Transformer, only
 from heedful.nn.attend import explain
 from heedful.nn.layout import Call, Layout
 from heedful.packed import Packed
@@ -259,15 +259,19 @@ class Engine:
         if answerer.writes is not None:
             return answerer.writes(self.loaded, self.tokenizer, batch, writing)
         head = self._module(answerer)
-        alone = self._graphs is not None and not self._graphs.cannot(batch)
-        rows = self._graphs(batch) if self._graphs is not None and alone else self.loaded.rows(batch)
         if answerer.places is None:
-            return list(_on_host(head(rows, batch)))
-        wanted = [start + place for start, piece in zip(batch.bounds, pieces, strict=False) for place in piece.places]
-        scores = _on_host(head(rows[torch.tensor(wanted, device=device)], batch))
+            wanted, read = read_of(head, batch)
+            return list(_on_host(head(self._rows(batch, wanted), read)))
+        places = [start + place for start, piece in zip(batch.bounds, pieces, strict=False) for place in piece.places]
+        scores = _on_host(head(self._rows(batch, torch.tensor(places, device=device)), batch))
         return list(scores.split([len(piece.places) for piece in pieces]))
 
-    def _module(self, answerer: Answerer) -> Callable[..., Tensor]:
+    def _rows(self, batch: Packed, wanted: Tensor | None) -> Tensor:
+        if self._graphs is None or self._graphs.cannot(batch):
+            return self.loaded.rows(batch, wanted=wanted)
+        return only(self._graphs(batch), wanted)
+
+    def _module(self, answerer: Answerer) -> nn.Module:
         head = self.loaded.head
         if isinstance(head, PretrainingHead):
             return head.next if answerer is FOLLOWING else head.masked

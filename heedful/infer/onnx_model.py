@@ -20,7 +20,8 @@ from heedful.families import FAMILIES
 from heedful.infer.onnx_graph import BOOL, FLOAT, INT64, Graph, Output, activate, linear, mlp, norm
 from heedful.model import config as c
 from heedful.model import heads as h
-from heedful.model.stack import Attention, Block, Embedding, Stack, Transformer
+from heedful.model.embedding import Embedding
+from heedful.model.stack import Attention, Block, Stack, Transformer
 from heedful.nn.positions import BucketRelation, ShawRelation, buckets, sinusoid
 
 BATCH, CHOICES, SEQUENCE = "batch_size", "num_choices", "sequence_length"

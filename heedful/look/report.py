@@ -155,7 +155,7 @@ def of_masks(loaded: Loaded, texts: Sequence[Any], seed: int = 0) -> tuple[list[
     assert head is not None
 
     def loss(batch: Packed, places: Tensor, right: Tensor) -> Tensor:
-        scores = head(loaded.rows(batch)[places], batch)
+        scores = head(loaded.rows(batch, wanted=places), batch)
         return torch.nn.functional.cross_entropy(scores, right, reduction="sum")
 
     return [partial(loss, *each) for each in batches], [float(len(each[1])) for each in batches]

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from heedful.errors import HeedfulError
 from heedful.look.inside import Inside
 from heedful.model.config import Learned, Sinusoidal
-from heedful.model.stack import Block, Embedding, Placed, Stack
+from heedful.model.embedding import Embedding
+from heedful.model.stack import Block, Placed, Stack
 from heedful.nn.positions import sinusoid
 
 

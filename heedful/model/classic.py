@@ -10,13 +10,14 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from heedful.model.classic_config import ClassicConfig, Recurrent, SelfAttention, Writer
-from heedful.model.stack import Embedding, Transformer
+from heedful.model.embedding import Embedding
+from heedful.model.stack import Transformer, only
 from heedful.model.trace import Trace
 from heedful.nn.attend import attend
 from heedful.nn.layout import Layout
@@ -57,13 +58,17 @@ class Classic(Transformer):
         return self
 
     def forward(
-        self, source: Packed, target: Packed | None = None, *, trace: Trace | None = None
-    ) -> Float[Tensor, "rows width"]:
-        """The rows, sequences end to end."""
-        rows: Tensor = super().forward(source, target, trace=trace)
-        if self.over is not None:
-            rows = self.over(rows, source.bounds)
-        return rows
+        self,
+        source: Packed,
+        target: Packed | None = None,
+        *,
+        trace: Trace | None = None,
+        wanted: Int[Tensor, " wanted"] | None = None,
+    ) -> Float[Tensor, "some width"]:
+        """The rows, sequences end to end; of the wanted ones alone, where they are given."""
+        if self.over is None:
+            return super().forward(source, target, trace=trace, wanted=wanted)
+        return only(self.over(super().forward(source, target, trace=trace), source.bounds), wanted)
 
 
 def make_over(config: Recurrent | SelfAttention | None, width: int) -> nn.Module | None:

@@ -122,10 +122,8 @@ class PretrainingHead(nn.Module):
         self.masked = MaskedTokensHead(config, model)
         self.next = NextSentenceHead(config, model)
 
-    def forward(self, rows: Rows, batch: Packed, chosen: Int[Tensor, " chosen"] | None = None) -> PretrainingScores:
-        """Both; tokens are scored at the chosen rows alone, where these are given."""
-        scored = rows if chosen is None else rows[chosen]
-        return PretrainingScores(self.masked(scored, batch), self.next(rows, batch))
+    def forward(self, rows: Rows, batch: Packed) -> PretrainingScores:
+        return PretrainingScores(self.masked(rows, batch), self.next(rows, batch))
 
 
 class PooledHead(nn.Module):
@@ -224,8 +222,7 @@ def pool(rows: Rows, batch: Packed, how: c.Pooling) -> Float[Tensor, "sequences 
     if how == "first":
         return rows[batch.firsts()]
     if how == "last":
-        batch.firsts()  # refuses empty sequences
-        return rows[torch.tensor(batch.bounds[1:], device=rows.device) - 1]
+        return rows[batch.lasts()]
     lengths = torch.tensor(batch.lengths, device=rows.device)
     if how == "max":
         return torch.segment_reduce(rows, "max", lengths=lengths)
@@ -233,6 +230,21 @@ def pool(rows: Rows, batch: Packed, how: c.Pooling) -> Float[Tensor, "sequences 
     sums = rows.new_zeros(len(batch), rows.shape[1]).index_add_(0, owner, rows)
     counts = lengths.to(rows)[:, None]
     return sums / (counts.sqrt() if how == "mean_sqrt_length" else counts)
+
+
+def read_of(head: nn.Module, batch: Packed) -> tuple[Int[Tensor, " sequences"] | None, Packed]:
+    """The one row of each sequence that the head reads, and a batch of these alone; None, batch: it reads more."""
+    match head:
+        case ClassesHead() | ChoiceHead() | NextSentenceHead() | PooledHead():
+            poolings: tuple[c.Pooling, ...] = (head.first.pooling,)
+        case SentenceEmbeddingHead():
+            poolings = head.config.pooling
+        case _:
+            return None, batch
+    if len(batch) == 0 or len(poolings) > 1 or poolings[0] not in ("first", "last"):
+        return None, batch
+    rows = batch.firsts() if poolings[0] == "first" else batch.lasts()
+    return rows, batch.ones(rows)
 
 
 _HEADS: dict[type, type[nn.Module]] = {

@@ -30,7 +30,8 @@ from heedful.model.classic_config import (
     Writer,
 )
 from heedful.model.config import ModelConfig
-from heedful.model.stack import Embedding, Transformer
+from heedful.model.embedding import Embedding
+from heedful.model.stack import Transformer, only
 from heedful.model.trace import Attended, Trace
 from heedful.nn.dropout import dropout
 from heedful.nn.layout import Layout
@@ -195,14 +196,19 @@ class RecurrentWriter(Transformer):
         self.mix = nn.Linear(width if self.look is None else 2 * width, given)
 
     def forward(
-        self, source: Packed, target: Packed | None = None, *, trace: Trace | None = None
-    ) -> Float[Tensor, "rows width"]:
-        """The rows of the target, from which each of its next tokens is told."""
+        self,
+        source: Packed,
+        target: Packed | None = None,
+        *,
+        trace: Trace | None = None,
+        wanted: Int[Tensor, " wanted"] | None = None,
+    ) -> Float[Tensor, "some width"]:
+        """The rows of the target, from which each of its next tokens is told; `wanted`: of these alone."""
         if target is None:
             raise HeedfulError("this model needs a target: it reads one text and writes another")
         if len(target) != len(source):
             raise HeedfulError(f"{len(source)} source and {len(target)} target sequences: give one target for each")
-        return self.go_on(target, self.remember(source), trace=trace)
+        return only(self.go_on(target, self.remember(source), trace=trace), wanted)
 
     def remember(self, source: Packed | int) -> States:
         """What is known of these sequences before anything is written."""

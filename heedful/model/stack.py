@@ -9,7 +9,7 @@ from math import sqrt
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -17,15 +17,13 @@ from heedful.errors import HeedfulError
 from heedful.model.cache import Cache
 from heedful.model.config import (
     Buckets,
-    EmbeddingConfig,
-    Learned,
     ModelConfig,
     Rotary,
     Shaw,
-    Sinusoidal,
     StackConfig,
     TransformerXl,
 )
+from heedful.model.embedding import Embedding
 from heedful.model.trace import Part, Trace
 from heedful.nn.attend import attend_as
 from heedful.nn.dropout import dropout
@@ -39,84 +37,8 @@ from heedful.nn.positions import (
     RotaryRelation,
     ShawRelation,
     TransformerXlRelation,
-    sinusoid,
 )
 from heedful.packed import Packed
-
-
-class Embedding(nn.Module):
-    """dropout(norm(scale token + position + type)), then a projection where the widths differ."""
-
-    def __init__(self, config: EmbeddingConfig, width: int) -> None:
-        super().__init__()
-        self.config = config
-        self.tokens = nn.Embedding(config.vocabulary, config.width, padding_idx=config.padding)
-        joined = config.width
-        if config.positions is not None and config.positions.join == "concatenate":
-            joined += config.positions.width or 0
-        if isinstance(config.positions, Learned):
-            place = config.positions
-            self.positions = nn.Embedding(place.count, place.width or config.width, padding_idx=place.padding)
-        if config.types:
-            self.types = nn.Embedding(config.types, joined)
-        self.norm = make_norm(config.norm, joined, config.norm_eps, config.norm_bias) if config.norm else nn.Identity()
-        self.project = nn.Linear(joined, width) if joined != width else nn.Identity()
-        if config.query:
-            self.query = nn.Parameter(torch.zeros(config.width))
-
-    def forward(self, batch: Packed) -> Float[Tensor, "rows width"]:
-        self._check(batch)
-        config = self.config
-        x: Tensor = self.tokens(batch.tokens)
-        if config.scale != 1.0:
-            x = x * config.scale
-        if batch.keys is not None:
-            x = torch.where(self._looks_on(batch), self.query, x)
-        place: Tensor | None = None
-        match config.positions:
-            case Learned(offset=offset):
-                place = self.positions(batch.positions + offset)
-            case Sinusoidal(layout=layout, base=base, offset=offset, width=width):
-                steps = torch.arange(offset, offset + batch.longest, device=x.device)
-                place = sinusoid(steps, width or config.width, layout, base).to(x)[batch.positions]
-        if place is not None and config.positions is not None:
-            x = torch.cat([x, place], -1) if config.positions.join == "concatenate" else x + place
-        if config.types:
-            x = x + self.types(batch.types)
-        x = dropout(self.norm(x), config.dropout, self.training)
-        projected: Tensor = self.project(x)
-        return projected
-
-    def _looks_on(self, batch: Packed) -> Bool[Tensor, "rows 1"]:
-        """Which rows are not part of their sequence."""
-        if not self.config.query:
-            raise HeedfulError("this model has one stream: all rows of a batch must be keys")
-        assert batch.keys is not None
-        at = [torch.arange(length) >= keys for length, keys in zip(batch.lengths, batch.keys, strict=True)]
-        return torch.cat(at)[:, None].to(batch.tokens.device)
-
-    def _check(self, batch: Packed) -> None:
-        place = self.config.positions
-        most = place.count - place.offset if isinstance(place, Learned) else batch.longest
-        if batch.longest > most and batch.positions.max() >= most:  # all of a sequence that only fills are 0
-            lengths = [n + m for n, m in zip(batch.lengths, batch.before or [0] * len(batch), strict=True)]
-            number = next(number for number, length in enumerate(lengths) if length > most)
-            raise HeedfulError(
-                f"sequence {number} has {lengths[number]} tokens, but the model has positions for {most}: cut it into "
-                "windows or truncate it"
-            )
-        if batch.tokens.device.type == "cpu" and len(batch.tokens):  # elsewhere looking would stall the queue
-            for what, ids, count in (
-                ("token", batch.tokens, self.config.vocabulary),
-                ("type", batch.types, self.config.types),
-            ):
-                low, high = (int(edge) for edge in ids.aminmax())
-                if count and not 0 <= low <= high < count:
-                    bad = low if low < 0 else high
-                    raise HeedfulError(
-                        f"{what} id {bad} was given, but this model knows 0 to {count - 1}: "
-                        "was the batch made with another tokenizer?"
-                    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -140,6 +62,7 @@ class Placed:
     window: int | None
     relation: Relation
     prepared: Any
+    wanted: Int[Tensor, " wanted"] | None = None  # the rows that go on after the attention; None: all
 
 
 class Attention(nn.Module):
@@ -172,7 +95,7 @@ class Attention(nn.Module):
         )
         if sight.trace is not None:
             sight.trace.take(placed.part, placed.layer, sight.sequences, q, k, v, call)
-        out: Tensor = self.out(attend_as(q, k, v, call).flatten(1))
+        out: Tensor = self.out(only(attend_as(q, k, v, call).flatten(1), placed.wanted))
         return out
 
 
@@ -201,6 +124,11 @@ class CrossAttention(nn.Module):
     def _project(self, memory: Float[Tensor, "keys width"]) -> tuple[Tensor, Tensor]:
         k, v = self.kv(memory).unflatten(-1, (2, self.heads, -1)).unbind(1)
         return k, v
+
+
+def only(x: Float[Tensor, "rows width"], wanted: Int[Tensor, " wanted"] | None) -> Float[Tensor, "some width"]:
+    """The wanted rows; None: all."""
+    return x if wanted is None else x.index_select(0, wanted)
 
 
 def _scale(config: StackConfig) -> float:
@@ -237,19 +165,26 @@ class Block(nn.Module):
         x: Float[Tensor, "rows width"],
         sight: Sight,
         placed: Placed,
-    ) -> Float[Tensor, "rows width"]:
+    ) -> Float[Tensor, "some width"]:
         if self.at_once is not None and (done := self.at_once(self, x, sight, placed)) is not None:
-            return done
+            return only(done, placed.wanted)
         out = self.attention_out_dropout
-        x = self._residual(x, self.attention_norm, lambda y: self.attention(y, sight, placed), out)
+        x = self._residual(x, self.attention_norm, lambda y: self.attention(y, sight, placed), out, placed.wanted)
         if sight.memory is not None:
             x = self._residual(x, self.cross_norm, lambda y: self.cross(y, sight, placed.layer), out)
         return self._residual(x, self.mlp_norm, self.mlp, self.dropout)
 
-    def _residual(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor], rate: float) -> Tensor:
+    def _residual(
+        self,
+        x: Tensor,
+        norm: nn.Module,
+        layer: Callable[[Tensor], Tensor],
+        rate: float,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
         if self.norm_first:
-            return x + dropout(layer(norm(x)), rate, self.training)
-        y = layer(x)
+            return only(x, wanted) + dropout(layer(norm(x)), rate, self.training)
+        x, y = only(x, wanted), layer(x)
         at_once = add_norm(x, y, norm, rate if self.training else 0.0)
         summed: Tensor = norm(x + dropout(y, rate, self.training)) if at_once is None else at_once
         return summed
@@ -298,12 +233,14 @@ class Stack(nn.Module):
         cache: Cache | None = None,
         trace: Trace | None = None,
         sequences: int = 0,
-    ) -> Float[Tensor, "rows width"]:
+        wanted: Int[Tensor, " wanted"] | None = None,
+    ) -> Float[Tensor, "some width"]:
         again = self.recompute and torch.is_grad_enabled()
         layout = Layout.within(batch) if cache is None else cache.layout(batch)
         sight = Sight(layout=layout, memory=memory, to_memory=to_memory, cache=cache, trace=trace, sequences=sequences)
         relations = [each for each in self.relations if isinstance(each, Relation)]
         prepared = [relation.prepare(batch, x, keep=not again) for relation in relations]
+        early = wanted is not None and memory is None and trace is None  # others are not computed to the end
         for layer in range(self.config.layers):
             number = layer * len(self.blocks) // self.config.layers
             every = self.config.global_every
@@ -316,7 +253,12 @@ class Stack(nn.Module):
                 case _:
                     which = 0
             placed = Placed(
-                part=self.part, layer=layer, window=window, relation=relations[which], prepared=prepared[which]
+                part=self.part,
+                layer=layer,
+                window=window,
+                relation=relations[which],
+                prepared=prepared[which],
+                wanted=wanted if early and layer == self.config.layers - 1 else None,
             )
             if trace is not None:
                 trace.keep(self.part, layer, sequences, x, layout.queries)
@@ -327,7 +269,7 @@ class Stack(nn.Module):
         x = dropout(self.norm(x), self.config.final_dropout, self.training)
         if trace is not None:
             trace.keep(self.part, self.config.layers, sequences, x, layout.queries)
-        return x
+        return x if early else only(x, wanted)
 
 
 class Transformer(nn.Module):
@@ -351,11 +293,17 @@ class Transformer(nn.Module):
         return self.decoder_embedding if self.config.decoder_embedding else self.embedding
 
     def forward(
-        self, source: Packed, target: Packed | None = None, *, trace: Trace | None = None
-    ) -> Float[Tensor, "rows width"]:
+        self,
+        source: Packed,
+        target: Packed | None = None,
+        *,
+        trace: Trace | None = None,
+        wanted: Int[Tensor, " wanted"] | None = None,
+    ) -> Float[Tensor, "some width"]:
         """The last hidden states, sequences end to end: the encoder's, or the decoder's where there is one.
 
-        A model with both takes the decoder's tokens as `target`, one sequence for each of the source.
+        A model with both takes the decoder's tokens as `target`, one sequence for each of the source. `wanted` are the
+        numbers of the rows that are asked for, in their order: the last block computes no others after its attention.
         """
         if (target is None) == (self.encoder is not None and self.decoder is not None):
             need = "needs a target" if target is None else "takes no target"
@@ -366,7 +314,8 @@ class Transformer(nn.Module):
         count = len(source)
         if self._prepares_shapes():
             source, target = source.filled(), None if target is None else target.filled()
-        return self._run(source, target, trace, count)[:rows]
+        made = self._run(source, target, trace, count, wanted)
+        return made[:rows] if wanted is None else made
 
     def remember(self, source: Packed | int) -> Cache:
         """Where decoding begins: the encoder's rows of these sequences, or room for so many without an encoder."""
@@ -400,18 +349,19 @@ class Transformer(nn.Module):
         return weight.dtype == torch.bfloat16 or (torch.is_autocast_enabled("cpu") and not trains_in_bfloat16())
 
     def _run(
-        self, source: Packed, target: Packed | None, trace: Trace | None, count: int
-    ) -> Float[Tensor, "rows width"]:
+        self, source: Packed, target: Packed | None, trace: Trace | None, count: int, wanted: Tensor | None
+    ) -> Float[Tensor, "some width"]:
         x: Tensor = self.embedding(source)
+        asked: dict[str, Any] = {"trace": trace, "sequences": count}
         if self.encoder is not None:
-            x = self.encoder(x, source, trace=trace, sequences=count)
+            x = self.encoder(x, source, wanted=wanted if self.decoder is None else None, **asked)
         if self.decoder is None:
             return x
         if target is None:
-            x = self.decoder(x, source, trace=trace, sequences=count)
+            x = self.decoder(x, source, wanted=wanted, **asked)
             return x
         to_memory = Layout.of(target.bounds, source.bounds)
-        x = self.decoder(self.output_embedding(target), target, x, to_memory, trace=trace, sequences=count)
+        x = self.decoder(self.output_embedding(target), target, x, to_memory, wanted=wanted, **asked)
         return x
 
 

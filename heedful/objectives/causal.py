@@ -39,5 +39,5 @@ class Causal(Pretext):
         if decoder is None or not decoder.causal:
             raise HeedfulError("the rows of this model see the tokens after them: causal pre-training needs a decoder")
         assert loaded.head is not None and batch.rows is not None
-        rows = loaded.rows(batch.packed)[batch.rows]
+        rows = loaded.rows(batch.packed, wanted=batch.rows)
         return (crossed("next", loaded.head(rows, batch.packed), batch.targets),)

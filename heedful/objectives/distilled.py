@@ -181,7 +181,7 @@ class Distilled(Pretext):
         """All terms, in the order of `balance`."""
         asked: Asked = batch.words
         rows, mine = look(loaded, batch.packed, self.losses.wanted(0))
-        scores = self.learner.scores(loaded, rows, batch)
+        scores = self.learner.scores(loaded, batch, rows)
         theirs = self._said(asked, scores.detach()) if self._asks else {}
         inside: list[States | Relations] = [*self.losses.states, *self.losses.relations]
         found = []
@@ -199,9 +199,9 @@ class Distilled(Pretext):
     def _asks(self) -> bool:
         return any(name != "hard" for name, _ in self._weights)
 
-    def _hard(self, loaded: Loaded, rows: Tensor, scores: Tensor, batch: Batch) -> Term:
+    def _hard(self, loaded: Loaded, rows: Tensor | None, scores: Tensor, batch: Batch) -> Term:
         losses = self.learner.lost(scores, batch)
-        if isinstance(loaded.head, ReadClasses):
+        if isinstance(loaded.head, ReadClasses) and rows is not None:
             losses = losses + loaded.head.penalty(rows, batch.packed)
         right = None
         if not torch.is_grad_enabled() and self.kind == "masked":

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
+from heedful.model.heads import PretrainingHead
 from heedful.objectives.base import Batch, Pretext, Sample, Term, crossed, long, pack, wide
 from heedful.objectives.draw import below, ordinary, uniform
 from heedful.tokenizer import Tokenizer
@@ -86,10 +87,11 @@ class Masked(Pretext):
             counts=(float(sum(each.sum(dtype=np.float64) for each in weights)),),  # known here: no device is asked
         )
 
-    def scores(self, loaded: Loaded, rows: Tensor, batch: Batch) -> Tensor:
-        """Of the chosen rows, over the vocabulary."""
+    def scores(self, loaded: Loaded, batch: Batch, rows: Tensor | None = None) -> Tensor:
+        """Of the chosen rows, over the vocabulary; `rows` are all rows, where they are known."""
         assert loaded.head is not None and batch.rows is not None
-        return wide(loaded.head(rows[batch.rows], batch.packed))
+        chosen = loaded.rows(batch.packed, wanted=batch.rows) if rows is None else rows[batch.rows]
+        return wide(loaded.head(chosen, batch.packed))
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy at each chosen row, of those scores."""
@@ -97,13 +99,13 @@ class Masked(Pretext):
 
     def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
         """Cross-entropy over the vocabulary at the chosen rows alone."""
-        return self.masked_terms(loaded, loaded.rows(batch.packed), batch)
+        return (self.masked_term(loaded, loaded.rows(batch.packed, wanted=batch.rows), batch),)
 
-    def masked_terms(self, loaded: Loaded, rows: Tensor, batch: Batch) -> tuple[Term]:
-        """The same of the model's rows."""
-        assert loaded.head is not None and batch.rows is not None
+    def masked_term(self, loaded: Loaded, chosen: Tensor, batch: Batch) -> Term:
+        """The same of the model's chosen rows."""
+        assert loaded.head is not None
         weights = None if self.count is None else batch.weights
-        return (crossed("masked", loaded.head(rows[batch.rows], batch.packed), batch.targets, weights),)
+        return crossed("masked", loaded.head(chosen, batch.packed), batch.targets, weights)
 
     # -- what is drawn ------------------------------------------------------------------------------------------
 
@@ -219,8 +221,11 @@ class MaskedPairs(Masked):
 
     def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:
         """Both cross-entropies."""
-        assert loaded.head is not None and batch.rows is not None and batch.labels is not None
-        tokens, pairs = loaded.head(loaded.rows(batch.packed), batch.packed, batch.rows)
+        assert isinstance(loaded.head, PretrainingHead) and batch.rows is not None and batch.labels is not None
+        firsts = batch.packed.firsts()
+        rows = loaded.rows(batch.packed, wanted=torch.cat([firsts, batch.rows]))
+        tokens = loaded.head.masked(rows[len(firsts) :], batch.packed)
+        pairs = loaded.head.next(rows[: len(firsts)], batch.packed.ones(firsts))
         whole = self.count is None
         masked = crossed("masked", tokens, batch.targets, None if whole else batch.weights)
         real = None if whole else (batch.labels >= 0).to(batch.weights)

@@ -91,7 +91,7 @@ class Permuted(Pretext):
                 '"transformer_xl", which alone heeds what each row may see'
             )
         assert loaded.head is not None and batch.rows is not None
-        rows = loaded.rows(batch.packed)[batch.rows]
+        rows = loaded.rows(batch.packed, wanted=batch.rows)
         return (crossed("permuted", loaded.head(rows, batch.packed), batch.targets),)
 
 

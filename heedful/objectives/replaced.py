@@ -76,7 +76,7 @@ class Replaced(Pretext):
         """The generator's and the model's."""
         head, judge = self.generator.head, loaded.head
         assert head is not None and judge is not None and batch.rows is not None and batch.draws is not None
-        scores = head(self.generator.rows(batch.packed)[batch.rows], batch.packed)
+        scores = head(self.generator.rows(batch.packed, wanted=batch.rows), batch.packed)
         corrupted, replaced = put(batch, drawn(scores.detach(), batch.draws))
         judged = wide(judge(loaded.rows(corrupted), corrupted))
         losses = F.binary_cross_entropy_with_logits(judged, replaced.to(judged), reduction="none")

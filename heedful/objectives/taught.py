@@ -160,7 +160,8 @@ class Taught(Masked):
         """Cross-entropy of masked tokens, and of each word the mean over its numbers of (map(h) - state)^2."""
         words = batch.words
         rows = loaded.rows(batch.packed)
-        (masked,) = self.masked_terms(loaded, rows, batch)
+        assert batch.rows is not None
+        masked = self.masked_term(loaded, rows[batch.rows], batch)
         ours = mean_rows(rows, words.places, words.owners, words.count)
         error = (self.project(ours).float() - self.teacher.states(words).to(ours.device)) ** 2
         return masked, Term("taught", error.mean(-1))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
+from heedful.model.readers import ReadClasses
 from heedful.model.trace import Part, Trace
 from heedful.nn.layout import Call
 from heedful.objectives.base import Batch, Sample
@@ -31,7 +32,7 @@ class Learner(Protocol):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Samples as a batch."""
 
-    def scores(self, loaded: Loaded, rows: Tensor, batch: Batch) -> Tensor:
+    def scores(self, loaded: Loaded, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """What the head says of the model's rows."""
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
@@ -69,10 +70,10 @@ class Inside(Trace):
             self.held[f"states.{layer}"] = x
 
 
-def look(loaded: Loaded, packed: Packed, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
-    """The last rows of a model, and what is wanted of its inside, in float32."""
-    if not wanted.names:
-        return loaded.rows(packed), {}
+def look(loaded: Loaded, packed: Packed, wanted: Wanted) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """What is wanted of a model's inside, in float32, and with it the last rows; None where only scores are wanted."""
+    if not wanted.names and not isinstance(loaded.head, ReadClasses):
+        return None, {}
     inside = Inside(what=(), wanted=wanted)
     rows = loaded.rows(packed, trace=inside)
     count = packed.bounds[-1]  # a batch may have been filled up
@@ -93,7 +94,7 @@ class Teacher:
         batch = self.learner.batch(samples, keys).to(device)
         with torch.autocast(device.type, enabled=False):
             rows, inside = look(self.loaded, batch.packed, self.wanted)
-            scores = self.learner.scores(self.loaded, rows, batch)
+            scores = self.learner.scores(self.loaded, batch, rows)
         sizes = [len(sample) for sample in samples]
         found = {name: list(each.split(sizes)) for name, each in inside.items()}
         return found | {"scores": list(scores.split(scored(samples, batch, self.kind)))}

@@ -156,7 +156,7 @@ class Replacer:
         if not at:
             return [[] for _ in encoded]
         head = getattr(self.model.head, "masked", self.model.head)
-        scores = head(self.model.rows(batch)[torch.tensor(at)], batch)[:, : len(self._words)].float()
+        scores = head(self.model.rows(batch, wanted=torch.tensor(at)), batch)[:, : len(self._words)].float()
         scores = scores.masked_fill(~self._words, -torch.inf)
         best, tokens = scores.topk(min(self.settings.best, int(self._words.sum())), -1)
         shares = best.softmax(-1).double().cumsum(-1)

@@ -180,8 +180,7 @@ class Rewrite(Task):
         return Batch(packed=packed, targets=targets, weights=weights, rows=torch.cat(rows))
 
     def loss(self, loaded: Loaded, batch: Batch) -> Loss:
-        rows = loaded.model(batch.packed, batch.target)
-        return weighted(self.lost(self.scores(loaded, rows, batch), batch), batch.weights)
+        return weighted(self.lost(self.scores(loaded, batch), batch), batch.weights)
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(scores, batch.targets, reduction="none", label_smoothing=self.smoothing)

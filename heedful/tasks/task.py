@@ -124,8 +124,13 @@ class Task(Objective, ABC):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Samples as a batch."""
 
-    def scores(self, loaded: Loaded, rows: Tensor, batch: Batch) -> Tensor:
-        """What the head says of the model's rows, in float32: of the places that are scored, or of whole sequences."""
+    def scores(self, loaded: Loaded, batch: Batch, rows: Tensor | None = None) -> Tensor:
+        """What the head says of the model's rows, in float32: of the places that are scored, or of whole sequences.
+
+        `rows` are all rows, where they are known; otherwise the model is asked for those that the head reads.
+        """
+        if rows is None:
+            return wide(loaded.said(batch.packed, batch.target, wanted=batch.rows))
         assert loaded.head is not None
         return wide(loaded.head(rows if batch.rows is None else rows[batch.rows], batch.packed))
 
@@ -135,11 +140,11 @@ class Task(Objective, ABC):
 
     def loss(self, loaded: Loaded, batch: Batch) -> Loss:
         """The sum of the batch's losses and their weight."""
+        if not isinstance(loaded.head, ReadClasses):
+            return weighted(self.lost(self.scores(loaded, batch), batch), batch.weights)
         rows = loaded.rows(batch.packed)
-        losses = self.lost(self.scores(loaded, rows, batch), batch)
-        if isinstance(loaded.head, ReadClasses):
-            losses = losses + loaded.head.penalty(rows, batch.packed)
-        return weighted(losses, batch.weights)
+        losses = self.lost(self.scores(loaded, batch, rows), batch)
+        return weighted(losses + loaded.head.penalty(rows, batch.packed), batch.weights)
 
     @abstractmethod
     def ask(self, example: Any) -> Any:

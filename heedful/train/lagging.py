@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from heedful.model.stack import Embedding
+from heedful.model.embedding import Embedding
 from heedful.nn.native import usable
 from heedful.train.optim import Optimizer
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.checkpoint import Loaded
-from heedful.model.stack import Embedding
+from heedful.model.embedding import Embedding
 from heedful.objectives import Batch, Loss, Objective
 from heedful.train.ranks import Ranks
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from heedful.checkpoint import Config, Loaded
 from heedful.errors import HeedfulError
 from heedful.model import config as c
-from heedful.model.heads import make_head, pool
+from heedful.model.heads import make_head, pool, read_of
 from heedful.model.stack import Transformer
 from heedful.nn.dropout import dropout
 from heedful.packed import Packed
@@ -116,6 +116,37 @@ def test_heads_of_first_rows_are_their_formulas() -> None:
     _, choice = build(c.Choice())
     hidden = linear(first, choice.get_submodule("first.dense")).tanh()
     torch.testing.assert_close(choice(rows, BATCH), linear(hidden, choice.get_submodule("out"))[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("head", "rows"),
+    [
+        (c.Classes(labels=("x", "y")), [0, 3, 4, 9]),
+        (c.Classes(labels=("x", "y"), pooling="last"), [2, 3, 8, 10]),
+        (c.Classes(labels=("x", "y"), pooling="mean"), None),
+        (c.Choice(), [0, 3, 4, 9]),
+        (c.Pooled(), [0, 3, 4, 9]),
+        (c.NextSentence(), [0, 3, 4, 9]),
+        (c.SentenceEmbedding(pooling=("last",)), [2, 3, 8, 10]),
+        (c.SentenceEmbedding(pooling=("first", "last")), None),
+        (c.TokenClasses(labels=("x", "y")), None),
+        (c.Pretraining(), None),
+    ],
+    ids=lambda each: each.kind if isinstance(each, c.Head) else "",
+)
+def test_a_head_reads_the_rows_that_it_says(head: c.Head, rows: list[int] | None) -> None:
+    loaded = Loaded(Config(family="heedful", model=MODEL, head=head)).double().eval()
+    assert loaded.head is not None
+    wanted, alone = read_of(loaded.head, BATCH)
+    assert rows == (None if wanted is None else wanted.tolist())
+    assert alone.bounds == (BATCH.bounds if rows is None else (0, 1, 2, 3, 4))
+    whole = loaded.head(loaded.model(BATCH), BATCH)
+    torch.testing.assert_close(loaded(BATCH), whole, atol=1e-12, rtol=1e-12)
+
+
+def test_a_head_of_an_empty_batch() -> None:
+    loaded = Loaded(Config(family="heedful", model=MODEL, head=c.Classes(labels=("x", "y"))))
+    assert loaded(Packed.of([])).shape == (0, 2)
 
 
 def test_heads_of_rows() -> None:

@@ -13,16 +13,18 @@ import heedful.nn.dropout
 from heedful.checkpoint import Config, Loaded
 from heedful.errors import HeedfulError
 from heedful.model.config import (
+    Buckets,
     EmbeddingConfig,
     Learned,
     ModelConfig,
     NextToken,
+    Rotary,
+    Shaw,
     Sinusoidal,
     StackConfig,
 )
-from heedful.model.stack import Block, Embedding, Transformer
+from heedful.model.stack import Block, Transformer
 from heedful.nn.dropout import STEPS
-from heedful.nn.positions import sinusoid
 from heedful.packed import Packed
 
 EMBEDDING = EmbeddingConfig(vocabulary=30, width=16)
@@ -266,53 +268,52 @@ def test_a_window_reaches_as_far_as_it_says() -> None:
     assert touched.tolist() == [False, False, True, True, True, True, True, False, False]
 
 
-# -- embeddings -----------------------------------------------------------------------------------------------
-
-
-def test_tokens_are_scaled_and_positions_are_not() -> None:
-    embedding = Embedding(replace(EMBEDDING, positions=Sinusoidal(), scale=16**0.5), 16).double()
-    waves = torch.cat([sinusoid(torch.arange(n), 16) for n in SOURCE.lengths])
-    torch.testing.assert_close(embedding(SOURCE), 4.0 * embedding.tokens(SOURCE.tokens) + waves, atol=1e-15, rtol=0)
-
-
-@pytest.mark.parametrize("offset", [0, 2])
-def test_learned_positions_restart_in_each_sequence(offset: int) -> None:
-    embedding = Embedding(replace(EMBEDDING, positions=Learned(count=8, offset=offset)), 16)
-    places = torch.tensor([0, 1, 2, 3, 4, 0, 0, 1, 2]) + offset
-    expected = embedding.tokens(SOURCE.tokens) + embedding.positions(places)
-    assert torch.equal(embedding(SOURCE), expected)
-
-
-def test_sinusoidal_positions_start_at_their_offset() -> None:
-    embedding = Embedding(replace(EMBEDDING, positions=Sinusoidal(layout="halves_inclusive", offset=2)), 16)
-    expected = embedding.tokens(SOURCE.tokens)[5] + sinusoid(torch.tensor([2]), 16, "halves_inclusive")[0].float()
-    assert torch.equal(embedding(SOURCE)[5], expected)
+# -- rows that are asked for ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "place", [Learned(count=9, join="concatenate", width=6), Sinusoidal(join="concatenate", width=6)]
+    "config",
+    [
+        replace(BOTH, decoder=None),
+        replace(BOTH, decoder=None, encoder=replace(STACK, norm_at="pre", final_norm=True)),
+        replace(BOTH, decoder=None, encoder=replace(STACK, relation=Rotary(), window=1)),
+        replace(BOTH, decoder=None, encoder=replace(STACK, relation=Buckets(count=8, reach=16))),
+        replace(BOTH, decoder=None, encoder=replace(STACK, relation=Shaw(reach=2))),
+        replace(BOTH, decoder=None, encoder=replace(STACK, layers=3, blocks=1)),
+        replace(BOTH, encoder=None, decoder=replace(STACK, causal=True)),
+    ],
+    ids=["post", "pre", "rotary", "buckets", "shaw", "shared", "causal"],
 )
-def test_concatenated_positions_stand_beside_the_token(place: Learned | Sinusoidal) -> None:
-    embedding = Embedding(replace(EMBEDDING, positions=place, types=2), 22)
-    assert isinstance(embedding.project, nn.Identity) and embedding.types.weight.shape == (2, 22)
-    rows = embedding(SOURCE) - embedding.types.weight[0]
-    torch.testing.assert_close(rows[:, :16], embedding.tokens(SOURCE.tokens))
-    torch.testing.assert_close(rows[0, 16:], rows[5, 16:], atol=1e-6, rtol=0)  # both are first in their sequence
-    assert Embedding(replace(EMBEDDING, positions=place), 16)(SOURCE).shape == (9, 16)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_rows_that_are_asked_for_are_those_of_all(config: ModelConfig, recompute: bool) -> None:
+    model, wanted = build(config), torch.tensor([8, 0, 3, 4])  # in any order, of some sequences
+    stack = model.encoder or model.decoder
+    assert stack is not None
+    stack.recompute = recompute
+    found = []
+    for rows in (model(SOURCE)[wanted], model(SOURCE, wanted=wanted)):
+        model.zero_grad()
+        (rows**3).sum().backward()
+        found.append([rows, *(each.grad for each in model.parameters())])
+    for given, expected in zip(*found, strict=True):
+        torch.testing.assert_close(given, expected, atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.parametrize("place", [Learned(count=9), Sinusoidal()])
-def test_added_positions_have_the_width_of_tokens(place: Learned | Sinusoidal) -> None:
-    same, wider = (Embedding(replace(EMBEDDING, positions=place), width) for width in (16, 24))
-    assert same(SOURCE).shape == (9, 16) and isinstance(same.project, nn.Identity)
-    assert wider(SOURCE).shape == (9, 24) and isinstance(wider.project, nn.Linear)
+def test_a_decoder_beside_an_encoder_gives_the_rows_that_are_asked_for() -> None:
+    model, wanted = build(BOTH), torch.tensor([6, 1])
+    assert torch.equal(model(SOURCE, TARGET, wanted=wanted), model(SOURCE, TARGET)[wanted])
 
 
-def test_rows_that_fill_up_may_be_more_than_the_positions() -> None:
-    embedding = Embedding(replace(EMBEDDING, positions=Learned(count=3)), 16)
-    batch = Packed.of([[1, 2, 3]] * 85)
-    assert batch.filled().lengths[-1] == 1 and Packed.of([[1, 2, 3]] * 129).filled().lengths[-1] == 5
-    assert embedding(Packed.of([[1, 2, 3]] * 129).filled()).shape == (392, 16)
+def test_no_others_leave_the_last_block() -> None:
+    """Nor with rows that only fill up, which are not wanted."""
+    model = build(replace(BOTH, decoder=None)).eval()
+    model.fills = True
+    seen: list[int] = []
+    for block in model.encoder.blocks if model.encoder else ():
+        block.mlp.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
+    with torch.no_grad():
+        rows = model(Packed.of([[1] * 100, [2] * 33]), wanted=torch.tensor([0, 100]))
+    assert rows.shape == (2, 16) and seen == [136, 2]
 
 
 # -- refusals -------------------------------------------------------------------------------------------------
@@ -322,25 +323,6 @@ def refusal(model: nn.Module, *batches: Packed) -> str:
     with pytest.raises(HeedfulError) as caught:
         model(*batches)
     return str(caught.value)
-
-
-def test_sequences_longer_than_the_positions_are_refused() -> None:
-    embedding = Embedding(replace(EMBEDDING, positions=Learned(count=6, offset=2)), 16)
-    expected = "sequence 0 has 5 tokens, but the model has positions for 4: cut it into windows or truncate it"
-    assert refusal(embedding, SOURCE) == expected
-    assert Embedding(replace(EMBEDDING, positions=Learned(count=7, offset=2)), 16)(SOURCE).shape == (9, 16)
-
-
-@pytest.mark.parametrize("bad", [30, -1])
-def test_unknown_token_ids_are_refused(bad: int) -> None:
-    expected = f"token id {bad} was given, but this model knows 0 to 29: was the batch made with another tokenizer?"
-    assert refusal(Embedding(EMBEDDING, 16), Packed.of([[1], [2, bad]])) == expected
-
-
-def test_unknown_types_are_refused() -> None:
-    embedding = Embedding(replace(EMBEDDING, types=2), 16)
-    expected = "type id 2 was given, but this model knows 0 to 1: was the batch made with another tokenizer?"
-    assert refusal(embedding, Packed.of([[1, 2]], types=[[0, 2]])) == expected
 
 
 def test_targets_are_for_models_with_an_encoder_and_a_decoder() -> None:
@@ -412,7 +394,7 @@ def test_rows_that_fill_up_change_nothing(rows: int) -> None:
     batch = Packed.of([[number % 7 for number in range(rows)]])
     with torch.no_grad():
         plain = model.double()(batch)
-        filled = model._run(batch.filled(), None, None, 1)[:rows]
+        filled = model._run(batch.filled(), None, None, 1, None)[:rows]
     torch.testing.assert_close(filled, plain, atol=1e-12, rtol=0)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert model.float()(batch).shape[0] == rows

@@ -126,7 +126,7 @@ def test_trap_36_label_smoothing_counts_tokens_and_nothing_else(kind: str) -> No
     batch = task.batch(samples, [0, 0, 0])
     found = task.loss(loaded, batch)
     with torch.no_grad():
-        scores = task.scores(loaded, loaded.model(batch.packed, batch.target), batch)
+        scores = task.scores(loaded, batch)
     lengths = [len(sample.target) for sample in samples]
     lines = torch.nn.utils.rnn.pad_sequence(list(scores.split(lengths)), batch_first=True, padding_value=3.0)
     right = torch.nn.utils.rnn.pad_sequence(list(batch.targets.split(lengths)), batch_first=True, padding_value=-100)
