@@ -37,8 +37,9 @@ def bench(
     rows = []
     for sheet in found.sheets:
         trial = sheet.trial
-        times = [f"{sheet.latency[each]['p50']:.1f} / {sheet.latency[each]['p99']:.1f}" for each in lengths]
-        quality = [] if found.main is None or trial.main is None else [f"{trial.main:.4f}"]
+        timed = [sheet.latency.get(each) for each in lengths]
+        times = ["–" if each is None else f"{each['p50']:.1f} / {each['p99']:.1f}" for each in timed]
+        quality = [] if found.main is None else ["–" if trial.main is None else f"{trial.main:.4f}"]
         memory = f"{sheet.resident / 1e6:,.0f}"
         verdict = "taken by auto" if trial.precision == found.taken else trial.refused or "slower"
         speed, change = f"{sheet.throughput:,}", f"{trial.scores:.4f}"
@@ -48,5 +49,6 @@ def bench(
     table(rows, head=names, right=set(range(1, len(names) - 1)))
     note(
         "Tokens a second of texts of 64 tokens; milliseconds of one text, p50 / p99; neither with tokenizing. MB: all "
-        "that a process that answers holds. Change: of the scores, as a share of their spread."
+        "that a process that answers holds. Change: of the scores, as a share of their spread. –: so slow that only a "
+        "few texts were tried."
     )

@@ -31,6 +31,7 @@ from heedful.tasks.fill import mask_name
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 INPUTS, TOKENS, ROUNDS = 64, 4096, 3  # of the calibration sample; how often it is timed
+FEW, HOPELESS = 256, 3  # what takes so many times as long as float32 for so many tokens is not measured further
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +51,7 @@ class Trial:
     scores: float  # by how much they differ from float32's
     main: float | None = None  # the task's main number
     refused: str = ""  # why it is not taken
+    brief: bool = False  # only a look was taken, at a few texts
 
     def line(self) -> str:
         """In words."""
@@ -141,15 +143,21 @@ def _trials(
     engines: dict[Precision, Engine], inputs: Sequence[Any], bounds: Bounds, main: Callable[[Engine], float] | None
 ) -> list[Trial]:
     pieces = _pieces(engines["float32"], inputs)
-    tokens = sum(len(each.encoded) for each in pieces)
-    scores = {name: _scores(engine, pieces) for name, engine in engines.items()}
-    times = timed({name: partial(_scores, engine, pieces) for name, engine in engines.items()}, ROUNDS)
-    mains = {name: None if main is None else main(engine) for name, engine in engines.items()}
+    few = _first(pieces, FEW)
+    looks = timed({name: partial(_scores, engine, few) for name, engine in engines.items()}, 1)
+    brief = {name for name in engines if looks[name] > HOPELESS * looks["float32"]}
+    whole = {name: engine for name, engine in engines.items() if name not in brief}
+    scores = {name: _scores(engine, few if name in brief else pieces) for name, engine in engines.items()}
+    times = timed({name: partial(_scores, engine, pieces) for name, engine in whole.items()}, ROUNDS)
+    mains = {name: None if main is None else main(engine) for name, engine in whole.items()}
     trials = []
     for name in engines:
-        off = float((scores[name] - scores["float32"]).square().mean().sqrt() / scores["float32"].std().clamp(min=1e-6))
-        speed, fair = tokens / times[name], tokens / times["float32"]
-        least, found = mains["float32"], mains[name]
+        fair_scores = scores["float32"][: len(scores[name])]
+        off = float((scores[name] - fair_scores).square().mean().sqrt() / scores["float32"].std().clamp(min=1e-6))
+        tokens = sum(len(each.encoded) for each in (few if name in brief else pieces))
+        seen = looks if name in brief else times
+        speed, fair = tokens / seen[name], tokens / seen["float32"]
+        least, found = mains["float32"], mains.get(name)
         refused = ""
         if not off <= bounds.scores:
             refused = f"its scores differ by {off:.4f} of their spread, and {bounds.scores} is allowed"
@@ -157,7 +165,7 @@ def _trials(
             refused = f"the main number falls from {least:.4f} to {found:.4f}, and {bounds.main} is allowed"
         elif name != "float32" and speed <= fair:
             refused = f"it is not faster: {speed:,.0f} tokens/s against {fair:,.0f} in float32"
-        trials.append(Trial(precision=name, speed=speed, scores=off, main=found, refused=refused))
+        trials.append(Trial(precision=name, speed=speed, scores=off, main=found, refused=refused, brief=name in brief))
     return trials
 
 
@@ -171,9 +179,13 @@ def _pieces(engine: Engine, inputs: Sequence[Any]) -> list[Piece]:
             continue
     if not pieces:
         raise HeedfulError(f"{engine.loaded.source} can read none of {len(inputs)} inputs: take float32")
-    taken = [piece for piece in pieces if piece.answerer is pieces[0].answerer]
-    totals = accumulate(len(piece.encoded) for piece in taken)
-    return [piece for piece, total in zip(taken, totals, strict=True) if total <= TOKENS] or taken[:1]
+    return _first([piece for piece in pieces if piece.answerer is pieces[0].answerer], TOKENS)
+
+
+def _first(pieces: list[Piece], most: int) -> list[Piece]:
+    """The first ones, up to so many tokens, and at least one."""
+    totals = accumulate(len(piece.encoded) for piece in pieces)
+    return [piece for piece, total in zip(pieces, totals, strict=True) if total <= most] or pieces[:1]
 
 
 def _scores(engine: Engine, pieces: Sequence[Piece]) -> Tensor:

@@ -38,6 +38,22 @@ def test_a_precision_has_to_be_faster(folder: Path, monkeypatch: pytest.MonkeyPa
     assert fastest(found) == "bfloat16"
 
 
+def test_what_is_far_slower_is_looked_at_briefly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+    usual = module._scores
+    monkeypatch.setattr(
+        module,
+        "_scores",
+        lambda engine, pieces: asked.append((engine.way.precision, len(pieces))) or usual(engine, pieces),
+    )
+    clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=3.5)
+    found = tried(folder, main=lambda engine: {"float32": 0.5, "bfloat16": 0.5}[engine.way.precision])  # type: ignore[union-attr]
+    assert [each.brief for each in found] == [False, False, True] and found[2].main is None
+    assert "it is not faster: " in found[2].refused and 0 < found[2].scores < 0.5
+    sizes = dict(asked)
+    assert 0 < sizes["int8"] < sizes["float32"] == sizes["bfloat16"]
+
+
 def test_a_precision_may_not_change_the_scores_much(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     found = tried(folder, bounds=Bounds(scores=1e-9))

@@ -12,6 +12,7 @@ from folders import make
 
 import heedful.runs.bench as module
 from heedful.cli import main
+from heedful.infer import quantize
 from heedful.runs.bench import bench
 from heedful.runs.timing import resident
 
@@ -24,6 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make(tmp_path / "run" / "model", "single")
     (tmp_path / "run" / "settings.toml").write_text("")
     (tmp_path / "rows.csv").write_text(ROWS)
+    monkeypatch.setattr(quantize, "HOPELESS", 1e9)  # nothing is so slow that it is left out
     usual = module.latency
     monkeypatch.setattr(module, "latency", lambda loaded: usual(loaded, 5))
     monkeypatch.setattr(module, "_resident", lambda *given: resident())
@@ -53,8 +55,20 @@ def test_the_command_shows_and_writes(run: Path, capsys: pytest.CaptureFixture[s
     assert out.count("taken by auto") == 1 and "accuracy (" in out.splitlines()[0]
 
 
+def test_what_is_far_slower_is_not_timed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = {"float32": 1.0, "bfloat16": 0.5, "int8": 9.0}
+    monkeypatch.setattr(quantize, "timed", lambda runs, rounds: {name: times[name] for name in runs})
+    monkeypatch.setattr(quantize, "HOPELESS", 3)
+    with pytest.raises(SystemExit, match="0"):
+        main(["bench", str(run), "--data", str(run.parent / "rows.csv")])
+    line = capsys.readouterr().out.splitlines()[3].split()
+    assert line[0] == "int8" and line[2] == "–" and line[5] == "–" and "it is not faster: " in " ".join(line)
+
+
 @pytest.mark.slow
 def test_memory_is_that_of_a_process_of_its_own(tmp_path: Path) -> None:
     folder = make(tmp_path, "single")
-    found = module._resident(folder, "float32", None, None)
+    found = module._resident(folder, "float32", None, None, "cpu")
     assert 1e8 < found < 1e9
