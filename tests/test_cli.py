@@ -312,7 +312,7 @@ SHOWN: list[tuple[str, list[str], list[str]]] = [
     ("span", ["ada wrote it", "--question", "who ?"], ["who ?", "  answer  ", "(no answer: "]),
     ("choice", ["it is", "--choice", "a", "--choice", "the"], ["it is", "%  the"]),
     ("pretraining", ["a", "--pair", "b"], ["%  the second text follows"]),
-    ("single", [long_text()], ["windows: it is longer than the model reads at once)"]),
+    ("single", [long_text()], ["windows: it is longer than the model reads at once)", " characters)"]),
     ("tag", [long_text()], ["windows: it is longer than the model reads at once)"]),
 ]
 

@@ -14,15 +14,18 @@ if TYPE_CHECKING:
     from heedful.checkpoint import Loaded
 
 
+MOST = 500  # characters of an input that are shown again
+
+
 def show(given: Any, answer: dict[str, Any], top_k: int) -> None:
     """An answer for a person: the input, and below it what was found."""
     match given:
         case {"question": question, "context": _}:
-            print(clean(question))
+            print(_input(question))
         case {"prompt": prompt, "choices": _}:
-            print(clean(prompt))
+            print(_input(prompt))
         case _:
-            print(clean(given) if isinstance(given, str) else " | ".join(map(clean, given)))
+            print(_input(given) if isinstance(given, str) else " | ".join(map(_input, given)))
     if rows := list(_rows(given, answer, top_k)):
         table(rows, indent=2)
     if remark := answer.get("note"):
@@ -32,6 +35,10 @@ def show(given: Any, answer: dict[str, Any], top_k: int) -> None:
     if answer.get("cut"):
         print(f"  ({answer['cut']} tokens at its end were cut off: it is longer than the model reads)")
     print("")
+
+
+def _input(text: str) -> str:
+    return clean(text) if len(text) <= MOST else f"{clean(text[:MOST])} ... ({len(text):,} characters)"
 
 
 def _rows(given: Any, answer: dict[str, Any], top_k: int) -> Iterator[list[str]]:
