@@ -18,7 +18,10 @@ ABOUT = """all-MiniLM-L6-v2 with a fresh head, fine-tuned by Heedful (finetune.p
 transformers' model (finetune_peer.py): the same examples, the same plan, bfloat16 products over float32 weights, one
 seed each for weights and order; measured in float32 after the last step, on what was never trained on and chose
 nothing. Runs are of several days, each with the code of its day. Per cent; after ± the standard deviation over seeds.
-Each file of results/finetune has its seed, its data, its machine and the time it took beside other work."""
+Each file of results/finetune has its seed, its data, its machine and the time it took beside other work.
+
+The second table: Heedful with the epochs, batch and rate that `heedful finetune` takes by itself for so much data, beside
+transformers' result by the plan above. A row says so where a machine without bfloat16 computed it."""
 SHOWN = {
     "SST-2": ("accuracy",),
     "MRPC": ("accuracy", "f1"),
@@ -58,9 +61,19 @@ def main() -> None:
             if mine or other:
                 ahead = f"{fmean(mine) - fmean(other):+.2f}" if mine and other else ""
                 rows.append([task, measure, told(mine), told(other), ahead, how])
-    text = grid(["task", "measure", "Heedful", "transformers", "difference", "plan"], rows)
-    print(write("finetune", ABOUT, [text], rows))
-    print(text)
+    own = found(RESULTS / "finetune" / "defaults")
+    more = []
+    for task, measures in SHOWN.items():
+        for measure in measures if own[task] else ():
+            mine, other = ([run["metrics"][measure] for run in runs[task]] for runs in (own, theirs))
+            plan, kinds = own[task][0]["plan"], sorted({run["precision"] for run in own[task]})
+            how = f"{plan['epochs']} epochs, {plan['rate']:g}, batch {plan['batch']}, {' and '.join(kinds)}"
+            ahead = f"{fmean(mine) - fmean(other):+.2f}" if other else ""
+            more.append([task, measure, told(mine), told(other), ahead, how])
+    columns = ["task", "measure", "Heedful", "transformers", "difference"]
+    texts = [grid([*columns, "plan"], rows), grid([*columns, "defaults"], more)]
+    print(write("finetune", ABOUT, texts, {"plan": rows, "defaults": more}))
+    print(*texts, sep="\n")
 
 
 if __name__ == "__main__":

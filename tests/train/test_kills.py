@@ -96,6 +96,40 @@ def test_t1_killed_at_any_moment(
     print(f"{ranks} ranks: {runs} runs of {seconds:.1f} s, killed {killed} times in {starts} starts, all the same")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", RANKS)
+def test_t1_one_run_killed_200_times(nursery: Nursery, tmp_path: Path, ranks: int) -> None:
+    """400 steps, and 200 kills spread over all of them."""
+    steps, kills = 400, 200
+    job, steady = (
+        job_in(tmp_path / name, train={"length": {"kind": "steps", "count": steps}}) for name in ("killed", "steady")
+    )
+    journal, chance = Path(job.folder) / "journal.jsonl", random.Random(ranks)
+    started = time.monotonic()
+    assert nursery.run(steady, ranks) == [0] * ranks
+    one = (time.monotonic() - started) / steps
+    killed = starts = done = 0
+    begin = 1.0  # seconds until the first step of a start, at first a guess
+    while killed < kills:
+        starts += 1
+        ahead = 2 * one * (steps - done) / (kills - killed)  # so that the last kill is near the end
+        pids = nursery.begin(job, ranks)
+        time.sleep(chance.uniform(0, begin + ahead))
+        for pid in pids if chance.random() < 0.3 else chance.sample(pids, 1):
+            os.kill(pid, signal.SIGKILL)
+        killed += -9 in nursery.wait(pids)
+        before, done = done, _last(journal)
+        begin *= 0.9 if done > before else 1.1  # about half of the starts come to a step
+        assert done < steps, f"at its end after {killed} kills"
+    ended(nursery, job, ranks)
+    assert left(job.folder) == left(steady.folder)
+    print(f"{ranks} ranks: killed {killed} times in {starts} starts, the last time after step {done} of {steps}")
+
+
+def _last(journal: Path) -> int:
+    return max((line["step"] for line in records(journal) if "loss" in line), default=0) if journal.exists() else 0
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("counts", COUNTS)
 def test_t1_killed_inside_a_commit(
