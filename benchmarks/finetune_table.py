@@ -20,8 +20,8 @@ seed each for weights and order; measured in float32 after the last step, on wha
 nothing. Runs are of several days, each with the code of its day. Per cent; after ± the standard deviation over seeds.
 Each file of results/finetune has its seed, its data, its machine and the time it took beside other work.
 
-The second table: Heedful with the epochs, batch and rate that `heedful finetune` takes by itself for so much data, beside
-transformers' result by the plan above. A row says so where a machine without bfloat16 computed it."""
+The second table: Heedful with the epochs, batch and rate that `heedful finetune` takes by itself for so much data,
+beside transformers' result by the plan above; in float32 where the machine had no bfloat16."""
 SHOWN = {
     "SST-2": ("accuracy",),
     "MRPC": ("accuracy", "f1"),
