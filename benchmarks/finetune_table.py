@@ -18,7 +18,8 @@ ABOUT = """all-MiniLM-L6-v2 with a fresh head, fine-tuned by Heedful (finetune.p
 transformers' model (finetune_peer.py): the same examples, the same plan, bfloat16 products over float32 weights, one
 seed each for weights and order; measured in float32 after the last step, on what was never trained on and chose
 nothing. Runs are of several days, each with the code of its day. Per cent; after ± the standard deviation over seeds.
-Each file of results/finetune has its seed, its data, its machine and the time it took beside other work.
+Each file of results/finetune has its seed, its data, its machine and the time it took beside other work; the machine
+named here only made the tables.
 
 The second table: Heedful with the epochs, batch and rate that `heedful finetune` takes by itself for so much data,
 beside transformers' result by the plan above; in float32 where the machine had no bfloat16."""

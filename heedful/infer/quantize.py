@@ -144,7 +144,7 @@ def _trials(
 ) -> list[Trial]:
     pieces = _pieces(engines["float32"], inputs)
     few = _first(pieces, FEW)
-    looks = timed({name: partial(_scores, engine, few) for name, engine in engines.items()}, 1)
+    looks = timed({name: partial(_scores, engine, few) for name, engine in engines.items()}, ROUNDS)
     brief = {name for name in engines if looks[name] > HOPELESS * looks["float32"]}
     whole = {name: engine for name, engine in engines.items() if name not in brief}
     scores = {name: _scores(engine, few if name in brief else pieces) for name, engine in engines.items()}

@@ -201,7 +201,8 @@ class Distilled(Pretext):
 
     def _hard(self, loaded: Loaded, rows: Tensor | None, scores: Tensor, batch: Batch) -> Term:
         losses = self.learner.lost(scores, batch)
-        if isinstance(loaded.head, ReadClasses) and rows is not None:
+        if isinstance(loaded.head, ReadClasses):
+            assert rows is not None  # `look` gives them for such a head
             losses = losses + loaded.head.penalty(rows, batch.packed)
         right = None
         if not torch.is_grad_enabled() and self.kind == "masked":
