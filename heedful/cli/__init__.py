@@ -293,9 +293,12 @@ def predict(
     chunks = iter(()) if file else _texts(texts)
     from heedful.checkpoint.hub import name_and_revision
     from heedful.infer.engine import Engine
+    from heedful.native import unused
 
     name, revision = name_and_revision(run)
     engine = Engine(name, revision=revision, head=head, precision=precision, device=device)
+    if said := unused():
+        note(said)
     options = {"pair": pair, "question": question, "choice": choice or None}
     manner: dict[str, Any] = {"beams": beams, "temperature": temperature, "most": most, "seed": seed}
     given = {name for name, value in (options | manner).items() if value is not None}

@@ -122,26 +122,25 @@ class Lane:
         *,
         deadline: float,
         left: Callable[[], bool] = lambda: False,
+        before: Callable[[Any], object] = lambda engine: None,
         top_k: int = 5,
         writing: Writing | None = None,
     ) -> tuple[list[Answer], int]:
         """The answers, as the engine alone would give them, and how many tokens were read for them.
 
-        `left` tells, to any thread and at once, whether whoever asked has gone: then no batch takes it.
+        `left` tells, to any thread and at once, whether whoever asked has gone: then no batch takes it. `before` looks
+        at the request, and may refuse it, before it is tokenised.
         """
         async with self._entered(deadline) as (engine, jobs):
-            asked = await self._in_reader(lambda: engine.encode(inputs))
+            asked = await self._in_reader(lambda: (before(engine), engine.encode(inputs))[1])
             pieces = [piece for each in asked for piece in each.pieces]
 
             def finish(scores: list[Any]) -> list[Answer]:
                 made = iter(scores)
-                return [
-                    engine.answer(each, list(itertools.islice(made, len(each.pieces))), top_k=top_k) for each in asked
-                ]
+                return [engine.answer(each, [next(made) for _ in each.pieces], top_k=top_k) for each in asked]
 
-            answers: list[Answer]
             if not pieces:
-                answers = _careful(lambda: finish([]))
+                answers: list[Answer] = _careful(lambda: finish([]))
                 return answers, 0
             job = self._job(engine, deadline, left, finish, len(pieces))
             jobs.append(job)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from heedful.data.bad import CellError, shown
 from heedful.data.columns import Reader
@@ -16,6 +17,7 @@ from heedful.data.rows import Table
 from heedful.errors import HeedfulError
 from heedful.infer.each import answer_each
 from heedful.infer.engine import Engine
+from heedful.infer.formats import answer_types
 
 Columns = dict[str, np.ndarray]
 
@@ -24,7 +26,7 @@ class Predict:
     """For `dataset.map_batches(Predict, fn_constructor_kwargs={"model": FOLDER}, batch_size=...)`.
 
     Takes and gives columns as numpy arrays, and needs no Ray itself. Columns are found by name, or given by role, as
-    {"text": "review"}. Each field of an answer is a column; so is `error`, which says why a row has no answer.
+    {"text": "review"}. Each field of an answer is a column, in every batch; so is `error`: why a row has none.
     """
 
     def __init__(
@@ -43,12 +45,13 @@ class Predict:
     def __call__(self, batch: Columns) -> Columns:
         """The answers of a batch of rows."""
         count = len(next(iter(batch.values()))) if batch else 0
-        if not count:
-            return dict(batch) if self._keep else {}
         rows = [{name: _plain(column[number]) for name, column in batch.items()} for number in range(count)]
-        found = answer_each(self.engine, self._inputs(rows), top_k=self._top_k)
-        fields = dict.fromkeys(name for each in found if isinstance(each, dict) for name in each)
-        made = {self._prefix + name: _column(name, [_of(each, name) for each in found]) for name in fields}
+        inputs, pair = self._inputs(tuple(batch), rows)
+        found = answer_each(self.engine, inputs, top_k=self._top_k)
+        made: Columns = {}
+        for name, kind in answer_types(self.engine, pair=pair).items():
+            values = [_of(each, name) for each in found]
+            made[self._prefix + name] = self._matrix(values) if name == "vector" else _column(kind, values)
         made[self._prefix + "error"] = _objects([each if isinstance(each, str) else None for each in found])
         if not self._keep:
             return made
@@ -58,9 +61,10 @@ class Predict:
             )
         return {**batch, **made}
 
-    def _inputs(self, rows: list[dict[str, Any]]) -> list[tuple[Any, str | None]]:
-        """What each row asks, or why it asks nothing."""
-        table = Table(shown="the batch", names=tuple(rows[0]), first=rows[0], rows=lambda sieve: iter(()))
+    def _inputs(self, names: tuple[str, ...], rows: list[dict[str, Any]]) -> tuple[list[tuple[Any, str | None]], bool]:
+        """What each row asks, or why it asks nothing; and whether it asks of two texts."""
+        first = rows[0] if rows else dict.fromkeys(names)
+        table = Table(shown="the batch", names=names, first=first, rows=lambda sieve: iter(()))
         ask, columns = find_ask(table, self.engine.kind, self._given)
         reader = Reader(table, columns, LONGEST)
         found: list[tuple[Any, str | None]] = []
@@ -69,7 +73,14 @@ class Predict:
                 found.append((ask.make(reader, row), None))
             except CellError as wrong:
                 found.append((None, f"{wrong.column}: {wrong.reason}"))
-        return found
+        return found, "pair" in columns.of or "b" in columns.of
+
+    def _matrix(self, vectors: list[Any]) -> np.ndarray:
+        """A row for each, NaN where there is none."""
+        known = next((each for each in vectors if each is not None), None)
+        width = len(known or self.engine([""])[0]["vector"])
+        rows = [[np.nan] * width if each is None else each for each in vectors]
+        return np.array(rows, np.float32).reshape(-1, width)
 
 
 def _of(answer: Any, name: str) -> Any:
@@ -84,15 +95,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _column(name: str, values: list[Any]) -> np.ndarray:
-    """Numbers as numbers, NaN where there is none; vectors as rows of a matrix; all else as objects."""
-    known = [value for value in values if value is not None]
-    if name == "vector":
-        nothing = [np.nan] * len(known[0])
-        return np.array([nothing if value is None else value for value in values], np.float32)
-    if all(isinstance(value, float) for value in known):
+def _column(kind: pa.DataType, values: list[Any]) -> np.ndarray:
+    """Numbers as numbers, NaN where there is none; all else as objects."""
+    if pa.types.is_floating(kind):
         return np.array([np.nan if value is None else value for value in values], np.float64)
-    if len(known) == len(values) and all(type(value) is int for value in known):
+    if pa.types.is_integer(kind) and None not in values:
         return np.array(values, np.int64)
     return _objects(values)
 

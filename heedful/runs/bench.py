@@ -15,6 +15,7 @@ from heedful.infer import kept
 from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
 from heedful.infer.quantize import Trial, fastest, ready, tried
+from heedful.native import unused
 from heedful.runs.evaluate import evaluate
 from heedful.runs.folder import SETTINGS, write
 from heedful.runs.timing import latency
@@ -76,6 +77,8 @@ def bench(
         numbers.update(main=found.main, split=found.split)
         return float(found.numbers[found.main])
 
+    if said := unused():
+        tell(said)
     tell("comparing speed and scores")
     place = device_of(device)
     trials = tried(run, revision=revision, head=head, device=place, main=None if data is None else main, anew=True)

@@ -26,12 +26,13 @@ from heedful.serve import openapi, protocol
 from heedful.serve import schemas as s
 from heedful.serve.guard import Gone, Guard, Record, Trouble, check_body, read_body, trouble_of
 from heedful.serve.routes import QUESTIONS, Call, Question
-from heedful.serve.service import Service, kind_of
+from heedful.serve.service import Service, kind_of, kinds_of
 from heedful.serve.settings import LOOPBACK
 
 WEB = Path(__file__).parent / "web"
 FILES = {"/": ("index.html", "text/html"), "/web/page.js": ("page.js", "text/javascript")}
 FILES["/web/page.css"] = ("page.css", "text/css")
+VALUES = 6  # of a body, for each token that a request may have
 Endpoint = Callable[[Request], Awaitable[Response]]
 Ask = Callable[[Call, Request, Any], Coroutine[Any, Any, Any]]
 
@@ -70,6 +71,7 @@ def _questions(service: Service) -> list[Route]:
 
 def _post(service: Service, path: str, body: Any, ask: Ask) -> Route:
     decoder = msgspec.json.Decoder(body, strict=True)
+    most = VALUES * service.settings.limits.tokens
 
     async def endpoint(request: Request) -> Response:
         record = _record(request, path)
@@ -78,7 +80,7 @@ def _post(service: Service, path: str, body: Any, ask: Ask) -> Route:
         raw = await read_body(request.receive, limits.body, deadlines.body)
         call = Call(service=service, record=record)
         try:
-            answer = await _while_connected(request.receive, ask(call, request, decode(decoder, raw)))
+            answer = await _while_connected(request.receive, ask(call, request, decode(decoder, raw, most)))
             return _json(answer)
         except (Trouble, Gone, asyncio.CancelledError):
             raise
@@ -89,14 +91,18 @@ def _post(service: Service, path: str, body: Any, ask: Ask) -> Route:
     return Route(path, endpoint, methods=["POST"])
 
 
-def decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
-    """The body as its type; no key twice."""
+def decode(decoder: msgspec.json.Decoder[Any], raw: bytes, most: int) -> Any:
+    """The body as its type; no key twice, and at most about so many values, which take far more memory than text."""
+    if raw.count(b",") + (raw.count(b'"') - raw.count(b'\\"')) // 2 > most:
+        raise Trouble(413, "too_large", f"the body has more than about {most} values")
     try:
         body = decoder.decode(raw)
         json.loads(raw, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:  # msgspec's errors, and UnicodeDecodeError, are of the first kind
-        message = str(error) if isinstance(error, msgspec.ValidationError | _TwiceError) else "it is no JSON in UTF-8"
-        raise Trouble(422, "validation", f"the body is not understood: {message[:150]}") from None
+        message = "it is no JSON in UTF-8"
+        if isinstance(error, msgspec.ValidationError | _TwiceError):
+            message = str(error)[:150] + getattr(decoder.type, "hint", "")
+        raise Trouble(422, "validation", f"the body is not understood: {message}") from None
     return body
 
 
@@ -140,7 +146,7 @@ def _record(request: Request, route: str) -> Record:
 
 
 def _json(content: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(content), status, media_type="application/json")
+    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, media_type="application/json")
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -181,7 +187,7 @@ def _protocol(service: Service) -> list[Route]:
     return [
         _post(service, "/v2/models/{name}/infer", s.InferBody, infer),
         _get("/v2/models/{name}", facts),
-        _get("/v2/models/{name}/ready", ready),
+        _get("/v2/models/{name}/ready", ready, lambda: 503 if service.queue.draining else 200),
         _get("/v2", server),
     ]
 
@@ -212,7 +218,12 @@ def _views(service: Service, keys: bool) -> list[Route]:
         _record(request, "/metrics")
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
+    def models(request: Request) -> Any:
+        about = {"object": "model", "created": 0, "owned_by": "heedful"}
+        return {"object": "list", "data": [{"id": name} | about for name in service.lanes]}
+
     return [
+        _get("/v1/models", models),
         _get("/info", lambda request: info(service, request.query_params.get("model"))),
         _get("/health", lambda request: {"status": service.status}, fit),
         *(_get(path, lambda request: {"live": True}) for path in ("/live", "/v2/health/live")),
@@ -241,7 +252,7 @@ def info(service: Service, name: str | None) -> dict[str, Any]:
         "model_type": model_type,
         "family": loaded.config.family,
         "parameters": engine.parameters,
-        "routes": [each.path for each in QUESTIONS if each.kinds is None or engine.kind in each.kinds],
+        "routes": [each.path for each in QUESTIONS if each.kinds is None or set(kinds_of(lane)) & {*each.kinds}],
         "labels": labels,
         "max_input_length": engine.limit,
         "max_batch_tokens": limits.batch_tokens,

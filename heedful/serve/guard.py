@@ -34,6 +34,11 @@ HEADERS = [
     (b"x-frame-options", b"DENY"),
     (b"cache-control", b"no-store"),
 ]
+PREFLIGHT = [  # what pages of listed origins may send, and for how many seconds that is so
+    (b"access-control-allow-methods", b"GET, POST"),
+    (b"access-control-allow-headers", b"authorization, content-type, x-request-timeout-ms"),
+    (b"access-control-max-age", b"600"),
+]
 CONTENT_POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
     b"form-action 'none'; frame-ancestors 'none'"
@@ -144,7 +149,11 @@ class Guard:
         try:
             try:
                 self._check(scope, record)
-                await self.app(scope, receive, sending)
+                if self._preflight(scope, record):
+                    await sending({"type": "http.response.start", "status": 204, "headers": PREFLIGHT})
+                    await sending({"type": "http.response.body"})
+                else:
+                    await self.app(scope, receive, sending)
             except Trouble as trouble:
                 record.reason = record.reason or trouble.kind
                 await reply(sending, trouble, scope["path"])
@@ -164,7 +173,13 @@ class Guard:
         found = [*HEADERS, (b"content-security-policy", CONTENT_POLICY)]
         if (origin := record.header(b"origin")) in self.settings.origins and origin:
             found += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
+            found += [(b"access-control-expose-headers", b"retry-after")]
         return found
+
+    def _preflight(self, scope: Scope, record: Record) -> bool:
+        """Whether a browser asks what a page of a listed origin may send: it does so by itself, and without a key."""
+        asked = scope["method"] == "OPTIONS" and b"access-control-request-method" in record.headers
+        return asked and record.header(b"origin") in self.settings.origins
 
     def _check(self, scope: Scope, record: Record) -> None:
         """Refuse by what the head says; nothing of the body was read yet."""
@@ -183,7 +198,8 @@ class Guard:
         if b"upgrade" in headers:
             raise Trouble(403, "forbidden", "there is nothing to upgrade to")
         self._check_origin(record)
-        if self.keys and path not in OPEN and not (path == "/" or path.startswith("/web/")):
+        free = path in OPEN or path == "/" or path.startswith("/web/") or self._preflight(scope, record)
+        if self.keys and not free:
             self._check_key(record)
         if given := record.header(b"x-request-timeout-ms"):
             if not re.fullmatch(r"[0-9]{1,9}", given) or not int(given):

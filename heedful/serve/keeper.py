@@ -37,6 +37,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
             try:
                 found.append(socket.create_server(address, family=family, backlog=BACKLOG))
                 found[-1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT)  # so of each connection
+                found[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a body waits for no word of its head
             except OSError as error:  # a name may have an address of a kind that this machine has not
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from heedful.serve import answers as a
 from heedful.serve import schemas as s
 from heedful.serve.routes import QUESTIONS
 
@@ -29,24 +30,25 @@ OPENAI = "/v1/"
 ALWAYS = (400, 401, 403, 404, 405, 431, 500, 503)
 WITH_BODY = (408, 413, 415, 422, 429, 504)
 VIEWS: tuple[tuple[str, Any, str], ...] = (  # of GET: path, what it answers, in a sentence
-    ("/info", s.Info, "A model, and what it may be asked."),
-    ("/health", s.Health, "Whether all models answer."),
-    ("/live", s.Live, "Whether the server runs."),
-    ("/ready", s.Ready, "Whether all models answer."),
-    ("/v2", s.ServerFacts, "The server."),
-    ("/v2/health/live", s.Live, "Whether the server runs."),
-    ("/v2/health/ready", s.Ready, "Whether all models answer."),
-    ("/v2/models/{name}", s.ModelFacts, "A model's tensors."),
-    ("/v2/models/{name}/ready", s.Ready, "Whether the model answers."),
+    ("/info", a.Info, "A model, and what it may be asked."),
+    ("/health", a.Health, "Whether all models answer."),
+    ("/live", a.Live, "Whether the server runs."),
+    ("/ready", a.Ready, "Whether all models answer."),
+    ("/v1/models", a.Models, "The models, in OpenAI's form."),
+    ("/v2", a.ServerFacts, "The server."),
+    ("/v2/health/live", a.Live, "Whether the server runs."),
+    ("/v2/health/ready", a.Ready, "Whether all models answer."),
+    ("/v2/models/{name}", a.ModelFacts, "A model's tensors."),
+    ("/v2/models/{name}/ready", a.Ready, "Whether the model answers."),
 )
 
 
 def document(version: str, keys: bool) -> dict[str, Any]:
     """OpenAPI 3.1."""
     asked = [(each.path, each.body, each.answer, each.told, each.example) for each in QUESTIONS]
-    asked.append(("/v2/models/{name}/infer", s.InferBody, s.Inferred, "The Open Inference Protocol.", {}))
+    asked.append(("/v2/models/{name}/infer", s.InferBody, a.Inferred, "The Open Inference Protocol.", {}))
     types = [kind for _, body, answer, _, _ in asked for kind in (body, answer)]
-    types += [answer for _, answer, _ in VIEWS] + [s.Error, s.OpenAIError]
+    types += [answer for _, answer, _ in VIEWS] + [a.Error, a.OpenAIError]
     made, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema = iter(made)
     paths: dict[str, Any] = {}

@@ -44,12 +44,12 @@ async def infer(call: Call, name: str, body: s.InferBody) -> Any:
         raise HeedfulError(f"this model reads the tensors {', '.join(wanted)}: see /v2/models/{name}")
     columns = {each.name: each.data for each in body.inputs}
     for tensor in body.inputs:
-        if tensor.shape != [len(tensor.data)]:
-            raise HeedfulError(f"a tensor has {len(tensor.data)} texts: its shape is to be [{len(tensor.data)}]")
+        if (count := len(tensor.data)) != tensor.shape[0] or {*tensor.shape[1:]} - {1}:
+            raise HeedfulError(f"a tensor has {count} texts: its shape is to be [{count}], or [{count}, 1]")
     if len({len(column) for column in columns.values()}) != 1:
         raise HeedfulError("the tensors have different lengths")
     if kind == "embedding":
-        found: list[Any] = await vectors(call, lane, columns["text"], unit=False)
+        found: Any = await vectors(call, lane, columns["text"], unit=False)
     else:
         inputs = _rows(columns)
         call.texts(*("".join(column) for column in zip(*columns.values(), strict=True)))
@@ -71,11 +71,10 @@ def _rows(columns: dict[str, list[str]]) -> list[Any]:
     return list(columns["text"])
 
 
-def _outputs(kind: str, found: list[Any]) -> list[dict[str, Any]]:
+def _outputs(kind: str, found: Any) -> list[dict[str, Any]]:
     count = len(found)
     if kind == "embedding":
-        flat = [each for vector in found for each in vector]
-        return [_tensor("embedding", [count, len(found[0]) if found else 0], flat)]
+        return [_tensor("embedding", [count, found.shape[1]], found.ravel())]
     if kind == "classes":
         scores = [list((each.get("probabilities") or each["numbers"]).values()) for each in found]
         labels = [labels_of(each)[0]["label"] for each in found]
@@ -84,6 +83,6 @@ def _outputs(kind: str, found: list[Any]) -> list[dict[str, Any]]:
     return [_tensor("answer", [count], [orjson.dumps(each).decode() for each in found])]
 
 
-def _tensor(name: str, shape: list[int], data: list[Any]) -> dict[str, Any]:
+def _tensor(name: str, shape: list[int], data: Any) -> dict[str, Any]:
     numbers = name in ("embedding", "scores")
     return {"name": name, "shape": shape, "datatype": "FP32" if numbers else "BYTES", "data": data}

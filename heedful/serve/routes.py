@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from heedful.errors import HeedfulError
 from heedful.infer.queue import Lane
 from heedful.infer.refused import TooLong
 from heedful.model.decode import Beam, Greedy, How, Sample
+from heedful.serve import answers as a
 from heedful.serve import schemas as s
 from heedful.serve.count import few_enough
 from heedful.serve.guard import Record
@@ -19,7 +21,7 @@ from heedful.serve.service import Service
 from heedful.tasks import Writing
 
 LETTERS = 16  # characters for each token that a model reads: what is beyond is cut before it is tokenised
-EMBEDDING, CLASSES = ("embedding",), ("classes",)
+EMBEDDING, CLASSES, RANKS = ("embedding",), ("classes",), ("rank", "embedding")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,16 +47,16 @@ class Call:
         if self.service.settings.log_text:
             self.record.text = [text[:1000] for text in texts[:10]]
 
-    async def counted(self, lane: Lane) -> None:
+    def count(self, engine: Any) -> None:
         """Refuse texts that may have far more tokens than a request may have, and do; few need to be counted."""
-        most, texts = self.service.settings.limits.tokens, self.given
-        if sum(map(len, texts)) > most:
-            await lane.read(lambda engine: few_enough(engine, texts, most), deadline=self.record.deadline)
+        most = self.service.settings.limits.tokens
+        if sum(map(len, self.given)) > most:
+            few_enough(engine, self.given, most)
 
     async def ask(self, lane: Lane, inputs: Sequence[Any], **more: Any) -> list[Any]:
         """The engine's answers."""
-        await self.counted(lane)
-        answers, tokens = await lane.ask(inputs, deadline=self.record.deadline, left=self.record.left, **more)
+        how: Any = {"deadline": self.record.deadline, "left": self.record.left, "before": self.count}
+        answers, tokens = await lane.ask(inputs, **how, **more)
         self.record.tokens += tokens
         return answers
 
@@ -89,30 +91,41 @@ def like(given: Any, answers: list[Any]) -> Any:
     return answers if isinstance(given, list) else answers[0]
 
 
+def fits(lane: Lane, *texts: str) -> None:
+    """Refuse a text of which the model could not read all at once, by its characters."""
+    limit = getattr(lane.engine, "limit", None)
+    if limit is not None and any(len(text) > LETTERS * limit for text in texts):
+        raise TooLong(f"a text has more characters than the {limit} tokens that this model reads can stand for")
+
+
 # -- sentence embeddings ----------------------------------------------------------------------------------------
 
 
 async def vectors(
-    call: Call, lane: Lane, texts: list[str], *, truncate: bool = True, dimensions: int | None = None, unit: bool = True
-) -> list[list[float]]:
-    """A vector for each text, of length 1 if asked."""
-    limit = getattr(lane.engine, "limit", None)
-    if limit is not None and any(len(text) > LETTERS * limit for text in texts):
-        if not truncate:
-            raise TooLong(f"a text has more characters than the {limit} tokens that this model reads can stand for")
+    call: Call,
+    lane: Lane,
+    texts: list[str],
+    *,
+    truncate: bool | None = True,
+    dimensions: int | None = None,
+    unit: bool = True,
+) -> np.ndarray:
+    """A vector for each text, [texts, dimensions], of length 1 if asked."""
+    if truncate is False:
+        fits(lane, *texts)
+    elif limit := getattr(lane.engine, "limit", None):
         texts = [text[: LETTERS * limit] for text in texts]
     call.texts(*texts)
-    found = []
-    for answer in await call.ask(lane, texts):
-        if answer["cut"] and not truncate:
-            raise TooLong(f"a text has {answer['cut']} tokens more than this model reads, and truncate is false")
-        vector = answer["vector"]
-        if dimensions is not None and dimensions > len(vector):
-            raise HeedfulError(f"dimensions is {dimensions}, and this model's vectors have {len(vector)}")
-        vector = vector[:dimensions]
-        length = math.sqrt(sum(each * each for each in vector)) if unit else 1.0
-        found.append([each / max(length, 1e-12) for each in vector])
-    return found
+    answers = await call.ask(lane, texts)
+    if truncate is False and (cut := max((answer["cut"] for answer in answers), default=0)):
+        raise TooLong(f"a text has {cut} tokens more than this model reads, and truncate is false")
+    if not answers:
+        return np.zeros((0, 0))
+    found = np.array([answer["vector"] for answer in answers])
+    if dimensions is not None and dimensions > found.shape[1]:
+        raise HeedfulError(f"dimensions is {dimensions}, and this model's vectors have {found.shape[1]}")
+    found = np.ascontiguousarray(found[:, :dimensions])
+    return found / np.linalg.norm(found, axis=1, keepdims=True).clip(1e-12) if unit else found
 
 
 async def embed(call: Call, body: s.EmbedBody) -> Any:
@@ -126,11 +139,11 @@ async def embed(call: Call, body: s.EmbedBody) -> Any:
 async def embeddings(call: Call, body: s.EmbeddingsBody) -> Any:
     """A vector for each text, in OpenAI's form."""
     name, lane = call.lane(body.model, EMBEDDING)
-    found: list[Any] = await vectors(call, lane, many(body.input), dimensions=body.dimensions)
+    found: Any = await vectors(call, lane, many(body.input), dimensions=body.dimensions)
     if body.encoding_format == "base64":
         from base64 import b64encode
 
-        found = [b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode() for vector in found]
+        found = [b64encode(vector.astype("<f4").tobytes()).decode() for vector in found]
     return {
         "object": "list",
         "data": [{"object": "embedding", "index": number, "embedding": each} for number, each in enumerate(found)],
@@ -142,20 +155,22 @@ async def embeddings(call: Call, body: s.EmbeddingsBody) -> Any:
 async def similarity(call: Call, body: s.SimilarityBody) -> Any:
     """The cosine of a sentence's vector and that of each of the others."""
     _, lane = call.lane(body.model, EMBEDDING)
-    first, *others = await vectors(call, lane, [body.inputs.source_sentence, *body.inputs.sentences])
-    return [_dot(first, other) for other in others]
+    truncate = None if body.parameters is None else body.parameters.truncate
+    given = body.inputs
+    return _cosines(await vectors(call, lane, [given.source_sentence, *given.sentences], truncate=truncate))
 
 
-def _dot(a: list[float], b: list[float]) -> float:
-    return max(-1.0, min(1.0, math.fsum(x * y for x, y in zip(a, b, strict=True))))
+def _cosines(found: np.ndarray) -> list[float]:
+    """Of the first vector and each of the others."""
+    cosines: list[float] = (found[1:] @ found[0]).clip(-1, 1).tolist()
+    return cosines
 
 
 async def rerank(call: Call, body: s.RerankBody) -> Any:
     """Texts by what they have to do with the query, best first: by a model of pairs, else by the cosine of vectors."""
-    _, lane = call.lane(body.model, (*CLASSES, *EMBEDDING))
+    _, lane = call.lane(body.model, RANKS)
     if getattr(lane.engine, "kind", "") == "embedding":
-        first, *others = await vectors(call, lane, [body.query, *body.texts])
-        scores = [_dot(first, other) for other in others]
+        scores = _cosines(await vectors(call, lane, [body.query, *body.texts], truncate=body.truncate))
     else:
         call.texts(*(body.query + text for text in body.texts))
         answers = await call.ask(lane, [(body.query, text) for text in body.texts])
@@ -172,7 +187,7 @@ def _relevance(answer: dict[str, Any], raw: bool) -> float:
         return float(number) if raw else 0.5 * (1 + math.tanh(number / 2))
     if "label" in answer and len(answer["probabilities"]) == 2 and not raw:
         return float(list(answer["probabilities"].values())[1])
-    raise HeedfulError("this model cannot rank: it needs to give one number, or two labels and raw_scores false")
+    raise HeedfulError("this model gives the probability of two labels: raw_scores has to be false")
 
 
 # -- heads ------------------------------------------------------------------------------------------------------
@@ -181,10 +196,18 @@ def _relevance(answer: dict[str, Any], raw: bool) -> float:
 async def predict(call: Call, body: s.PredictBody) -> Any:
     """The labels of each text or pair with their scores, best first."""
     _, lane = call.lane(body.model, CLASSES)
-    given: list[Any] = [[body.inputs]] if isinstance(body.inputs, str) else body.inputs
+    if body.raw_scores:
+        raise HeedfulError("raw_scores is true, and this server gives probabilities, or a regression's numbers")
+    given: list[Any] = many(body.inputs)
+    alone = all(isinstance(each, str) for each in given) and len(given) > 0  # a text, or a pair
+    if alone:
+        given = [given]
+    if any(isinstance(each, str) or len(each) > 2 for each in given):
+        raise HeedfulError("inputs are to be a text, [text, second text], or a list of [text] and [text, second text]")
     call.texts(*(text for texts in given for text in texts))
     answers = await call.ask(lane, [texts[0] if len(texts) == 1 else tuple(texts) for texts in given])
-    return like(body.inputs, [labels_of(answer) for answer in answers])
+    found = [labels_of(answer) for answer in answers]
+    return found[0] if alone else found
 
 
 def labels_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
@@ -266,14 +289,15 @@ async def attention(call: Call, body: s.AttentionBody) -> Any:
     _, lane = call.lane(body.model, None)
     item = body.inputs if isinstance(body.inputs, str) else (body.inputs[0], body.inputs[1])
     call.texts(*many(body.inputs))
+    fits(lane, *many(body.inputs))
     most = call.service.settings.limits.weights
 
     def look(engine: Any) -> Any:
         from heedful.serve.attention import attention
 
+        call.count(engine)
         return attention(engine, item, body.layers, body.heads, most)
 
-    await call.counted(lane)
     size = 1 + min(sum(map(len, many(body.inputs))), call.service.settings.limits.tokens - 1)  # tokens, at most
     found = await lane.call(look, tokens=size, deadline=call.record.deadline, left=call.record.left)
     call.record.tokens += len(found["tokens"])
@@ -290,12 +314,12 @@ async def tokenize(call: Call, body: s.TokenizeBody) -> Any:
     def cut(engine: Any) -> Any:
         from heedful.serve.attention import tokens
 
+        call.count(engine)
         found = engine.tokenizer.encode_batch(texts)
         if (count := sum(map(len, found))) > most:
             raise TooLong(f"the texts have {count} tokens, and an answer has at most {most}")
         return [tokens(each, engine.tokenizer, special=body.add_special_tokens) for each in found]
 
-    await call.counted(lane)
     return await lane.read(cut, deadline=call.record.deadline)
 
 
@@ -304,7 +328,7 @@ QUESTIONS = (
         path="/embed",
         handler=embed,
         body=s.EmbedBody,
-        answer=list[s.Vector],
+        answer=list[a.Vector],
         kinds=EMBEDDING,
         example={"inputs": ["a text", "another"]},
     ),
@@ -312,7 +336,7 @@ QUESTIONS = (
         path="/v1/embeddings",
         handler=embeddings,
         body=s.EmbeddingsBody,
-        answer=s.Embeddings,
+        answer=a.Embeddings,
         kinds=EMBEDDING,
         example={"input": ["a text"]},
     ),
@@ -328,15 +352,15 @@ QUESTIONS = (
         path="/rerank",
         handler=rerank,
         body=s.RerankBody,
-        answer=list[s.Ranked],
-        kinds=(*CLASSES, *EMBEDDING),
+        answer=list[a.Ranked],
+        kinds=RANKS,
         example={"query": "weather", "texts": ["It rains.", "I read a book."]},
     ),
     Question(
         path="/predict",
         handler=predict,
         body=s.PredictBody,
-        answer=list[s.Label | list[s.Label]],
+        answer=list[a.Label | list[a.Label]],
         kinds=CLASSES,
         example={"inputs": "a text"},
     ),
@@ -344,7 +368,7 @@ QUESTIONS = (
         path="/tag",
         handler=tag,
         body=s.TagBody,
-        answer=s.Tags | list[s.Tags],
+        answer=a.Tags | list[a.Tags],
         kinds=("tokens",),
         example={"inputs": "Ada lives in Paris."},
     ),
@@ -352,7 +376,7 @@ QUESTIONS = (
         path="/answer",
         handler=answer,
         body=s.AnswerBody,
-        answer=s.Found | list[s.Found],
+        answer=a.Found | list[a.Found],
         kinds=("span",),
         example={"inputs": {"question": "Who wrote it?", "context": "Ada wrote it."}},
     ),
@@ -360,7 +384,7 @@ QUESTIONS = (
         path="/choose",
         handler=choose,
         body=s.ChooseBody,
-        answer=s.Chosen | list[s.Chosen],
+        answer=a.Chosen | list[a.Chosen],
         kinds=("choice",),
         example={"inputs": {"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}},
     ),
@@ -368,7 +392,7 @@ QUESTIONS = (
         path="/follows",
         handler=follows,
         body=s.FollowsBody,
-        answer=list[s.Follows],
+        answer=list[a.Follows],
         kinds=("next", "pretraining"),
         example={"inputs": [["It rains.", "The street is wet."]]},
     ),
@@ -376,7 +400,7 @@ QUESTIONS = (
         path="/fill",
         handler=fill,
         body=s.FillBody,
-        answer=s.Filled | list[s.Filled],
+        answer=a.Filled | list[a.Filled],
         kinds=("masked", "pretraining"),
         example={"inputs": "the cat [MASK] on the mat"},
     ),
@@ -384,7 +408,7 @@ QUESTIONS = (
         path="/generate",
         handler=generate,
         body=s.GenerateBody,
-        answer=s.Written | list[s.Written],
+        answer=a.Written | list[a.Written],
         kinds=("next_token",),
         example={"inputs": "a text", "most": 32},
     ),
@@ -392,14 +416,14 @@ QUESTIONS = (
         path="/attention",
         handler=attention,
         body=s.AttentionBody,
-        answer=s.Attention,
+        answer=a.Attention,
         example={"inputs": "a text", "layers": [0], "heads": [0]},
     ),
     Question(
         path="/tokenize",
         handler=tokenize,
         body=s.TokenizeBody,
-        answer=list[list[s.Token]],
+        answer=list[list[a.Token]],
         example={"inputs": "a text"},
     ),
 )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heedful.errors import HeedfulError
+from heedful.native import unused
 from heedful.serve import keeper, memory
 from heedful.serve.app import application
 from heedful.serve.service import Service
@@ -70,6 +71,8 @@ async def _serve(
         tell(f"{url} listens, and loads {', '.join(service.runs)}")
         try:
             await service.start()
+            if said := unused():
+                tell(said)
             memory.trim()
             tell("ready")
             if line is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +17,7 @@ from heedful.serve.guard import Trouble
 from heedful.serve.metrics import Metrics
 from heedful.serve.settings import ServeSettings
 
+SCORED = {"regression": 1, "single": 2}  # labels of a head that gives a pair one score, by its problem
 LOG = logging.getLogger("heedful.serve")
 
 
@@ -49,6 +51,7 @@ class Service:
         self.lanes = {name: self.queue.lane() for name in runs}
         self.failed: HeedfulError | None = None
         self._swaps: set[asyncio.Task[None]] = set()
+        self._swapping = asyncio.Lock()  # the latest word is the last that is read
 
     @property
     def status(self) -> str:
@@ -76,10 +79,12 @@ class Service:
 
         async def swap(name: str) -> None:
             try:
-                await self.reload(name)
-                LOG.info('{"reloaded": "%s"}', name)
+                async with self._swapping:
+                    await self.reload(name)
+                LOG.info("%s", json.dumps({"reloaded": name}))
             except Exception as error:
-                LOG.error('{"not reloaded": "%s", "reason": "%s"}', name, type(error).__name__)
+                reason = str(error) if isinstance(error, HeedfulError) else type(error).__name__
+                LOG.error("%s", json.dumps({"not reloaded": name, "reason": reason}))
 
         for name in self.lanes:
             task = asyncio.get_running_loop().create_task(swap(name))
@@ -94,11 +99,11 @@ class Service:
             lane = self.lanes[name]
             if lane.engine is None:
                 raise Unavailable("the model is loading")
-            if kinds is not None and kind_of(lane) not in kinds:
+            if not _meets(lane, kinds):
                 raise Trouble(422, "validation", f"this model cannot be asked that: its head is {kind_of(lane)}")
             return name, lane
         for name, lane in self.lanes.items():
-            if lane.engine is not None and (kinds is None or kind_of(lane) in kinds):
+            if lane.engine is not None and _meets(lane, kinds):
                 return name, lane
         if any(lane.engine is None for lane in self.lanes.values()):
             raise Unavailable("the model is loading")
@@ -108,3 +113,16 @@ class Service:
 def kind_of(lane: Lane) -> str:
     """What head its model has; "" while it is loading."""
     return str(getattr(lane.engine, "kind", ""))
+
+
+def kinds_of(lane: Lane) -> tuple[str, ...]:
+    """The same, and "rank" where that head gives a pair one score."""
+    kind = kind_of(lane)
+    if kind == "classes":
+        head = lane.engine.loaded.config.head  # type: ignore[union-attr]
+        return (kind, "rank") if SCORED.get(head.problem) == len(head.labels) else (kind,)
+    return (kind,)
+
+
+def _meets(lane: Lane, kinds: Sequence[str] | None) -> bool:
+    return kinds is None or bool({*kinds_of(lane)} & {*kinds})

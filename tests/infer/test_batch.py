@@ -608,7 +608,10 @@ def test_predict_takes_and_gives_columns(folders: dict[str, Path]) -> None:
     with pytest.raises(HeedfulError, match="give prefix="):
         Predict(folders["single"])(given)
     assert set(Predict(folders["single"], keep=False)(given)) >= {"label", "probability", "error"}
-    assert Predict(folders["single"])({"text": np.array([], object)}).keys() == {"text"}
+    for rows in ([], [None]):  # every batch has the same columns
+        nothing = Predict(folders["single"])({"text": np.array(rows, object)})
+        assert list(nothing) == ["text", "label", "probability", "probabilities", "windows", "error"]
+        assert nothing["probability"].dtype == np.float64 and {*map(len, nothing.values())} == {len(rows)}
     renamed = {"review": given["text"][:1], "other": given["text"][:1]}
     assert Predict(folders["single"], columns={"text": "other"})(renamed)["label"][0] == found["said_label"][0]
     words = np.empty(1, object)
@@ -653,3 +656,5 @@ def test_vectors_are_a_matrix() -> None:
     found = Predict(embedder())({"text": np.array(["a cat", None, "x"], object)})
     assert found["vector"].shape == (3, 384) and found["vector"].dtype == np.float32
     assert np.isnan(found["vector"][1]).all() and np.isfinite(found["vector"][[0, 2]]).all()
+    for rows in ([], [None]):
+        assert Predict(embedder())({"text": np.array(rows, object)})["vector"].shape == (len(rows), 384)

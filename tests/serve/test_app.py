@@ -122,6 +122,38 @@ def test_pairs_are_ranked_by_a_model_of_pairs(served: Running, engines: dict[str
     shares = ask(served.port, "/rerank", body).json
     assert [each["score"] for each in shares] == pytest.approx([1 / (1 + math.exp(-each["score"])) for each in raw])
     assert ask(served.port, "/rerank", body | {"model": "single"}).status == 422
+    del body["model"]
+    assert ask(served.port, "/rerank", body).status == 200  # not "single" with its three labels, which is the first
+    ranks = {name: "/rerank" in ask(served.port, f"/info?model={name}").json["routes"] for name in engines}
+    assert {name for name in ranks if ranks[name]} == {"regression", "embed"}
+
+
+def test_forms_of_other_servers_clients(served: Running) -> None:
+    """What they send beside the texts is taken where it holds here, and refused in words where it does not."""
+    port, pair = served.port, ["the cat", "she ran"]
+    cut = {"truncate": True, "truncation_direction": "Right"}
+    alone = ask(port, "/predict", {"inputs": [pair], "model": "single"}).json
+    found = ask(port, "/predict", {"inputs": pair, "raw_scores": False, "model": "single"} | cut)
+    assert [found.json] == alone
+    assert ask(port, "/predict", {"inputs": ["a", "b", "c"]}).status == 422
+    assert ask(port, "/predict", {"inputs": ["a", ["b"]]}).status == 422
+    assert "probabilities" in ask(port, "/predict", {"inputs": "a", "raw_scores": True}).json["error"]
+    assert ask(port, "/rerank", {"query": "a", "texts": pair, "model": "embed"} | cut).status == 200
+    assert ask(port, "/embed", {"inputs": pair, "prompt_name": None} | cut).status == 200
+    assert ask(port, "/embed", {"inputs": "a", "truncation_direction": "Left"}).status == 422
+    body = {"inputs": {"source_sentence": long_text(100), "sentences": pair}}
+    assert ask(port, "/similarity", body | {"parameters": cut}).status == 200
+    assert ask(port, "/similarity", body | {"parameters": {"truncate": False}}).status == 413
+    assert ask(port, "/v1/embeddings", {"input": "a", "encoding_format": None}).status == 200
+    for ids in ([101, 7], [[101, 7]]):
+        refused = ask(port, "/v1/embeddings", {"input": ids})
+        assert refused.status == 422 and "send texts: ids" in refused.json["error"]["message"]
+    assert [each["id"] for each in ask(port, "/v1/models").json["data"]] == ask(port, "/info").json["models"]
+    text = {"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": pair, "parameters": {}}
+    asked = {"inputs": [text], "parameters": {"binary_data_output": True, "priority": 1}}
+    asked["outputs"] = [{"name": "label", "parameters": {"binary_data": False}}]
+    reply = ask(port, "/v2/models/single/infer", asked)
+    assert reply.status == 200 and reply.json["outputs"][0]["shape"] == [2]
 
 
 def test_texts_are_written_as_alone(served: Running, engines: dict[str, Engine]) -> None:
@@ -149,6 +181,8 @@ def test_attention_rows_sum_to_one(served: Running) -> None:
         ({"layers": [2]}, 422),
         ({"heads": [9]}, 422),
         ({"layers": [-1]}, 422),
+        ({"layers": []}, 422),
+        ({"heads": []}, 422),
         ({"inputs": long_text(100)}, 413),
     ):
         reply = ask(served.port, "/attention", {"inputs": "the cat", "model": "single"} | wrong)

@@ -160,7 +160,9 @@ def test_clients_that_leave_never_reach_the_model(held: Any) -> None:
     assert sum(engine.batches) == 21
 
 
-def test_loading_is_said_and_an_engine_is_exchanged_under_load(tmp_path: Path) -> None:
+def test_loading_is_said_and_an_engine_is_exchanged_under_load(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = make(tmp_path, "tag")
     with background({"tag": str(model)}) as running:
         lane = running.service.lanes["tag"]
@@ -195,9 +197,11 @@ def test_loading_is_said_and_an_engine_is_exchanged_under_load(tmp_path: Path) -
         os.truncate(weights, weights.stat().st_size // 2)  # in place, as no one should: it was copied, not mapped
         kept = lane.engine
         assert tag(running.port, "ada").status == 200
+        caplog.clear()
         _in_loop(running, running.service.reload_all)
-        time.sleep(0.2)
+        until(lambda: "not reloaded" in caplog.text)
         assert lane.engine is kept and tag(running.port, "ada").status == 200
+        assert '"not reloaded": "tag", "reason": "' in caplog.text and "model.safetensors" in caplog.text
         (model / "config.json").write_text("{}")
         _in_loop(running, running.service.reload_all)
         time.sleep(0.3)

@@ -59,10 +59,14 @@ BODIES: dict[str, tuple[bytes, set[int]]] = {
     "chunked without a length": (chunked(b'{"inputs": "' + b"x" * 2_300_000 + b'"}', 65_536), {413}),
     "chunks of one byte": (chunked(b'{"inputs": "' + b"x" * 100_000 + b'"}', 1), {413}),
     "gzip bomb": (post("/tag", gzip.compress(b" " * 10_000_000), "content-encoding: gzip\r\n"), {415}),
-    "200k keys": (post("/tag", json.dumps({str(key): 0 for key in range(150_000)}).encode()), {422}),
+    "200k keys": (post("/tag", json.dumps({str(key): 0 for key in range(150_000)}).encode()), {413}),
+    "40k keys": (post("/tag", json.dumps({str(key): 0 for key in range(40_000)}).encode()), {422}),
+    "240k pairs": (post("/predict", b'{"inputs": [' + b'["",""],' * 220_000 + b'["a"]]}'), {413}),
+    "600k texts": (post("/embed", b'{"inputs": [' + b'"",' * 600_000 + b'""]}'), {413}),
+    "900k numbers": (post("/attention", b'{"inputs": "a", "heads": [' + b"0," * 900_000 + b"0]}"), {413}),
     "depth 100k": (post("/tag", b'{"inputs": ' + b"[" * 100_000), {422}),
     "closed depth": (post("/tag", b'{"inputs": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"), {422}),
-    "depth elsewhere": (post("/tag", b'{"x": ' + b'{"a":' * 100_000), {422}),
+    "depth elsewhere": (post("/tag", b'{"x": ' + b'{"a":' * 90_000), {422}),
     "5,000 digits": (post("/fill", b'{"inputs": "a", "top_k": ' + b"9" * 5_000 + b"}"), {422}),
     "large exponent": (post("/fill", b'{"inputs": "a", "top_k": 1e99999}'), {422}),
     "NaN": (post("/fill", b'{"inputs": "a", "top_k": NaN}'), {422}),
@@ -164,6 +168,23 @@ def test_hosts_and_origins(served: Running) -> None:
     assert ask(port, "/tag", method="OPTIONS", origin=f"http://127.0.0.1:{port}").status == 405
 
 
+def test_pages_of_listed_origins_may_ask(folders: dict[str, str]) -> None:
+    """A browser asks first what such a page may send, and has no key for that."""
+    page = "https://app.example.org"
+    ahead = {"method": "OPTIONS", "access_control_request_method": "POST"}
+    with background({"tag": folders["tag"]}, ServeSettings(origins=(page,)), keys=(KEY,)) as running:
+        allowed = ask(running.port, "/tag", origin=page, **ahead)
+        assert allowed.status == 204 and not allowed.body
+        assert allowed.headers["access-control-allow-origin"] == page and allowed.headers["vary"] == "origin"
+        assert "authorization, content-type" in allowed.headers["access-control-allow-headers"]
+        assert "POST" in allowed.headers["access-control-allow-methods"]
+        assert ask(running.port, "/tag", OK, origin=page).status == 401
+        found = ask(running.port, "/tag", OK, origin=page, authorization=f"Bearer {KEY.decode()}")
+        assert found.status == 200 and found.headers["access-control-expose-headers"] == "retry-after"
+        assert ask(running.port, "/tag", origin="https://example.org", **ahead).status == 403
+        assert ask(running.port, "/tag", origin=page, method="OPTIONS").status == 401
+
+
 # -- texts ----------------------------------------------------------------------------------------------------------
 
 
@@ -196,6 +217,18 @@ def test_far_too_many_tokens_are_refused_part_by_part(served: Running, engines: 
     Watched.kind = "embedding"
     few_enough(Watched(), ["a " * 100_000], 9_000)
     assert ask(served.port, "/tag", {"inputs": "\u4e2d" * 200_000, "model": "tag"}).status == 413
+
+
+def test_what_is_here_when_it_stops_is_answered_however_long(
+    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with background({"tag": folders["tag"]}) as running:
+        queue = running.service.queue
+        monkeypatch.setattr("heedful.serve.routes.few_enough", lambda engine, texts, most: queue.drain())
+        assert ask(running.port, "/tag", {"inputs": "ada " * 5_000}).status == 200
+        assert ask(running.port, "/tag", {"inputs": "ada"}).status == 503
+        ready = ask(running.port, "/v2/models/tag/ready")
+        assert ready.status == 503 and ready.json == {"ready": False}
 
 
 def test_more_than_a_request_may_have(folders: dict[str, str]) -> None:
