@@ -248,7 +248,7 @@ def info(service: Service, name: str | None) -> dict[str, Any]:
         model_type["classifier"]["label2id"] = {label: id for id, label in numbered.items()}
     return {
         "model_id": name,
-        "model_dtype": str(next(loaded.parameters()).dtype).removeprefix("torch."),
+        "model_dtype": engine.way.precision if engine.way else str(next(loaded.parameters()).dtype)[len("torch.") :],
         "model_type": model_type,
         "family": loaded.config.family,
         "parameters": engine.parameters,

@@ -28,14 +28,16 @@ REFUSAL = (
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets on every address of this name."""
+    """Sockets on every address of this name; all on one port, and 0 is any that is free."""
     found: list[socket.socket] = []
     try:
         for family, _, _, _, address in dict.fromkeys(
             socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         ):
             try:
-                found.append(socket.create_server(address, family=family, backlog=BACKLOG))
+                taken = found[0].getsockname()[1] if found else port
+                place = (address[0], taken, *address[2:])
+                found.append(socket.create_server(place, family=family, backlog=BACKLOG))
                 found[-1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT)  # so of each connection
                 found[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a body waits for no word of its head
             except OSError as error:  # a name may have an address of a kind that this machine has not
