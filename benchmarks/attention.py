@@ -42,7 +42,7 @@ def measure(case: Case, rounds: int, tokens: int) -> list[Line]:
     """All settings that can, on one case, fastest first."""
     batches = make_batches(case, tokens)
     q, call = batches[0][0][:, 0], Call(layout=Layout.of(batches[0][2]), scale=1.0)
-    able = [kernel for kernel in settings() if not kernel.cannot(q, q, call)]
+    able = [kernel for kernel in settings() if not kernel.cannot(q, q, q, call)]
     right = runner(REFERENCE, make_batches(case._replace(precision="float32"), tokens))[0]()
     runs, plans = {}, {}
     for kernel in able:

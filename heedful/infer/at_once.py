@@ -64,7 +64,8 @@ class AtOnce:
         ):
             return None
         call = Call(layout=sight.layout, scale=block.attention.scale)
-        if cannot_attend(x[:, None], x[:, None], call):
+        heads = x[:, None]
+        if cannot_attend(heads, heads, heads, call):
             return None
         if self._made is None:
             self._made = _described(block)

@@ -211,7 +211,7 @@ class Engine:
         call = Call(layout=layout, scale=stack.head_width**-0.5, causal=stack.causal, window=stack.window, first=first)
         where = f"{parameter.device.type}, {str(parameter.dtype).removeprefix('torch.')}"
         with torch.inference_mode():
-            yield f"attention of {count} texts of {length} tokens on {where}:\n{explain(q, q, call)}"
+            yield f"attention of {count} texts of {length} tokens on {where}:\n{explain(q, q, q, call)}"
 
     def _read(self, number: int, given: Any) -> tuple[Answerer, list[Item]]:
         for answerer in self._answerers:

@@ -147,7 +147,7 @@ def _with_attention(way: Way, config: StackConfig, dtype: torch.dtype) -> Way:
         3, bounds[-1], config.heads, config.head_width
     )
     call = Call(layout=Layout.of(bounds), scale=1.0, window=config.window)
-    names = [each.name for each in KERNELS if not each.cannot(q, k, call)]
+    names = [each.name for each in KERNELS if not each.cannot(q, k, v, call)]
 
     times = timed({name: partial(attend_as, q, k, v, replace(call, first=name)) for name in names})
     best = min(times, key=times.__getitem__)

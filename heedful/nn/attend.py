@@ -52,29 +52,29 @@ def attend_as(
     """The same, with everything but q, k and v in one."""
     if len(q) == 0 or len(k) == 0:
         return q.new_zeros(len(q), *v.shape[1:])
-    return choose(q, k, call, backend).run(q, k, v, call)
+    return choose(q, k, v, call, backend).run(q, k, v, call)
 
 
-def choose(q: Tensor, k: Tensor, call: Call, backend: str = "auto") -> Kernel:
+def choose(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str = "auto") -> Kernel:
     """The kernel that attend takes for this call."""
     if backend == "auto":
-        return next(each for each in _ranked(call) if not (each.cannot(q, k, call) or each.slow(q, k, call)))
+        return next(each for each in _ranked(call) if not (each.cannot(q, k, v, call) or each.slow(q, k, v, call)))
     named = {kernel.name: kernel for kernel in (*KERNELS, REFERENCE)}
     if backend not in named:
         raise HeedfulError(
             f'there is no attention kernel "{backend}"{did_you_mean(backend, list(named))}; '
             f"known: auto, {', '.join(named)}"
         )
-    if reason := named[backend].cannot(q, k, call):
+    if reason := named[backend].cannot(q, k, v, call):
         raise HeedfulError(f'the attention kernel "{backend}" cannot take this call: {reason}; use backend="auto"')
     return named[backend]
 
 
-def explain(q: Tensor, k: Tensor, call: Call) -> str:
+def explain(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     """One line for each kernel: taken, or why not."""
     lines, taken = [], False
     for kernel in _ranked(call):
-        reason = kernel.cannot(q, k, call) or kernel.slow(q, k, call)
+        reason = kernel.cannot(q, k, v, call) or kernel.slow(q, k, v, call)
         verdict = f"no: {reason}" if reason else "could, but one above is preferred" if taken else "taken"
         taken = taken or not reason
         lines.append(f"{kernel.name:14} {verdict}")

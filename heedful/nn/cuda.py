@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heedful.nn.kernels import Block, Kernel, Plan, follow, make_plan, run_plan, shared
-from heedful.nn.layout import Call, Distance, Layout, Span
+from heedful.nn.layout import Call, Distance, Layout, Span, widths
 
 HALVES = (torch.float16, torch.bfloat16)
 WIDTHS, BUDGET = (64, 128, 256, 512), 1 << 22  # of the lines of a block, and its scores a head: few, large launches
@@ -79,7 +79,7 @@ def _lacks() -> str:
     return f"PyTorch {torch.__version__} has another operator for it, without {', '.join(missing)}" if missing else ""
 
 
-def _not_flash(q: Tensor, k: Tensor, call: Call) -> str:
+def _not_flash(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     if reason := _not_cuda(q) or _lacks():
         return reason
     if torch.cuda.is_available() and torch.cuda.get_device_capability(q.device) < (8, 0):
@@ -90,10 +90,10 @@ def _not_flash(q: Tensor, k: Tensor, call: Call) -> str:
         return "it has no bias"
     if q.shape[-1] % 8 or q.shape[-1] > 256:
         return f"its heads are up to 256 wide, in steps of 8, not {q.shape[-1]}"
-    return follow(k, call)
+    return widths(k, v) or follow(k, call)
 
 
-def _needs_no_dropout(q: Tensor, k: Tensor, call: Call) -> str:
+def _needs_no_dropout(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     return "" if call.dropout else "without dropout varlen calls the same operator by its public name"
 
 
@@ -116,7 +116,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, call: Call, blo
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=call.dropout, scale=call.scale)
 
 
-def _not_grouped(q: Tensor, k: Tensor, call: Call) -> str:
+def _not_grouped(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     return _not_cuda(q) or _adds_values(call)
 
 
@@ -125,8 +125,8 @@ def _adds_values(call: Call) -> str:
     return "it cannot add a value for each distance" if has else ""
 
 
-def _grouped_is_slow(q: Tensor, k: Tensor, call: Call) -> str:
-    return "" if _not_flash(q, k, call) else "packed rows without a bias need no blocks"
+def _grouped_is_slow(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+    return "" if _not_flash(q, k, v, call) else "packed rows without a bias need no blocks"
 
 
 # -- one compiled kernel ------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def _compiled() -> Callable[..., Any]:
     return made
 
 
-def _not_flex(q: Tensor, k: Tensor, call: Call) -> str:
+def _not_flex(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     if reason := _not_cuda(q) or _adds_values(call):
         return reason
     if q.dtype not in (*HALVES, torch.float32):
@@ -230,10 +230,10 @@ def _not_flex(q: Tensor, k: Tensor, call: Call) -> str:
         return "it has no bias that is given in full"
     if q.shape[-1] < 16 or q.shape[-1] & (q.shape[-1] - 1):
         return f"its heads are 16, 32, 64, 128 or 256 wide, not {q.shape[-1]}"
-    return ""
+    return widths(k, v)
 
 
-def _flex_is_slow(q: Tensor, k: Tensor, call: Call) -> str:
+def _flex_is_slow(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     return "" if call.first == "flex" else "it is compiled for each number of rows: name it where that never changes"
 
 

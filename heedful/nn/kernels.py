@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heedful.nn.dropout import dropout
-from heedful.nn.layout import Call, Dense, Distance, Layout, Span, allowed
+from heedful.nn.layout import Call, Dense, Distance, Layout, Span, allowed, widths
 from heedful.nn.moves import Moves, fetch, fetches, move, moves
 from heedful.nn.native_attention import attention, cannot_attend, slow_to_attend
 
 Line = list[int]  # the numbers of the sequences that share a line, in order
 Run = Callable[[Tensor, Tensor, Tensor, Call], Tensor]
-Verdict = Callable[[Tensor, Tensor, Call], str]
+Verdict = Callable[[Tensor, Tensor, Tensor, Call], str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +33,8 @@ class Kernel:
 
     name: str
     run: Run
-    cannot: Verdict = lambda q, k, call: ""
-    slow: Verdict = lambda q, k, call: ""  # it could, but another is faster
+    cannot: Verdict = lambda q, k, v, call: ""
+    slow: Verdict = lambda q, k, v, call: ""  # it could, but another is faster
 
 
 # -- plans ------------------------------------------------------------------------------------------------
@@ -300,8 +300,8 @@ def _lined(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     seen = (q, k[: lines * stride], v[: lines * stride])
     heads = [each.unflatten(0, (lines, -1)).transpose(1, 2) for each in seen]
     bias = _kept(call, block, call.bias.table if isinstance(call.bias, Distance) else None, q.dtype)
-    short = layout.stride is None and longest <= SHORT and not _not_fused(q, k, call)
-    core = fused if short or _products_are_slow(q, k, call) else products
+    short = layout.stride is None and longest <= SHORT and not _not_fused(q, k, v, call)
+    core = fused if short or _products_are_slow(q, k, v, call) else products
     mixed = core(heads[0], heads[1][:, :, :longest], heads[2][:, :, :longest], bias, call, block)
     return mixed.transpose(1, 2).flatten(0, 1)
 
@@ -321,7 +321,7 @@ def _line_block(call: Call, q: Tensor) -> Block:
     )
 
 
-def _not_lined(q: Tensor, k: Tensor, call: Call) -> str:
+def _not_lined(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     layout = call.layout
     stride = len(k) if layout.stride is None and len(layout.keys) == 1 else layout.stride
     if stride is None or [start for start, _ in layout.keys] != [line * stride for line in range(len(layout.keys))]:
@@ -352,7 +352,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     return mixed
 
 
-def _not_varlen(q: Tensor, k: Tensor, call: Call) -> str:
+def _not_varlen(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     if q.device.type != "cuda":
         return "it runs on CUDA only"
     if q.dtype not in (torch.float16, torch.bfloat16):
@@ -361,7 +361,7 @@ def _not_varlen(q: Tensor, k: Tensor, call: Call) -> str:
         return "it has no bias and no dropout"
     if q.shape[-1] % 8 or q.shape[-1] > 256:
         return f"its heads are up to 256 wide, in steps of 8, not {q.shape[-1]}"
-    return follow(k, call)
+    return widths(k, v) or follow(k, call)
 
 
 def follow(k: Tensor, call: Call) -> str:
@@ -372,7 +372,7 @@ def follow(k: Tensor, call: Call) -> str:
     return ""
 
 
-def _not_fused(q: Tensor, k: Tensor, call: Call) -> str:
+def _not_fused(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     if isinstance(call.bias, Distance) and call.bias.values is not None:
         return "it cannot add a value for each distance"
     return "it has no dropout" if call.dropout else ""
@@ -382,8 +382,8 @@ SHORT = 128  # tokens of a text alone up to which what counts is how few operati
 LONG = 1024  # keys of a sequence above which its scores, heads x n x m, are not written out to save memory
 
 
-def _products_are_slow(q: Tensor, k: Tensor, call: Call) -> str:
-    if _not_fused(q, k, call):
+def _products_are_slow(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
+    if _not_fused(q, k, v, call):
         return ""
     if q.dtype in (torch.float32, torch.float64) and call.first != "products":
         return "in float32 and float64 the fused kernel is faster"

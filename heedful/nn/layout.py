@@ -109,6 +109,13 @@ class Call:
     first: str = ""  # the kernel that was measured to be the fastest here; it is taken where it can
 
 
+def widths(k: Tensor, v: Tensor) -> str:
+    """Why a kernel that wants values as wide as keys cannot take these, or nothing."""
+    if v.shape[-1] == k.shape[-1]:
+        return ""
+    return f"its values are as wide as its keys, and these are {v.shape[-1]} and {k.shape[-1]} wide"
+
+
 def gaps(n: int, m: int, device: torch.device | None = None) -> Int[Tensor, "n m"]:
     """Key place minus query place for n queries and m keys whose last ones stand at the same place."""
     return torch.arange(m, device=device)[None, :] - torch.arange(m - n, m, device=device)[:, None]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from heedful.native import kernels, why
-from heedful.nn.layout import Call, Layout
+from heedful.nn.layout import Call, Layout, widths
 from heedful.nn.native import KINDS, at, drawn, learns, room
 
 
@@ -34,11 +34,11 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, call: Call, where: Tensor, seed:
     return out
 
 
-def cannot_attend(q: Tensor, k: Tensor, call: Call) -> str:
+def cannot_attend(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     """Why not, or nothing."""
     if q.device.type != "cpu":
         return "it runs on the CPU only"
-    if q.dtype not in KINDS or q.dtype != k.dtype:
+    if q.dtype not in KINDS or not q.dtype == k.dtype == v.dtype:
         return f"it computes in float32 and bfloat16, not in {q.dtype}"
     if call.bias is not None:
         return "it adds no bias"
@@ -51,12 +51,12 @@ def cannot_attend(q: Tensor, k: Tensor, call: Call) -> str:
         return f"there are no kernels: {why()}"
     if q.dtype == torch.bfloat16 and not found.half:
         return "this processor does not multiply bfloat16"
-    return (
-        f"its heads are whole multiples of {found.lanes} wide, not {q.shape[-1]}" if q.shape[-1] % found.lanes else ""
-    )
+    if q.shape[-1] % found.lanes:
+        return f"its heads are whole multiples of {found.lanes} wide, not {q.shape[-1]}"
+    return widths(k, v)
 
 
-def slow_to_attend(q: Tensor, k: Tensor, call: Call) -> str:
+def slow_to_attend(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
     """Why another kernel is preferred, or nothing; a rule and no measurement, so that a seed gives the same bits."""
     if call.first == "native":
         return ""

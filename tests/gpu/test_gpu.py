@@ -77,7 +77,7 @@ def check(kernel: Kernel, layout: Layout, bias: str, dtype: torch.dtype, width: 
     if not len(tensors[0]) or not len(tensors[1]):
         return  # attend answers before it takes a kernel
     call = Call(layout=layout, scale=0.3, bias=given, **more)
-    if kernel.cannot(tensors[0], tensors[1], call):
+    if kernel.cannot(*tensors, call):
         return
     exact = [each.detach().double().requires_grad_() for each in tensors]
     exact_bias, exact_trained = moved(given, torch.float64)
@@ -121,8 +121,8 @@ def test_dropout_drops_weights_after_the_softmax(name: str, bias: str) -> None:
     v = torch.eye(width)[places][:, None].expand(-1, 4, -1).contiguous().to("cuda", torch.bfloat16).requires_grad_()
     given = Distance(table=torch.randn(4, 7, generator=generator).to("cuda")) if bias == "table" else None
     call = Call(layout=layout, scale=0.1, bias=given, dropout=p)
-    if kernel.cannot(q, k, call):
-        pytest.skip(kernel.cannot(q, k, call))
+    if kernel.cannot(q, k, v, call):
+        pytest.skip(kernel.cannot(q, k, v, call))
     exact = [each.detach().double().requires_grad_() for each in (q, k, v)]
     double = None if given is None else Distance(table=given.table.double())
     weights = REFERENCE.run(*exact, Call(layout=layout, scale=0.1, bias=double)).detach()

@@ -247,15 +247,15 @@ def a_call(dropout: float = 0.0) -> tuple[Tensors, Call]:
 
 
 def picky(cannot: str = "", slow: str = "") -> Kernel:
-    return Kernel(name="picky", cannot=lambda q, k, call: cannot, slow=lambda q, k, call: slow, run=REFERENCE.run)
+    return Kernel(name="picky", cannot=lambda q, k, v, call: cannot, slow=lambda q, k, v, call: slow, run=REFERENCE.run)
 
 
 @pytest.mark.parametrize(("given", "hint"), [("refernce", ' (did you mean "reference"?)'), ("xyzzy", "")])
 def test_an_unknown_kernel_is_refused(given: str, hint: str) -> None:
-    (q, k, _), call = a_call()
+    (q, k, v), call = a_call()
     known = ", ".join(kernel.name for kernel in (*KERNELS, REFERENCE))
     with pytest.raises(HeedfulError) as caught:
-        choose(q, k, call, given)
+        choose(q, k, v, call, given)
     assert str(caught.value) == f'there is no attention kernel "{given}"{hint}; known: auto, {known}'
 
 
@@ -269,32 +269,32 @@ def test_a_named_kernel_that_cannot_is_an_error(monkeypatch: pytest.MonkeyPatch)
     text = 'the attention kernel "picky" cannot take this call: it wants float8; use backend="auto"'
     with pytest.raises(HeedfulError, match=f"^{re.escape(text)}$"):
         attend(q, k, v, call.layout, scale=0.5, backend="picky")
-    assert choose(q, k, call) is REFERENCE
-    assert verdicts(explain(q, k, call)) == {"picky": "no: it wants float8", "reference": "taken"}
+    assert choose(q, k, v, call) is REFERENCE
+    assert verdicts(explain(q, k, v, call)) == {"picky": "no: it wants float8", "reference": "taken"}
 
 
 def test_a_slow_kernel_is_taken_only_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = picky(slow="it sleeps")
     monkeypatch.setattr(attend_module, "KERNELS", (kernel,))
-    (q, k, _), call = a_call()
-    assert choose(q, k, call) is REFERENCE
-    assert choose(q, k, call, "picky") is kernel
-    assert verdicts(explain(q, k, call)) == {"picky": "no: it sleeps", "reference": "taken"}
+    (q, k, v), call = a_call()
+    assert choose(q, k, v, call) is REFERENCE
+    assert choose(q, k, v, call, "picky") is kernel
+    assert verdicts(explain(q, k, v, call)) == {"picky": "no: it sleeps", "reference": "taken"}
 
 
 def test_the_first_that_can_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = picky()
     monkeypatch.setattr(attend_module, "KERNELS", (kernel,))
-    (q, k, _), call = a_call()
-    assert choose(q, k, call) is kernel
-    assert verdicts(explain(q, k, call)) == {"picky": "taken", "reference": "could, but one above is preferred"}
+    (q, k, v), call = a_call()
+    assert choose(q, k, v, call) is kernel
+    assert verdicts(explain(q, k, v, call)) == {"picky": "taken", "reference": "could, but one above is preferred"}
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_explain_names_every_kernel_once_and_takes_one(dropout: float) -> None:
-    (q, k, _), call = a_call(dropout)
-    text = explain(q, k, call)
+    (q, k, v), call = a_call(dropout)
+    text = explain(q, k, v, call)
     said, names = verdicts(text), [kernel.name for kernel in (*KERNELS, REFERENCE)]
     assert list(said) == names and text.count("\n") == len(names) - 1
-    assert [name for name, verdict in said.items() if verdict == "taken"] == [choose(q, k, call).name]
+    assert [name for name, verdict in said.items() if verdict == "taken"] == [choose(q, k, v, call).name]
     assert all(verdict == "taken" or verdict.startswith(("no: ", "could, ")) for verdict in said.values())

@@ -154,7 +154,7 @@ def test_what_is_taken_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         (singles, None, 0.1, "", "grouped"),
     ):
         call = Call(layout=layout, scale=1.0, bias=bias, dropout=dropout, first=first)
-        assert choose(q, q, call).name == name, (name, explain(q, q, call))
+        assert choose(q, q, q, call).name == name, (name, explain(q, q, q, call))
 
 
 def test_keys_that_belong_to_no_sequence_are_refused() -> None:
@@ -163,12 +163,22 @@ def test_keys_that_belong_to_no_sequence_are_refused() -> None:
     reason = "its key rows must follow each other without a gap, and all belong to a sequence"
     for keys in (((0, 20), (20, 40)), ((0, 20), (30, 50)), ((10, 30), (30, 50))):
         layout = Layout(((0, 20), (20, 40)), keys)
-        assert FLASH.cannot(q, k, Call(layout=layout, scale=1.0, dropout=0.1)) == reason
+        assert FLASH.cannot(q, k, k, Call(layout=layout, scale=1.0, dropout=0.1)) == reason
         call = Call(layout=layout, scale=1.0)
-        assert VARLEN.cannot(q, k, call) == reason and choose(q, k, call).name == "grouped"
+        assert VARLEN.cannot(q, k, k, call) == reason and choose(q, k, k, call).name == "grouped"
     layout = layout_of([20, 20], [20, 30])
-    assert FLASH.cannot(q, k, Call(layout=layout, scale=1.0, dropout=0.1)) == ""
-    assert VARLEN.cannot(q, k, Call(layout=layout, scale=1.0)) == ""
+    assert FLASH.cannot(q, k, k, Call(layout=layout, scale=1.0, dropout=0.1)) == ""
+    assert VARLEN.cannot(q, k, k, Call(layout=layout, scale=1.0)) == ""
+
+
+def test_values_of_another_width_are_left_to_blocks() -> None:
+    layout = layout_of([20, 20], [20, 20])
+    with FakeTensorMode():
+        q, v = (torch.empty(40, 4, width, device="cuda", dtype=torch.bfloat16) for width in (64, 32))
+    for dropout, first in ((0.0, ""), (0.1, ""), (0.0, "flex")):
+        call = Call(layout=layout, scale=1.0, dropout=dropout, first=first)
+        assert choose(q, q, v, call).name == "grouped", explain(q, q, v, call)
+    assert VARLEN.cannot(q, q, v, call) == "its values are as wide as its keys, and these are 32 and 64 wide"
 
 
 def test_an_operator_of_another_signature_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,8 +192,8 @@ def test_nothing_changes_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.zeros(40, 4, 64)
     for bias, dropout in product((None, Distance(table=torch.zeros(4, 9))), (0.0, 0.1)):
         call = Call(layout=layout, scale=1.0, bias=bias, dropout=dropout)
-        before = choose(q, q, call).name
+        before = choose(q, q, q, call).name
         with monkeypatch.context() as patch:
             patch.setattr(attend_module, "KERNELS", (*CUDA, *kernels.KERNELS))
-            assert choose(q, q, call).name == before
-            assert explain(q, q, call).count("it runs on CUDA only") == 4
+            assert choose(q, q, q, call).name == before
+            assert explain(q, q, q, call).count("it runs on CUDA only") == 4

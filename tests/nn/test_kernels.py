@@ -106,6 +106,20 @@ def test_every_kernel_equals_the_reference(lengths: tuple[list[int], list[int]],
             assert error <= 1e-12, (kernel.name, causal, window, error)
 
 
+@pytest.mark.parametrize("width", [8, 16, 48])
+@pytest.mark.parametrize("kernel", [*KERNELS, None], ids=lambda kernel: kernel.name if kernel else "auto")
+def test_values_of_another_width_than_keys(kernel: Any, width: int) -> None:
+    layout, generator = layout_of([6], [11]), torch.Generator().manual_seed(0)
+    shapes = ((6, HEADS, 32), (11, HEADS, 32), (11, HEADS, width))
+    tensors = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+    call = Call(layout=layout, scale=0.3)
+    taken = choose(*tensors, call) if kernel is None else kernel
+    if reason := taken.cannot(*tensors, call):
+        assert taken.name in ("native", "varlen") and ("CUDA" in reason or "values" in reason or "no kernels" in reason)
+        return
+    assert worst(outcome(taken, tensors, [], call), outcome(REFERENCE, tensors, [], call)) <= 2e-6
+
+
 @pytest.mark.parametrize("kernel", CPU_KERNELS, ids=lambda kernel: kernel.name)
 def test_a_layout_keeps_the_plans_of_its_calls_apart(kernel: Any) -> None:
     layout = layout_of([7, 23, 1, 12], [7, 23, 1, 12])
@@ -156,7 +170,7 @@ def test_kernels_in_lower_precision(kernel: Any, dtype: torch.dtype, causal: boo
 # -- dropout ----------------------------------------------------------------------------------------------
 
 NOTHING, DROPOUT = torch.zeros(0, 1, 1), Call(layout=layout_of([], []), scale=1.0, dropout=0.5)
-DROPPING = [kernel for kernel in (*CPU_KERNELS, REFERENCE) if not kernel.cannot(NOTHING, NOTHING, DROPOUT)]
+DROPPING = [kernel for kernel in (*CPU_KERNELS, REFERENCE) if not kernel.cannot(NOTHING, NOTHING, NOTHING, DROPOUT)]
 
 
 def reveal(layout: Layout, width: int) -> Tensor:
@@ -289,7 +303,7 @@ def test_lined_equals_the_reference(bias: str) -> None:
         tensors = [torch.randn(shape, generator=generator).double().requires_grad_() for shape in shapes]
         given, trained = draw_bias(bias, layout)
         call = Call(layout=layout, scale=0.3, causal=causal, window=window, bias=given)
-        assert choose(tensors[0], tensors[1], call).name == "lined"
+        assert choose(*tensors, call).name == "lined"
         (lined,) = (kernel for kernel in KERNELS if kernel.name == "lined")
         assert worst(outcome(lined, tensors, trained, call), outcome(REFERENCE, tensors, trained, call)) <= 1e-12
 

@@ -60,7 +60,7 @@ def test_attention(
         rows = (sum(LENGTHS), sum(keys), sum(keys))
         given = tuple(drawn(count, heads, width, seed=n, dtype=dtype) for n, count in enumerate(rows))
     call = Call(layout=layout, scale=width**-0.5, causal=causal, window=window)
-    assert choose(given[0], given[1], call).name == "native"
+    assert choose(*given, call).name == "native"
 
     def ran(how: Callable[..., Tensor], tensors: Any) -> list[Tensor]:
         mine = [each.detach().requires_grad_() for each in tensors]
@@ -251,8 +251,8 @@ def test_what_it_cannot_take(change: dict[str, Any], said: str) -> None:
     q = torch.zeros(6, 2, change.get("width", 32), dtype=change.get("dtype", torch.float32))
     spans = ((0, 3), (3, 6))
     call = Call(layout=Layout(spans, change.get("keys", spans)), scale=1.0)
-    assert said in attending.cannot_attend(q, q, call)
-    assert choose(q, q, call).name != "native"
+    assert said in attending.cannot_attend(q, q, q, call)
+    assert choose(q, q, q, call).name != "native"
 
 
 def test_without_kernels_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +260,7 @@ def test_without_kernels_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(library, "_found", lambda: "none today")
     q = drawn(6, 2, 32)
-    assert "none today" in attending.cannot_attend(q, q, Call(layout=layout_of([6]), scale=1.0))
+    assert "none today" in attending.cannot_attend(q, q, q, Call(layout=layout_of([6]), scale=1.0))
     assert of.add_norm(q[:, 0], q[:, 1], nn.LayerNorm(32), 0.0) is None
     with torch.autocast("cpu", torch.bfloat16):
         assert of.Linear(32, 32)(q[:, 0]).grad_fn.name() == "AddmmBackward0"
