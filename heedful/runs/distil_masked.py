@@ -24,7 +24,7 @@ from heedful.objectives.teaching import Pairing, Teacher
 from heedful.runs.distil_outputs import Form, Outputs, made, online
 from heedful.runs.distil_settings import Asked, ClassicStudent, MaskedDistilSettings, SizeStudent
 from heedful.runs.distil_students import digest, losses_of, student_of
-from heedful.runs.distil_verdict import VERDICT, written
+from heedful.runs.distil_verdict import VERDICT, spread, written
 from heedful.runs.finetune import START, Finished
 from heedful.runs.folder import begin_on, explained, read_json, refuse_other, write
 from heedful.runs.making import tokenizer_of
@@ -135,8 +135,7 @@ def _run_settings(settings: MaskedDistilSettings, folder: Path) -> PretrainSetti
 
 
 def _quality(results: dict[str, Any]) -> dict[str, Any]:
-    numbers = results["splits"]["held out"]["numbers"]
-    return {"mean": numbers["masked_accuracy"], "deviation": None, "seeds": 1}
+    return spread([results["splits"]["held out"]["numbers"]["masked_accuracy"]])
 
 
 class Numbered(Sequence[Sample]):
@@ -227,4 +226,4 @@ class _Student(Run):
             batch = masked.batch([held[number]], [mixed(self.settings.train.seed, HELD, number)])
             found = masked.measure(self.teacher, batch)["masked_accuracy"]
             right, total = right + found[0], total + found[1]
-        return {"mean": right / total, "deviation": None, "seeds": 1}
+        return spread([right / total])

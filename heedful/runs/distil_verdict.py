@@ -23,6 +23,7 @@ from heedful.runs.evaluate import task_of
 from heedful.runs.folder import environment, read_json, write
 from heedful.runs.results import read_results
 from heedful.runs.scoring import measure
+from heedful.runs.seeds import ENOUGH, paired
 from heedful.runs.style import BLUE, GREY, ORANGE, blank, prepare, title
 from heedful.runs.style import write as write_figure
 from heedful.train.fit import Watch
@@ -63,14 +64,25 @@ def verdict(
     found = task.result(measure(task, loaded, source.examples(split)))
     watch.said("measuring speed, side by side")
     quality = {
-        "teacher": {"mean": float(found[main]), "deviation": None, "seeds": 1},
-        "student": results["spread"][split],
+        "teacher": spread([float(found[main])]),
+        "student": spread([each["splits"][split] for each in results["seeds"]]),
     }
     if alone is not None:
-        quality["alone"] = alone["spread"][split]
+        quality["alone"] = spread([each["splits"][split] for each in alone["seeds"]])
     counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
     places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
-    return written(folder, (main, split), quality, counts, places, settings.verdict, settings.revision)
+    grain = 1 / found["count"]
+    return written(folder, (main, split), quality, counts, places, settings.verdict, settings.revision, grain)
+
+
+def spread(numbers: Sequence[float]) -> dict[str, Any]:
+    """The main number with each seed, their mean and their standard deviation.
+
+    >>> spread([0.75])
+    {'mean': 0.75, 'deviation': None, 'seeds': 1, 'numbers': [0.75]}
+    """
+    deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
+    return {"mean": statistics.fmean(numbers), "deviation": deviation, "seeds": len(numbers), "numbers": list(numbers)}
 
 
 def written(
@@ -81,10 +93,11 @@ def written(
     places: dict[str, str],
     settings: VerdictSettings,
     revision: str,
+    grain: float = 0.0,
 ) -> dict[str, Any]:
     """Measure speed, and write everything down, beside what was measured: a number of a split."""
     speeds = side_by_side(places, settings, revision)
-    made = compared(*measured, quality, speeds, counts) | {"machine": environment()["machine"]}
+    made = compared(*measured, quality, speeds, counts, grain) | {"machine": environment()["machine"]}
     put_folder(folder / "plots")
     write_figure(folder / "plots" / PLOT, plot(made))
     write(folder / VERDICT, made)  # last: a verdict has all of it
@@ -150,8 +163,9 @@ def compared(
     quality: dict[str, Any],
     speeds: dict[str, Speed],
     counts: dict[str, int],
+    grain: float = 0.0,
 ) -> dict[str, Any]:
-    """All figures side by side, and the sentence."""
+    """All figures side by side, and the sentence; `grain` is the least that the number can change by."""
     models = {
         name: {"quality": each} | (asdict(speeds[name]) | {"parameters": counts[name]} if name in speeds else {})
         for name, each in quality.items()
@@ -168,19 +182,20 @@ def compared(
         "size": student["parameters"] / teacher["parameters"],
     }
     if "alone" in models:
-        found["gain"] = gain(student["quality"], models["alone"]["quality"])
+        found["gain"] = gain(student["quality"], models["alone"]["quality"], grain)
     return found | {"sentence": sentence(found)}
 
 
-def gain(student: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
-    """How much better the student is than alone, and the standard error of that difference over seeds.
-
-    sqrt(s² / n + s'² / n'); none where there is one seed.
-    """
-    error = None
-    if student["deviation"] is not None and alone["deviation"] is not None:
-        error = (student["deviation"] ** 2 / student["seeds"] + alone["deviation"] ** 2 / alone["seeds"]) ** 0.5
-    return {"difference": student["mean"] - alone["mean"], "error": error}
+def gain(student: dict[str, Any], alone: dict[str, Any], grain: float) -> dict[str, Any]:
+    """How much better the student is than alone, seed by seed, and within which bounds of 95 %, from ENOUGH seeds on."""
+    found = paired(student["numbers"], alone["numbers"], grain=grain)
+    sure = len(student["numbers"]) >= ENOUGH
+    return {
+        "difference": found.mean,
+        "low": found.low if sure else None,
+        "high": found.high if sure else None,
+        "seeds": len(student["numbers"]),
+    }
 
 
 def sentence(found: dict[str, Any]) -> str:
@@ -196,14 +211,15 @@ def sentence(found: dict[str, Any]) -> str:
     )
     if "gain" not in found:
         return f"{text}; what it would have learned without the teacher was not measured."
-    difference, error = found["gain"]["difference"], found["gain"]["error"]
-    by = f"{difference:+.4f} beside the same student without the teacher"
-    if error is None:
-        return f"{text}; {by}, from one seed each, which proves little."
-    if abs(difference) <= 2 * error:
-        return f"{text}; {by}, which is within twice the standard error over seeds ({error:.4f}): no difference seen."
-    worth = "the teacher was worth it" if difference > 0 else "the teacher made it worse"
-    return f"{text}; {by} (standard error {error:.4f}): {worth}."
+    gained = found["gain"]
+    by = f"{gained['difference']:+.4f} beside the same student without the teacher"
+    if gained["seeds"] < ENOUGH:
+        few = "1 seed" if gained["seeds"] == 1 else f"{gained['seeds']} seeds"
+        return f"{text}; {by}, from {few} each, too few for a verdict: {ENOUGH} or more tell."
+    by += f" (95 % interval {gained['low']:+.4f} to {gained['high']:+.4f})"
+    if gained["low"] <= 0 <= gained["high"]:
+        return f"{text}; {by}: no difference seen."
+    return f"{text}; {by}: {'the teacher was worth it' if gained['low'] > 0 else 'the teacher made it worse'}."
 
 
 def rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

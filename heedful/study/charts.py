@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from heedful.runs.style import BLUE, GREY, INK, ORANGE, PALE, SKY, blank, prepare, title
-from heedful.study.verdict import paired, spread
+from heedful.runs.seeds import paired, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

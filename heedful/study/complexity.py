@@ -33,7 +33,7 @@ from heedful.nn.local import restricted
 from heedful.study import charts
 from heedful.study.frame import Measure, Outcome, Plan
 from heedful.study.parts import Convolution, softly
-from heedful.study.verdict import spread
+from heedful.runs.seeds import spread
 
 KERNEL, RADIUS = 3, 16
 WRITTEN, KERNELS, RECURRENT, CONVOLUTION, RESTRICTED = (

@@ -14,7 +14,7 @@ from heedful.errors import HeedfulError, did_you_mean
 from heedful.runs import style
 from heedful.runs.folder import environment, write
 from heedful.study import STUDIES
-from heedful.study.verdict import Unit, spread, verdict
+from heedful.runs.seeds import Unit, spread, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

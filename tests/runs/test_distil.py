@@ -23,7 +23,7 @@ from heedful.runs.distil import distil
 from heedful.runs.distil_more import Replacer
 from heedful.runs.distil_search import search
 from heedful.runs.distil_settings import Asked, DistilSettings, MoreSettings
-from heedful.runs.distil_verdict import Speed, compared
+from heedful.runs.distil_verdict import Speed, compared, spread
 from heedful.runs.distil_verdict import plot as drawn
 from heedful.settings import from_file
 from heedful.tokenizer import Words
@@ -259,20 +259,35 @@ def test_replaced_words_are_words_of_the_model(tmp_path: Path) -> None:
 def test_the_sentence_says_what_was_seen() -> None:
     speed = [Speed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)]
     speed.append(Speed(precision="float32", p50=1.0, p99=5.0, texts_per_second=30.0, tokens_per_second=300))
-    quality = {"mean": 0.8, "deviation": 0.01, "seeds": 4}
-    models = {"teacher": {"mean": 0.9, "deviation": None, "seeds": 1}, "student": {**quality, "mean": 0.85}}
-    speeds, counts = dict(zip(models, speed, strict=True)), {"teacher": 100, "student": 25}
-    found = compared("f1", "dev", models | {"alone": quality}, speeds, counts)
-    assert found["gain"]["difference"] == pytest.approx(0.05) and found["gain"]["error"] == pytest.approx(0.01 / 2**0.5)
-    said = found["sentence"]
-    assert "keeps 94.4 % of the teacher's f1 on dev (0.850 of 0.900)" in said and said.endswith("worth it.")
+    models = {"teacher": spread([0.9]), "student": spread([0.84, 0.85, 0.86]), "alone": spread([0.79, 0.8, 0.81])}
+    speeds, counts = dict(zip(models, speed, strict=False)), {"teacher": 100, "student": 25}
+    found = compared("f1", "dev", models, speeds, counts, 0.01)
+    said, gain = found["sentence"], found["gain"]
+    assert "keeps 94.4 % of the teacher's f1 on dev (0.850 of 0.900)" in said
+    assert gain["difference"] == pytest.approx(0.05) and gain["seeds"] == 3
+    assert gain["low"] == pytest.approx(0.05 - 4.3027 * 0.01 / 3**0.5, abs=1e-6), "equal differences are a grain apart"
+    assert said.endswith("(95 % interval +0.0252 to +0.0748): the teacher was worth it.")
     assert "3.0 times as many texts a second and one text 4.0 times as fast, and has 25 % of the parameters" in said
     figure = drawn(found, [{"name": "bag", "p50": 0.3, "quality": 0.7}])
     assert len(figure.axes) == 1 and figure.axes[0].get_xscale() == "log"
-    near = compared("f1", "dev", models | {"alone": {**quality, "mean": 0.84}}, speeds, counts)["sentence"]
-    assert near.endswith("no difference seen.")
-    one = {"mean": 0.8, "deviation": None, "seeds": 1}
-    assert "proves little" in compared("f1", "dev", models | {"alone": one}, speeds, counts)["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("student", "alone", "ending"),
+    [
+        ([0.80, 0.85, 0.81], [0.79, 0.80, 0.81], ": no difference seen."),  # two standard errors would have seen one
+        ([0.80, 0.80, 0.80], [0.81, 0.81, 0.81], ": no difference seen."),  # one text of a hundred
+        ([0.70, 0.71, 0.72], [0.79, 0.80, 0.81], ": the teacher made it worse."),
+        ([0.90, 0.90], [0.70, 0.70], "from 2 seeds each, too few for a verdict: 3 or more tell."),
+        ([0.90], [0.70], "from 1 seed each, too few for a verdict: 3 or more tell."),
+    ],
+)
+def test_a_teacher_is_judged_seed_by_seed(student: list[float], alone: list[float], ending: str) -> None:
+    fast = Speed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)
+    models = {"teacher": spread([0.9]), "student": spread(student), "alone": spread(alone)}
+    speeds, counts = {"teacher": fast, "student": fast}, {"teacher": 100, "student": 25}
+    found = compared("f1", "dev", models, speeds, counts, 0.01)
+    assert found["sentence"].endswith(ending) and json.dumps(found, allow_nan=False)
 
 
 def test_settings_that_are_wrong_are_told_first() -> None:
