@@ -120,9 +120,9 @@ class _Distillation:
             return replace(done, why="asked", results={})
         if self.ranks.first:
             if not (self.folder / VERDICT).exists():
-                found = None if alone is None else alone.results
+                without = None if alone is None else alone.folder
                 self.planned.teacher.to(CPU)
-                verdict(self.folder, self.planned.teacher, self.planned.source, self.settings, found, self.watch)
+                verdict(self.folder, self.planned.teacher, self.planned.source, self.settings, without, self.watch)
             write_card(self.folder)  # again, with the verdict
         self.ranks.wait()
         results = read_results(self.folder) | {"verdict": read_json(self.folder / VERDICT)} if self.ranks.first else {}

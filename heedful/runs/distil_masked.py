@@ -24,7 +24,7 @@ from heedful.objectives.teaching import Pairing, Teacher
 from heedful.runs.distil_outputs import Form, Outputs, made, online
 from heedful.runs.distil_settings import Asked, ClassicStudent, MaskedDistilSettings, SizeStudent
 from heedful.runs.distil_students import digest, losses_of, student_of
-from heedful.runs.distil_verdict import VERDICT, spread, written
+from heedful.runs.distil_verdict import VERDICT, side_by_side, spread, written
 from heedful.runs.finetune import START, Finished
 from heedful.runs.folder import begin_on, explained, read_json, refuse_other, write
 from heedful.runs.making import tokenizer_of
@@ -120,8 +120,8 @@ def _carried_out(teacher: Loaded, settings: MaskedDistilSettings, folder: Path, 
                 quality["alone"] = _quality(read_results(folder / ALONE))
             counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
             places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
-            measured = "masked_accuracy", "held out"
-            written(folder, measured, quality, counts, places, settings.verdict, settings.revision)
+            speeds = side_by_side(places, settings.verdict, settings.revision)
+            written(folder, ("masked_accuracy", "held out"), quality, counts, speeds)
     if ranks.first:
         write_card(folder)  # again, with the verdict
     ranks.wait()
@@ -135,7 +135,7 @@ def _run_settings(settings: MaskedDistilSettings, folder: Path) -> PretrainSetti
 
 
 def _quality(results: dict[str, Any]) -> dict[str, Any]:
-    return spread([results["splits"]["held out"]["numbers"]["masked_accuracy"]])
+    return spread([results["splits"]["held out"]["numbers"]["masked_accuracy"]], "float32")
 
 
 class Numbered(Sequence[Sample]):
@@ -226,4 +226,4 @@ class _Student(Run):
             batch = masked.batch([held[number]], [mixed(self.settings.train.seed, HELD, number)])
             found = masked.measure(self.teacher, batch)["masked_accuracy"]
             right, total = right + found[0], total + found[1]
-        return spread([right / total])
+        return spread([right / total], "float32")

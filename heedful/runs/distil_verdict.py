@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from heedful.checkpoint.hub import name_and_revision
 from heedful.data import Source
 from heedful.durable import put_folder
 from heedful.infer.engine import Engine
+from heedful.infer.precision import Precision
 from heedful.infer.quantize import fastest, ready, sample, tried
 from heedful.runs import timing
 from heedful.runs.card import number as shown
@@ -22,10 +24,10 @@ from heedful.runs.distil_settings import DistilSettings, VerdictSettings
 from heedful.runs.evaluate import task_of
 from heedful.runs.folder import environment, read_json, write
 from heedful.runs.results import read_results
-from heedful.runs.scoring import measure
 from heedful.runs.seeds import ENOUGH, paired
 from heedful.runs.style import BLUE, GREY, ORANGE, blank, prepare, title
 from heedful.runs.style import write as write_figure
+from heedful.tasks.task import evaluate
 from heedful.train.fit import Watch
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ NAMES = {"teacher": "teacher", "student": "student", "alone": "the same student 
 class Speed:
     """Of an engine, from text to answer, tokenizing included."""
 
-    precision: str
+    precision: Precision
     p50: float  # milliseconds of one text
     p99: float
     texts_per_second: float  # of all of them at once
@@ -48,41 +50,53 @@ class Speed:
 
 
 def verdict(
-    folder: Path,
-    teacher: Loaded,
-    source: Source[Any],
-    settings: DistilSettings,
-    alone: dict[str, Any] | None,
-    watch: Watch,
+    folder: Path, teacher: Loaded, source: Source[Any], settings: DistilSettings, alone: Path | None, watch: Watch
 ) -> dict[str, Any]:
-    """Measure, compare, and write verdict.json and its plot."""
+    """Measure, compare, and write verdict.json and its plot; `alone` is the run without the teacher."""
     results = read_results(folder)
     split = next(name for name in ("test", "dev", *results["splits"]) if name in results["splits"])
-    main = results["main"]
-    watch.said(f"measuring the teacher on {split}")
-    task, loaded = task_of(teacher, source, split)
-    found = task.result(measure(task, loaded, source.examples(split)))
     watch.said("measuring speed, side by side")
-    quality = {
-        "teacher": spread([float(found[main])]),
-        "student": spread([each["splits"][split] for each in results["seeds"]]),
+    places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
+    speeds = side_by_side(places, settings.verdict, settings.revision)
+    seeds = [each["seed"] for each in results["seeds"]]
+    served = {
+        "teacher": ([settings.teacher], speeds["teacher"].precision, settings.revision),
+        "student": (_models(folder, seeds), speeds["student"].precision, ""),
     }
     if alone is not None:
-        quality["alone"] = spread([each["splits"][split] for each in alone["seeds"]])
+        served["alone"] = (_models(alone, seeds), speeds["student"].precision, "")
+    quality = {}
+    for name, (models, precision, revision) in served.items():
+        watch.said(f"measuring {NAMES[name]} on {split} in {precision}")
+        ask = partial(_asked, source=source, split=split, main=results["main"])
+        quality[name] = spread([ask(each, precision, revision) for each in models], precision)
     counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
-    places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
-    grain = 1 / found["count"]
-    return written(folder, (main, split), quality, counts, places, settings.verdict, settings.revision, grain)
+    grain = 1 / results["splits"][split]["numbers"]["count"]
+    return written(folder, (results["main"], split), quality, counts, speeds, grain)
 
 
-def spread(numbers: Sequence[float]) -> dict[str, Any]:
+def _models(run: Path, seeds: Sequence[int]) -> list[str]:
+    """Of each seed, as fine-tuning leaves them."""
+    return [str((run / f"seed-{seed}" if len(seeds) > 1 else run) / RUN_MODEL) for seed in seeds]
+
+
+def _asked(place: str, precision: Precision, revision: str, *, source: Source[Any], split: str, main: str) -> float:
+    """The main number of a model in the precision in which it is served."""
+    folder, said = name_and_revision(place)
+    engine = ready(folder, precision, revision=said or revision or None)
+    task, engine.loaded = task_of(engine.loaded, source, split)
+    return float(task.result(evaluate(task, engine, source.examples(split)))[main])
+
+
+def spread(numbers: Sequence[float], precision: str) -> dict[str, Any]:
     """The main number with each seed, their mean and their standard deviation.
 
-    >>> spread([0.75])
-    {'mean': 0.75, 'deviation': None, 'seeds': 1, 'numbers': [0.75]}
+    >>> spread([0.75], "int8")
+    {'mean': 0.75, 'deviation': None, 'seeds': 1, 'numbers': [0.75], 'precision': 'int8'}
     """
     deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
-    return {"mean": statistics.fmean(numbers), "deviation": deviation, "seeds": len(numbers), "numbers": list(numbers)}
+    found = {"mean": statistics.fmean(numbers), "deviation": deviation, "seeds": len(numbers)}
+    return found | {"numbers": list(numbers), "precision": precision}
 
 
 def written(
@@ -90,13 +104,10 @@ def written(
     measured: tuple[str, str],
     quality: dict[str, Any],
     counts: dict[str, int],
-    places: dict[str, str],
-    settings: VerdictSettings,
-    revision: str,
+    speeds: dict[str, Speed],
     grain: float = 0.0,
 ) -> dict[str, Any]:
-    """Measure speed, and write everything down, beside what was measured: a number of a split."""
-    speeds = side_by_side(places, settings, revision)
+    """Compare, and write everything down, beside what was measured: a number of a split."""
     made = compared(*measured, quality, speeds, counts, grain) | {"machine": environment()["machine"]}
     put_folder(folder / "plots")
     write_figure(folder / "plots" / PLOT, plot(made))
@@ -111,14 +122,14 @@ def side_by_side(
     places: dict[str, str], settings: VerdictSettings, revision: str = "", inputs: Sequence[Any] | None = None
 ) -> dict[str, Speed]:
     """Each engine in the precision in which it would be served, in turns, so that the machine is the same for all."""
-    engines, precisions = {}, {}
+    engines: dict[str, Engine] = {}
+    precisions: dict[str, Precision] = {}
     for name, place in places.items():
         folder, said = name_and_revision(place)
         held = said or (revision if name == "teacher" and revision else None)
-        precisions[name] = settings.precision
-        if settings.precision == "auto":
-            precisions[name] = fastest(tried(folder, revision=held))
-        engines[name] = ready(folder, precisions[name], revision=held)  # type: ignore[arg-type]
+        asked = settings.precision
+        precisions[name] = fastest(tried(folder, revision=held)) if asked == "auto" else asked
+        engines[name] = ready(folder, precisions[name], revision=held)
     given = list(inputs if inputs is not None else sample(engines["student"]))[: settings.texts]
     return {
         name: Speed(precision=precisions[name], **each) for name, each in timed(engines, given, settings.rounds).items()
@@ -187,7 +198,7 @@ def compared(
 
 
 def gain(student: dict[str, Any], alone: dict[str, Any], grain: float) -> dict[str, Any]:
-    """How much better the student is than alone, seed by seed, and within which bounds of 95 %, from ENOUGH seeds on."""
+    """How much better the student is than alone, seed by seed; from ENOUGH seeds on within which bounds of 95 %."""
     found = paired(student["numbers"], alone["numbers"], grain=grain)
     sure = len(student["numbers"]) >= ENOUGH
     return {
@@ -200,11 +211,11 @@ def gain(student: dict[str, Any], alone: dict[str, Any], grain: float) -> dict[s
 
 def sentence(found: dict[str, Any]) -> str:
     """What it comes to."""
-    teacher, student = (found["models"][name]["quality"]["mean"] for name in ("teacher", "student"))
+    teacher, student = (_with_precision(found["models"][name]["quality"]) for name in ("teacher", "student"))
     said = f"{found['main']} on {found['split']}"
-    quality = f"has a {said} of {shown(student)} beside the teacher's {shown(teacher)}"
+    quality = f"has a {said} of {student} beside the teacher's {teacher}"
     if found["kept"] is not None:
-        quality = f"keeps {100 * found['kept']:.1f} % of the teacher's {said} ({shown(student)} of {shown(teacher)})"
+        quality = f"keeps {100 * found['kept']:.1f} % of the teacher's {said} ({student} of {teacher})"
     text = (
         f"The student {quality}, answers {found['faster']:.1f} times as many texts a second and one text "
         f"{found['sooner']:.1f} times as fast, and has {100 * found['size']:.0f} % of the parameters"
@@ -222,16 +233,20 @@ def sentence(found: dict[str, Any]) -> str:
     return f"{text}; {by}: {'the teacher was worth it' if gained['low'] > 0 else 'the teacher made it worse'}."
 
 
+def _with_precision(quality: dict[str, Any]) -> str:
+    return f"{shown(quality['mean'])} in {quality['precision']}"
+
+
 def rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The table: its head, and a row for each model."""
     head = ["", f"{found['main']} on {found['split']}", "kept", "parameters", "served in", "tokens/s", "texts/s"]
     lines = []
     best = found["models"]["teacher"]["quality"]["mean"]
     for name, each in found["models"].items():
-        quality = each["quality"]
+        quality, like = each["quality"], each if "p50" in each else found["models"]["student"]
         spread = "" if quality["deviation"] is None else f" ± {shown(quality['deviation'])} ({quality['seeds']} seeds)"
+        spread += "" if quality["precision"] == like["precision"] else f" in {quality['precision']}"
         kept = f"{100 * quality['mean'] / best:.1f} %" if best > 0 else ""
-        like = each if "p50" in each else found["models"]["student"]
         times = [f"{like['tokens_per_second']:,.0f}", f"{like['texts_per_second']:,.0f}"]
         times += [f"{like['p50']:.2f} / {like['p99']:.2f}"]
         lines.append(

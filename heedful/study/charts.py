@@ -8,8 +8,8 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from heedful.runs.style import BLUE, GREY, INK, ORANGE, PALE, SKY, blank, prepare, title
 from heedful.runs.seeds import paired, spread
+from heedful.runs.style import BLUE, GREY, INK, ORANGE, PALE, SKY, blank, prepare, title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -30,10 +30,10 @@ from heedful.model.classic_config import Recurrent
 from heedful.nn.attend import attend
 from heedful.nn.layout import Layout
 from heedful.nn.local import restricted
+from heedful.runs.seeds import spread
 from heedful.study import charts
 from heedful.study.frame import Measure, Outcome, Plan
 from heedful.study.parts import Convolution, softly
-from heedful.runs.seeds import spread
 
 KERNEL, RADIUS = 3, 16
 WRITTEN, KERNELS, RECURRENT, CONVOLUTION, RESTRICTED = (

@@ -13,8 +13,8 @@ from heedful.durable import put_folder
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.runs import style
 from heedful.runs.folder import environment, write
-from heedful.study import STUDIES
 from heedful.runs.seeds import Unit, spread, verdict
+from heedful.study import STUDIES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

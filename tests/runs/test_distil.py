@@ -18,9 +18,11 @@ from safetensors.torch import load_file
 from heedful.checkpoint import load
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
+from heedful.infer.quantize import ready
 from heedful.runs import distil_search, distil_verdict, finetune, pretrain, timing
 from heedful.runs.distil import distil
 from heedful.runs.distil_more import Replacer
+from heedful.runs.distil_search import _last as last
 from heedful.runs.distil_search import search
 from heedful.runs.distil_settings import Asked, DistilSettings, MoreSettings
 from heedful.runs.distil_verdict import Speed, compared, spread
@@ -101,6 +103,9 @@ def test_a_run_ends_in_a_verdict(tmp_path: Path, teacher: Path, labelled: Path) 
     assert steps[0] == steps[1] == 2 * 4, "64 texts in batches of 16, twice; and as many steps alone"
     settings = from_file(DistilSettings, folder / "settings.toml")
     assert (settings.task.kind, settings.loss.soft, settings.loss.hard) == ("classify", 5.0, 2.0)
+    results = [json.loads((folder / each / "results.json").read_text())["seeds"] for each in ("", "alone")]
+    for name, seeds in zip(("student", "alone"), results, strict=True):
+        assert found["models"][name]["quality"]["numbers"] == pytest.approx([each["splits"]["test"] for each in seeds])
     assert {each["label"] for each in Engine(folder)(texts)} <= {"bad", "fair", "good"}, "the teacher's labels"
     again = Told()
     same = distil(
@@ -132,6 +137,25 @@ def test_a_run_goes_on_to_the_same_bits(how: dict[str, int], tmp_path: Path, tea
     assert mine.keys() == whole.keys() and all(torch.equal(each, whole[name]) for name, each in mine.items())
     journals = [(tmp_path / name / "journal.jsonl").read_text() for name in ("cut", "whole")]
     assert journals[0] == journals[1]
+
+
+def test_quality_is_that_of_the_served_precision(
+    tmp_path: Path, teacher: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def noted(place: Any, precision: Any, **more: Any) -> Engine:
+        asked.append((Path(place).parent.name, precision))
+        return ready(place, precision, **more)
+
+    monkeypatch.setattr(distil_verdict, "ready", noted)
+    wishes = [*QUICK[1:], "seeds=2", "train.length.count=1", "verdict.precision=int8"]
+    done = distil(teacher, labelled, tmp_path / "run", student="layers=1", assignments=last(wishes))
+    found = done.results["verdict"]
+    assert {each["quality"]["precision"] for each in found["models"].values()} == {"int8"}
+    assert "in int8 of " in found["sentence"]
+    assert [place for place, _ in asked[3:]] == ["seed-1", "seed-2"] * 2, "the student and the same one alone"
+    assert {precision for _, precision in asked} == {"int8"}
 
 
 @pytest.mark.slow
@@ -259,11 +283,12 @@ def test_replaced_words_are_words_of_the_model(tmp_path: Path) -> None:
 def test_the_sentence_says_what_was_seen() -> None:
     speed = [Speed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)]
     speed.append(Speed(precision="float32", p50=1.0, p99=5.0, texts_per_second=30.0, tokens_per_second=300))
-    models = {"teacher": spread([0.9]), "student": spread([0.84, 0.85, 0.86]), "alone": spread([0.79, 0.8, 0.81])}
+    several = {"teacher": [0.9], "student": [0.84, 0.85, 0.86], "alone": [0.79, 0.8, 0.81]}
+    models = {name: spread(numbers, "float32") for name, numbers in several.items()}
     speeds, counts = dict(zip(models, speed, strict=False)), {"teacher": 100, "student": 25}
     found = compared("f1", "dev", models, speeds, counts, 0.01)
     said, gain = found["sentence"], found["gain"]
-    assert "keeps 94.4 % of the teacher's f1 on dev (0.850 of 0.900)" in said
+    assert "keeps 94.4 % of the teacher's f1 on dev (0.850 in float32 of 0.900 in float32)" in said
     assert gain["difference"] == pytest.approx(0.05) and gain["seeds"] == 3
     assert gain["low"] == pytest.approx(0.05 - 4.3027 * 0.01 / 3**0.5, abs=1e-6), "equal differences are a grain apart"
     assert said.endswith("(95 % interval +0.0252 to +0.0748): the teacher was worth it.")
@@ -284,7 +309,8 @@ def test_the_sentence_says_what_was_seen() -> None:
 )
 def test_a_teacher_is_judged_seed_by_seed(student: list[float], alone: list[float], ending: str) -> None:
     fast = Speed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)
-    models = {"teacher": spread([0.9]), "student": spread(student), "alone": spread(alone)}
+    several = {"teacher": [0.9], "student": student, "alone": alone}
+    models = {name: spread(numbers, "int8") for name, numbers in several.items()}
     speeds, counts = {"teacher": fast, "student": fast}, {"teacher": 100, "student": 25}
     found = compared("f1", "dev", models, speeds, counts, 0.01)
     assert found["sentence"].endswith(ending) and json.dumps(found, allow_nan=False)
