@@ -29,14 +29,14 @@ from heedful.runs.card import write_card
 from heedful.runs.distil_data import KIND, learned, task_of
 from heedful.runs.distil_more import more_examples
 from heedful.runs.distil_outputs import Form, made, online
-from heedful.runs.distil_plan import TAUGHT, Planned, described, labelled_source, prepare, same_teacher
+from heedful.runs.distil_plan import TAUGHT, Planned, described, judged_anew, labelled_source, prepare, same_teacher
 from heedful.runs.distil_settings import (
     Asked,
 )
 from heedful.runs.distil_students import losses_of, student_of
 from heedful.runs.distil_verdict import VERDICT, verdict
 from heedful.runs.finetune import START, Finished, Plan, Run
-from heedful.runs.folder import begin, explained, read_json, refuse_other
+from heedful.runs.folder import SETTINGS, begin, explained, read_json, refuse_other
 from heedful.runs.making import MOST_TEXTS, tokenizer_of
 from heedful.runs.results import RESULTS, read_results
 from heedful.tasks.task import Read, Task
@@ -95,6 +95,7 @@ def _distil(
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
         if ranks.first:
             again = partial(labelled_source, planned.task, data, settings)
+            judged_anew(folder, SETTINGS, settings)
             begin(folder, settings, source, planned.survey.counts, again)
             same_teacher(folder, planned)
         ranks.wait()

@@ -22,6 +22,7 @@ from heedful.objectives.masked import Masked
 from heedful.objectives.rows import HELD
 from heedful.objectives.teaching import Pairing, Teacher
 from heedful.runs.distil_outputs import Form, Outputs, made, online
+from heedful.runs.distil_plan import judged_anew
 from heedful.runs.distil_settings import Asked, ClassicStudent, MaskedDistilSettings, SizeStudent
 from heedful.runs.distil_students import digest, losses_of, student_of
 from heedful.runs.distil_verdict import VERDICT, side_by_side, spread, written
@@ -72,6 +73,7 @@ def _settled(teacher: Loaded, asked: Asked, data: Any) -> MaskedDistilSettings:
 def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, watch: Watch) -> None:
     """Write what the run is, and the student as it begins, or see that what is there is the same."""
     about = {"weights": digest(teacher)}
+    judged_anew(folder, SETTINGS, settings)
     if (folder / SETTINGS).exists():
         before = from_file(MaskedDistilSettings, folder / SETTINGS)
         if before != settings or read_json(folder / TAUGHT) != about:

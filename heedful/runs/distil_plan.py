@@ -17,14 +17,17 @@ from heedful.runs.distil_settings import (
     DistilSettings,
     FolderStudent,
     LayersStudent,
+    MaskedDistilSettings,
     SizeStudent,
     settled,
 )
 from heedful.runs.distil_students import digest
+from heedful.runs.distil_verdict import VERDICT
 from heedful.runs.finetune import Plan
 from heedful.runs.folder import read_json, write
 from heedful.runs.making import Survey, refuse_dull, survey, tokenizer_of
 from heedful.runs.settings import FinetuneSettings, StartSettings
+from heedful.settings import from_file, to_toml
 from heedful.train.loop import decided
 
 TAUGHT = "teacher.json"
@@ -145,6 +148,18 @@ def same_teacher(folder: Path, planned: Planned) -> None:
             f"{folder} holds a run with another teacher, or other texts ({other} changed). Give another folder with "
             "--out, or put them back to go on with it"
         )
+
+
+def judged_anew(folder: Path, name: str, settings: DistilSettings | MaskedDistilSettings) -> None:
+    """Take over other settings of the verdict, which change nothing that is trained: it is made again with them."""
+    path = folder / name
+    if not path.exists():
+        return
+    before: Any = from_file(type(settings), path)
+    same = replace(before, verdict=replace(settings.verdict, alone=before.verdict.alone))
+    if before != settings and same == settings:
+        (folder / VERDICT).unlink(missing_ok=True)
+        write(path, to_toml(settings))
 
 
 def described(settings: DistilSettings) -> str:

@@ -85,7 +85,7 @@ def search(
                 data,
                 folder / shape["folder"],
                 student=shape["name"],
-                assignments=_last(quick),
+                assignments=last(quick),
                 watch=watch,
                 **given,
             )
@@ -111,7 +111,7 @@ def search(
     return done
 
 
-def _last(assignments: Sequence[str]) -> list[str]:
+def last(assignments: Sequence[str]) -> list[str]:
     """Of two of one name the last one."""
     return list({each.partition("=")[0].strip(): each for each in assignments}.values())
 

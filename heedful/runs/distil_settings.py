@@ -203,7 +203,7 @@ class MoreSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerdictSettings:
-    """What the student is compared with, and how speed is measured."""
+    """What the student is compared with, and how speed is measured; only `alone` decides what is trained."""
 
     alone: Literal["steps", "epochs", "none"] = (
         "steps"  # the same student without the teacher: as many steps, or epochs
@@ -211,6 +211,12 @@ class VerdictSettings:
     precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # in which both are served
     texts: int = 64  # that are answered for it
     rounds: int | None = None  # of each text alone; none: as many as bench has
+
+    def __post_init__(self) -> None:
+        for name in ("texts", "rounds"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise HeedfulError(f"{name} is {value}; expected a whole number from 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,8 +22,7 @@ from heedful.infer.quantize import ready
 from heedful.runs import distil_search, distil_verdict, finetune, pretrain, timing
 from heedful.runs.distil import distil
 from heedful.runs.distil_more import Replacer
-from heedful.runs.distil_search import _last as last
-from heedful.runs.distil_search import search
+from heedful.runs.distil_search import last, search
 from heedful.runs.distil_settings import Asked, DistilSettings, MoreSettings
 from heedful.runs.distil_verdict import Speed, compared, spread
 from heedful.runs.distil_verdict import plot as drawn
@@ -190,12 +189,29 @@ def test_a_teacher_is_worth_it_where_labels_are_bad(tmp_path: Path) -> None:
         ("layers=1", ["loss.relations.heads=7"], "cannot be parted into 7 heads"),
         ("layers=1", ["more.times=1"], "replaced by a masked language model, and .* has no such head"),
         ("bag", ["data.dev=0", "student.steps=-1"], "steps"),
+        ("bag", ["verdict.texts=0"], "texts is 0; expected a whole number from 1"),
+        ("bag", ["verdict.rounds=-3"], "rounds is -3; expected a whole number from 1"),
         ("tyni", [], '"tyni" is no student: use one of tiny, mini'),
     ],
 )
 def test_refusals(student: str, wishes: list[str], message: str, tmp_path: Path, teacher: Path, labelled: Path) -> None:
     with pytest.raises(HeedfulError, match=message):
-        distil(teacher, labelled, tmp_path / "run", student=student, assignments=[*ALONE, *wishes])
+        distil(teacher, labelled, tmp_path / "run", student=student, assignments=last([*ALONE, *wishes]))
+
+
+def test_another_verdict_needs_no_other_run(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    given: dict[str, Any] = {"student": "bag", "assignments": ALONE}
+    distil(teacher, labelled, tmp_path / "run", **given)
+    weights, told = contents(tmp_path / "run" / "model")["model.safetensors"], Told()
+    given["assignments"] = last([*ALONE, "verdict.precision=bfloat16", "verdict.texts=4", "verdict.rounds=1"])
+    found = distil(teacher, labelled, tmp_path / "run", watch=told, **given).results["verdict"]
+    assert found["models"]["student"]["precision"] == "bfloat16"
+    assert contents(tmp_path / "run" / "model")["model.safetensors"] == weights
+    assert f"{tmp_path / 'run'} is finished already" in told.sentences
+    for other in ("verdict.alone=steps", "train.batch=8"):
+        given["assignments"] = last([*given["assignments"], other])
+        with pytest.raises(HeedfulError, match=f"other settings: {other.partition('=')[0]} was"):
+            distil(teacher, labelled, tmp_path / "run", **given)
 
 
 def test_another_teacher_cannot_go_on(tmp_path: Path, teacher: Path, labelled: Path) -> None:
