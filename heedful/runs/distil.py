@@ -30,14 +30,12 @@ from heedful.runs.distil_data import KIND, learned, task_of
 from heedful.runs.distil_more import more_examples
 from heedful.runs.distil_outputs import Form, made, online
 from heedful.runs.distil_plan import TAUGHT, Planned, described, judged_anew, labelled_source, prepare, same_teacher
-from heedful.runs.distil_settings import (
-    Asked,
-)
-from heedful.runs.distil_students import losses_of, student_of
+from heedful.runs.distil_settings import Asked
+from heedful.runs.distil_students import losses_of, student_of, untaught
 from heedful.runs.distil_verdict import VERDICT, verdict
 from heedful.runs.finetune import START, Finished, Plan, Run
 from heedful.runs.folder import SETTINGS, begin, explained, read_json, refuse_other
-from heedful.runs.making import MOST_TEXTS, tokenizer_of
+from heedful.runs.making import MOST_TEXTS, make_task, tokenizer_of
 from heedful.runs.results import RESULTS, read_results
 from heedful.tasks.task import Read, Task
 from heedful.train.fit import Watch
@@ -92,6 +90,8 @@ def _distil(
     planned = prepare(teacher, asked, data, skip_bad_rows=skips, but=folder)
     settings, source = planned.settings, planned.source
     refuse_other(folder)
+    student = _Student(planned, folder, watch if ranks.first else Watch(), ranks)
+    student.foresee()
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
         if ranks.first:
             again = partial(labelled_source, planned.task, data, settings)
@@ -99,24 +99,22 @@ def _distil(
             begin(folder, settings, source, planned.survey.counts, again)
             same_teacher(folder, planned)
         ranks.wait()
-        shown = watch if ranks.first else Watch()
-        return _Distillation(planned, folder, shown, ranks).run()
+        return _Distillation(planned, student).run()
 
 
 # -- the run ------------------------------------------------------------------------------------------------------
 
 
 class _Distillation:
-    def __init__(self, planned: Planned, folder: Path, watch: Watch, ranks: Ranks) -> None:
-        self.planned, self.folder, self.watch, self.ranks = planned, folder, watch, ranks
-        self.settings = planned.settings
+    def __init__(self, planned: Planned, student: _Student) -> None:
+        self.planned, self.student, self.settings = planned, student, planned.settings
+        self.folder, self.watch, self.ranks = student.folder, student.watch, student.ranks
 
     def run(self) -> Finished:
-        student = _Student(self.planned, self.folder, self.watch, self.ranks)
-        done = student.run()
+        done = self.student.run()
         if done.why == "asked":
             return done
-        alone = self._alone(student)
+        alone = self._alone()
         if alone is not None and alone.why == "asked":
             return replace(done, why="asked", results={})
         if self.ranks.first:
@@ -129,7 +127,7 @@ class _Distillation:
         results = read_results(self.folder) | {"verdict": read_json(self.folder / VERDICT)} if self.ranks.first else {}
         return replace(done, results=results)
 
-    def _alone(self, student: _Student) -> Finished | None:
+    def _alone(self) -> Finished | None:
         """The same student, fine-tuned on the labels: as many steps, or epochs."""
         how, folder = self.settings.verdict.alone, self.folder / ALONE_RUN
         if how == "none":
@@ -139,7 +137,7 @@ class _Distillation:
         self.watch.said("the same student, without the teacher")
         train, fit = self.settings.train, self.settings.fit
         if how == "steps" and not isinstance(train.length, Minutes):
-            mine, labelled = student.sizes()
+            mine, labelled = self.student.sizes()
             per, less = -(-mine // train.batch), -(-labelled // train.batch)
             steps = max(1, round(train.length.count * per)) if isinstance(train.length, Epochs) else train.length.count
             train = replace(train, length=Steps(count=int(steps)))
@@ -187,27 +185,35 @@ class _Student(Run):
         super().__init__(planned.plan(), folder, watch, ranks)
         self.planned, self.asked = planned, planned.settings
         self._lessons: _Lessons | None = None
-        self._base: Loaded | None = None
+        self._made: Loaded | None = None
+
+    def foresee(self) -> None:
+        """Make the student, and refuse what these two cannot learn, before anything is written."""
+        if (self.folder / START).exists() or not self.ranks.first:
+            return
+        each = [text for example in self._examples() for text in example.texts]
+        texts = list(islice(each, MOST_TEXTS))
+        seed, longest, teacher = self.asked.train.seed, self.asked.max_length, self.planned.teacher
+        made = student_of(self.asked.student, teacher, texts, longest=longest, seed=seed, said=self.watch.said)
+        losses_of(self.asked.loss, made, teacher)
+        if untaught(self.asked.loss, made, teacher):
+            raise HeedfulError(
+                f"nothing would train the head of {made.source}: it is drawn anew, and loss.soft and loss.hard are 0. "
+                "Set loss.hard=1 or loss.soft=1, or take some of the teacher's layers, as layers=3, with its head"
+            )
+        make_task(self.settings, self.source, self.survey, made, self.plan.labels)
+        self._made = made
 
     def _start(self) -> Loaded:
         """The student before it learns, which is kept."""
         kept = self.folder / START
-        if not kept.exists() and self.ranks.first:
-            save(self._made(), kept)
+        if self._made is not None and self.ranks.first:
+            save(self._made, kept)
+            self._made = None
         self.ranks.wait()
         base = load(kept)
         base.source = described(self.asked)
         return base
-
-    def _made(self) -> Loaded:
-        each = [text for example in self._examples() for text in example.texts]
-        texts = list(islice(each, MOST_TEXTS))
-        seed, longest = self.asked.train.seed, self.asked.max_length
-        found = student_of(
-            self.asked.student, self.planned.teacher, texts, longest=longest, seed=seed, said=self.watch.said
-        )
-        losses_of(self.asked.loss, found, self.planned.teacher)  # refuses what these two cannot learn
-        return found
 
     def _examples(self) -> list[Example]:
         return [*self.source.examples("train"), *self.planned.unlabelled.examples]
@@ -225,8 +231,6 @@ class _Student(Run):
         return self.planned.teacher.to(device_of(self.asked.train.device or CPU))
 
     def _task(self) -> tuple[Task, Loaded]:
-        from heedful.runs.making import make_task
-
         return make_task(self.settings, self.source, self.survey, self._start(), self.plan.labels)
 
     def _learning(self, task: Task, loaded: Loaded) -> tuple[Objective, Sequence[Sample], Read]:
@@ -289,8 +293,6 @@ class _Student(Run):
         loss, outputs = self.asked.loss, self.asked.outputs
         if not (loss.soft or needs) or outputs.keep == "none":
             return online(teacher, samples)
-        if outputs.top is not None:
-            raise HeedfulError("outputs.top is for a vocabulary, of which the most likely tokens are kept: unset it")
         facts = {"weights": read_json(self.folder / TAUGHT)["weights"], "tokens": _tokens(samples)}
         form = Form(half=outputs.precision == "float16")
         return made(self.folder / OUTPUTS, teacher, samples, form, facts, ranks=self.ranks, said=self.watch.said)

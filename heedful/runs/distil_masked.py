@@ -24,7 +24,7 @@ from heedful.objectives.teaching import Pairing, Teacher
 from heedful.runs.distil_outputs import Form, Outputs, made, online
 from heedful.runs.distil_plan import judged_anew
 from heedful.runs.distil_settings import Asked, ClassicStudent, MaskedDistilSettings, SizeStudent
-from heedful.runs.distil_students import digest, losses_of, student_of
+from heedful.runs.distil_students import digest, losses_of, student_of, untaught
 from heedful.runs.distil_verdict import VERDICT, side_by_side, spread, written
 from heedful.runs.finetune import START, Finished
 from heedful.runs.folder import begin_on, explained, read_json, refuse_other, write
@@ -93,6 +93,11 @@ def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, watch:
             "compared over two vocabularies. Take a student with the teacher's, or heedful pretrain --objective taught"
         )
     losses_of(settings.loss, student, teacher)
+    if untaught(settings.loss, student, teacher):
+        watch.said(
+            "no loss reaches the student's head for hidden tokens, so that the share that it finds says nothing of its "
+            "layers: fine-tune it for a task, or set loss.hard=1"
+        )
     begin_on(folder, _run_settings(settings, folder))
     save(student, folder / START, overwrite=True)
     write(folder / TAUGHT, about)

@@ -74,6 +74,8 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
     told = asked.foreseen(task)
     if told.more is not None:
         foresee(task, told.teacher, told.revision, told.more)
+    if told.outputs.top is not None:
+        raise HeedfulError("outputs.top is for a vocabulary, of which the most likely tokens are kept: unset it")
     source = labelled_source(task, data, told, LeaveOut() if skip_bad_rows else Stop())
     found = survey(source, ("train", *(split for split in source.splits if split != "train")))
     refuse_dull(source, found)

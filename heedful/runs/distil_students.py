@@ -203,6 +203,12 @@ def losses_of(asked: LossSettings, student: Loaded, teacher: Loaded) -> Losses:
     )
 
 
+def untaught(asked: LossSettings, student: Loaded, teacher: Loaded) -> bool:
+    """Whether the student's head is not the teacher's, and no loss reaches it."""
+    learns = asked.soft or asked.hard or teacher.head is None or not any(True for _ in teacher.head.parameters())
+    return not learns and student.config.head != teacher.config.head
+
+
 def _states(asked: StatesSettings, mine: StackConfig, theirs: StackConfig) -> States:
     pairs = asked.pairs or ((mine.layers, theirs.layers),)
     if not asked.pairs and asked.layers == "spread":

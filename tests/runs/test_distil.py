@@ -176,6 +176,9 @@ def test_a_teacher_is_worth_it_where_labels_are_bad(tmp_path: Path) -> None:
     assert found["student"]["quality"]["mean"] > found["alone"]["quality"]["mean"] + 0.1
 
 
+RELATED = ("student.width=32", "student.heads=2", "loss.relations.heads=2")
+
+
 @pytest.mark.parametrize(
     ("student", "wishes", "message"),
     [
@@ -191,12 +194,18 @@ def test_a_teacher_is_worth_it_where_labels_are_bad(tmp_path: Path) -> None:
         ("bag", ["data.dev=0", "student.steps=-1"], "steps"),
         ("bag", ["verdict.texts=0"], "texts is 0; expected a whole number from 1"),
         ("bag", ["verdict.rounds=-3"], "rounds is -3; expected a whole number from 1"),
+        (
+            "tiny",
+            ["loss.soft=0", "loss.hard=0", *RELATED],
+            "nothing would train the head of a fresh model of size tiny",
+        ),
         ("tyni", [], '"tyni" is no student: use one of tiny, mini'),
     ],
 )
 def test_refusals(student: str, wishes: list[str], message: str, tmp_path: Path, teacher: Path, labelled: Path) -> None:
     with pytest.raises(HeedfulError, match=message):
         distil(teacher, labelled, tmp_path / "run", student=student, assignments=last([*ALONE, *wishes]))
+    assert not (tmp_path / "run").exists(), "a corrected command may take the same folder"
 
 
 def test_another_verdict_needs_no_other_run(tmp_path: Path, teacher: Path, labelled: Path) -> None:
