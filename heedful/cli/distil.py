@@ -93,16 +93,19 @@ def distil(
 
 def show(results: dict[str, Any]) -> None:
     """The frontier of a search, and the verdict."""
+    from heedful.runs.distil_search import FLATTERED
     from heedful.runs.distil_verdict import rows
 
     if found := results.get("search"):
-        print("Students that were tried, the fastest first")
+        print(f"Students that were tried, the fastest first; kept of {clean(found['main'])} on {found['split']}")
         lines = []
         for each in sorted(found["tried"], key=lambda each: each["p50"]):
             kept = f"{100 * each['kept']:.1f} %" if each.get("kept") is not None else ""
             taken = "taken" if each["name"] == found["taken"] else "" if "quality" in each else "not trained"
             lines.append([clean(each["name"]), f"{each['parameters']:,}", f"{each['p50']:.2f}", kept, taken])
         table(lines, head=["", "parameters", "ms", "kept", ""], right={1, 2, 3}, indent=2)
+        if found["split"] != "dev":
+            print(f"\n{clean(found['taken'])} was {FLATTERED}.")
         print()
     head, lines = rows(results["verdict"])
     table([list(map(clean, line)) for line in lines], head=head, right=set(range(2, len(head))))

@@ -19,7 +19,7 @@ from heedful.runs.distil_data import task_of
 from heedful.runs.distil_plan import Planned, prepare
 from heedful.runs.distil_settings import Asked, student_of
 from heedful.runs.distil_students import student_of as make_student
-from heedful.runs.distil_verdict import plot, side_by_side
+from heedful.runs.distil_verdict import VERDICT, plot, side_by_side
 from heedful.runs.evaluate import task_of as evaluating
 from heedful.runs.finetune import Finished
 from heedful.runs.folder import read_json, write
@@ -29,6 +29,7 @@ from heedful.train.ranks import ALONE, Ranks
 
 MOST = 6
 FOUND, BEST = "search.json", "best"
+FLATTERED = "chosen on test, for want of dev: its quality there flatters it (data.dev sets examples aside)"
 
 
 def search(
@@ -47,11 +48,12 @@ def search(
     watch: Watch | None = None,
     ranks: Ranks = ALONE,
 ) -> Finished:
-    """Try shapes from the fastest on, each with one seed, until one keeps that share of the teacher's quality.
+    """Try shapes from the fastest on, each with one seed, until one keeps that share of the teacher's quality on dev.
 
     `under` are milliseconds of one text (the median) that a student may take: slower ones are not trained. Without
-    `keep` all others are, and the best one is taken. What was chosen is then distilled whole, in out/best; its results
-    have the frontier under "search". A search that was interrupted goes on.
+    `keep` all others are, and the best one is taken. What was chosen is then distilled whole, in out/best, and measured
+    on test; its results have the frontier under "search". A search that was interrupted goes on, also with other
+    wishes: what was tried stays.
     """
     folder, watch = Path(out), watch or Watch()
     given: dict[str, Any] = {
@@ -64,8 +66,7 @@ def search(
     chosen = list(shapes) or usual(known)
     if not 1 <= len(chosen) <= MOST:
         raise HeedfulError(f"{len(chosen)} shapes were given; a search tries 1 to {MOST}")
-    facts = {"teacher": str(teacher), "shapes": chosen, "under": under, "keep": keep}
-    found = _begun(folder, facts)
+    found = _begun(folder, {"teacher": str(teacher), "shapes": chosen}) | {"under": under, "keep": keep}
     if "tried" not in found:
         asked = Asked(
             teacher=str(teacher), losses=losses, recipe=str(recipe or ""), assignments=tuple(assignments),
@@ -73,13 +74,14 @@ def search(
         )  # fmt: skip
         planned = prepare(known, asked, data, skip_bad_rows=skip_bad_rows, but=folder)
         found["tried"] = _timed(planned, chosen, watch)
+        put_folder(folder)
         write(folder / FOUND, found)
     for shape in sorted(found["tried"], key=lambda each: float(each["p50"])):
         if under is not None and shape["p50"] > under:
             continue
         if "quality" not in shape:
             watch.said(f"trying {shape['name']}, which answers one text in {shape['p50']:.2f} ms")
-            quick = [*assignments, "seeds=1", "verdict.alone=none"]
+            quick = [*assignments, "seeds=1", "verdict.alone=none", "verdict.split=dev"]
             done = distil(
                 teacher,
                 data,
@@ -97,17 +99,22 @@ def search(
             write(folder / FOUND, found)
         if keep is not None and shape["kept"] is not None and shape["kept"] >= keep:
             break
-    best = chosen_of(found["tried"], keep)
+    best = chosen_of(found["tried"], under, keep)
     if best is None:
         raise HeedfulError(nothing(found["tried"], under, keep))
-    watch.said(f"{best['name']} is taken")
+    watch.said(f"{best['name']} is taken" + ("" if found["split"] == "dev" else f", {FLATTERED}"))
+    if ranks.first:
+        _set_aside(folder, found.get("taken"), best["name"])
+        found["taken"] = best["name"]
+        write(folder / FOUND, found)
+    ranks.wait()
     done = distil(teacher, data, folder / BEST, student=best["name"], assignments=assignments, watch=watch, **given)
     if done.why == "done" and ranks.first:
         put_folder(folder / "plots")
         trained = [each for each in found["tried"] if "quality" in each]
-        write_figure(folder / "plots" / "frontier.png", plot(done.results["verdict"], trained))
-        done = replace(done, results=done.results | {"search": found | {"taken": best["name"]}})
-        write(folder / FOUND, found | {"taken": best["name"]})
+        chosen_on = read_json(folder / best["folder"] / VERDICT)
+        write_figure(folder / "plots" / "frontier.png", plot(chosen_on, trained))
+        done = replace(done, results=done.results | {"search": found})
     return done
 
 
@@ -130,14 +137,14 @@ def usual(teacher: Loaded) -> list[str]:
     return [*classic.get(task_of(teacher), []), "tiny", *(f"layers={n}" for n in counts)][:MOST]
 
 
-def chosen_of(tried: Sequence[dict[str, Any]], keep: float | None) -> dict[str, Any] | None:
-    """Of those that were trained the fastest that keeps so much, or the best; none, where no one does.
+def chosen_of(tried: Sequence[dict[str, Any]], under: float | None, keep: float | None) -> dict[str, Any] | None:
+    """Of those that were trained and are in time the fastest that keeps so much, or the best; none, where no one does.
 
     >>> tried = [{"p50": 1, "quality": 0.8, "kept": 0.8}, {"p50": 2, "quality": 0.95, "kept": 0.95}, {"p50": 3}]
-    >>> chosen_of(tried, 0.9)["p50"], chosen_of(tried, None)["p50"], chosen_of(tried, 0.99)
-    (2, 2, None)
+    >>> chosen_of(tried, None, 0.9)["p50"], chosen_of(tried, 1.5, None)["p50"], chosen_of(tried, None, 0.99)
+    (2, 1, None)
     """
-    trained = [each for each in tried if "quality" in each]
+    trained = [each for each in tried if "quality" in each and (under is None or each["p50"] <= under)]
     if keep is None:
         return max(trained, key=lambda each: float(each["quality"]), default=None)
     good = [each for each in trained if each["kept"] is not None and each["kept"] >= keep]
@@ -153,13 +160,12 @@ def nothing(tried: Sequence[dict[str, Any]], under: float | None, keep: float | 
     ]
     asked = [f"answers in {under:g} ms"] if under is not None else []
     asked += [f"keeps {100 * keep:g} % of the quality"] if keep is not None else []
-    return f"no student {' and '.join(asked)}:\n" + "\n".join(lines) + "\nAsk for less, or name other shapes"
+    return f"no student {' and '.join(asked)}:\n" + "\n".join(lines) + "\nAsk for less: what was tried stays"
 
 
 def _begun(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
     path = folder / FOUND
     if not path.exists():
-        put_folder(folder)
         return dict(facts)
     found = read_json(path)
     if other := [name for name in facts if found.get(name) != facts[name]]:
@@ -168,6 +174,15 @@ def _begun(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
             "to go on with it"
         )
     return found
+
+
+def _set_aside(folder: Path, before: str | None, now: str) -> None:
+    """What other wishes took lies under its name, and comes back when it is taken again."""
+    if before in (None, now):
+        return
+    for old, new in ((BEST, f"{BEST}-{before}"), (f"{BEST}-{now}", BEST)):
+        if (folder / old).exists():
+            (folder / old).rename(folder / new)
 
 
 def _timed(planned: Planned, shapes: Sequence[str], watch: Watch) -> list[dict[str, Any]]:

@@ -210,6 +210,7 @@ class VerdictSettings:
     )
     precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # in which both are served
     texts: int = 64  # that are answered for it
+    split: Literal["test", "dev"] = "test"  # on which quality is measured; the other one where there is none
     rounds: int | None = None  # of each text alone; none: as many as bench has
 
     def __post_init__(self) -> None:

@@ -54,7 +54,7 @@ def verdict(
 ) -> dict[str, Any]:
     """Measure, compare, and write verdict.json and its plot; `alone` is the run without the teacher."""
     results = read_results(folder)
-    split = next(name for name in ("test", "dev", *results["splits"]) if name in results["splits"])
+    split = next(name for name in (settings.verdict.split, "test", "dev") if name in results["splits"])
     watch.said("measuring speed, side by side")
     places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
     speeds = side_by_side(places, settings.verdict, settings.revision)

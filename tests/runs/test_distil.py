@@ -284,14 +284,36 @@ def test_the_search_takes_the_fastest_that_keeps_enough(tmp_path: Path, teacher:
     fastest = min(found["tried"], key=lambda each: each["p50"])["name"]
     assert found["taken"] == fastest and [each["name"] for each in found["tried"] if "quality" in each] == [fastest]
     assert (tmp_path / "run" / "best" / "model").is_dir()
+    assert found["split"] == "dev" and done.results["verdict"]["split"] == "test", "chosen on dev, told of test"
     told = Told()
     again = search(teacher, labelled, tmp_path / "run", keep=0.01, under=1e4, watch=told, **given)
     assert again.results == done.results
     assert not any(each.startswith(("trying", "timing")) for each in told.sentences)
     with pytest.raises(HeedfulError, match=r"no student answers in 1e-06 ms:\n  .*ms, not trained"):
         search(teacher, labelled, tmp_path / "none", under=1e-6, **given)
+    other = search(teacher, labelled, tmp_path / "run", watch=told, **given).results["search"]
+    assert (other["keep"], other["under"]) == (None, None) and all("quality" in each for each in other["tried"])
+    assert any(each.startswith("trying") for each in told.sentences) and "timing 2 shapes" not in told.sentences
+    other = search(teacher, labelled, tmp_path / "run", under=found["tried"][0]["p50"], **given).results["search"]
+    kept = {each.name for each in (tmp_path / "run").glob("best*")}
+    assert kept <= {"best", "best-bag", "best-layers=1"} and "best" in kept
+    with pytest.raises(HeedfulError, match="Ask for less: what was tried stays"):
+        search(teacher, labelled, tmp_path / "run", keep=1.0, under=1e-6, **given)
+    with pytest.raises(HeedfulError, match="another shapes"):
+        search(teacher, labelled, tmp_path / "run", shapes=["bag"], assignments=QUICK)
     with pytest.raises(HeedfulError, match="a search tries 1 to 6"):
         search(teacher, labelled, tmp_path / "many", shapes=["bag"] * 7)
+
+
+def test_a_search_without_dev_says_that_it_chose_on_test(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    told, files = Told(), tmp_path / "files"
+    files.mkdir()
+    for name in ("train.csv", "test.csv"):
+        (files / name).write_bytes((labelled / name).read_bytes())
+    wishes = [*ALONE, "data.dev=0"]
+    done = search(teacher, files, tmp_path / "run", shapes=["bag"], assignments=wishes, watch=told)
+    assert done.results["search"]["split"] == "test"
+    assert f"bag is taken, {distil_search.FLATTERED}" in told.sentences
 
 
 def test_replaced_words_are_words_of_the_model(tmp_path: Path) -> None:
