@@ -8,7 +8,7 @@
 
 (Vaswani et al. 2017, table 1.) Projections, which cost n d^2 in every layer of a Transformer, are in none of them. An
 exponent is the slope of log time over log size, by least squares; memory is what the forward pass keeps for the
-backward one, its input too, parameters left out.
+backward one, its input too, parameters left out: n d numbers, and the weights n^2 where they are written out.
 """
 
 from __future__ import annotations
@@ -40,33 +40,30 @@ WRITTEN, KERNELS, RECURRENT, CONVOLUTION, RESTRICTED = (
     "self-attention, written out", "self-attention, the kernel", "recurrent", "convolution", "restricted",
 )  # fmt: skip
 NEAR = 0.2  # of theory
+NAMES = ("time over n", "time over d", "memory over n", "memory over d")
 Run = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Theory:
-    """Exponents: of time over n and over d, of memory over n."""
+    """Exponents, in the order of NAMES."""
 
-    length: float
-    width: float
-    memory: float
+    exponents: tuple[float, float, float, float]
     lengths: tuple[int, ...]  # the measured range of n
     widths: tuple[int, ...]
     at: tuple[int, int]  # d while n changes, n while d changes
 
 
 WIDE, LONG = (64, 128, 256, 512), (512, 1024, 2048)
-THEORY = {
-    WRITTEN: Theory(length=2, width=1, memory=2, lengths=LONG, widths=WIDE, at=(128, 1024)),
-    KERNELS: Theory(length=2, width=1, memory=1, lengths=LONG, widths=WIDE, at=(128, 1024)),
-    RECURRENT: Theory(
-        length=1, width=2, memory=1, lengths=(64, 128, 256, 512), widths=(128, 256, 512, 1024), at=(128, 32)
-    ),
+THEORY = {  # written out, n^2 weights outweigh n d numbers where n is above d
+    WRITTEN: Theory(exponents=(2, 1, 2, 0), lengths=LONG, widths=WIDE, at=(128, 1024)),
+    KERNELS: Theory(exponents=(2, 1, 1, 1), lengths=LONG, widths=WIDE, at=(128, 1024)),
+    RECURRENT: Theory(exponents=(1, 2, 1, 1), lengths=(64, 128, 256, 512), widths=(128, 256, 512, 1024), at=(128, 32)),
     CONVOLUTION: Theory(
-        length=1, width=2, memory=1, lengths=(256, 512, 1024, 2048), widths=(128, 256, 512, 1024), at=(256, 256)
+        exponents=(1, 2, 1, 1), lengths=(256, 512, 1024, 2048), widths=(128, 256, 512, 1024), at=(256, 256)
     ),
     RESTRICTED: Theory(
-        length=1, width=1, memory=1, lengths=(512, 1024, 2048, 4096), widths=(128, 256, 512, 1024), at=(128, 512)
+        exponents=(1, 1, 1, 1), lengths=(512, 1024, 2048, 4096), widths=(128, 256, 512, 1024), at=(128, 512)
     ),
 }
 SOFTMAX = "the softmax makes n^2 exponentials whatever d is, which small widths feel most"
@@ -166,9 +163,8 @@ def run(plan: Plan) -> Outcome:
 
 def _measured(plan: Plan) -> Outcome:
     least, small = plan.pick(0.15, 0.0), plan.scale == "quick"
-    names = ("time over n", "time over d", "memory over n")
-    found: dict[str, dict[str, list[float]]] = {name: {arm: [] for arm in THEORY} for name in names}
-    points: dict[str, dict[str, dict[int, list[float]]]] = {name: {arm: {} for arm in THEORY} for name in names}
+    found: dict[str, dict[str, list[float]]] = {name: {arm: [] for arm in THEORY} for name in NAMES}
+    points: dict[str, dict[str, dict[int, list[float]]]] = {name: {arm: {} for arm in THEORY} for name in NAMES}
     for seed in plan.seeds:
         generator = torch.Generator().manual_seed(seed)
         for arm, theory in THEORY.items():
@@ -176,20 +172,19 @@ def _measured(plan: Plan) -> Outcome:
             if small:
                 lengths, widths = (16, 32), (16, 32)
             width, length = (16, 16) if small else theory.at
-            sizes = [("time over n", n, n, width) for n in lengths] + [("time over d", d, length, d) for d in widths]
-            for name, size, n, d in sizes:
+            sizes = [("over n", n, n, width) for n in lengths] + [("over d", d, length, d) for d in widths]
+            for across, size, n, d in sizes:
                 inner_run, inner = layer(arm, d, n)
                 x = torch.randn(n, d, generator=generator).requires_grad_()
-                points[name][arm].setdefault(size, []).append(seconds(inner_run, x, least))
-                if name == "time over n":
-                    points["memory over n"][arm].setdefault(size, []).append(float(kept(inner_run, x, inner)))
-            for name in names:
+                points[f"time {across}"][arm].setdefault(size, []).append(seconds(inner_run, x, least))
+                points[f"memory {across}"][arm].setdefault(size, []).append(float(kept(inner_run, x, inner)))
+            for name in NAMES:
                 latest = [(float(size), values[-1]) for size, values in points[name][arm].items()]
                 found[name][arm].append(exponent(latest))
-            plan.said(f"round {seed}, {arm}: " + ", ".join(f"{name} {found[name][arm][-1]:.2f}" for name in names))
+            plan.said(f"round {seed}, {arm}: " + ", ".join(f"{name} {found[name][arm][-1]:.2f}" for name in NAMES))
     measures = tuple(
         Measure(name=name, of={arm: tuple(values) for arm, values in found[name].items()}, unit="number")
-        for name in names
+        for name in NAMES
     )
     return _told(plan, measures, points)
 
@@ -199,7 +194,7 @@ def _told(plan: Plan, measures: tuple[Measure, ...], points: dict[str, dict[str,
     for arm, theory in THEORY.items():
         cells = [arm]
         far = []
-        for measure, expected in zip(measures, (theory.length, theory.width, theory.memory), strict=True):
+        for measure, expected in zip(measures, theory.exponents, strict=True):
             mean = fmean(measure.of[arm])
             cells.append(f"{spread(measure.of[arm], 'number')} ({expected:g})")
             if abs(mean - expected) > NEAR:
@@ -212,15 +207,14 @@ def _told(plan: Plan, measures: tuple[Measure, ...], points: dict[str, dict[str,
         else:
             verdicts.append(f"{arm}: all exponents within {NEAR} of theory over the measured range")
     head = ("layer", *(f"{measure.name} (theory)" for measure in measures))
-    units = {"time over n": "milliseconds", "time over d": "milliseconds", "memory over n": "MB kept"}
     panels = [
         charts.Panel(
             across="length n" if name.endswith("n") else "width d",
-            up=f"{units[name]}",
+            up="MB kept" if name.startswith("memory") else "milliseconds",
             logarithmic=True,
             lines=tuple(_line(name, arm, points[name][arm]) for arm in THEORY),
         )
-        for name in units
+        for name in NAMES
     ]
     about = (
         f"A forward and a backward pass of one layer over one sequence: the least processor time of at least three, "
@@ -239,7 +233,7 @@ def _told(plan: Plan, measures: tuple[Measure, ...], points: dict[str, dict[str,
     )
     facts = {
         "points": {name: {arm: _plain(values) for arm, values in each.items()} for name, each in points.items()},
-        "theory": {arm: [each.length, each.width, each.memory] for arm, each in THEORY.items()},
+        "theory": {arm: list(each.exponents) for arm, each in THEORY.items()},
     }
     return Outcome(
         measures=measures, verdicts=tuple(verdicts), figure=figure, about=about, facts=facts, columns=head,
@@ -256,8 +250,7 @@ def _plain(values: dict[int, list[float]]) -> dict[str, float]:
 
 
 def _line(name: str, arm: str, values: dict[int, list[float]]) -> charts.Line:
-    theory = THEORY[arm]
-    slope = {"time over n": theory.length, "time over d": theory.width, "memory over n": theory.memory}[name]
+    slope = THEORY[arm].exponents[NAMES.index(name)]
     scale = 1e-6 if name.startswith("memory") else 1e3
     return charts.Line(
         name=arm, points=tuple((float(size), scale * min(several)) for size, several in values.items()), slope=slope

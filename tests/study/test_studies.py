@@ -14,7 +14,7 @@ from heedful.cli.family import family, measured
 from heedful.objectives import Sample
 from heedful.objectives.masked import Masked
 from heedful.study import REAL, STUDIES
-from heedful.study.complexity import exponent, kept
+from heedful.study.complexity import NEAR, THEORY, exponent, kept, layer
 from heedful.study.frame import Plan, study
 from heedful.study.making import words
 from heedful.study.masking import shared
@@ -56,6 +56,15 @@ def test_what_is_kept_for_the_backward_pass() -> None:
     assert kept(softly, x, None) >= 4 * (40 * 40 + 40 * 8), "all weights, and the rows"
     inner = Convolution(8, 3)
     assert kept(lambda rows: inner(rows, (0, 40)), x, inner) == 4 * 40 * 8, "its input alone"
+
+
+@pytest.mark.parametrize("arm", THEORY)
+def test_memory_grows_with_the_width_as_in_theory(arm: str) -> None:
+    theory, found = THEORY[arm], []
+    for width in theory.widths:
+        run, inner = layer(arm, width, theory.at[1])
+        found.append((width, kept(run, torch.randn(theory.at[1], width, requires_grad=True), inner)))
+    assert exponent(found) == pytest.approx(theory.exponents[3], abs=NEAR)
 
 
 def test_a_convolution_stays_in_its_sequence() -> None:
