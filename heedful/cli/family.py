@@ -43,13 +43,14 @@ def family(as_json: bool, records: Path = RECORDS) -> None:
 def facts(portrait: Portrait, records: Path) -> dict[str, Any]:
     """One row."""
     kind, published = portrait.kind, FAMILIES[portrait.kind].sizes
-    model = read_config(dict(published[portrait.sizes[0]]) | {"model_type": kind}, kind).model
+    first = dict(published[portrait.sizes[0]]) | {"model_type": kind}
+    model = read_config(first, kind).model
     return {
         "name": portrait.name,
         "paper": portrait.paper,
         "parameters": {name: count_parameters(kind, published[name]) for name in portrait.sizes},
         "objective": portrait.objective,
-        "shares": shares(model),
+        "shares": shares(model, tied=ties(kind, first)),
         "positions": positions(model),
         "of": portrait.best or "–",
         "published": portrait.results or "–",
@@ -58,7 +59,14 @@ def facts(portrait: Portrait, records: Path) -> dict[str, Any]:
     }
 
 
-def shares(model: ModelConfig) -> str:
+def ties(kind: str, config: dict[str, Any]) -> bool:
+    """Whether the head that scores the vocabulary does so with the embedding that it reads."""
+    names = (name for name, entry in FAMILIES[kind].heads.items() if hasattr(entry.head, "tied"))
+    heads = (read_config(config | {"architectures": [name]}, kind).head for name in names)
+    return any(getattr(head, "tied", False) for head in heads)
+
+
+def shares(model: ModelConfig, *, tied: bool) -> str:
     """What several parts of the model share."""
     stack = model.encoder or model.decoder
     assert stack is not None
@@ -69,6 +77,8 @@ def shares(model: ModelConfig) -> str:
         told.append(f"vectors {model.embedding.width} wide, projected")
     if model.encoder is not None and model.decoder is not None and model.decoder_embedding is None:
         told.append("one embedding for both sides")
+    if tied:
+        told.append("input and output embeddings")
     return ", ".join(told) or "–"
 
 
@@ -99,10 +109,6 @@ def measured(name: str, records: Path) -> Iterator[str]:
                 for each in tables
             ]
             yield f"{name}: {min(best):.2f} to {max(best):.2f} times the fastest peer's speed ({date})"
-        case {"runs": list(runs), "facts": {"date": str(date)}}:
-            told = [
-                f"{run['task']} {value:.1f}"
-                for run in runs
-                if run["start"] == "shipped" and (value := run.get("accuracy", run.get("f1", run.get("pearson"))))
-            ]
-            yield f"{name}: fine-tuned from the encoder that ships, {', '.join(told)} ({date})"
+        case {"tables": {"plan": list(rows)}, "machine": {"date": str(date)}}:
+            told = {task: f"{task} {what} {number}" for task, what, number, *_ in reversed(rows)}
+            yield f"{name}: all-MiniLM-L6-v2 with a fresh head, {', '.join(reversed(told.values()))} ({date})"

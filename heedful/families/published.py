@@ -17,7 +17,7 @@ PORTRAITS = (
         best="bert-large-uncased",
         results="SQuAD 1.1 F1 90.9, SQuAD 2.0 F1 81.8, RACE 72.0",
         source=TABLE_14,
-        records=("forward-minilm", "encoder"),
+        records=("forward-minilm", "finetune"),
     ),
     Portrait(
         name="RoBERTa",
@@ -77,6 +77,9 @@ PORTRAITS = (
         sizes=("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
         objective="the next token",
         paper="Radford et al. 2019",
+        best="gpt2-xl",
+        results="LAMBADA perplexity 8.63, WikiText2 perplexity 18.34, not trained on either",
+        source="Radford et al. 2019, table 3",
         records=("decoding",),
     ),
 )

@@ -128,13 +128,28 @@ def test_the_family_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
     assert list(found) == ["BERT", "RoBERTa", "DistilBERT", "XLNet", "ALBERT", "T5", "GPT-2"]
     assert found["BERT"]["parameters"]["bert-base-uncased"] == 109_482_240
-    assert found["ALBERT"]["shares"] == "1 block for all layers, vectors 128 wide, projected"
+    assert (
+        found["ALBERT"]["shares"] == "1 block for all layers, vectors 128 wide, projected, input and output embeddings"
+    )
+    assert all("input and output embeddings" in each["shares"] for each in found.values())
     assert found["XLNet"]["positions"] == "sines of distances, in attention"
-    assert found["GPT-2"]["published"] == "–" and all(each["measured"] == "–" for each in found.values())
+    assert all(each["published"] != "–" and each["measured"] == "–" for each in found.values())
     record = {"machine": {"date": "2030-01-02"}, "tables": [{"rows": [
         {"ours": False, "to_best_peer": {"median": 9.0}}, {"ours": True, "to_best_peer": {"median": 1.5}},
     ]}]}  # fmt: skip
     (tmp_path / "decoding-2030-01-02.json").write_text(json.dumps(record))
     assert list(measured("decoding", tmp_path)) == [
         "decoding: 1.50 to 1.50 times the fastest peer's speed (2030-01-02)"
+    ]
+    rows = [
+        ["SST-2", "accuracy", "89.83 ± 0.52 (3 seeds)", "", "", ""],
+        ["RTE", "accuracy", "58.48 (1 seed)", "", "", ""],
+    ]
+    record = {"machine": {"date": "2030-01-02"}, "tables": {"plan": rows, "defaults": []}}
+    for date, shown in (("2030-01-01", []), ("2030-01-02", rows)):
+        text = json.dumps(record | {"tables": {"plan": shown}})
+        (tmp_path / f"finetune-{date}.json").write_text(text)
+    assert list(measured("finetune", tmp_path)) == [
+        "finetune: all-MiniLM-L6-v2 with a fresh head, SST-2 accuracy 89.83 ± 0.52 (3 seeds), "
+        "RTE accuracy 58.48 (1 seed) (2030-01-02)"
     ]
