@@ -40,7 +40,7 @@ def study(
     if train is not None:
         raise HeedfulError("--train is of the toy world's files: give --toy FOLDER too")
 
-    from heedful.study import REAL, SEEDS, STUDIES
+    from heedful.study import ELSEWHERE, REAL, SEEDS, STUDIES
 
     if name is None:
         if as_json:
@@ -51,7 +51,8 @@ def study(
     if quick and full:
         raise HeedfulError("--quick and --full were given: give one of them")
     if full and name not in REAL:
-        raise HeedfulError(f"{name} is of made-up data alone: --full is for {', '.join(REAL)}")
+        other = f"; {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+        raise HeedfulError(f"{name} is of made-up data alone: --full is for {', '.join(REAL)}{other}")
     if data is not None and not full:
         raise HeedfulError(f"--data is for real data: give --full too, which {', '.join(REAL)} take")
     scale: Literal["quick", "usual", "full"] = "quick" if quick else "full" if full else "usual"

@@ -13,4 +13,5 @@ STUDIES = {  # name: what it asks; the file of that name in this folder has its 
     "masking": "80 % hidden, 10 % replaced, 10 % kept: what if it is otherwise?",
 }
 SEEDS = {"translation": 8}  # of the default form, where three tell too little
+ELSEWHERE = {"translation": "on Multi30k it is benchmarks/translate.py of the repository"}  # real data, but no study
 REAL = ("limits", "pretraining", "masking")  # those that take real data too

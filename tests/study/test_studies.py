@@ -109,6 +109,7 @@ def test_masks_with_other_shares() -> None:
     [
         ("limit", 'there is no study "limit" (did you mean "limits"?): use one of limits, scores'),
         ("scores --full", f"scores is of made-up data alone: --full is for {', '.join(REAL)}"),
+        ("translation --full", "on Multi30k it is benchmarks/translate.py"),
         ("limits --quick --full", "--quick and --full were given"),
         ("limits --data x", "--data is for real data: give --full too"),
         ("limits --full --data nowhere", "nowhere: there is no such file or folder"),
