@@ -133,6 +133,7 @@ def usual(teacher: Loaded) -> list[str]:
         "multiple": ["bag", "bilstm"],
         "regress": ["bag", "bilstm"],
         "tag": ["bilstm"],
+        "embed": ["bag", "bilstm"],
     }
     return [*classic.get(task_of(teacher), []), "tiny", *(f"layers={n}" for n in counts)][:MOST]
 

@@ -16,13 +16,14 @@ from invented import WORDS, as_csv, classified, data, tune
 from safetensors.torch import load_file
 
 from heedful.checkpoint import load
+from heedful.checkpoint.attach import attach
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.quantize import ready
 from heedful.runs import distil_search, distil_verdict, finetune, pretrain, timing
 from heedful.runs.distil import distil
 from heedful.runs.distil_more import Replacer
-from heedful.runs.distil_search import last, search
+from heedful.runs.distil_search import last, search, usual
 from heedful.runs.distil_settings import Asked, DistilSettings, MoreSettings
 from heedful.runs.distil_verdict import Speed, compared, spread
 from heedful.runs.distil_verdict import plot as drawn
@@ -314,6 +315,12 @@ def test_a_search_without_dev_says_that_it_chose_on_test(tmp_path: Path, teacher
     done = search(teacher, files, tmp_path / "run", shapes=["bag"], assignments=wishes, watch=told)
     assert done.results["search"]["split"] == "test"
     assert f"bag is taken, {distil_search.FLATTERED}" in told.sentences
+
+
+def test_usual_shapes_begin_with_classic_ones(tmp_path: Path, teacher: Path) -> None:
+    embedding = attach(load(make(tmp_path / "bare", "bare")), "embedding")
+    assert usual(embedding) == usual(load(teacher)) == ["bag", "bilstm", "tiny", "layers=1"]
+    assert usual(load(make(tmp_path / "span", "span"))) == ["tiny", "layers=1"]
 
 
 def test_replaced_words_are_words_of_the_model(tmp_path: Path) -> None:
