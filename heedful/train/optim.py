@@ -29,12 +29,18 @@ __all__ = ["AdamW", "Constant", "Cosine", "Google", "Linear", "Noam", "Optimizer
 def factor(schedule: Schedule, progress: int | float, total: int | float) -> float:
     """What the rate is multiplied by after `progress` of `total` steps, or seconds: 0 at the start of a warm-up.
 
+    A warm-up of less than one is none, so that the only step of a short run moves the weights.
+
     >>> [factor(Linear(warmup=0.25), done, 8) for done in (0, 1, 2, 5, 8)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
+    >>> [factor(Linear(warmup=0.25), done, 2) for done in (0, 1, 2)]
+    [1.0, 0.5, 0.0]
     """
     if not (0 < total < math.inf and progress >= 0):
         raise HeedfulError(f"progress is {progress} of {total}; expected a number from 0, of one above 0")
     warmup = round(schedule.warmup * total, 6)  # 0.28 * 25 is a little more than 7
+    if warmup < 1:
+        warmup = 0.0
     if progress < warmup:
         return progress / warmup
     done = min(1.0, (progress - warmup) / (total - warmup)) if total > warmup else 1.0
@@ -48,7 +54,7 @@ def factor(schedule: Schedule, progress: int | float, total: int | float) -> flo
         case Google():
             return max(0.0, 1.0 - progress / total)
         case Noam():
-            return math.sqrt(warmup / progress) if progress else 1.0
+            return math.sqrt(max(1.0, warmup) / progress) if progress else 1.0
 
 
 # -- rates ------------------------------------------------------------------------------------------------------

@@ -94,6 +94,16 @@ def test_a_schedule_stays_where_it_ended(schedule: Schedule, end: float) -> None
         assert factor(schedule, late, 100) == pytest.approx(end, abs=1e-12)
 
 
+@pytest.mark.parametrize("schedule", [Constant(warmup=0.1), Linear(), Cosine(), Google(), Noam()])
+@pytest.mark.parametrize("total", [1, 2, 9])
+def test_a_warmup_of_less_than_a_step_is_none(schedule: Schedule, total: int) -> None:
+    """Else the first step, which may be the only one, would have the rate 0."""
+    rates = [factor(schedule, step, total) for step in range(total)]
+    assert rates[0] == 1.0 and min(rates) > 0 and rates == sorted(rates, reverse=True)
+    if isinstance(schedule, Linear):
+        assert rates == [1 - step / total for step in range(total)]
+
+
 def test_what_a_schedule_refuses() -> None:
     with pytest.raises(HeedfulError, match=r"warmup is 6\.0; expected a share from 0 to 1"):
         Linear(warmup=6.0)
