@@ -5,6 +5,14 @@ class HeedfulError(ValueError):
     """Something the user gave cannot be used: the message says what was given, what was expected and what to do."""
 
 
+class InputError(HeedfulError):
+    """One of several inputs cannot be used."""
+
+    def __init__(self, reason: str, number: int) -> None:
+        super().__init__(f"input {number}: {reason}")
+        self.reason, self.number = reason, number
+
+
 class HeedfulWarning(UserWarning):
     """Something the user should know and may want to change; the result is still the one that was asked for."""
 

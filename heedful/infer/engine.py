@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from heedful.checkpoint import Loaded, load
 from heedful.device import device_of
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, InputError
 from heedful.families import FAMILIES
 from heedful.infer.graphs import Graphs
 from heedful.infer.precision import Precision, PrecisionOrAuto
@@ -69,6 +69,7 @@ class Engine:
         device: torch.device | str | None = None,
         token_budget: int = TOKEN_BUDGET,
         writing: Writing | None = None,
+        cut: int | None = None,
     ) -> None:
         """Load a folder, or a name on the hub at a revision, or take what is loaded as it is.
 
@@ -76,7 +77,8 @@ class Engine:
         has to be faster here and to change the scores little: "auto" is the fastest that does (see infer/quantize.py).
         With a `dtype` all is computed in that, in PyTorch's usual way. `device` is "cpu" unless given, or "cuda".
         A batch has at most `token_budget` tokens, or one window that alone has more. `writing` is how a model that
-        writes does so: greedily, up to 128 tokens, unless given.
+        writes does so: greedily, up to 128 tokens, unless given. With `cut`, an input of more tokens than that loses
+        its end, and nothing is windowed or refused.
         """
         if token_budget < 1:
             raise HeedfulError(f"token_budget is {token_budget}: give how many tokens a batch may have, from 1")
@@ -104,7 +106,7 @@ class Engine:
                 f"{self.loaded.source} has no tokenizer: put its tokenizer.json, or vocab.txt, beside config.json"
             )
         self.tokenizer: Tokenizer = self.loaded.tokenizer
-        self.limit = self.loaded.limit
+        self.limit, self._cut = self.loaded.limit, cut
         stack, on_cuda = self.loaded.model, next(self.loaded.parameters()).device.type == "cuda"
         self._graphs = Graphs(stack) if on_cuda and isinstance(stack, Transformer) else None
 
@@ -224,16 +226,17 @@ class Engine:
         try:
             several = [each for seen in all_windows(answerer, items, encoded, self.limit) for each in seen]
         except HeedfulError as error:
-            raise HeedfulError(f"input {number}: {error}") from None
+            raise InputError(str(error), number) from None
         if answerer.places is None:
             return [Piece(answerer, each, []) for each in several]
         places = of_windows(answerer.places(several, self.tokenizer), len(several))
         return [Piece(answerer, each, taken) for each, taken in zip(several, places, strict=True) if taken]
 
     def _encode(self, items: list[Item]) -> list[Encoded]:
-        if self.limit is not None and all(answerer.long == "cut" for answerer in self._answerers):
-            return self.tokenizer.encode_batch(items, max_length=self.limit, truncate="longest_first")
-        return self.tokenizer.encode_batch(items)
+        cut = self.limit if all(answerer.long == "cut" for answerer in self._answerers) else self._cut
+        if cut is None:
+            return self.tokenizer.encode_batch(items)
+        return self.tokenizer.encode_batch(items, max_length=cut, truncate="longest_first")
 
     def _batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
         """The numbers of the pieces of each batch: one answerer, longest first, within the budget."""

@@ -223,6 +223,8 @@ class Run:
         folder.mkdir(exist_ok=True)
         settings = replace(self.settings, train=replace(self.settings.train, seed=seed))
         task, loaded = make_task(settings, self.source, self.survey, base, self.plan.labels)
+        for split in self.measured:
+            task.check(self.source.examples(split))
         objective, samples, learned = self._learning(task, loaded)
         for note in notes(learned):
             self.watch.said(note)
@@ -246,10 +248,12 @@ class Run:
         self, settings: FinetuneSettings, task: Task, loaded: Loaded, trainer: Trainer, fitted: Fitted,
         said: list[str], folder: Path,
     ) -> dict[str, Any]:  # fmt: skip
-        """Measure and save what was trained."""
+        """Save what was trained, which no failure in measuring may lose, and measure it."""
         seed = settings.train.seed
+        self._save(loaded, folder)
         if _calibrates(settings, self.survey):
             loaded.thresholds = calibrate(task, loaded, self.source.examples("dev"))
+            self._save(loaded, folder)
         found = {
             "seed": seed,
             "main": task.main,
@@ -261,9 +265,12 @@ class Run:
             "notes": said,
         }
         if self.ranks.first:
-            save(loaded, folder / RUN_MODEL, overwrite=True)
             write(folder / SEED, found)
         return found
+
+    def _save(self, loaded: Loaded, folder: Path) -> None:
+        if self.ranks.first:
+            save(loaded, folder / RUN_MODEL, overwrite=True)
 
     def _learning(self, task: Task, loaded: Loaded) -> tuple[Objective, Sequence[Sample], Read]:
         """What is learned, from which samples, and what reading them cost."""

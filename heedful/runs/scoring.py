@@ -29,7 +29,11 @@ HIDDEN = ("vectors", "vector")  # of an answer: too long to be read
 
 def asker(task: Task | None, loaded: Loaded, precision: torch.dtype) -> Callable[[list[Any]], list[Answer]]:
     """The engine over a model, its products in that precision."""
-    engine = Engine(loaded, writing=task.writing if isinstance(task, Rewrite) else None)
+    engine = Engine(
+        loaded,
+        writing=task.writing if isinstance(task, Rewrite) else None,
+        cut=task.cut if task is not None else None,
+    )
 
     def ask(inputs: list[Any]) -> list[Answer]:
         device = next(loaded.parameters()).device.type

@@ -11,7 +11,7 @@ from heedful.errors import HeedfulError
 from heedful.model.config import Head
 from heedful.packed import Packed
 from heedful.tokenizer import Encoded, Item, Tokenizer
-from heedful.tokenizer.encoded import cut_windows
+from heedful.tokenizer.encoded import cut_windows, pair_windows
 
 Answer = dict[str, Any]  # plain data: text, numbers, lists and dicts of them
 Place = tuple[int, int]  # the number of a window, and a place in it
@@ -62,10 +62,12 @@ def read_pair(given: Any) -> list[Item] | None:
 
 
 def windows(item: Item, encoded: Encoded, limit: int | None) -> list[Encoded]:
-    """The text in windows that overlap by half; the first text of a pair is whole in each of them."""
+    """The text in windows that overlap by half; of a pair as `pair_windows` cuts it."""
     if limit is None or len(encoded) <= limit:
         return [encoded]
-    return cut_windows(encoded, segment=1 if isinstance(item, tuple) else 0, max_length=limit)
+    if isinstance(item, tuple):
+        return pair_windows(encoded, limit)
+    return cut_windows(encoded, segment=0, max_length=limit)
 
 
 def all_windows(
@@ -86,18 +88,19 @@ def all_windows(
 
 
 def best_places(windows: Sequence[Encoded], segment: int = 0) -> list[Place]:
-    """For each token of the windowed text in order, the place where it sees most around it.
+    """For each token of the windowed text in order, the place where it sees most around it, beside each first text.
 
     That is the largest min(tokens on its left, tokens on its right) + 0.01 tokens of the window, and the first window
     among equals (Devlin et al. 2019, the published code for SQuAD).
     """
-    best: dict[int, tuple[float, Place]] = {}
+    best: dict[tuple[int, int], tuple[float, Place]] = {}
     for number, window in enumerate(windows):
         places = [place for place, of in enumerate(window.segments) if of == segment]
         for index, place in enumerate(places):
             context = min(index, len(places) - 1 - index) + 0.01 * len(places)
-            if context > best.get(window.start + index, (-1.0,))[0]:
-                best[window.start + index] = context, (number, place)
+            token = window.beside, window.start + index
+            if context > best.get(token, (-1.0,))[0]:
+                best[token] = context, (number, place)
     return [place for _, place in best.values()]
 
 

@@ -31,18 +31,32 @@ def items(given: Any) -> list[Item] | None:
 
 
 def prompt_windows(encoded: list[Encoded], limit: int | None) -> list[list[Encoded]]:
-    """A long prompt in windows that are the same beside each candidate; a candidate is whole in each of them."""
+    """A long prompt in windows that are the same beside each candidate; a candidate is whole in each of them.
+
+    Where the longest candidate leaves no room for the prompt, candidates are windowed too, in half of it, and those
+    that have fewer windows come again.
+    """
     if limit is None or max(map(len, encoded)) <= limit:
         return [[each] for each in encoded]
-    prompt = max(each.segments.count(0) for each in encoded)
-    room = limit - max(len(each) - each.segments.count(0) for each in encoded)
-    if room < 1:
+    prompt, longest = (max(each.segments.count(segment) for each in encoded) for segment in (0, 1))
+    special = sum(encoded[0].special)
+    if limit < special + 2:
         raise HeedfulError(
-            f"a candidate has {limit - room} tokens with the special ones, and this model reads {limit}: nothing of "
-            "the prompt would fit beside it; shorten the candidate"
+            f"this model reads {limit} tokens, of which {special} are special: there is no room to window"
         )
-    starts = window_starts(prompt, room, max(1, room // 2))
-    return [[window_at(each, segment=0, start=start, room=room) for start in starts] for each in encoded]
+    room = limit - special
+    kept = longest if longest < room else room - min(prompt, room // 2)
+    parts = [_windows(each, 1, each.segments.count(1), kept) for each in encoded]
+    most = max(map(len, parts))
+    return [
+        [window for number in range(most) for window in _windows(mine[number % len(mine)], 0, prompt, room - kept)]
+        for mine in parts
+    ]
+
+
+def _windows(encoded: Encoded, segment: int, length: int, room: int) -> list[Encoded]:
+    starts = window_starts(length, room, max(1, room // 2))
+    return [window_at(encoded, segment=segment, start=start, room=room) for start in starts]
 
 
 def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:

@@ -35,10 +35,10 @@ def places(windows: list[Encoded], tokenizer: Tokenizer) -> list[Place]:
 def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
     """{"answer", "start", "end", "score", "no_answer_score"}: characters of the context, and sums of two scores.
 
-    A span starts at a token of the context in the window where that token sees most around it, ends at or after it,
-    and has at most 30 tokens. The no-answer score is that of the first token, the least over the windows: where the
-    model was trained on questions without answers, the answer is "" when it exceeds the score by the threshold that was
-    calibrated, and "best" is the best span all the same.
+    A span starts at a token of the context in the window where that token sees most around it (beside each window of a
+    question that is windowed too), ends at or after it, and has at most 30 tokens. The no-answer score is that of the
+    first token, the least over the windows: where the model was trained on questions without answers, the answer is ""
+    when it exceeds the score by the threshold that was calibrated, and "best" is the best span all the same.
     """
     context: str = given["context"]
     best: tuple[float, Window, int, int] | None = None
@@ -185,7 +185,11 @@ def touched(windows: Sequence[Encoded], context: str, span: Span) -> list[Place 
         [place for place in mine if window.offsets[place][0] < stop and window.offsets[place][1] > start]
         for window, mine in zip(windows, of_context, strict=True)
     ]
-    tokens = {window.start + place for window, mine in zip(windows, places, strict=True) for place in mine}
+    tokens = {
+        window.start + place - whole[0]
+        for window, whole, mine in zip(windows, of_context, places, strict=True)
+        for place in mine
+    }
     if windows[-1].dropped and all(windows[-1].offsets[place][1] < stop for place in of_context[-1]):
         return [None] * len(windows)  # its end was cut off
     return [(mine[0], mine[-1]) if mine and len(mine) == len(tokens) else None for mine in places]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
@@ -24,7 +24,7 @@ from heedful.tasks.metrics import Bleu, Result, SquadScore, has_bleu
 from heedful.tasks.metrics.bleu import NEEDED, STATISTICS, bleu_of, bleu_statistics
 from heedful.tasks.metrics.bootstrap import mean_of
 from heedful.tasks.metrics.squad import answer_scores
-from heedful.tasks.task import Judged, Measure, Task, spread
+from heedful.tasks.task import CHUNK, Judged, Measure, Task, chunks, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 BETWEEN = "\n"  # text and rewriting, where one decoder learns both
@@ -147,11 +147,22 @@ class Rewrite(Task):
             )
         return [[each] for each in seen]
 
-    def _encode(self, items: list[Item]) -> list[Encoded]:
-        if self.long == "windows" or self.limit is None:
-            return self.tokenizer.encode_batch(items)
-        most = self.limit if self.mark.start is not None else (self.limit - 1) // 2
-        return self.tokenizer.encode_batch(items, max_length=most, truncate="longest_first")
+    def check(self, examples: Iterable[Any]) -> None:
+        if self.limit is None or self.cut is not None:
+            return
+        for chunk in chunks(examples, CHUNK):
+            texts = self.tokenizer.encode_batch([self.items(example)[0] for example in chunk])
+            if wrong := next((pair for pair in zip(chunk, texts, strict=True) if len(pair[1]) > self.limit), None):
+                raise HeedfulError(
+                    f"{wrong[0].file}:{wrong[0].line}: the text has {len(wrong[1])} tokens, but this model reads "
+                    f'{self.limit} at once: leave the example out, or cut its end: long = "cut"'
+                )
+
+    @property
+    def cut(self) -> int | None:
+        """The same; where the decoder goes on from the text, each of both has half."""
+        most = super().cut
+        return most if most is None or self.mark.start is not None else (most - 1) // 2
 
     def learn(self, example: Rewritten, seen: list[list[Encoded]]) -> list[Sample]:
         (text,), (rewritten,) = seen

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from heedful.checkpoint import Loaded
 from heedful.data import Example
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, InputError
 from heedful.model.config import Problem
 from heedful.model.readers import ReadClasses
 from heedful.objectives import Batch, Loss, Objective, Sample
@@ -110,7 +110,7 @@ class Task(Objective, ABC):
     labels: tuple[str, ...] = ()
     main: str  # the number of `result` by which models are compared, the larger the better
     together: int = 1
-    long: Long = "windows"  # in learning; answers see all of a text where the engine windows it
+    long: Long = "windows"  # in learning, and where a run measures itself
 
     @abstractmethod
     def items(self, example: Any) -> list[Item]:
@@ -168,6 +168,9 @@ class Task(Objective, ABC):
     def judge(self, example: Any, answer: Answer) -> Judged:
         """One answer beside what is right."""
 
+    def check(self, examples: Iterable[Any]) -> None:
+        """An example that could not be answered is an error, before anything is learned; windows take all of them."""
+
     def windows(self, items: list[Item], seen: list[Encoded]) -> list[list[Encoded]]:
         """The windows of each item."""
         return [windows(item, each, self.limit) for item, each in zip(items, seen, strict=True)]
@@ -205,10 +208,15 @@ class Task(Objective, ABC):
             owners=owners,
         )
 
+    @property
+    def cut(self) -> int | None:
+        """The tokens after which an input is cut off; None: it is not."""
+        return self.limit if self.long == "cut" else None
+
     def _encode(self, items: list[Item]) -> list[Encoded]:
-        if self.long == "windows" or self.limit is None:
+        if self.cut is None:
             return self.tokenizer.encode_batch(items)
-        return self.tokenizer.encode_batch(items, max_length=self.limit, truncate="longest_first")
+        return self.tokenizer.encode_batch(items, max_length=self.cut, truncate="longest_first")
 
 
 def chunks(values: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -242,6 +250,9 @@ def evaluate(
         ids, given = [number for number, _ in chunk], [example for _, example in chunk]
         try:
             answers = ask([task.ask(example) for example in given])
+        except InputError as error:
+            wrong = given[error.number]
+            raise HeedfulError(f"{wrong.file}:{wrong.line}: {error.reason}") from None
         except HeedfulError as error:
             raise HeedfulError(f"the {len(given)} examples from {given[0].file}:{given[0].line} on: {error}") from None
         measure = task.measured(measure, given, answers, ids)

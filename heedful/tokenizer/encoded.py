@@ -38,7 +38,8 @@ class Encoded:
     offsets: tuple[tuple[int, int], ...]  # start and stop in characters of the token's own original text (or word)
     words: tuple[int | None, ...]  # which word of its text: as given with Words, else as the tokenizer splits it
     dropped: int = 0  # how many tokens of the texts did not fit and are in no window
-    start: int = 0  # for a window: how many tokens of the windowed text lie before it
+    start: int = 0  # for a window: how many tokens of the windowed text, of a pair the second, lie before it
+    beside: int = 0  # the same of a pair's first text, where that is windowed
 
     def __len__(self) -> int:
         """How many tokens there are, special ones included."""
@@ -131,6 +132,25 @@ def cut_windows(whole: Encoded, *, segment: int, max_length: int, stride: int | 
         )
     starts = window_starts(count, room, max(1, room // 2) if stride is None else stride)
     return [window_at(whole, segment=segment, start=start, room=room) for start in starts]
+
+
+def pair_windows(whole: Encoded, max_length: int) -> list[Encoded]:
+    """A pair in windows that overlap by half; a text of at most half of their room is whole in each of them.
+
+    Where both texts are longer, each window of the first, of half of the room, stands beside all of the second.
+    """
+    special = sum(whole.special)
+    room, second = max_length - special, whole.segments.count(1)
+    parts = [whole]
+    if whole.segments.count(0) > room // 2:
+        kept = min(second, room - room // 2)
+        cut = cut_windows(whole, segment=0, max_length=max_length + second - kept)
+        parts = [replace(each, start=0, beside=each.start) for each in cut]
+    return [
+        window
+        for part in parts
+        for window in ([part] if len(part) <= max_length else cut_windows(part, segment=1, max_length=max_length))
+    ]
 
 
 def window_at(whole: Encoded, *, segment: int, start: int, room: int) -> Encoded:

@@ -350,19 +350,38 @@ def test_long_prompts_are_windowed_and_the_same_beside_each_candidate(folders: d
     assert answer["probabilities"] == pytest.approx(torch.stack(shares).mean(0).tolist(), abs=1e-5)
 
 
-def test_a_candidate_that_alone_is_too_long_is_refused(folders: dict[str, Path]) -> None:
-    tokens = len(Engine(folders["choice"]).tokenizer.encode(("", long_text(60))))
-    with pytest.raises(
-        HeedfulError,
-        match=rf"^input 1: a candidate has {tokens} tokens with the special ones, and this model reads {LIMIT}: "
-        r"nothing of the prompt would fit beside it; shorten the candidate$",
-    ):
-        Engine(folders["choice"])([CHOICES[0], {"prompt": "a", "choices": ["b", long_text(60)]}])
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("choice", {"prompt": "a", "choices": ["b", long_text(60)]}),
+        ("span", {"question": long_text(60), "context": "x"}),
+        ("single", (long_text(60), "x")),
+        ("regression", (long_text(60), long_text(70))),
+    ],
+)
+def test_whatever_is_long_is_answered(folders: dict[str, Path], name: str, given: Any) -> None:
+    (answer,) = Engine(folders[name])([given])
+    assert answer["windows"] > 1
+    (answer,) = Engine(folders[name], cut=LIMIT)([given])
+    assert answer["windows"] == 1
 
 
-def test_a_question_longer_than_the_model_is_refused(folders: dict[str, Path]) -> None:
-    with pytest.raises(HeedfulError, match=r"^input 0: max_length 48 leaves no room to window: .* of the first text"):
-        Engine(folders["span"])([{"question": long_text(60), "context": "x"}])
+def test_a_long_first_text_is_averaged_over_its_windows(folders: dict[str, Path]) -> None:
+    text, other = long_text(60), "the cat sat"
+    model, tokenizer = theirs(folders["single"])
+    first, second = (tokenizer(each, add_special_tokens=False)["input_ids"] for each in (text, other))
+    room, shares = LIMIT - 3 - len(second), []
+    for start in range(0, len(first), room // 2):
+        ids = [tokenizer.cls_token_id, *first[start : start + room], tokenizer.sep_token_id, *second]
+        types = torch.tensor([[0] * (len(ids) - len(second)) + [1] * (len(second) + 1)])
+        with torch.no_grad():
+            ids = torch.tensor([[*ids, tokenizer.sep_token_id]])
+            shares.append(model(input_ids=ids, token_type_ids=types).logits[0].softmax(-1))
+        if start + room >= len(first):
+            break
+    (answer,) = Engine(folders["single"])([(text, other)])
+    assert answer["windows"] == len(shares) > 2
+    assert list(answer["probabilities"].values()) == pytest.approx(torch.stack(shares).mean(0).tolist(), abs=1e-5)
 
 
 # -- the same answer alone and in any batch -----------------------------------------------------------------------

@@ -337,6 +337,35 @@ def test_it_learns(tmp_path: Path) -> None:
     assert done.results["splits"]["test"]["numbers"]["accuracy"] > 0.9
 
 
+def test_long_first_texts_and_questions_end_a_run_too(tmp_path: Path, bare: Path) -> None:
+    for kind, task, name in (("pair", "classify", "text"), ("extract", "extract", "question")):
+        given = data(kind, tmp_path / kind)
+        path = next(given.glob("dev.*"))
+        long = " ".join(["the cat sat"] * 40)
+        if kind == "pair":
+            with path.open("a") as file:
+                file.write(f"{long},a dog,bad\n{long},{long},good\n")
+        else:
+            path.write_text(path.read_text().replace("who is it ?", long, 1))
+        done = tune(task, given, tmp_path / f"{kind}-run", model=bare)
+        windows = [line["answer"]["windows"] for line in lines(tmp_path / f"{kind}-run" / "predictions-dev.jsonl")]
+        assert max(windows) > 3 and done.results["splits"]["dev"]["numbers"]["count"] == len(windows), name
+        cut = tune(task, given, tmp_path / f"{kind}-cut", {"long": "cut"}, model=bare)
+        assert cut.results["splits"]["dev"]["numbers"]["count"] == len(windows)
+
+
+def test_what_was_trained_is_there_before_it_is_measured(
+    tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: Any, **more: Any) -> Any:
+        raise HeedfulError("it cannot be measured")
+
+    monkeypatch.setattr(module.Run, "_measured", fails)
+    with pytest.raises(HeedfulError, match="it cannot be measured"):
+        tune("classify", data("single", tmp_path / "data"), tmp_path / "run", model=bare)
+    assert Engine(tmp_path / "run")(["the cat"])[0]["label"] in ("bad", "good")
+
+
 # -- where it starts --------------------------------------------------------------------------------------------
 
 
@@ -367,6 +396,8 @@ def test_sequences_have_the_length_that_was_asked_for(tmp_path: Path, bare: Path
     cut = tune("classify", given, tmp_path / "cut", {"max_length": 12, "long": "cut"}, model=bare, watch=told)
     (note,) = (text for text in told.sentences if "cut" in text)
     assert note.startswith("4 training examples were cut, as was asked for: ") and note in cut.results["notes"]
+    said = [line["answer"]["windows"] for line in lines(tmp_path / "cut" / "predictions-dev.jsonl")]
+    assert set(said) == {1}, "it is measured as it was trained"
     with pytest.raises(HeedfulError, match=r"max_length is 64, but .* reads 48 tokens"):
         tune("classify", given, tmp_path / "long", {"max_length": 64}, model=bare)
 

@@ -85,15 +85,29 @@ def test_prompts_that_fit_beside_some_candidates_only_are_windowed_beside_all() 
     assert [each.start for each in one] == [each.start for each in other]
 
 
-def test_a_candidate_that_alone_is_too_long_is_refused() -> None:
-    wrong = Choices(prompt="who", candidates=("a", long_text(30)), answer=0, file="dev.csv", line=3)
-    with pytest.raises(HeedfulError, match=r"^dev\.csv:3: a candidate has \d+ tokens with the special ones, and this "):
-        task(limit=SHORT).read([wrong])
-    encoded = tokenizer().encode_batch(task().items(wrong))
-    fixed = max(len(each) for each in encoded) - 1  # all but the prompt's one token
-    assert len(prompt_windows(encoded, fixed + 1)[0]) == 1
-    with pytest.raises(HeedfulError, match=rf"a candidate has {fixed} tokens .*reads {fixed}: nothing of the prompt"):
-        prompt_windows(encoded, fixed)
+@pytest.mark.parametrize("prompt", ["", "who", long_text(30)])
+def test_a_candidate_that_alone_is_too_long_is_windowed(prompt: str) -> None:
+    """Each token of the prompt beside each of every candidate; in one window all candidates see the same prompt."""
+    example = Choices(prompt=prompt, candidates=("a", long_text(30), long_text(25)), answer=1)
+    encoded = tokenizer().encode_batch(task().items(example))
+    seen = prompt_windows(encoded, SHORT)
+    assert len({len(mine) for mine in seen}) == 1 < len(seen[0])
+    for whole, mine in zip(encoded, seen, strict=True):
+        met = set()
+        for window in mine:
+            assert len(window) <= SHORT
+            parts = [
+                [offset for offset, of in zip(window.offsets, window.segments, strict=True) if of == s] for s in (0, 1)
+            ]
+            met |= {(a, b) for a in parts[0] or [None] for b in parts[1]}
+        assert len(met) == max(1, whole.segments.count(0)) * whole.segments.count(1)
+    read = task(limit=SHORT).read([example])
+    assert len(read.samples) == len(seen[0]) and {each.target for each in read.samples} == {1}
+    engine = Engine(both("choice").ours)
+    (answer,) = engine([{"prompt": prompt, "choices": [*example.candidates, long_text(90)]}])
+    assert answer["windows"] > 1 and sum(answer["probabilities"]) == pytest.approx(1)
+    with pytest.raises(HeedfulError, match="this model reads 4 tokens, of which 3 are special: there is no room"):
+        prompt_windows(encoded, 4)
 
 
 def test_the_end_is_cut_where_that_is_asked_for() -> None:

@@ -11,11 +11,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from heedful.data import Question, Span
-from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
+from heedful.packed import Packed
 from heedful.tasks.extract import NO_ANSWER, Extract, touched
 from heedful.tasks.task import evaluate
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+from heedful.tokenizer.encoded import pair_windows
 from tests.learning import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
 
 
@@ -295,9 +296,27 @@ def test_mistakes_come_in_order() -> None:
     assert (none.gold, none.said, none.right) == ("", "", True)
 
 
-def test_questions_that_fill_the_window_are_named() -> None:
-    wrong = Question(id="q", question=long_text(60), context="x y", answers=(Span("x", 0),), file="train.json", line=7)
-    with pytest.raises(HeedfulError, match=r"^train\.json:7: max_length 48 leaves no room to window: .* first text"):
-        task().read([EXAMPLES[0], wrong])
-    with pytest.raises(HeedfulError, match=r"^the 2 examples from :0 on: input 1: max_length 48 leaves no room"):
-        evaluate(task(), Engine(both("span").ours), [EXAMPLES[0], wrong])
+@pytest.mark.parametrize("words", [3, 60])
+def test_questions_that_fill_the_window_are_windowed_too(words: int) -> None:
+    """Of all questions that its windows ask, the best answer is taken."""
+    context = long_text(words)
+    asked = question(long_text(60), context, context.split()[1])
+    made = task(limit=SHORT)
+    (windows,) = windowed(made, asked)
+    assert len({each.beside for each in windows}) > 3
+    samples = made.read([asked]).samples
+    assert len(samples) >= len({each.beside for each in windows})
+    for each in samples:
+        assert text_of(each).split()[each.target[0] : each.target[1] + 1] == context.split()[1].split()
+    loaded, encoded = both("span").ours, tokenizer().encode((asked.question, asked.context))
+    found = Engine(loaded)([made.ask(asked)])[0]
+    best = max(
+        float(scores[low, 0] + scores[high, 1])
+        for window in pair_windows(encoded, LIMIT)
+        for scores in [loaded(Packed.of([window.ids], [window.types])).detach()]
+        for low in range(window.segments.index(1), len(window) - 1)
+        for high in range(low, min(low + 30, len(window) - 1))
+    )
+    assert found["windows"] == len(pair_windows(encoded, LIMIT))
+    assert found["score"] == pytest.approx(best, abs=1e-5) if words == 3 else found["score"] <= best + 1e-5
+    assert evaluate(made, Engine(loaded), [asked]).metrics["squad"].result()["count"] == 1

@@ -222,6 +222,9 @@ def test_what_is_too_long_is_refused_or_cut() -> None:
         HeedfulError, match=r"data\.csv:7: text and rewriting have 31 and 1 tokens, but this model reads"
     ):
         task.read([long])
+    with pytest.raises(HeedfulError, match=r"^data\.csv:7: the text has 31 tokens, but this model reads 24 at once"):
+        task.check([EXAMPLES[0], long])
+    replace(task, long="cut").check([long])
     read = replace(task, long="cut").read([long])
     assert read.cut == 1 and max(map(len, read.samples)) <= 24
 

@@ -15,6 +15,7 @@ from folders import LIMIT, NAMES, long_text
 from heedful.checkpoint import Loaded
 from heedful.checkpoint.attach import attach
 from heedful.data import Choices, Labelled, MultiLabelled, Pair, Question, Scored, Span, Tagged
+from heedful.errors import HeedfulError, InputError
 from heedful.infer.engine import Engine
 from heedful.objectives import Objective
 from heedful.tasks import task as module
@@ -180,6 +181,16 @@ def test_an_evaluation_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch
     if size == 7:
         found, _ = told(name, evaluate(made, Engine(model_of(name)), examples(name)))
         assert found[made.main] == pytest.approx(expected[0][made.main], abs=1e-5)
+
+
+def test_the_row_that_cannot_be_asked_is_named() -> None:
+    rows = [Labelled(text=text, label="bad", file="dev.csv", line=n) for n, text in enumerate("abc", start=2)]
+
+    def refuse(inputs: list[Any]) -> list[Any]:
+        raise InputError("it has 90 tokens", inputs.index("b"))
+
+    with pytest.raises(HeedfulError, match=r"^dev\.csv:3: it has 90 tokens$"):
+        evaluate(task_of("classify"), refuse, rows)
 
 
 @each_task

@@ -61,13 +61,36 @@ def test_windows_equal_the_tokenizers(tokenizer: Tokenizer, limit: int | None) -
         assert windows(item, encoded, limit) == expected
 
 
-def test_a_first_text_that_fills_the_window_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(
-        HeedfulError, match=r"^max_length 9 leaves no room to window: 3 special tokens and 6 of the first text"
-    ):
-        windows(("the " * 6, "cat"), tokenizer.encode(("the " * 6, "cat")), 9)
-    with pytest.raises(HeedfulError, match="shorten the first text"):
-        windows(("the " * 6, ""), tokenizer.encode(("the " * 6, "")), 8)
+@pytest.mark.parametrize("limit", [5, 9, 20, 33])
+@pytest.mark.parametrize(
+    ("first", "second"), [(0, 90), (3, 90), (90, 0), (90, 3), (14, 90), (90, 14), (90, 90), (14, 9)]
+)
+def test_both_texts_of_a_pair_are_seen_whole(tokenizer: Tokenizer, first: int, second: int, limit: int) -> None:
+    """Each token of one beside each of the other: where one is short it is whole, else both are windowed."""
+    words = "the cat sat on mat dog ran".split()  # noqa: SIM905
+    item = tuple(" ".join(words[n % 7] for n in range(count)) for count in (first, second))
+    whole, half = tokenizer.encode(item), (limit - 3) // 2
+    found = windows(item, whole, limit)
+    parts = [[[n for n, of in enumerate(each.segments) if of == s] for s in (0, 1)] for each in (whole, *found)]
+    met = set()
+    for window, places in zip(found, parts[1:], strict=True):
+        assert len(window) <= limit and window.ids[0] == whole.ids[0] and window.ids[-1] == whole.ids[-1]
+        seen = []
+        for start, mine, all_ in zip((window.beside, window.start), places, parts[0], strict=True):
+            numbers = range(start, start + len(mine))
+            assert [window.ids[n] for n in mine] == [whole.ids[all_[n]] for n in numbers]
+            seen.append(numbers)
+        assert first > half or len(seen[0]) == first
+        assert second > half or len(seen[1]) == second
+        met |= {(a, b) for a in seen[0] or [-1] for b in seen[1] or [-1]}
+    assert len(met) == max(1, first) * max(1, second)
+    if first <= half and len(whole) > limit:
+        assert found == tokenizer.windows(item, max_length=limit, stride=max(1, (limit - 3 - first) // 2))
+
+
+def test_no_room_to_window_is_told(tokenizer: Tokenizer) -> None:
+    with pytest.raises(HeedfulError, match=r"leaves no room to window: 3 special tokens are in every window"):
+        windows(("the cat", "sat on"), tokenizer.encode(("the cat", "sat on")), 4)
 
 
 def test_trimmed_keeps_the_span_in_the_text() -> None:
