@@ -536,6 +536,18 @@ def test_evaluate_shows_and_writes(run: Any, tuned: Path, tmp_path: Path, monkey
     done = run("evaluate", tuned / "run", "--data", tuned / "data", "--predictions", "said.jsonl")
     assert done.code == 0 and "test, 8 examples" in done.out and "columns: text=" in done.err
     assert (tmp_path / "said.jsonl").read_bytes() == (tuned / "run" / "predictions-test.jsonl").read_bytes()
+    again = ("evaluate", tuned / "run", "--data", tuned / "data", "--predictions", "said.jsonl")
+    (tmp_path / "said.jsonl").write_text("mine")
+    done = run(*again)
+    assert done.code == 2 and done.err == (
+        "heedful: said.jsonl exists: give another file, or --overwrite to replace it\n"
+    )
+    assert run(*again, "--overwrite").code == 0
+    assert (tmp_path / "said.jsonl").read_bytes() == (tuned / "run" / "predictions-test.jsonl").read_bytes()
+    test = tuned / "data" / "test.csv"
+    kept = test.read_bytes()
+    done = run("evaluate", tuned / "run", "--data", tuned / "data", "--predictions", test, "--overwrite")
+    assert done.code == 2 and "test.csv is the data itself: give another file" in done.err and test.read_bytes() == kept
     found = run("evaluate", tuned / "run", "--data", tuned / "data", "--split", "dev", "--json")
     assert found.err == "" and found.json == [{"split": "dev"} | results["dev"] | {"bad_rows": {}}]
     (tmp_path / "a.csv").write_text("text,label\nthe cat,good\nthe dog,\n")

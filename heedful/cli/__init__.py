@@ -36,7 +36,7 @@ app = typer.Typer(
 )
 AsJson = train.AsJson
 OnDevice = train.OnDevice
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Overwrite = train.Overwrite
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

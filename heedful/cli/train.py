@@ -13,6 +13,7 @@ from heedful.cli.show import clean, note, table, write_json
 from heedful.errors import HeedfulError, did_you_mean
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 OnDevice = Annotated[str, typer.Option("--device", help="cpu, or cuda for a GPU.")]
 Out = Annotated[Path | None, typer.Option(help="The run folder; one that was interrupted goes on.")]
 Recipe = Annotated[Path | None, typer.Option(help="Settings as a .toml or .json file; see heedful recipe ls.")]
@@ -136,6 +137,7 @@ def evaluate(
     suite: Annotated[str | None, typer.Option(help="A suite of public tasks: glue.")] = None,
     split: Annotated[str | None, typer.Option(help="Which split; test where there is one, else dev.")] = None,
     predictions: Annotated[Path | None, typer.Option(help="Write all answers there, the worst mistakes first.")] = None,
+    overwrite: Overwrite = False,
     precision: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is fast.")] = "float32",
     device: OnDevice = "cpu",
     assignments: Annotated[
@@ -171,6 +173,7 @@ def evaluate(
         settings=settings,
         bad_rows=SetAside(file=aside) if aside else Stop(),
         predictions=predictions,
+        overwrite=overwrite,
         precision=how,
         revision=revision,
         device=device,

@@ -60,6 +60,7 @@ def evaluate(
     settings: DataSettings | None = None,
     bad_rows: BadRows | None = None,
     predictions: Path | None = None,
+    overwrite: bool = False,
     precision: Precision = "float32",
     revision: str | None = None,
     device: str = "cpu",
@@ -67,10 +68,15 @@ def evaluate(
     """Measure a run, or a model folder, on a split of the data: test where there is one, else dev, else all there is.
 
     Memory does not grow with the data but for Spearman's rho, thresholds and retrieval; results do not depend on
-    batches. `predictions` is a file that gets all answers, the worst mistakes first.
+    batches. `predictions` is a new file, or with `overwrite` any but the data, that gets all answers, the worst
+    mistakes first.
     """
+    if predictions is not None and predictions.exists() and not overwrite:
+        raise HeedfulError(f"{predictions} exists: give another file, or --overwrite to replace it")
     loaded = run if isinstance(run, Loaded) else load(run, revision=revision, device=device)
     source = _source(loaded, data, settings or DataSettings(dev=0.0), bad_rows or Stop())
+    if predictions is not None and predictions.exists():
+        _keep_data(predictions, source)
     chosen = split or next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
     task, loaded = task_of(loaded, source, chosen)
     examples = source.examples(chosen)
@@ -87,6 +93,12 @@ def evaluate(
         stated=source.stated,
         bad_rows=dict(source.sieve.bad),
     )
+
+
+def _keep_data(predictions: Path, source: Source[Any]) -> None:
+    for places in source.places.values():
+        if any(Path(place).exists() and predictions.samefile(place) for place in places):
+            raise HeedfulError(f"{predictions} is the data itself: give another file")
 
 
 def _source(loaded: Loaded, data: Any, settings: DataSettings, bad_rows: BadRows) -> Source[Any]:
