@@ -557,6 +557,31 @@ def test_evaluate_shows_and_writes(run: Any, tuned: Path, tmp_path: Path, monkey
     assert len((tmp_path / "a-bad-rows.jsonl").read_text().splitlines()) == 1
 
 
+def test_evaluate_reads_data_as_the_run_did(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = as_csv(Path("a.csv"), [{"my review": row["text"], "label": row["label"]} for row in classified(30)])
+    done = run("finetune", "classify", "a.csv", *sets())
+    assert done.code == 2 and 'say --set data.columns.text=NAME, one of "my review", "label"' in done.err
+    done = run("check", "a.csv", "--task", "classify")
+    assert done.code == 2 and 'say --set columns.text=NAME, one of "my review", "label"' in done.err
+    named = sets(**{"data.columns.text": "my review"})
+    assert run("finetune", "classify", "a.csv", "--out", "run", *named).code == 0
+    done = run("evaluate", "run", "--data", "a.csv")
+    assert done.code == 0 and "a.csv, 30 examples" in done.out
+    assert "as the run read its own: columns.text=my review; --set says it" in done.err
+    given.write_text(given.read_text() + "the cat,\n")
+    for _ in range(2):
+        done = run("evaluate", "run", "--data", "a.csv", "--bad-rows", "skip")
+        assert done.code == 0 and "left out: 1; they are set aside in a-bad-rows.jsonl" in done.err
+        assert len(Path("a-bad-rows.jsonl").read_text().splitlines()) == 1
+    Path("a-bad-rows.jsonl").write_text("mine")
+    done = run("evaluate", "run", "--data", "a.csv", "--bad-rows", "skip")
+    assert done.code == 2 and "a-bad-rows.jsonl: exists already" in done.err
+    as_csv(Path("b.csv"), classified(30))
+    assert 'has no column "my review", but "text", "label"' in run("evaluate", "run", "--data", "b.csv").err
+    assert run("evaluate", "run", "--data", "b.csv", "--set", "columns.text=text").code == 0
+
+
 def test_evaluate_a_suite(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
     rows = "".join(f"{n}\tthe cat {n}\tgood\n" for n in range(6))
     for place in (tmp_path / "glue" / "SST-2", tmp_path / "runs"):

@@ -72,6 +72,16 @@ def test_json_says_it_all_in_one_line(run: Any, folder: Path, tmp_path: Path) ->
     assert list(row) == ["file", "row", "line", "label", "probability", "probabilities", "windows", "error"]
 
 
+def test_a_row_in_another_encoding_says_what_reads_it(run: Any, folder: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "in.csv", 2)
+    file.write_bytes(file.read_bytes() + "café,x\n".encode("latin-1"))
+    code, _, err = run(folder, "--file", file, "--format", "jsonl", "--out", "one")
+    rows = [json.loads(line) for line in (tmp_path / "one" / "part-00000000.jsonl").read_text().splitlines()]
+    assert code == 0 and "say --set encoding=cp1252, or iconv" in rows[2]["error"] and "--set encoding=cp1252" in err
+    assert run(folder, "--file", file, "--set", "encoding=cp1252", "--out", "two")[0] == 0
+    assert pq.read_table(tmp_path / "two").column("error").null_count == 3
+
+
 def test_errors_teach(run: Any, folder: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "in.csv")
     for given, told in (

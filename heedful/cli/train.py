@@ -151,10 +151,13 @@ def evaluate(
     With the official definitions, in memory that does not grow with the data, whatever the batches.
     """
     from heedful.data import DataSettings, SetAside, Stop
+    from heedful.data.bad import forget
+    from heedful.runs.settings import as_trained, changed
     from heedful.settings import apply
 
     how = _precision(precision)
-    settings = apply(DataSettings(dev=0.0), assignments or [])
+    usual, _ = as_trained(run)
+    settings = apply(usual, assignments or [])
     aside = Path(f"{data[0].absolute().stem}-bad-rows.jsonl") if skips(bad_rows) else None
     if suite is not None:
         for name, given in (("split", split), ("predictions", predictions), ("set", assignments), ("bad-rows", aside)):
@@ -165,6 +168,10 @@ def evaluate(
     from heedful.checkpoint.hub import name_and_revision
     from heedful.runs.evaluate import evaluate as measure
 
+    if (kept := changed(usual, DataSettings(dev=0.0))) and not as_json:
+        note(clean(f"data are read as the run read its own: {', '.join(kept)}; --set says it otherwise"))
+    if aside is not None:
+        forget(aside)
     name, revision = name_and_revision(run)
     done = measure(
         name,

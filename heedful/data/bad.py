@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class SetAside:
     """Bad rows are left out and written to a new file, one JSON object a line."""
 
     file: Path
+    table: str = ""  # of a run's settings in which those of the data are, as reasons name them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +56,17 @@ class LeaveOut:
 
 
 BadRows = Stop | SetAside | LeaveOut
+
+
+def forget(path: Path) -> None:
+    """Remove what was set aside at an earlier time; a file of anything else stays."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = json.loads(file.readline())
+        if isinstance(first, dict) and set(first) == {field.name for field in fields(BadRow)}:
+            path.unlink()
+    except (OSError, ValueError):
+        return
 
 
 class Sieve:
@@ -78,7 +90,8 @@ class Sieve:
             if len(self.first) < KEPT:
                 self.first.append(bad)
             if isinstance(self.policy, SetAside):
-                self._write(self.policy.file, asdict(bad))
+                reason = in_table(bad.reason, self.policy.table)
+                self._write(self.policy.file, asdict(replace(bad, reason=reason)))
 
     def mend(self, what: str, file: str, line: int, number: int = 0) -> None:
         """Count something that was mended."""
@@ -100,6 +113,15 @@ class Sieve:
         except OSError as error:
             raise HeedfulError(f"{path}: bad rows cannot be set aside there: {error.strerror}") from None
         self._made = True
+
+
+def in_table(message: str, table: str) -> str:
+    """With the settings that it names in a table of a run's settings.
+
+    >>> in_table("say --set encoding=cp1252", "data")
+    'say --set data.encoding=cp1252'
+    """
+    return message.replace("--set ", f"--set {table}.") if table else message
 
 
 def shown(value: object) -> str:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from heedful.data.bad import CellError, shown
@@ -163,7 +164,8 @@ def find_columns(
             raise _missing(table, role)
         if len(names) > 1 and role not in given and not NUMBERED.fullmatch(names[0]):
             raise _AmbiguousError(
-                f"{table.shown}: {' and '.join(map(shown, names))} could each be the {role}: say columns {role}=…"
+                f"{table.shown}: {' and '.join(map(shown, names))} could each be the {role}: "
+                f"say which, as {column(role, names[0])}"
             )
         if names:
             found[role] = names
@@ -182,6 +184,15 @@ def _by_name(table: Table, role: str, taken: set[str]) -> tuple[str, ...]:
         return tuple(sorted(numbered, key=lambda name: int(NUMBERED.sub(r"\1", name))))
     free = [name for name in table.names if name not in taken]
     return tuple(name for name in free if name.casefold() in NAMES[role])
+
+
+def column(role: str, name: str) -> str:
+    """The option that names a column.
+
+    >>> column("text", "my review")
+    "--set columns.text='my review'"
+    """
+    return f"--set columns.{role}={quote(name)}"
 
 
 def _keys(given: Key | Sequence[Key]) -> tuple[Key, ...]:
@@ -213,11 +224,13 @@ def _missing(table: Table, role: str) -> MissingColumnError:
         cells = ", ".join(map(shown, table.first[:5]))
         return MissingColumnError(
             f"{which} There is no header that is understood; a row is {cells}. "
-            f"Say columns {role}=NUMBER (from 1), or {role}=NAME if its first row is a header",
+            f"Say {column(role, 'NUMBER')} (from 1), or NAME instead if its first row is a header",
             role,
         )
     known, names = " or ".join(map(shown, NAMES[role][:3])), ", ".join(map(shown, table.names[:20]))
-    return MissingColumnError(f"{which} None is called {known} or the like: say columns {role}=one of {names}", role)
+    return MissingColumnError(
+        f"{which} None is called {known} or the like: say {column(role, 'NAME')}, one of {names}", role
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- cells

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,12 @@ class Reading:
             yield chunk
 
     def _documents(self) -> Iterator[tuple[str, bool]]:
+        try:
+            yield from self._all()
+        except HeedfulError as error:
+            raise HeedfulError(_of_corpus(str(error))) from None
+
+    def _all(self) -> Iterator[tuple[str, bool]]:
         for path, size in zip(self._files, self._sizes, strict=True):
             self._at = path
             if not size:
@@ -165,6 +172,16 @@ class Reading:
     def _say(self, text: str) -> None:
         if text not in self.said and len(self.said) < 1000:
             self.said.append(text)
+
+
+def _of_corpus(message: str) -> str:
+    """With the names of the settings of a corpus, which has no encoding.
+
+    >>> _of_corpus("say --set columns.text=NAME"), _of_corpus("say --set encoding=cp1252, or iconv -f cp1252")
+    ('say --set corpus.column=NAME', 'say iconv -f cp1252')
+    """
+    message = message.replace("--set columns.text=", "--set corpus.column=")
+    return re.sub(r"--set encoding=[\w-]+( \(or -be\))?, or ", "", message)
 
 
 LAYOUTS = {

@@ -186,7 +186,9 @@ def _found(file: File, kind: type[Example] | None) -> Format:
 
 def _unknown(file: File) -> HeedfulError:
     known = ", ".join(SUFFIXES)
-    return HeedfulError(f"{file.shown}: the format is not known: its name should end in {known}, or say --format")
+    return HeedfulError(
+        f"{file.shown}: the format is not known: its name should end in {known}, or say it, as --set format=csv"
+    )
 
 
 def _separated(file: File, form: Literal["csv", "tsv"], settings: DataSettings, sieve: Sieve) -> Table:

@@ -18,6 +18,7 @@ from heedful.infer.quantize import Trial, fastest, ready, tried
 from heedful.native import unused
 from heedful.runs.evaluate import evaluate
 from heedful.runs.folder import SETTINGS, write
+from heedful.runs.settings import as_trained
 from heedful.runs.timing import latency
 
 BENCH = "bench.json"
@@ -73,7 +74,7 @@ def bench(
 
     def main(engine: Engine) -> float:
         tell(f"evaluating {engine.way.precision if engine.way else ''}")
-        found = evaluate(engine.loaded, data, split=split)
+        found = evaluate(engine.loaded, data, split=split, settings=as_trained(run)[0])
         numbers.update(main=found.main, split=found.split)
         return float(found.numbers[found.main])
 

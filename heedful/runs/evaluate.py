@@ -16,6 +16,7 @@ from heedful.model.config import Choice, Classes, NextToken, SentenceEmbedding, 
 from heedful.runs.folder import DATA, read_json
 from heedful.runs.making import embedding, survey, tokenizer_of
 from heedful.runs.scoring import measure
+from heedful.runs.settings import Long, as_trained
 from heedful.tasks.choose import Choose
 from heedful.tasks.classify import Classify, ClassifyMany
 from heedful.tasks.embed import Embed
@@ -37,6 +38,7 @@ GLUE_FOLDERS = {  # of each task: its entries in the suite, and the split that e
     "RTE": {"rte": "dev"},
     "WNLI": {"wnli": "dev"},
 }
+LONG: Long = "windows"
 Precision = Literal["auto", "float32", "bfloat16"]  # auto: bfloat16 where the processor has instructions for it
 
 
@@ -67,6 +69,7 @@ def evaluate(
 ) -> Evaluated:
     """Measure a run, or a model folder, on a split of the data: test where there is one, else dev, else all there is.
 
+    Data are read as the run read its own, unless `settings` say how; long texts are cut where the run cut them.
     Memory does not grow with the data but for Spearman's rho, thresholds and retrieval; results do not depend on
     batches. `predictions` is a new file, or with `overwrite` any but the data, that gets all answers, the worst
     mistakes first.
@@ -74,11 +77,12 @@ def evaluate(
     if predictions is not None and predictions.exists() and not overwrite:
         raise HeedfulError(f"{predictions} exists: give another file, or --overwrite to replace it")
     loaded = run if isinstance(run, Loaded) else load(run, revision=revision, device=device)
-    source = _source(loaded, data, settings or DataSettings(dev=0.0), bad_rows or Stop())
+    usual, long = (DataSettings(dev=0.0), LONG) if isinstance(run, Loaded) else as_trained(run)
+    source = _source(loaded, data, settings or usual, bad_rows or Stop())
     if predictions is not None and predictions.exists():
         _keep_data(predictions, source)
     chosen = split or next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
-    task, loaded = task_of(loaded, source, chosen)
+    task, loaded = task_of(loaded, source, chosen, long)
     examples = source.examples(chosen)
     try:
         how = precision_of(precision, next(loaded.parameters()).device)
@@ -140,7 +144,7 @@ def kind_of(loaded: Loaded) -> type[Task]:
     raise HeedfulError(f"{loaded.source} {what}: fine-tune it first, or load it with another head")
 
 
-def task_of(loaded: Loaded, source: Source[Any], split: str) -> tuple[Task, Loaded]:
+def task_of(loaded: Loaded, source: Source[Any], split: str, long: Long = LONG) -> tuple[Task, Loaded]:
     """The task of the model's head on a split, and the model as it answers there."""
     kind = kind_of(loaded)
     more: dict[str, Any] = {}
@@ -155,8 +159,8 @@ def task_of(loaded: Loaded, source: Source[Any], split: str) -> tuple[Task, Load
         more = {"mark": marks(loaded.config.model, tokenizer_of(loaded)), "between": loaded.between}
     elif isinstance(loaded.config.head, Classes | TokenClasses):
         more = {"labels": loaded.config.head.labels}
-    long: Any = "cut" if kind is Embed else "windows"
-    return kind(tokenizer=tokenizer_of(loaded), limit=loaded.limit, long=long, **more), loaded
+    how: Any = "cut" if kind is Embed else long
+    return kind(tokenizer=tokenizer_of(loaded), limit=loaded.limit, long=how, **more), loaded
 
 
 def suite(

@@ -34,7 +34,7 @@ from heedful.runs.folder import (
     refuse_other,
     write,
 )
-from heedful.runs.making import Survey, make_task, refuse_dull, source_of, start, survey
+from heedful.runs.making import Survey, make_task, of_data, refuse_dull, source_of, start, survey
 from heedful.runs.plots import draw
 from heedful.runs.results import JOURNAL, RESULTS, read_results
 from heedful.runs.scoring import calibrate, measure
@@ -123,8 +123,9 @@ def prepare(
     """
     wishes = Wishes.read(task, recipe, assignments)
     told = wishes.foreseen()
-    source = source_of(task, data, told.data, LeaveOut() if skip_bad_rows else Stop())
-    found = survey(source, ("train", *(split for split in source.splits if split != "train")))
+    with of_data():
+        source = source_of(task, data, told.data, LeaveOut() if skip_bad_rows else Stop())
+        found = survey(source, ("train", *(split for split in source.splits if split != "train")))
     refuse_dull(source, found)
     kind = "multiple" if source.kind is MultiLabelled else task
     start = told.start

@@ -21,6 +21,7 @@ import heedful
 from heedful.data import SetAside, Source, escape_cell
 from heedful.durable import put, sweep, whole
 from heedful.errors import HeedfulError
+from heedful.runs.settings import flat
 from heedful.settings import from_file, to_mapping, to_toml
 from heedful.train.journal import records
 from heedful.train.resume import LOCK
@@ -108,7 +109,7 @@ def begin(
             )
         return
     if source.sieve.bad:
-        again = reopened(SetAside(file=folder / BAD_ROWS))
+        again = reopened(SetAside(file=folder / BAD_ROWS, table="data"))
         for split in again.splits:
             deque(again.examples(split), maxlen=0)
     write(folder / ENVIRONMENT, environment())
@@ -145,18 +146,10 @@ def _hashes(source: Source[Any]) -> dict[str, str]:
 
 def _differences(before: Any, now: Any) -> str:
     """Names of settings that differ, with both values."""
-    old, new = (dict(_flat(to_mapping(each))) for each in (before, now))
+    old, new = (dict(flat(to_mapping(each))) for each in (before, now))
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     each = [f"{name} was {old.get(name)!r} and is {new.get(name)!r} now" for name in names[:4]]
     return "; ".join(each) + ("; and more" if names[4:] else "")
-
-
-def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in mapping.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 # -- files ----------------------------------------------------------------------------------------------------

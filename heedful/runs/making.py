@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from heedful.checkpoint import Config, Loaded, create, load
 from heedful.checkpoint.attach import attach
 from heedful.data import KINDS, DataSettings, Labelled, MultiLabelled, Pair, Question, Rewritten, Scored, Source, read
-from heedful.data.bad import BadRows
+from heedful.data.bad import BadRows, in_table
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.objectives.masked import Masked
@@ -49,8 +50,19 @@ MOST_TEXTS = 50_000  # that it is trained on
 NUMBER = "score"  # what a regression's one output is called
 
 
+@contextmanager
+def of_data() -> Iterator[None]:
+    """Where data are read for a run, whose settings have those of the data in a table."""
+    try:
+        yield
+    except HeedfulError as error:
+        raise HeedfulError(in_table(str(error), "data")) from None
+
+
 def source_of(task: str, data: Any, settings: DataSettings, bad_rows: BadRows) -> Source[Any]:
     """The data of a task; for classify also rows with any number of labels, where that is what they have."""
+    if task == "classify" and "labels" in (settings.columns or {}):
+        return read(data, MultiLabelled, settings, bad_rows=bad_rows)
     if task == "classify":
         try:
             found = read(data, None, settings, bad_rows=bad_rows)

@@ -5,18 +5,19 @@ Imports nothing heavy, so that a wrong one is told at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.model.classic_config import Attention, Bag, Hierarchical, Structured, Writer
-from heedful.settings import apply, load_mapping, overlay
+from heedful.settings import apply, load_mapping, overlay, to_mapping
 from heedful.shipped import ENCODER
 from heedful.train.settings import AdamW, Epochs, FitSettings, Noam, TrainSettings
 
+Long = Literal["windows", "cut"]
 Weights = Literal["none", "balanced"]  # balanced: examples / (classes * examples of the class)
 EPOCHS = ((500_000, 1.0), (50_000, 2.0), (10_000, 3.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # from so many examples on
 HEAD_WIDTH = 32  # of an encoder that is trained on the spot
@@ -246,7 +247,7 @@ class FinetuneSettings:
     fit: FitSettings = FitSettings()
     seeds: int = 1  # runs with train.seed, train.seed + 1, ...
     max_length: int | None = None  # tokens of a sequence, in training and afterwards; None: as many as the model reads
-    long: Literal["windows", "cut"] = "windows"  # longer texts: windows that overlap by half, or the end is cut off
+    long: Long = "windows"  # longer texts: windows that overlap by half, or the end is cut off
     score: Literal["float32", "bfloat16"] = "float32"  # precision of the last evaluation
 
     def __post_init__(self) -> None:
@@ -315,6 +316,39 @@ def _to_write(writer: Writer | TransformerSettings, examples: int) -> tuple[Fine
     )
     said = f"{epochs:g} epochs, batches of {batch}, rate {optimiser.rate:g}, label smoothing 0.1"
     return settings, f"defaults for {examples:,} examples and {what} with random weights: {said}"
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by their whole names.
+
+    >>> list(flat({"seeds": 1, "train": {"length": {"count": 3}}}))
+    [('seeds', 1), ('train.length.count', 3)]
+    """
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def changed(settings: Any, usual: Any) -> list[str]:
+    """What is not as usual, as --set takes it.
+
+    >>> changed(DataSettings(dev=0.2, columns={"text": "review"}), DataSettings())
+    ['columns.text=review', 'dev=0.2']
+    """
+    now, before = (dict(flat(to_mapping(each))) for each in (settings, usual))
+    return [f"{name}={value}" for name, value in now.items() if name not in before or value != before[name]]
+
+
+def as_trained(run: str | Path) -> tuple[DataSettings, Long]:
+    """How a run read its data and long texts, without a dev split that is made; what is no run has the usual."""
+    path = Path(run) / "settings.toml"
+    table = load_mapping(path) if path.is_file() else {}
+    data, given = DataSettings(), table.get("data")
+    if isinstance(given, Mapping):  # text to pre-train on is named
+        data = overlay(data, given, source=f"{path}: data")
+    return replace(data, dev=0.0), table.get("long", "windows")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,7 +38,7 @@ def test_given_columns(tmp_path: Path) -> None:
         (
             "good,1\nbad,0\n",
             None,
-            r'There is no header that is understood; a row is "good", "1". Say columns text=NUMBER',
+            r'There is no header that is understood; a row is "good", "1". Say --set columns.text=NUMBER',
         ),
         (
             "text,stars\na,1\n",
@@ -46,7 +46,11 @@ def test_given_columns(tmp_path: Path) -> None:
             r'has no column "star", but "text", "stars" \(did you mean "stars"\?\)',
         ),
         ("text,stars\na,1\n", {"label": 3}, "has 2 columns, and column 3 was asked for"),
-        ("text,review,label\na,b,1\n", None, '"text" and "review" could each be the text: say columns text=…'),
+        (
+            "text,review,label\na,b,1\n",
+            None,
+            '"text" and "review" could each be the text: say which, as --set columns.text=text',
+        ),
         ("text,stars\na,1\n", {"labl": "stars"}, 'column "labl" is not one of text, label, pair'),
     ],
 )

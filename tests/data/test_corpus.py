@@ -180,7 +180,11 @@ def interrupted(*_: Any) -> None:
         ({"none.txt": None}, "none.txt: there is no such file"),
         ({"a.txt": " \n \n"}, r"a.txt: no document is left: 0 are too short, 0 have no text, 0 are bad rows"),
         ({"a.jsonl": '{"text": " "}'}, r"a.jsonl: no document is left: 0 are too short, 1 have no text, 0 are bad"),
-        ({"a.jsonl": '{"body": "x"}'}, "a.jsonl"),
+        (
+            {"a.jsonl": '{"body": "x"}'},
+            'a.jsonl: which column is the text.*say --set corpus.column=NAME, one of "body"',
+        ),
+        ({"a.txt": "a\0" * 99}, "if this is UTF-16, say iconv -f utf-16le -t utf-8"),
     ],
 )
 def test_what_cannot_be_built(tmp_path: Path, tokenizer: Tokenizer, files: dict[str, Any], message: str) -> None:

@@ -542,8 +542,13 @@ def test_unknown_tasks_and_wrong_columns_are_said(tmp_path: Path) -> None:
     given = as_csv(tmp_path / "a.csv", [{"text": "a", "stars": 3}])
     with pytest.raises(HeedfulError, match=r'"classfy" is no task \(did you mean "classify"\?\)'):
         tune("classfy", given, tmp_path / "run")
-    with pytest.raises(HeedfulError, match=r'a\.csv: which column is the label\? .* say columns label=one of "text"'):
+    with pytest.raises(
+        HeedfulError, match=r'a\.csv: which column is the label\? .* say --set data\.columns\.label=NAME, one of "text"'
+    ):
         tune("classify", given, tmp_path / "run")
+    typo = {"data.columns": '{labels = ["toxic", "milt"]}'}
+    with pytest.raises(HeedfulError, match=r'has no column "milt", but "text", "toxic", "mild" \(did you mean "mild"'):
+        tune("classify", as_csv(tmp_path / "b.csv", [{"text": "a", "toxic": 1, "mild": 0}]), tmp_path / "run", typo)
     with pytest.raises(HeedfulError, match=r"which column is the score\?"):
         tune("regress", given, tmp_path / "run")
 
@@ -570,6 +575,16 @@ def test_a_bad_row_is_named(tmp_path: Path) -> None:
     done = tune("classify", given, tmp_path / "run", {"train.length.count": 1})
     assert set(done.results["splits"]) == {"dev"}, "a test split without labels is left out, and that is said"
     assert "test: has no label, so it is left out" in done.results["data"]["stated"]
+
+
+def test_what_is_set_aside_names_settings_as_the_run_has_them(tmp_path: Path) -> None:
+    given = as_csv(tmp_path / "a.csv", classified(30))
+    given.write_bytes(given.read_bytes() + "café,good\n".encode("latin-1"))
+    with pytest.raises(HeedfulError, match=r"say --set data\.encoding=cp1252, or iconv"):
+        tune("classify", given, tmp_path / "run")
+    tune("classify", given, tmp_path / "run", skip_bad_rows=True)
+    (aside,) = lines(tmp_path / "run" / "bad-rows.jsonl")
+    assert "say --set data.encoding=cp1252, or iconv" in aside["reason"]
 
 
 def test_bad_rows_are_set_aside_and_counted(tmp_path: Path) -> None:
