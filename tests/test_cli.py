@@ -557,6 +557,28 @@ def test_evaluate_shows_and_writes(run: Any, tuned: Path, tmp_path: Path, monkey
     assert len((tmp_path / "a-bad-rows.jsonl").read_text().splitlines()) == 1
 
 
+def test_several_files_are_splits(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, (name, count) in enumerate({"train": 24, "dev": 8, "test": 9, "x": 20}.items()):
+        as_csv(Path(f"{name}.csv"), classified(count, number))
+    for given, folder in ((["train.csv", "dev.csv"], "a"), (["train=x.csv", "valid=dev.csv", "test=test.csv"], "b")):
+        done = run("finetune", "classify", *given, "--out", folder, *sets())
+        assert done.code == 0 and "dev, 8 examples" in done.out, done.err
+        assert ("test, 9 examples" in done.out) == (folder == "b")
+    done = run("check", "train.csv", "dev.csv", "test.csv")
+    assert done.code == 0 and "train: train.csv\ndev: dev.csv\ntest: test.csv\n" in done.out
+    assert "train: 24 examples" in done.out and "dev: 8 examples" in done.out
+    done = run("check", "x.csv", "train.csv")
+    assert "all 2 files are train" in done.out and "train: 44 examples" in done.out
+    assert (
+        "x.csv: the name does not say whether it is train, dev or test"
+        in run("check", "train.csv", "x.csv", "dev.csv").err
+    )
+    assert "some files are given as SPLIT=FILE, some are not" in run("check", "train=x.csv", "dev.csv").err
+    done = run("finetune", "classify", "train=x.csv", "dev=dev.csv", "--dry-run", *sets())
+    assert done.code == 0, done.err
+
+
 def test_evaluate_reads_data_as_the_run_did(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = as_csv(Path("a.csv"), [{"my review": row["text"], "label": row["label"]} for row in classified(30)])

@@ -176,7 +176,10 @@ app.command()(train.evaluate)
 
 @app.command()
 def check(
-    data: Annotated[list[Path], typer.Argument(metavar="DATA", help="A file, a folder with splits, or several files.")],
+    data: Annotated[
+        list[Path],
+        typer.Argument(metavar="DATA", help="A file, a folder with splits, or train=FILE dev=FILE test=FILE."),
+    ],
     task: Annotated[str | None, typer.Option(help="What the data is for; found out where it is not given.")] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help='A setting, as columns.text="review" or format=csv.')
@@ -192,13 +195,13 @@ def check(
 
     from heedful.data import KINDS, DataSettings, LeaveOut, read
     from heedful.data import check as run
+    from heedful.data.folders import as_said
     from heedful.settings import apply
 
     if task is not None and task not in KINDS:
         raise HeedfulError(f"--task is {task!r}{did_you_mean(task, list(KINDS))}: use one of {', '.join(KINDS)}")
     chosen = apply(DataSettings(dev=0.0), assignments or [])
-    given = data[0] if len(data) == 1 else data
-    report = run(read(given, KINDS[task] if task else None, chosen, bad_rows=LeaveOut()), limit=limit)
+    report = run(read(as_said(data), KINDS[task] if task else None, chosen, bad_rows=LeaveOut()), limit=limit)
     if as_json:
         return write_json(asdict(report))
     print("\n".join(map(clean, report.lines())))

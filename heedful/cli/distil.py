@@ -44,6 +44,7 @@ def distil(
     Ends in a verdict: quality kept, speed gained, size, beside the same student trained without the teacher. Ctrl-C
     saves; the same command goes on from there.
     """
+    from heedful.data.folders import as_said
     from heedful.runs.distil_settings import Asked, milliseconds, share
 
     least, most = share(keep) if keep else None, milliseconds(under) if under else None
@@ -54,7 +55,7 @@ def distil(
     )
     asked.foreseeable()  # what is wrong is told before torch is imported
     folder = out or Path(f"distil-{Path(teacher).absolute().name}")
-    given: Any = data[0] if len(data) == 1 else data
+    given: Any = as_said(data)
     options: dict[str, Any] = {
         "losses": loss,
         "unlabelled": unlabelled or (),

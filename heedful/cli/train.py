@@ -69,7 +69,10 @@ def quickstart(
 def finetune(
     context: typer.Context,
     task: Annotated[str, typer.Argument(metavar="TASK", help=f"What to learn: {', '.join(FINETUNED)}.")],
-    data: Annotated[list[Path], typer.Argument(metavar="DATA", help="A file, a folder with splits, or several files.")],
+    data: Annotated[
+        list[Path],
+        typer.Argument(metavar="DATA", help="A file, a folder with splits, or train=FILE dev=FILE test=FILE."),
+    ],
     model: Annotated[str, typer.Option(help="What to start from: a model folder, or NAME@REVISION on the hub.")] = "",
     out: Out = None,
     recipe: Recipe = None,
@@ -88,13 +91,15 @@ def finetune(
     Ends in a run folder: a model that transformers loads too, its scores with intervals, plots, predictions with the
     worst mistakes first, and a model card. Ctrl-C saves; the same command goes on from there.
     """
+    from heedful.data.folders import as_said
     from heedful.runs.settings import Wishes
 
     Wishes.read(task, recipe, assignments or ())  # what is wrong with them is told before torch is imported
     if nproc and not dry_run:
         return several(nproc, context.obj)
-    folder = out or Path(f"{task}-{data[0].absolute().stem}")
-    given: Any = data[0] if len(data) == 1 else data
+    given: Any = as_said(data)
+    first = data[0] if not isinstance(given, dict) else next(iter(given.values()))[0]
+    folder = out or Path(f"{task}-{first.absolute().stem}")
     options: dict[str, Any] = {
         "model": model,
         "recipe": recipe,
@@ -152,6 +157,7 @@ def evaluate(
     """
     from heedful.data import DataSettings, SetAside, Stop
     from heedful.data.bad import forget
+    from heedful.data.folders import as_said
     from heedful.runs.settings import as_trained, changed
     from heedful.settings import apply
 
@@ -175,7 +181,7 @@ def evaluate(
     name, revision = name_and_revision(run)
     done = measure(
         name,
-        data[0] if len(data) == 1 else data,
+        as_said(data),
         split=split,
         settings=settings,
         bad_rows=SetAside(file=aside) if aside else Stop(),

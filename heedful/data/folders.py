@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from heedful.data.parts import bare_name
 from heedful.errors import HeedfulError
@@ -34,16 +35,10 @@ def split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
         raise HeedfulError(f"{folder}: cannot be read: {error.strerror}") from None
     found: dict[str, dict[str, list[Path]]] = {}  # split, name without shard, files
     for path in files:
-        stem = bare_name(path)[0]
         if path.name.casefold() in ("license", "license.txt", "readme.md", "readme.txt"):
             continue
-        shard = SHARD.fullmatch(stem)
-        name = shard.group(1) if shard else stem
-        whole = SPLITS.get(name.casefold())
-        parts = {SPLITS[part] for part in re.split(r"[._\-\s]+", name.casefold()) if part in SPLITS}
-        if whole or len(parts) == 1:
-            split = whole or parts.pop()
-            rank = "" if whole else name
+        split, rank = spoken(path)
+        if split:
             found.setdefault(split, {}).setdefault(rank, []).append(path)
     if not found:
         raise HeedfulError(
@@ -60,13 +55,60 @@ def split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
     return chosen, said
 
 
+def spoken(path: Path) -> tuple[str, str]:
+    """The split that a file's name speaks of, or "", and the rest of the name, "" where it is the split alone.
+
+    >>> spoken(Path("my-train.csv")), spoken(Path("dev-00000-of-00002.parquet")), spoken(Path("a.csv"))
+    (('train', 'my-train'), ('dev', ''), ('', 'a'))
+    """
+    stem = bare_name(path)[0]
+    shard = SHARD.fullmatch(stem)
+    name = shard.group(1) if shard else stem
+    whole = SPLITS.get(name.casefold())
+    parts = {SPLITS[part] for part in re.split(r"[._\-\s]+", name.casefold()) if part in SPLITS}
+    return whole or (parts.pop() if len(parts) == 1 else ""), "" if whole else name
+
+
+def split_several(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
+    """Several files by the splits that their names speak of, or all as train, and what should be said."""
+    splits = [spoken(path)[0] for path in files]
+    if len({*splits} - {""}) < 2:
+        return {"train": tuple(files)}, [f"all {len(files)} files are train"]
+    if unclear := [path.name for path, split in zip(files, splits, strict=True) if not split]:
+        raise HeedfulError(
+            f"{', '.join(unclear)}: the name does not say whether it is train, dev or test, as those of other files "
+            "do: say it of each, as train=FILE dev=FILE"
+        )
+    order = [split for split in dict.fromkeys(SPLITS.values()) if split in splits]
+    found = {split: tuple(path for path, of in zip(files, splits, strict=True) if of == split) for split in order}
+    return found, [f"{split}: {', '.join(path.name for path in paths)}" for split, paths in found.items()]
+
+
+def as_said(words: Sequence[Path]) -> Any:
+    """What a command was given: a file or folder, several of them, or all as SPLIT=FILE, by their splits.
+
+    >>> as_said([Path("a.csv")]), as_said([Path("train=a.csv"), Path("valid=b.csv")])
+    (PosixPath('a.csv'), {'train': [PosixPath('a.csv')], 'dev': [PosixPath('b.csv')]})
+    """
+    found: dict[str, list[Path]] = {}
+    for word in words:
+        name, equals, file = str(word).partition("=")
+        if equals and file and name.casefold() in SPLITS and not word.exists():
+            found.setdefault(SPLITS[name.casefold()], []).append(Path(file))
+    if not found:
+        return words[0] if len(words) == 1 else words
+    if sum(map(len, found.values())) < len(words):
+        raise HeedfulError("some files are given as SPLIT=FILE, some are not: say it of each, as train=FILE dev=FILE")
+    return found
+
+
 def _chosen(folder: Path, split: str, names: Mapping[str, list[Path]]) -> tuple[Path, ...]:
     paths = names[""] if "" in names else next(iter(names.values()))
     shards = [SHARD.fullmatch(bare_name(path)[0]) for path in paths]
     of = {shard.group(3) for shard in shards if shard}
     if ("" not in names and len(names) > 1) or (len(paths) > 1 and (len(of) != 1 or not all(shards))):
         each = ", ".join(path.name for some in names.values() for path in some)
-        raise HeedfulError(f"{folder}: {each} could each be the {split} split: give the files, as train=…, dev=…")
+        raise HeedfulError(f"{folder}: {each} could each be the {split} split: give the files, as train=FILE dev=FILE")
     if of and int(of.pop()) != len(paths):
         raise HeedfulError(f"{folder}: {len(paths)} shards of the {split} split are there, but they speak of more")
     return tuple(paths)

@@ -13,7 +13,7 @@ from heedful.data import conll, glue
 from heedful.data.bad import BadRow, BadRows, Sieve, Stop, shown
 from heedful.data.columns import MissingColumnError
 from heedful.data.examples import Example, Labelled, MultiLabelled, Tagged, takes
-from heedful.data.folders import SPLITS, split_files
+from heedful.data.folders import SPLITS, split_files, split_several
 from heedful.data.parts import DataSettings, Part, of_object, open_part
 from heedful.data.rows import is_data_object
 from heedful.errors import HeedfulError, did_you_mean
@@ -186,8 +186,9 @@ def read(
     *,
     bad_rows: BadRows = STOP,
 ) -> Source[Any]:
-    """A folder, a file, several files of train, a mapping from splits to them, or objects of the `datasets` library.
+    """A folder, a file, several files, a mapping from splits to them, or objects of the `datasets` library.
 
+    Several files are the splits that their names speak of, as in a folder, or where they speak of none all are train.
     `kind` is the class of the examples; None: the one that the data speak of.
     """
     sieve = Sieve(bad_rows)
@@ -204,7 +205,7 @@ def read(
         files, said = split_files(folder)
         given: dict[str, tuple[Any, ...]] = dict(files)
     else:
-        given, said = _splits(data), []
+        given, said = _splits(data)
     found: dict[str, tuple[Part, ...]] = {}
     for split, places in given.items():
         opened = []
@@ -233,9 +234,9 @@ def _source(
     return Source(kind, parts, [f"each example is {kind.about}", *said], settings, sieve)
 
 
-def _splits(data: Any) -> dict[str, tuple[Any, ...]]:
+def _splits(data: Any) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
     if isinstance(data, str | Path) or is_data_object(data):
-        return {"train": (data,)}
+        return {"train": (data,)}, []
     if isinstance(data, Mapping):
         named = {SPLITS.get(str(name).casefold(), str(name)): name for name in data}
         if len(named) < len(data) or not data:
@@ -243,8 +244,12 @@ def _splits(data: Any) -> dict[str, tuple[Any, ...]]:
                 f"splits are {', '.join(map(str, data)) or 'none'}, expected train, dev, test, each once"
             )
         order = sorted(named, key=lambda split: split != "train")
-        return {split: _places(data[named[split]]) for split in order}
-    return {"train": _places(data)}
+        return {split: _places(data[named[split]]) for split in order}, []
+    places = _places(data)
+    if len(places) > 1 and all(isinstance(place, str | Path) for place in places):
+        files, said = split_several([Path(place) for place in places])
+        return dict(files), said
+    return {"train": places}, []
 
 
 def _places(data: Any) -> tuple[Any, ...]:
