@@ -45,6 +45,7 @@ from heedful.runs.settings import (
     Wishes,
     WordSettings,
     defaults,
+    summary,
 )
 from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
@@ -151,6 +152,7 @@ def prepare(
         )
     empty = [f"{split} has no examples and is left out" for split in found.counts if split not in found.splits]
     bad = [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
+    why = summary(settings, why, wishes.names)
     return Plan(settings=settings, source=source, survey=found, notes=(*empty, *bad), why=why)
 
 

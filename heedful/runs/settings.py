@@ -275,7 +275,7 @@ def defaults(
     classic: bool = False,
     writer: Writer | TransformerSettings | None = None,
 ) -> tuple[FinetuneSettings, str]:
-    """Settings for so many training examples, and why, in a sentence; `fresh`: the encoder has seen little text.
+    """Settings for so many training examples, and why, in words; `fresh`: the encoder has seen little text.
 
     Small data needs more passes to converge and a smaller batch (Mosbach et al. 2021); a fresh encoder a higher rate,
     and so does a narrow one: 0.04 / width is 5e-5 for the published base sizes (Devlin et al. 2019, appendix A.3).
@@ -292,8 +292,7 @@ def defaults(
     )
     encoder = "a fresh encoder" if fresh else f"a trained encoder {width} wide"
     encoder = "a classic model" if classic else encoder
-    why = f"defaults for {examples:,} examples and {encoder}: {epochs:g} epochs, batches of {batch}, rate {rate:g}"
-    return settings, why
+    return settings, f"defaults for {examples:,} examples and {encoder}"
 
 
 def _to_write(writer: Writer | TransformerSettings, examples: int) -> tuple[FinetuneSettings, str]:
@@ -314,8 +313,16 @@ def _to_write(writer: Writer | TransformerSettings, examples: int) -> tuple[Fine
         train=TrainSettings(length=Epochs(count=epochs), batch=batch, optimiser=optimiser, schedule=schedule),
         fit=FitSettings(evaluate=max(1.0, epochs / 15)),
     )
-    said = f"{epochs:g} epochs, batches of {batch}, rate {optimiser.rate:g}, label smoothing 0.1"
-    return settings, f"defaults for {examples:,} examples and {what} with random weights: {said}"
+    return settings, f"defaults for {examples:,} examples and {what} with random weights"
+
+
+def summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str] = ()) -> str:
+    """How a run trains: defaults for what `why` names, but for what was set by hand."""
+    train = settings.train
+    length = f"{train.length.count:g} {train.length.kind}"
+    smoothing = f", label smoothing {settings.task.smoothing:g}" if isinstance(settings.task, RewriteSettings) else ""
+    said = f"{why}: {length}, batches of {train.batch}, rate {train.optimiser.rate:g}{smoothing}"
+    return said + (f"; set by hand: {', '.join(by_hand)}" if by_hand else "")
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -378,6 +385,12 @@ class Wishes:
             if self.task != "classify":
                 raise
             return self.over(defaults("multiple", 1, fresh=False)[0])  # its rows may have any number of labels
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the settings, each once."""
+        assigned = (each.partition("=")[0].strip() for each in self.assignments)
+        return tuple(dict.fromkeys([*(name for name, _ in flat(self.recipe)), *assigned]))
 
     def over(self, settings: FinetuneSettings) -> FinetuneSettings:
         """Laid over settings, which stay what they are in everything else."""

@@ -30,7 +30,8 @@ def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     given, before = data("single", tmp_path / "data"), everything(tmp_path)
     found = estimated(given, {"seeds": 2, "start.steps": 500})
     assert everything(tmp_path) == before, "nothing is written"
-    assert found.notes[0].startswith("defaults for 24 examples and a fresh encoder: 15 epochs")
+    assert found.notes[0].startswith("defaults for 24 examples and a fresh encoder: 2 epochs, ")
+    assert "; set by hand: start.model, " in found.notes[0] and "train.length.count" in found.notes[0]
     done = tune("classify", given, tmp_path / "run", {"seeds": 2})
     results = done.results
     assert (found.examples, found.seeds) == (SIZES["train"], 2) and found.notes[1] == results["notes"][0]

@@ -14,7 +14,7 @@ import pytest
 
 from heedful.cli.train import FINETUNED
 from heedful.errors import HeedfulError
-from heedful.runs.settings import TASKS, EmbedSettings, FinetuneSettings, MultipleSettings, Wishes, defaults
+from heedful.runs.settings import TASKS, EmbedSettings, FinetuneSettings, MultipleSettings, Wishes, defaults, summary
 from heedful.settings import from_file, load_mapping, overlay, read, to_mapping, to_toml
 from heedful.train import fit, loop, optim, settings
 from heedful.train.settings import AdamW, Epochs, Google, Minutes
@@ -47,12 +47,24 @@ def test_defaults_follow_from_the_size(examples: int, epochs: int, batch: int, e
     assert (found.train.length, found.train.batch, found.fit.evaluate) == (Epochs(count=float(epochs)), batch, evaluate)
     assert found.train.optimiser.rate == 5e-5
     encoder = "a trained encoder 768 wide"
-    assert f"{examples:,} examples and {encoder}: {epochs} epochs, batches of {batch}, rate 5e-05" in why
+    said = f"defaults for {examples:,} examples and {encoder}: {epochs} epochs, batches of {batch}, rate 5e-05"
+    assert summary(found, why) == said
     for width, rate in ((256, 2e-4), (384, 1e-4), (1024, 4e-5)):
         assert defaults("classify", examples, fresh=False, width=width)[0].train.optimiser.rate == rate
     fresh, why = defaults("classify", examples, fresh=True)
     assert fresh.train.length == found.train.length and fresh.train.optimiser.rate == 5e-4
     assert "a fresh encoder" in why
+
+
+def test_what_was_set_by_hand_is_said(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text("[train]\nbatch = 7\n[train.optimiser]\nrate = 1e-3\n")
+    wishes = Wishes.read("classify", recipe, ["train.length={kind = 'steps', count = 9}", "train.batch=5"])
+    usual, why = defaults("classify", 600, fresh=True)
+    assert summary(wishes.over(usual), why, wishes.names) == (
+        "defaults for 600 examples and a fresh encoder: 9 steps, batches of 5, rate 0.001; "
+        "set by hand: train.batch, train.optimiser.rate, train.length"
+    )
 
 
 def test_a_recipe_goes_over_defaults_and_assignments_over_both(tmp_path: Path) -> None:
