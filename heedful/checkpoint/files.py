@@ -29,6 +29,10 @@ MOST_HEADER = 1 << 21  # bytes of a safetensors header or an index: some 16,000 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*.joblib", "*.npy", "*.npz")
 
 
+class UnfinishedError(HeedfulError):
+    """A run that was stopped, or goes on elsewhere."""
+
+
 # -- JSON -----------------------------------------------------------------------------------------------------
 
 
@@ -51,6 +55,11 @@ def read_value(path: Path, *, most: int = 1 << 20) -> Any:
         with path.open("rb") as file:
             raw = file.read(about.st_size)
     except (FileNotFoundError, NotADirectoryError):
+        if (path.parent / "run.lock").exists():
+            raise UnfinishedError(
+                f"{path.parent} is a run that is not finished and has no model yet: the command that began it goes on "
+                f"with it, heedful finetune, distil or pretrain with --out {path.parent} and its other options"
+            ) from None
         raise HeedfulError(f"{path} does not exist: a model folder holds config.json and {WEIGHTS}") from None
     except (OSError, RuntimeError) as error:
         raise HeedfulError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None

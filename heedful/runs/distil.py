@@ -33,8 +33,8 @@ from heedful.runs.distil_plan import TAUGHT, Planned, described, judged_anew, la
 from heedful.runs.distil_settings import Asked
 from heedful.runs.distil_students import losses_of, student_of, untaught
 from heedful.runs.distil_verdict import VERDICT, verdict
-from heedful.runs.finetune import START, Finished, Plan, Run
-from heedful.runs.folder import SETTINGS, begin, explained, read_json, refuse_other
+from heedful.runs.finetune import Finished, Plan, Run
+from heedful.runs.folder import SETTINGS, START, begin, explained, read_json, refuse_other
 from heedful.runs.making import MOST_TEXTS, make_task, tokenizer_of
 from heedful.runs.results import RESULTS, read_results
 from heedful.tasks.task import Read, Task

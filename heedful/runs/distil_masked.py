@@ -26,8 +26,8 @@ from heedful.runs.distil_plan import judged_anew
 from heedful.runs.distil_settings import Asked, ClassicStudent, MaskedDistilSettings, SizeStudent
 from heedful.runs.distil_students import digest, losses_of, student_of, untaught
 from heedful.runs.distil_verdict import VERDICT, side_by_side, spread, written
-from heedful.runs.finetune import START, Finished
-from heedful.runs.folder import begin_on, explained, read_json, refuse_other, write
+from heedful.runs.finetune import Finished
+from heedful.runs.folder import START, begin_on, explained, read_json, refuse_other, write
 from heedful.runs.making import tokenizer_of
 from heedful.runs.pretrain import Pretrained, Run
 from heedful.runs.pretrain_card import write_card

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from heedful.checkpoint import Loaded, load
+from heedful.checkpoint.files import UnfinishedError
 from heedful.data import DataSettings, Source, Stop, read
 from heedful.data.bad import BadRows
 from heedful.device import precision as precision_of
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.config import Choice, Classes, NextToken, SentenceEmbedding, Span, TokenClasses
 from heedful.runs.folder import DATA, read_json
 from heedful.runs.making import embedding, survey, tokenizer_of
@@ -175,7 +177,11 @@ def suite(
         place, model = Path(data) / folder, _model_for(Path(run), folder)
         if not place.is_dir() or model is None:
             continue
-        loaded = load(model, device=device)
+        try:
+            loaded = load(model, device=device)
+        except UnfinishedError as unfinished:
+            warnings.warn(f"{folder} is left out: {unfinished}", HeedfulWarning, stacklevel=2)
+            continue
         for name, split in names.items():
             measured = evaluate(loaded, place, split=split, precision=precision)
             scores = GLUE[name].scores(_official(name, measured.numbers))

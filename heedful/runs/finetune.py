@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import statistics
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from heedful.runs.card import write_card
 from heedful.runs.folder import (
     BAD_ROWS,
     DATA,
+    START,
     as_table,
     begin,
     environment,
@@ -58,7 +60,7 @@ from heedful.train.loop import Trainer, decided
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
 
-SEED, START, CARD = "seed.json", "start", "README.md"
+SEED, CARD = "seed.json", "README.md"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +137,8 @@ def prepare(
         start = replace(start, model=name, revision=revision or "")
     elif (start.classic is not None or start.transformer is not None) and start.model == ENCODER:
         start = replace(start, model="")  # over words, unless a model is named whose rows are to be read
+    if start.model and Path(start.model).is_dir():
+        start = replace(start, model=os.path.normpath(start.model))  # one folder, however it is written
     if start.writer is not None and start.model:
         raise HeedfulError(f"{start.model} was named, but what is to learn to write starts from random weights")
     width = config_of(start.model, revision=start.revision or None).model.width if start.model else 0
@@ -223,7 +227,6 @@ class Run:
         """Train and measure with one seed; None: a stop was asked for."""
         if (folder / SEED).exists():
             return read_json(folder / SEED)
-        folder.mkdir(exist_ok=True)
         settings = replace(self.settings, train=replace(self.settings.train, seed=seed))
         task, loaded = make_task(settings, self.source, self.survey, base, self.plan.labels)
         for split in self.measured:
@@ -231,6 +234,7 @@ class Run:
         objective, samples, learned = self._learning(task, loaded)
         for note in notes(learned):
             self.watch.said(note)
+        folder.mkdir(exist_ok=True)
         trainer = Trainer(loaded, objective, samples, settings.train, self.ranks)
         fitted = fit(
             trainer,

@@ -19,15 +19,17 @@ from safetensors import SafetensorError
 
 import heedful
 from heedful.data import SetAside, Source, escape_cell
-from heedful.durable import put, sweep, whole
+from heedful.durable import put, remove, sweep, whole
 from heedful.errors import HeedfulError
 from heedful.runs.settings import flat
 from heedful.settings import from_file, to_mapping, to_toml
 from heedful.train.journal import records
+from heedful.train.loop import DivergedError
 from heedful.train.resume import LOCK
 
 SETTINGS, DATA, ENVIRONMENT, BAD_ROWS = "settings.toml", "data.json", "environment.json", "bad-rows.jsonl"
-BEGUN = {SETTINGS, DATA, ENVIRONMENT, BAD_ROWS, LOCK}  # all that a run has before it trains
+START = "start"  # the model that training starts from, where it was made for the run
+BEGUN = {SETTINGS, DATA, ENVIRONMENT, BAD_ROWS, LOCK, START}  # all that a run has before it trains
 
 
 @contextmanager
@@ -35,6 +37,9 @@ def explained(folder: Path) -> Iterator[None]:
     """What the disk says, in words."""
     try:
         yield
+    except DivergedError as error:
+        more = f"{folder} goes on with the settings that it has: give others another folder with --out"
+        raise DivergedError(f"{error}. {more}", error.step) from error
     except (OSError, SafetensorError) as error:
         what, where = getattr(error, "strerror", None) or error, getattr(error, "filename", None)
         raise HeedfulError(
@@ -69,6 +74,8 @@ def going_on(folder: Path, settings: Any) -> bool:
     if _names(folder) <= BEGUN:
         for name in (SETTINGS, DATA, BAD_ROWS):
             (folder / name).unlink(missing_ok=True)
+        if (folder / START).exists():
+            remove(folder / START)
     if not (folder / SETTINGS).exists():
         return False
     before = from_file(type(settings), folder / SETTINGS)

@@ -166,8 +166,8 @@ def test_the_token_budget_does_not_matter(
     sizes: list[int] = []
 
     class Small(Engine):
-        def __init__(self, loaded: Any, writing: Any = None) -> None:
-            super().__init__(loaded, token_budget=budget, writing=writing)
+        def __init__(self, loaded: Any, **more: Any) -> None:
+            super().__init__(loaded, token_budget=budget, **more)
 
         def _run(self, pieces: Any, writing: Any) -> Any:
             sizes.append(len(pieces))

@@ -16,13 +16,17 @@ from typing import Any
 
 import pytest
 import torch
+from folders import make
 from invented import as_csv, assignments, classified, data, labelled, tune
 
 import heedful
+from heedful.checkpoint import load
+from heedful.checkpoint.files import UnfinishedError
 from heedful.data import MultiLabelled
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.runs import finetune as module
 from heedful.runs import folder as folder_module
+from heedful.runs.evaluate import suite
 from heedful.train.fit import Watch
 from heedful.train.loop import DivergedError, Step, Trainer
 from heedful.train.resume import only_run
@@ -135,6 +139,44 @@ def test_other_settings_are_refused_by_name(steady: tuple[Path, Any]) -> None:
         with pytest.raises(HeedfulError, match=message):
             heedful.finetune("classify", given, run, assignments=given_now)
     assert left(run) == steady[1]
+
+
+def test_before_anything_is_trained_other_settings_are_taken(tmp_path: Path) -> None:
+    given, run = data("single", tmp_path / "data"), tmp_path / "run"
+    for settings in ({}, {"seeds": 2, "start.width": 64}):
+        with pytest.raises(HeedfulError, match="redraw is 5"):
+            tune("classify", given, run, settings | {"start.redraw": 5})
+    assert (run / "start").exists()
+    assert tune("classify", given, run, {"start.redraw": 1}).why == "done"
+    assert load(run / "start").config.model.width == 32
+
+
+def test_a_model_is_the_same_however_its_folder_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(Path("one"), "bare")
+    given = data("single", tmp_path / "data")
+    done = tune("classify", given, Path("run"), model="./one/")
+    assert done.results["base"] == "one"
+    assert tune("classify", given, Path("run"), model="one").results == done.results
+    assert tune("classify", given, Path("run"), {"start.model": "data/../one"}).results == done.results
+
+
+def test_an_unfinished_run_says_what_goes_on_with_it(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+    given, _ = steady
+    assert tune("classify", given, tmp_path / "SST-2", MANY, watch=Leaves(1)).why == "asked"
+    message = (
+        r"SST-2 is a run that is not finished and has no model yet: the command that began it goes on with it, heedful"
+    )
+    with pytest.raises(UnfinishedError, match=message):
+        heedful.Engine(tmp_path / "SST-2")
+    with pytest.raises(UnfinishedError, match=message):
+        heedful.evaluate(tmp_path / "SST-2", given)
+    (tmp_path / "glue" / "SST-2").mkdir(parents=True)
+    with (
+        pytest.warns(HeedfulWarning, match=f"^SST-2 is left out: .*{message}"),
+        pytest.raises(HeedfulError, match="nothing to evaluate"),
+    ):
+        suite(tmp_path, tmp_path / "glue")
 
 
 def test_changed_data_are_refused_by_name(tmp_path: Path, steady: tuple[Path, Any]) -> None:
@@ -415,7 +457,9 @@ def test_t17_links_and_relative_names(
 def test_t6_a_run_that_diverges_stops(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     settings = MANY | {"train.optimiser.rate": 1e30, "train.schedule": "{kind = 'constant'}"}
     for _ in range(2):  # the same command does not hide it
-        with pytest.raises(DivergedError, match=r"^step [23]: the loss is (nan|inf).* Lower train\.optimiser\.rate"):
+        with pytest.raises(
+            DivergedError, match=r"^step [23]: the loss is (nan|inf).* Lower train\.optimiser\.rate.*--out$"
+        ):
             tune("classify", steady[0], tmp_path / "run", settings)
         last = json.loads((tmp_path / "run" / "journal.jsonl").read_text().splitlines()[-1])
         assert last["loss"] in ("NaN", "Infinity") and last["left_out"] is True
