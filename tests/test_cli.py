@@ -22,6 +22,7 @@ from invented import as_csv, assignments, classified
 import heedful
 from heedful.checkpoint.sizes import count_parameters
 from heedful.cli import CHUNK, main
+from heedful.data.examples import hashed
 from heedful.families import FAMILIES
 from heedful.runs import finetune as finetune_module
 from heedful.runs.finetune import Finished
@@ -555,6 +556,29 @@ def test_evaluate_shows_and_writes(run: Any, tuned: Path, tmp_path: Path, monkey
     assert done.out.startswith("a.csv, "), "a file alone is not called train"
     assert done.code == 0 and "that are left out: 1; they are set aside in a-bad-rows.jsonl" in done.err
     assert len((tmp_path / "a-bad-rows.jsonl").read_text().splitlines()) == 1
+
+
+def test_data_of_which_no_dev_split_can_be_made(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    as_csv(Path("a.csv"), [{"text": "the cat sat", "label": label} for label in ("bad", "good") * 10])
+    for seed, share in ((0, "none"), (next(n for n in range(99) if hashed("the cat sat", n) < 2**64 / 10), "all")):
+        given = sets(**{"data.seed": seed})
+        done = run("finetune", "classify", "a.csv", "--out", share, *given)
+        said = f"no dev split can be made: chosen by a hash of their texts, {share} of the 20 examples would be in it"
+        assert done.code == 0 and f"{said}, so all are train" in done.err, done.err
+        assert done.out.startswith("nothing was measured: there is neither dev nor test\n")
+        assert f"The run is in {share}: model, plots, model card." in done.out
+        assert "no dev split was given" not in done.err and "20 training examples are 20 samples" in done.err
+        assert run("finetune", "classify", "a.csv", "--out", share, *given).code == 0
+    found = invented.questions(9, impossible=True)
+    paragraphs = found["data"][0]["paragraphs"]
+    paragraphs[:] = [{"context": paragraphs[1]["context"], "qas": [paragraphs[0]["qas"][0], paragraphs[1]["qas"][0]]}]
+    Path("b.json").write_text(json.dumps(found))
+    done = run("finetune", "extract", "b.json", *sets())
+    assert (
+        done.code == 2 and "hash of their contexts, none of the 2 examples would be in it; give a dev file" in done.err
+    )
+    assert run("finetune", "extract", "b.json", *sets(**{"task.threshold": "zero"})).code == 0
 
 
 def test_several_files_are_splits(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,11 @@ def finetune(
         return write_json({"folder": str(folder)} | done.results)
     show_results(done.results)
     place = quote(str(folder))
-    print(f"\nThe run is in {folder}: model, plots, predictions (the worst first), model card.\nNext:")
+    if not done.results["splits"]:
+        print("nothing was measured: there is neither dev nor test")
+    kept = {"plots": "plots/*.png", "predictions (the worst first)": "predictions-*.jsonl"}
+    held = ["model", *(name for name, files in kept.items() if any(folder.glob(files))), "model card"]
+    print(f"\nThe run is in {folder}: {', '.join(held)}.\nNext:")
     print(f"  heedful predict {place} {_example(task)}")
     print(f"  heedful evaluate {place} --data YOUR-DATA")
 

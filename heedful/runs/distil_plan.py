@@ -25,7 +25,7 @@ from heedful.runs.distil_students import digest
 from heedful.runs.distil_verdict import VERDICT
 from heedful.runs.finetune import Plan
 from heedful.runs.folder import read_json, write
-from heedful.runs.making import Survey, of_data, refuse_dull, survey, tokenizer_of
+from heedful.runs.making import Survey, of_data, refuse_dull, survey, tokenizer_of, undivided
 from heedful.runs.settings import FinetuneSettings, StartSettings
 from heedful.settings import from_file, to_toml
 from heedful.train.loop import decided
@@ -79,6 +79,8 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
     with of_data():
         source = labelled_source(task, data, told, LeaveOut() if skip_bad_rows else Stop())
         found = survey(source, ("train", *(split for split in source.splits if split != "train")))
+    if lacking := undivided(source, found):
+        raise HeedfulError(f"student and teacher are compared on dev, but {lacking}: give a dev or a test file")
     refuse_dull(source, found)
     if found.splits == ("train",):
         raise HeedfulError("there is neither dev nor test to compare student and teacher on: set data.dev to a share")

@@ -17,7 +17,7 @@ import torch
 
 from heedful.checkpoint import RUN_MODEL, Loaded, config_of, load, save
 from heedful.checkpoint.hub import name_and_revision
-from heedful.data import LeaveOut, MultiLabelled, Source, Stop
+from heedful.data import DataSettings, LeaveOut, MultiLabelled, Source, Stop
 from heedful.device import idle, precision
 from heedful.durable import whole
 from heedful.errors import HeedfulError
@@ -36,7 +36,7 @@ from heedful.runs.folder import (
     refuse_other,
     write,
 )
-from heedful.runs.making import Survey, make_task, of_data, refuse_dull, source_of, start, survey
+from heedful.runs.making import Survey, make_task, of_data, refuse_dull, source_of, start, survey, undivided
 from heedful.runs.plots import draw
 from heedful.runs.results import JOURNAL, RESULTS, read_results
 from heedful.runs.scoring import calibrate, measure
@@ -126,9 +126,12 @@ def prepare(
     """
     wishes = Wishes.read(task, recipe, assignments)
     told = wishes.foreseen()
+    reading = told.data
     with of_data():
-        source = source_of(task, data, told.data, LeaveOut() if skip_bad_rows else Stop())
-        found = survey(source, ("train", *(split for split in source.splits if split != "train")))
+        source, found = _looked_at(task, data, reading, skip_bad_rows)
+        if lacking := undivided(source, found):
+            reading = replace(reading, dev=0.0)
+            source, found = _looked_at(task, data, reading, skip_bad_rows)
     refuse_dull(source, found)
     kind = "multiple" if source.kind is MultiLabelled else task
     start = told.start
@@ -147,17 +150,24 @@ def prepare(
     classic = start.classic is not None
     fresh, count = not start.model, found.counts["train"]
     settings, why = defaults(kind, count, fresh=fresh, width=width, classic=classic, writer=start.writer)
-    settings = replace(wishes.over(settings), start=start)
+    settings = replace(wishes.over(settings), start=start, data=reading)
     settings = replace(settings, train=decided(settings.train))
     if "dev" not in found.splits and _calibrates(settings, found):
         raise HeedfulError(
-            "thresholds are calibrated on dev, and there is none: set data.dev to a share of train, or "
+            f"thresholds are calibrated on dev, and there is none: {lacking or 'set data.dev to a share of train'}"
+            + ("; give a dev file, or " if lacking else ", or ")
             + ("task.threshold=zero" if isinstance(settings.task, ExtractSettings) else "task.thresholds=half")
         )
-    empty = [f"{split} has no examples and is left out" for split in found.counts if split not in found.splits]
+    empty = [f"{lacking}, so all are train"] if lacking else []
+    empty += [f"{split} has no examples and is left out" for split in found.counts if split not in found.splits]
     bad = [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
     why = summary(settings, why, wishes.names)
     return Plan(settings=settings, source=source, survey=found, notes=(*empty, *bad), why=why)
+
+
+def _looked_at(task: str, data: Any, settings: DataSettings, skip_bad_rows: bool) -> tuple[Source[Any], Survey]:
+    source = source_of(task, data, settings, LeaveOut() if skip_bad_rows else Stop())
+    return source, survey(source, ("train", *(split for split in source.splits if split != "train")))
 
 
 def _calibrates(settings: FinetuneSettings, found: Survey) -> bool:

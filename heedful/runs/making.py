@@ -12,7 +12,19 @@ from typing import Any
 
 from heedful.checkpoint import Config, Loaded, create, load
 from heedful.checkpoint.attach import attach
-from heedful.data import KINDS, DataSettings, Labelled, MultiLabelled, Pair, Question, Rewritten, Scored, Source, read
+from heedful.data import (
+    KINDS,
+    Choices,
+    DataSettings,
+    Labelled,
+    MultiLabelled,
+    Pair,
+    Question,
+    Rewritten,
+    Scored,
+    Source,
+    read,
+)
 from heedful.data.bad import BadRows, in_table
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
@@ -109,10 +121,20 @@ def survey(source: Source[Any], splits: Sequence[str]) -> Survey:
                     labels.update(several)
                 case Scored(score=float(score)) | Pair(score=float(score)):
                     scores = [min([score, *scores]), max([score, *scores])]
-    if not counts[splits[0]]:
+    if not counts[splits[0]] and not (source.made_dev and counts.get("dev")):
         raise HeedfulError(f"{splits[0]} has no examples: nothing can be learned or measured")
     low, high = scores or (None, None)
     return Survey(counts=counts, labels=labels, low=low, high=high, impossible=impossible)
+
+
+def undivided(source: Source[Any], found: Survey) -> str:
+    """Why no dev split can be made of train, whose examples would all be on one side; "": it can, or one was given."""
+    train, dev = (found.counts.get(split, 0) for split in ("train", "dev"))
+    if not source.made_dev or (train and dev):
+        return ""
+    what = {Question: "contexts", Choices: "prompts"}.get(source.kind, "texts")
+    share = f"{'none' if train else 'all'} of the {train + dev:,} examples"
+    return f"no dev split can be made: chosen by a hash of their {what}, {share} would be in it"
 
 
 def refuse_dull(source: Source[Any], found: Survey) -> None:
