@@ -67,11 +67,14 @@ def measure(
 
 
 class Book:
-    """Predictions in a file: written as they come, put in order at the end; 16 bytes are kept for each."""
+    """Predictions in a file: written as they come, put in order at the end; 17 bytes are kept for each.
+
+    What is wrong comes first, then what is worse.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._badness, self._places = array("d"), array("q")
+        self._wrong, self._badness, self._places = array("b"), array("d"), array("q")
         self._stack = ExitStack()
 
     def __enter__(self) -> Book:
@@ -82,6 +85,7 @@ class Book:
         """One line."""
         shown = {name: value for name, value in answer.items() if name not in HIDDEN}
         line = {"n": number, "input": task.ask(example), **judged._asdict(), "answer": shown}
+        self._wrong.append(judged.right is False)
         self._badness.append(judged.badness)
         self._places.append(self._file.tell())
         self._file.write(json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
@@ -89,7 +93,7 @@ class Book:
     def __exit__(self, *raised: Any) -> None:
         with self._stack:
             if raised[0] is None:
-                order = np.argsort(-np.array(self._badness), kind="stable")
+                order = np.lexsort((-np.array(self._badness), -np.array(self._wrong)))
                 with whole(self.path) as part, part.open("xb") as out:
                     for place in np.array(self._places, dtype=np.int64)[order]:
                         self._file.seek(int(place))

@@ -18,15 +18,16 @@ from safetensors.torch import load_file, save_file
 
 import heedful
 from heedful.checkpoint import load
-from heedful.data import DataSettings, SetAside, Stop
+from heedful.data import DataSettings, Labelled, SetAside, Stop, read
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.runs import finetune as module
 from heedful.runs import scoring
 from heedful.runs.evaluate import GLUE_FOLDERS, _source, evaluate, suite, task_of
 from heedful.runs.making import Survey, embedding
-from heedful.runs.scoring import asker, measure
+from heedful.runs.scoring import Book, asker, measure
 from heedful.tasks.metrics import GLUE
+from heedful.tasks.task import Judged
 from heedful.train.ranks import Ranks
 
 TASKS = {
@@ -262,6 +263,16 @@ def test_pairs_are_compared_on_their_own_scale() -> None:
     assert scale(0.0, 5.0) == scale(1.0, 5.0) == {"scored": True, "low": 0.0, "high": 5.0}
     assert scale(-1.0, 0.0) == {"scored": True, "low": -1.0, "high": 0.0}
     assert scale(0.0, 0.0) == {"scored": True, "low": 0.0, "high": 1.0}
+
+
+def test_mistakes_come_before_right_answers_that_were_unsure(tmp_path: Path, single: Path) -> None:
+    told = [(True, 0.9), (False, 0.7), (True, 0.1), (False, 0.8), (False, 0.7)]
+    task, _ = task_of(load(single / "run"), read(single / "data"), "test")
+    with Book(tmp_path / "predictions.jsonl") as book:
+        for number, (right, badness) in enumerate(told):
+            book.write(task, number, Labelled(text="x", label="good"), {}, Judged("good", "bad", right, badness))
+    found = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert [line["n"] for line in found] == [3, 1, 4, 0, 2]
 
 
 def test_predictions_that_cannot_be_written(single: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         assert [path.name for path in folder.iterdir()] == [MARK], "it starts in an empty folder"
         made.append(folder)
         lines = [{"right": False, "input": "a"}, {"right": True, "input": "b"}, {"right": False, "input": "c"}]
-        lines.append({"right": False, "input": "beyond those that are shown"})
+        lines += [{"right": False, "input": name} for name in ("d", "beyond those that are shown")]
         (folder / "predictions-test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return Finished(folder=folder, why="done", results={"main": "accuracy"})
 
@@ -40,7 +40,7 @@ def test_an_earlier_one_is_replaced(tmp_path: Path, runs: list[Path]) -> None:
     folder = tmp_path / "a b"
     done = quickstart(folder)
     assert done is not None and done.results == {"main": "accuracy"}
-    assert [line["input"] for line in done.mistakes] == ["a", "c"]
+    assert [line["input"] for line in done.mistakes] == ["a", "c", "d"]
     assert [answer["label"] for answer in done.answers] == ["x"] * 3 and all(a["text"] for a in done.answers)
     assert (folder / MARK).read_text() == MARKED
     assert quickstart(folder) == done and runs == [folder, folder]
