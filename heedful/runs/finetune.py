@@ -354,7 +354,8 @@ def notes(learned: Read) -> list[str]:
         found.append(f"{learned.windowed:,} training examples are longer than the model reads and are seen in windows")
     if learned.cut:
         found.append(
-            f"{learned.cut:,} training examples were cut, as was asked for: {learned.cut_tokens:,} tokens are lost"
+            f"{learned.cut:,} training examples are longer than the model reads and were cut: {learned.cut_tokens:,} "
+            "tokens are lost"
         )
     if learned.left_out:
         found.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -55,8 +55,9 @@ class Embed(Task):
     """Pairs that belong together, or that are alike as much as a score says.
 
     With scores: (cos(a, b) - score)², scores brought to [0, 1] (Reimers and Gurevych 2019). Without: cross-entropy of
-    scale cos(a, b) over the second texts of all `together` pairs of a group (Henderson et al. 2017); a group is taken
-    whole, so the loss depends on neither micro-batches nor ranks. The last group of an epoch may be smaller.
+    scale cos(a, b) over the second texts of all `together` pairs of a group (Henderson et al. 2017), but for those that
+    equal b; a group is taken whole, so the loss depends on neither micro-batches nor ranks. The last group of an epoch
+    may be smaller.
     """
 
     example: ClassVar[type[Example]] = Pair
@@ -97,7 +98,8 @@ class Embed(Task):
         return 0.0 if example.score is None else (example.score - self.low) / (self.high - self.low)
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        targets = torch.tensor([sample.target for sample in samples], dtype=torch.float64)
+        values = [sample.target for sample in samples] if self.scored else _same([_second(each) for each in samples])
+        targets = torch.tensor(values, dtype=torch.float64)
         return Batch(packed=pack(samples), targets=targets, weights=weights(samples))
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
@@ -105,33 +107,73 @@ class Embed(Task):
         a, b = vectors[0::2], vectors[1::2]
         if self.scored:
             return ((a * b).sum(-1) - batch.targets.to(a)).square()
-        losses = [
-            F.cross_entropy(self.scale * x @ y.T, torch.arange(len(x), device=x.device), reduction="none")
-            for x, y in zip(a.split(self.together), b.split(self.together), strict=True)
-        ]
-        return torch.cat(losses)
+        groups = zip(*(each.split(self.together) for each in (a, b, batch.targets)), strict=True)
+        return torch.cat([self._told_apart(x, y, texts) for x, y, texts in groups])
+
+    def _told_apart(self, x: Tensor, y: Tensor, texts: Tensor) -> Tensor:
+        """The losses of one group, whose second texts have these numbers, equal ones the same."""
+        own = torch.arange(len(x), device=x.device)
+        twins = (texts[:, None] == texts) & (own[:, None] != own)
+        return F.cross_entropy((self.scale * x @ y.T).masked_fill(twins, -torch.inf), own, reduction="none")
 
     def measure(self) -> Measure:
-        if not self.scored:
-            return Measure(metrics={"pairs": Retrieval()})
-        return correlation()
+        measure = correlation() if self.scored else Measure(metrics={"pairs": Retrieval()})
+        return replace(measure, metrics={**measure.metrics, "cut": Cut()})
 
     def measured(
         self, measure: Measure, examples: Sequence[Pair], answers: Sequence[Answer], ids: Sequence[int]
     ) -> Measure:
-        if not self.scored:
-            vectors = np.array([answer["vectors"] for answer in answers])
-            return Measure(metrics={"pairs": measure.metrics["pairs"].updated(ids, vectors)})
-        said = [answer["similarity"] for answer in answers]
-        return correlated(measure, said, [self.target(example) for example in examples], ids)
+        cut = measure.metrics["cut"].updated([answer["cut"] for answer in answers])
+        if self.scored:
+            said = [answer["similarity"] for answer in answers]
+            measure = correlated(measure, said, [self.target(example) for example in examples], ids)
+            return replace(measure, metrics={**measure.metrics, "cut": cut})
+        vectors = np.array([answer["vectors"] for answer in answers])
+        pairs = measure.metrics["pairs"].updated(ids, vectors, [example.b for example in examples])
+        return Measure(metrics={"pairs": pairs, "cut": cut})
 
     def result(self, measure: Measure) -> Result:
-        (metric,) = measure.metrics.values()
-        found: Result = metric.result()
-        return found
+        found: Result = measure.metrics["numbers" if self.scored else "pairs"].result()
+        return found | {"notes": found.get("notes", []) + measure.metrics["cut"].notes()}
 
     def judge(self, example: Pair, answer: Answer) -> Judged:
         said = answer["similarity"]
         if not self.scored:
             return Judged(None, said, None, 1 - said)
         return Judged(example.score, said, None, abs(said - self.target(example)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """How many pairs have texts of which the end was cut off, and how many tokens that were."""
+
+    pairs: int = 0
+    tokens: int = 0
+
+    def updated(self, tokens: Sequence[int]) -> Cut:
+        """With more pairs: the tokens that were cut off each."""
+        return Cut(pairs=self.pairs + sum(each > 0 for each in tokens), tokens=self.tokens + sum(tokens))
+
+    def merged(self, other: Cut) -> Cut:
+        """Both as one."""
+        return Cut(pairs=self.pairs + other.pairs, tokens=self.tokens + other.tokens)
+
+    def notes(self) -> list[str]:
+        """In a sentence, where there are any."""
+        if not self.pairs:
+            return []
+        return [
+            f"pairs with texts longer than the model reads, which were cut: {self.pairs:,} ({self.tokens:,} tokens)"
+        ]
+
+
+def _second(sample: Sample) -> bytes:
+    """The tokens of a pair's second text."""
+    _, start, stop = sample.bounds
+    return sample.tokens[start:stop].tobytes()
+
+
+def _same(texts: Sequence[bytes]) -> list[int]:
+    """The number of each text's first place: equal ones have the same."""
+    first: dict[bytes, int] = {}
+    return [first.setdefault(text, number) for number, text in enumerate(texts)]

@@ -91,7 +91,7 @@ class Read:
     examples: int
     tokens: int  # of all samples; what windows share counts in each
     windowed: int  # examples that are longer than the limit and are seen in windows
-    cut: int  # examples of which the end was cut off, because that was asked for
+    cut: int  # examples of which the end was cut off
     cut_tokens: int
     left_out: int  # examples of which nothing can be learned (see the task)
     owners: list[int]  # of each sample, the number of its example

@@ -330,6 +330,17 @@ def test_scores_of_pairs_have_a_range(tmp_path: Path) -> None:
     assert other.results["main"] == "accuracy" and "mrr" in other.results["splits"]["dev"]["numbers"]
 
 
+def test_texts_of_pairs_that_are_cut_are_said(tmp_path: Path) -> None:
+    settings = {"task.negatives": 4, "max_length": 8, "train.length.count": 1, "data.dev": 0.3}
+    rows = [{"a": f"the dog ran {n} " * 9, "b": f"the cat sat {n}"} for n in range(20)]
+    done = tune("embed", as_lines(tmp_path / "a.jsonl", rows), tmp_path / "run", settings)
+    assert any("were cut: " in note for note in done.results["notes"])
+    assert not any("asked" in note for note in done.results["notes"])
+    for found in done.results["splits"].values():
+        (note,) = found["numbers"]["notes"]
+        assert note.startswith("pairs with texts longer than the model reads, which were cut: ")
+
+
 def test_it_learns(tmp_path: Path) -> None:
     settings = {"train.length.count": 15, "train.optimiser.rate": 3e-3, "start.vocabulary": 500}
     given = data("single", tmp_path / "data", {"train": 96, "dev": 24, "test": 40})
@@ -395,7 +406,10 @@ def test_sequences_have_the_length_that_was_asked_for(tmp_path: Path, bare: Path
     told = Told()
     cut = tune("classify", given, tmp_path / "cut", {"max_length": 12, "long": "cut"}, model=bare, watch=told)
     (note,) = (text for text in told.sentences if "cut" in text)
-    assert note.startswith("4 training examples were cut, as was asked for: ") and note in cut.results["notes"]
+    assert (
+        note.startswith("4 training examples are longer than the model reads and were cut: ")
+        and note in cut.results["notes"]
+    )
     said = [line["answer"]["windows"] for line in lines(tmp_path / "cut" / "predictions-dev.jsonl")]
     assert set(said) == {1}, "it is measured as it was trained"
     with pytest.raises(HeedfulError, match=r"max_length is 64, but .* reads 48 tokens"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -124,6 +126,26 @@ def test_second_texts_are_told_apart_within_a_group() -> None:
     assert float(other.sum) != pytest.approx(expected, abs=0.1)
 
 
+def test_a_second_text_that_is_the_same_is_not_told_apart() -> None:
+    pairs = [replace(each, b=b) for each, b in zip(PAIRS, ("x", "y", "x", "y", "y", "y", "x"), strict=True)]
+    for together in (3, 7):
+        made, ours = task(together=together), model()
+        with torch.no_grad():
+            vectors = made.scores(ours, made.batch(made.read(pairs).samples, [0] * 7))
+        a, b = (F.normalize(vectors[side::2], dim=-1).numpy() for side in (0, 1))
+        expected = 0.0
+        for start in range(0, 7, together):
+            group = range(start, min(start + together, 7))
+            for i in group:
+                rivals = [np.exp(20 * a[i] @ b[j]) for j in group if pairs[j].b != pairs[i].b]
+                own = np.exp(20 * a[i] @ b[i])
+                expected -= np.log(own / (own + sum(rivals)))
+        loss = learned(made, ours, pairs)
+        assert (loss.count, float(loss.sum)) == (7, pytest.approx(expected, abs=1e-9))
+    alone = learned(task(), model(), [replace(each, b="x") for each in PAIRS])
+    assert float(alone.sum) == 0, "there is nothing to tell apart"
+
+
 @pytest.mark.parametrize("budget", [1, 20, 40, 1000])
 def test_micro_batches_do_not_matter_while_groups_stay_whole(budget: int) -> None:
     made, ours = task(), model()
@@ -174,7 +196,24 @@ def test_unscored_pairs_are_found_among_all() -> None:
     ranks = [1 + list(row).index(number) for number, row in enumerate(order)]
     assert found["accuracy"] == found[made.main] == sum(rank == 1 for rank in ranks) / 7
     assert found["mrr"] == pytest.approx(sum(1 / rank for rank in ranks) / 7)
-    assert found["count"] == 7 and measure.intervals() == {}
+    assert found["count"] == 7 and found["notes"] == []
+
+
+def test_pairs_with_the_same_second_text_are_no_rivals() -> None:
+    pairs = [replace(each, b="x") for each in PAIRS]
+    found = task().result(evaluate(task(), Engine(model()), pairs))
+    assert (found["accuracy"], found["mrr"]) == (1, 1), "there is one answer"
+
+
+@pytest.mark.parametrize("made", [scored(), task()])
+def test_texts_that_are_cut_are_counted(made: Embed) -> None:
+    ours = copy(model())
+    ours.tokenizer = tokenizer().limited(SHORT)
+    pairs = [*SCORED, Pair(a=long_text(60), b=long_text(60), score=1.0), Pair(a=long_text(60), b="x", score=2.0)]
+    lost = 3 * (len(tokenizer().encode(long_text(60))) - SHORT)
+    said = f"pairs with texts longer than the model reads, which were cut: 2 ({lost} tokens)"
+    halves = [evaluate(made, Engine(ours), pairs, first=rank, step=2) for rank in (0, 1)]
+    assert made.result(halves[0].merged(halves[1]))["notes"] == [said]
 
 
 def test_mistakes_come_in_order() -> None:

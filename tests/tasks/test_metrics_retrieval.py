@@ -59,6 +59,25 @@ def test_of_equal_cosines_the_own_comes_last() -> None:
     assert Retrieval().updated(range(3), same).result() == {"accuracy": 0.0, "mrr": pytest.approx(1 / 3), "count": 3}
 
 
+@pytest.mark.parametrize("at_once", [1024, 7])
+def test_second_texts_that_are_the_same_are_no_rivals(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    draw = np.random.default_rng(3)
+    texts = [f"text {number}" for number in draw.integers(0, 6, 40)]
+    vectors, of = drawn(40), {text: draw.normal(size=5) for text in texts}
+    vectors[:, 1] = [of[text] for text in texts]
+    ranks = []
+    for (a, b), text in zip(vectors, texts, strict=True):
+        rivals = [of[other] for other in texts if other != text]
+        own = a @ b / np.linalg.norm(b)
+        ranks.append(1 + sum(a @ each / np.linalg.norm(each) >= own for each in rivals))
+    found = Retrieval().updated(range(40), vectors, texts).result()
+    assert found["accuracy"] == np.mean(np.array(ranks) == 1) > 0
+    assert found["mrr"] == pytest.approx(np.mean(1 / np.array(ranks)))
+    parts = [Retrieval().updated([n], vectors[[n]], [texts[n]]) for n in reversed(range(40))]
+    assert merge_all(parts).result() == found
+
+
 def test_what_has_no_direction_is_refused() -> None:
     vectors = drawn(3)
     for bad in (0.0, np.nan, np.inf):
