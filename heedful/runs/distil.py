@@ -37,6 +37,7 @@ from heedful.runs.finetune import Finished, Plan, Run
 from heedful.runs.folder import SETTINGS, START, begin, explained, read_json, refuse_other
 from heedful.runs.making import MOST_TEXTS, make_task, tokenizer_of
 from heedful.runs.results import RESULTS, read_results
+from heedful.runs.settings import whole_groups
 from heedful.tasks.task import Read, Task
 from heedful.train.fit import Watch
 from heedful.train.ranks import ALONE, Ranks
@@ -248,6 +249,7 @@ class _Student(Run):
             project=maps(losses, widths, mixed(self.asked.train.seed, PROJECT)),
             group=GROUP if kind == "vectors" and widths[0] != widths[1] else 1,
         )
+        whole_groups(self.asked.train, objective.together)
         samples = objective.prepared(lessons.mine.samples, lessons.mine.owners, lessons.labelled)
         return objective, samples, lessons.read
 

@@ -26,7 +26,7 @@ from heedful.runs.distil_verdict import VERDICT
 from heedful.runs.finetune import Plan
 from heedful.runs.folder import read_json, write
 from heedful.runs.making import Survey, of_data, refuse_dull, survey, tokenizer_of, undivided
-from heedful.runs.settings import FinetuneSettings, StartSettings
+from heedful.runs.settings import FinetuneSettings, StartSettings, told_apart
 from heedful.settings import from_file, to_toml
 from heedful.train.loop import decided
 
@@ -99,7 +99,8 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
         extra = without(extra, measured)
     times = 1 if told.more is None else 1 + told.more.times
     texts = found.counts["train"] + times * len(extra.examples)
-    settings = _settled(asked, task, found.counts["train"], texts, told, teacher)
+    together = told_apart(told.task, found.low is not None)
+    settings = _settled(asked, task, (found.counts["train"], texts), told, teacher, together)
     return Planned(
         settings=settings,
         task=task,
@@ -113,10 +114,11 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
 
 
 def _settled(
-    asked: Asked, task: str, examples: int, texts: int, told: DistilSettings, teacher: Loaded
+    asked: Asked, task: str, counts: tuple[int, int], told: DistilSettings, teacher: Loaded, together: int
 ) -> DistilSettings:
     fresh, classic = isinstance(told.student, SizeStudent), isinstance(told.student, ClassicStudent)
-    settings = settled(asked, task, examples, texts, fresh=fresh, width=teacher.config.model.width, classic=classic)
+    width = teacher.config.model.width
+    settings = settled(asked, task, *counts, fresh=fresh, width=width, classic=classic, together=together)
     return replace(settings, train=decided(settings.train))
 
 

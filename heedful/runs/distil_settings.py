@@ -12,7 +12,7 @@ from heedful.data import DataSettings
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.model.classic_config import Attention, Bag, Hierarchical, Recurrent, Structured
 from heedful.runs.pretrain_settings import SIZES, MaskedSettings, PretrainSettings, Size
-from heedful.runs.settings import TASKS, TaskSettings, WordSettings, defaults
+from heedful.runs.settings import TASKS, TaskSettings, WordSettings, defaults, whole_groups
 from heedful.settings import apply, load_mapping, overlay
 from heedful.train.settings import Epochs, FitSettings, TrainSettings
 
@@ -336,14 +336,14 @@ def _recipe(given: str) -> LossSettings:
 
 
 def settled(
-    asked: Asked, task: str, examples: int, texts: int, *, fresh: bool, width: int, classic: bool
+    asked: Asked, task: str, examples: int, texts: int, *, fresh: bool, width: int, classic: bool, together: int = 1
 ) -> DistilSettings:
     """Defaults for so many labelled examples and texts in all, and what was asked for over them.
 
     The numbers are those of fine-tuning; a longer training suits a student, which sees each text with its whole
     distribution, so that it has twice the epochs.
     """
-    usual, _ = defaults(task, max(examples, texts), fresh=fresh, width=width, classic=classic)
+    usual, _ = defaults(task, max(examples, texts), fresh=fresh, width=width, classic=classic, together=together)
     length = Epochs(count=2 * usual.train.length.count)
     settings = DistilSettings(
         task=usual.task,
@@ -351,7 +351,9 @@ def settled(
         train=replace(usual.train, length=length),
         fit=replace(usual.fit, evaluate=1.0),
     )
-    return asked.over(settings)
+    settings = asked.over(settings)
+    whole_groups(settings.train, together)
+    return settings
 
 
 def share(given: str) -> float:

@@ -48,6 +48,8 @@ from heedful.runs.settings import (
     WordSettings,
     defaults,
     summary,
+    told_apart,
+    whole_groups,
 )
 from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
@@ -149,8 +151,10 @@ def prepare(
         raise HeedfulError("start.words is of classic models: say which with start.classic.kind=bag, or leave it out")
     classic = start.classic is not None
     fresh, count = not start.model, found.counts["train"]
-    settings, why = defaults(kind, count, fresh=fresh, width=width, classic=classic, writer=start.writer)
+    writer, together = start.writer, told_apart(told.task, found.low is not None)
+    settings, why = defaults(kind, count, fresh=fresh, width=width, classic=classic, writer=writer, together=together)
     settings = replace(wishes.over(settings), start=start, data=reading)
+    whole_groups(settings.train, together)
     settings = replace(settings, train=decided(settings.train))
     if "dev" not in found.splits and _calibrates(settings, found):
         raise HeedfulError(

@@ -274,9 +274,11 @@ def defaults(
     width: int = 768,
     classic: bool = False,
     writer: Writer | TransformerSettings | None = None,
+    together: int = 1,
 ) -> tuple[FinetuneSettings, str]:
     """Settings for so many training examples, and why, in words; `fresh`: the encoder has seen little text.
 
+    So many samples as are learned `together` are never parted: a batch has whole groups of them.
     Small data needs more passes to converge and a smaller batch (Mosbach et al. 2021); a fresh encoder a higher rate,
     and so does a narrow one: 0.04 / width is 5e-5 for the published base sizes (Devlin et al. 2019, appendix A.3).
     """
@@ -284,6 +286,7 @@ def defaults(
         return _to_write(writer, examples)
     epochs = next(count for least, count in EPOCHS if examples >= least)
     batch = 32 if examples >= 10_000 else 16
+    batch = max(batch, together) // together * together
     rate = 2e-3 if classic else 5e-4 if fresh else float(f"{0.04 / width:.0e}")
     settings = FinetuneSettings(
         task=TASKS[kind](),
@@ -293,6 +296,15 @@ def defaults(
     encoder = "a fresh encoder" if fresh else f"a trained encoder {width} wide"
     encoder = "a classic model" if classic else encoder
     return settings, f"defaults for {examples:,} examples and {encoder}"
+
+
+def whole_groups(train: TrainSettings, together: int) -> None:
+    """Refuse a batch that would part samples that are learned together."""
+    if train.batch % together:
+        raise HeedfulError(
+            f"train.batch is {train.batch}, but an update takes whole groups of {together} pairs that are learned "
+            f"together: set train.batch to {together} or a multiple of it (task.negatives says how many they are)"
+        )
 
 
 def _to_write(writer: Writer | TransformerSettings, examples: int) -> tuple[FinetuneSettings, str]:
@@ -356,6 +368,11 @@ def as_trained(run: str | Path) -> tuple[DataSettings, Long]:
     if isinstance(given, Mapping):  # text to pre-train on is named
         data = overlay(data, given, source=f"{path}: data")
     return replace(data, dev=0.0), table.get("long", "windows")
+
+
+def told_apart(task: TaskSettings, scored: bool) -> int:
+    """How many samples are learned together."""
+    return task.negatives if isinstance(task, EmbedSettings) and not scored else 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

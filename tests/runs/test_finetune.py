@@ -330,6 +330,18 @@ def test_scores_of_pairs_have_a_range(tmp_path: Path) -> None:
     assert other.results["main"] == "accuracy" and "mrr" in other.results["splits"]["dev"]["numbers"]
 
 
+def test_the_batch_that_is_said_is_the_one_that_is_used(tmp_path: Path) -> None:
+    told, given = Told(), data("together", tmp_path / "data")
+    done = tune("embed", given, tmp_path / "run", {"task.negatives": 12, "train.length.count": 1}, watch=told)
+    assert any("batches of 12," in sentence for sentence in told.sentences)
+    assert tomllib.loads((tmp_path / "run/settings.toml").read_text())["train"]["batch"] == 12
+    assert done.results["seeds"][0]["steps"] == 2, "24 pairs"
+    with pytest.raises(HeedfulError, match=r"^train\.batch is 8, but an update takes whole groups of 32 pairs"):
+        tune("embed", given, tmp_path / "other", {"train.batch": 8})
+    assert not (tmp_path / "other").exists()
+    tune("embed", data("embed", tmp_path / "scored"), tmp_path / "scores", {"train.batch": 7, "train.length.count": 1})
+
+
 def test_texts_of_pairs_that_are_cut_are_said(tmp_path: Path) -> None:
     settings = {"task.negatives": 4, "max_length": 8, "train.length.count": 1, "data.dev": 0.3}
     rows = [{"a": f"the dog ran {n} " * 9, "b": f"the cat sat {n}"} for n in range(20)]

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,16 @@ import pytest
 
 from heedful.cli.train import FINETUNED
 from heedful.errors import HeedfulError
-from heedful.runs.settings import TASKS, EmbedSettings, FinetuneSettings, MultipleSettings, Wishes, defaults, summary
+from heedful.runs.settings import (
+    TASKS,
+    EmbedSettings,
+    FinetuneSettings,
+    MultipleSettings,
+    Wishes,
+    defaults,
+    summary,
+    whole_groups,
+)
 from heedful.settings import from_file, load_mapping, overlay, read, to_mapping, to_toml
 from heedful.train import fit, loop, optim, settings
 from heedful.train.settings import AdamW, Epochs, Google, Minutes
@@ -65,6 +75,18 @@ def test_what_was_set_by_hand_is_said(tmp_path: Path) -> None:
         "defaults for 600 examples and a fresh encoder: 9 steps, batches of 5, rate 0.001; "
         "set by hand: train.batch, train.optimiser.rate, train.length"
     )
+
+
+@pytest.mark.parametrize(
+    ("examples", "together", "batch"), [(600, 32, 32), (600, 12, 12), (20_000, 12, 24), (9, 4, 16)]
+)
+def test_a_batch_has_whole_groups(examples: int, together: int, batch: int) -> None:
+    found, why = defaults("embed", examples, fresh=False, together=together)
+    assert found.train.batch == batch and f"batches of {batch}," in why
+    whole_groups(found.train, together)
+    message = f"^train.batch is {batch + 1}, but an update takes whole groups of {together} pairs .* to {together} or"
+    with pytest.raises(HeedfulError, match=message):
+        whole_groups(replace(found.train, batch=batch + 1), together)
 
 
 def test_a_recipe_goes_over_defaults_and_assignments_over_both(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ AT_ONCE = 1024  # first texts that are compared with all second ones together
 class Retrieval:
     """Accuracy at 1 and mean reciprocal rank by cosine among all second texts, whose vectors are kept.
 
-    Second texts that equal a pair's own are no rivals of it. 16 bytes for each number of a pair's vectors: 10,000 pairs of width 384 take 61 MB.
+    Second texts that equal a pair's own are no rivals of it. 16 bytes for each number of a pair's vectors: 10,000 pairs
+    of width 384 take 61 MB.
     """
 
     kept: Kept = field(default_factory=Kept)
