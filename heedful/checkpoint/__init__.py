@@ -34,7 +34,8 @@ from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.pieces import NAMES as PIECES
 
 RUN_MODEL = "model"  # the model's folder in a run's
-NOTES = "heedful.json"  # what transformers has no place for: the tokenizer's fingerprint, thresholds, `between`
+NOTES = "heedful.json"  # what transformers has no place for: the tokenizer's fingerprint, and what FACTS are
+FACTS = ("thresholds", "scores", "between")  # of Loaded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +56,7 @@ class Loaded(nn.Module):
         self.config, self.tokenizer, self.source = config, tokenizer, source
         self.unused: tuple[str, ...] = ()  # tensors of the folder that belong to other heads
         self.thresholds: dict[str, float] = {}  # of answers, where they were calibrated: by label, or "no_answer"
+        self.scores: dict[str, float] = {}  # of train: the "mean" and "deviation" of numbers, "low" and "high" of pairs
         self.between = ""  # stands after a text from which a decoder goes on, where it learned so
         model = config.model
         self.model = make_model(model)
@@ -160,7 +162,7 @@ def load(
     _check_names(table, save_names(table, loaded.named()), slots, values, folder)
     assign(loaded, _load_tensors(table, slots, dtype, folder), place)
     loaded.tokenizer = _load_tokenizer(folder, config.family, config.model)
-    loaded.thresholds, loaded.between = _thresholds(folder), _between(folder)
+    loaded.thresholds, loaded.scores, loaded.between = (_fact(folder, name) for name in FACTS)
     local = os.path.isdir(name) or shipped(str(name))
     loaded.source = str(name) if local else f"{name}@{folder.name}"
     loaded.unused = unused
@@ -379,18 +381,16 @@ def _load_tokenizer(folder: Path, family: str, model: ModelConfig) -> Tokenizer 
     return tokenizer
 
 
-def _thresholds(folder: Path) -> dict[str, float]:
-    found = read_json(folder / NOTES).get("thresholds", {}) if (folder / NOTES).exists() else {}
-    if not isinstance(found, dict) or not all(type(value) in (int, float) for value in found.values()):
-        raise HeedfulError(f"{folder / NOTES}: thresholds is {found!r:.80}; expected names with a number each")
-    return {name: float(value) for name, value in found.items()}
-
-
-def _between(folder: Path) -> str:
-    found = read_json(folder / NOTES).get("between", "") if (folder / NOTES).exists() else ""
-    if not isinstance(found, str):
-        raise HeedfulError(f"{folder / NOTES}: between is {found!r:.80}; expected a text")
-    return found
+def _fact(folder: Path, name: str) -> Any:
+    known = read_json(folder / NOTES) if (folder / NOTES).exists() else {}
+    match known.get(name, "" if name == "between" else {}):
+        case str(text) if name == "between":
+            return text
+        case dict(found) if name != "between" and all(type(value) in (int, float) for value in found.values()):
+            return {key: float(value) for key, value in found.items()}
+        case other:
+            expected = "a text" if name == "between" else "names with a number each"
+            raise HeedfulError(f"{folder / NOTES}: {name} is {other!r:.80}; expected {expected}")
 
 
 def save(loaded: Loaded, folder: str | Path, *, overwrite: bool = False) -> None:
@@ -419,10 +419,7 @@ def save(loaded: Loaded, folder: str | Path, *, overwrite: bool = False) -> None
             notes["tokenizer"] = loaded.tokenizer.fingerprint
         if isinstance(config.head, SentenceEmbedding):
             sentences.write(temporary, config.head, config.model.width)
-        if loaded.thresholds:
-            notes["thresholds"] = loaded.thresholds
-        if loaded.between:
-            notes["between"] = loaded.between
+        notes |= {name: fact for name in FACTS if (fact := getattr(loaded, name))}
         _write_json(temporary / NOTES, notes)
 
 

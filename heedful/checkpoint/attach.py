@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import fields, replace
 
 import torch
@@ -23,7 +24,9 @@ from heedful.model.config import (
     SentenceEmbedding,
     TokenClasses,
 )
+from heedful.model.heads import ClassesHead
 from heedful.model.initialise import initialise, undrawn
+from heedful.model.readers import ReadClasses
 
 HEAD, OUT = "head.", "head.out."  # before our names of a head's tensors, and of those of its last layer
 
@@ -66,6 +69,21 @@ def attach(
     }
     assign(made, tensors, like.device)
     return made.train(loaded.training)
+
+
+def rescaled(loaded: Loaded, scale: float, shift: float) -> Loaded:
+    """The same model, whose head gives scale · number + shift: its last layer is another, all else is shared."""
+    if (scale, shift) == (1.0, 0.0):
+        return loaded
+    made, head = copy(loaded), copy(loaded.head)
+    assert isinstance(head, ClassesHead | ReadClasses)
+    made._modules, head._modules = {**loaded._modules, "head": head}, dict(head._modules)
+    known, out = head.out, nn.Linear(head.out.in_features, head.out.out_features, device="meta")
+    bias = known.weight.new_zeros(known.out_features) if known.bias is None else known.bias.detach()
+    out.weight = nn.Parameter((known.weight.detach().double() * scale).to(known.weight))
+    out.bias = nn.Parameter((bias.double() * scale + shift).to(bias)) if known.bias is not None or shift else None
+    head.out = out
+    return made
 
 
 def _model(config: Config, kind: str) -> ModelConfig:

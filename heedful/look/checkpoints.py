@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from heedful.checkpoint import Loaded, load
+from heedful.checkpoint.attach import rescaled
 from heedful.errors import HeedfulError
 
 MODEL = "model/"  # begins the names of the model's weights; others are the optimiser's
@@ -39,4 +40,4 @@ def at_step(folder: Path) -> Loaded:
         for name, weight in weights.items():
             mine[name].copy_(weight)
     loaded.source = str(folder)
-    return loaded
+    return rescaled(loaded, loaded.scores.get("deviation", 1.0), loaded.scores.get("mean", 0.0))  # as it answers

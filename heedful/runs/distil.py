@@ -268,7 +268,7 @@ class _Student(Run):
         pairing = pair(own[0], taught[0], kind, needs)
         if kind == "tokens" and (lost := sum(not pairing.fits(n) for n in range(len(own[0].samples)))):
             self.watch.said(f"{lost:,} samples have other words for the teacher, which says nothing of them")
-        teacher = Teacher(self._teacher(), self._taught(task), kind, losses.wanted(1))
+        teacher = Teacher(task.learning(self._teacher()), self._taught(task), kind, losses.wanted(1))
         return _Lessons(
             mine=own[0],
             labelled=[True] * own[1].examples + [False] * len(unlabelled),

@@ -157,6 +157,7 @@ def task_of(loaded: Loaded, source: Source[Any], split: str, long: Long = LONG) 
             loaded.thresholds = {**loaded.thresholds, NO_ANSWER: 0.0}
     elif kind is Embed:
         more = embedding(survey(source, [split]))
+        more |= loaded.scores if more["scored"] else {}  # the range of those that it learned from
     elif kind is Rewrite:
         more = {"mark": marks(loaded.config.model, tokenizer_of(loaded)), "between": loaded.between}
     elif isinstance(loaded.config.head, Classes | TokenClasses):

@@ -54,7 +54,6 @@ from heedful.runs.settings import (
 from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
 from heedful.shipped import ENCODER
-from heedful.tasks.embed import Embed
 from heedful.tasks.metrics import merge_all
 from heedful.tasks.task import Measure, Read, Task
 from heedful.train.fit import Fitted, Scored, Watch, fit
@@ -270,7 +269,7 @@ class Run:
         said: list[str], folder: Path,
     ) -> dict[str, Any]:  # fmt: skip
         """Save what was trained, which no failure in measuring may lose, and measure it."""
-        seed = settings.train.seed
+        seed, loaded = settings.train.seed, task.answering(loaded)
         self._save(loaded, folder)
         if _calibrates(settings, self.survey):
             loaded.thresholds = calibrate(task, loaded, self.source.examples("dev"))
@@ -282,7 +281,7 @@ class Run:
             "steps": trainer.step,
             "seconds": round(trainer.seconds, 1),
             "splits": {split: self._measured(task, loaded, split, folder) for split in self.measured},
-            "range": [task.low, task.high] if isinstance(task, Embed) else None,  # of scores
+            "scores": loaded.scores,
             "notes": said,
         }
         if self.ranks.first:
@@ -300,7 +299,7 @@ class Run:
 
     def _share(self, task: Task, loaded: Loaded, how: torch.dtype) -> Measure:
         """What this rank finds on its share of dev."""
-        return measure(task, loaded, self.source.examples("dev"), precision=how, ranks=self.ranks)
+        return measure(task, task.answering(loaded), self.source.examples("dev"), precision=how, ranks=self.ranks)
 
     def _measured(self, task: Task, loaded: Loaded, split: str, folder: Path) -> dict[str, Any]:
         """The last evaluation of a split; each rank makes the whole of it, so that none waits, and the first writes."""
@@ -340,8 +339,8 @@ class Run:
             "settings": to_mapping(self.settings),
             "notes": [*self.plan.notes, *best["notes"]],
         }
-        if best["range"]:
-            results["range"] = best["range"]
+        if best["scores"]:
+            results["scores"] = best["scores"]
         write(self.folder / "results.csv", as_table(self.folder / JOURNAL))
         write(self.folder / RESULTS, results)
 

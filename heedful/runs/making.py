@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import hypot, sqrt
 from typing import Any
+
+import torch
 
 from heedful.checkpoint import Config, Loaded, create, load
 from heedful.checkpoint.attach import attach
@@ -60,6 +63,7 @@ from heedful.train.settings import AdamW, Steps, TrainSettings
 LONGEST = 256  # tokens that an encoder reads that is trained on the spot
 MOST_TEXTS = 50_000  # that it is trained on
 NUMBER = "score"  # what a regression's one output is called
+LARGEST = 1e30  # score that is learned: weights in float32 have room for it
 
 
 @contextmanager
@@ -95,6 +99,8 @@ class Survey:
     low: float | None  # None: there are no scores
     high: float | None
     impossible: bool  # some question of some split has no answer
+    mean: float = 0.0  # of its scores
+    deviation: float = 1.0
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -106,6 +112,7 @@ def survey(source: Source[Any], splits: Sequence[str]) -> Survey:
     """Read splits once."""
     labels: Counter[str] = Counter()
     scores: list[float] = []  # the lowest and the highest
+    seen, mean, squares = 0, 0.0, 0.0  # of them all; squares of the distances to the mean (Welford 1962)
     impossible = False
     counts = dict.fromkeys(splits, 0)
     for split in splits:
@@ -121,10 +128,15 @@ def survey(source: Source[Any], splits: Sequence[str]) -> Survey:
                     labels.update(several)
                 case Scored(score=float(score)) | Pair(score=float(score)):
                     scores = [min([score, *scores]), max([score, *scores])]
+                    seen, away = seen + 1, score - mean
+                    mean += away / seen
+                    squares += away * (score - mean)
     if not counts[splits[0]] and not (source.made_dev and counts.get("dev")):
         raise HeedfulError(f"{splits[0]} has no examples: nothing can be learned or measured")
     low, high = scores or (None, None)
-    return Survey(counts=counts, labels=labels, low=low, high=high, impossible=impossible)
+    deviation = sqrt(squares / seen) if squares else 1.0
+    found = Survey(counts=counts, labels=labels, low=low, high=high, impossible=impossible)
+    return replace(found, mean=mean, deviation=deviation)
 
 
 def undivided(source: Source[Any], found: Survey) -> str:
@@ -144,6 +156,10 @@ def refuse_dull(source: Source[Any], found: Survey) -> None:
         raise HeedfulError(f"all examples of train have {named}: there is nothing to tell apart")
     if source.labels == (OUTSIDE,):
         raise HeedfulError(f'all words of train have the tag "{OUTSIDE}": there is nothing to tell apart')
+    if source.kind is Scored and max(map(abs, (found.low or 0.0, found.high or 0.0))) > LARGEST:
+        raise HeedfulError(
+            f"scores of train go from {found.low:g} to {found.high:g}: scale them down below {LARGEST:g}"
+        )
     if found.low is not None and found.low == found.high:
         more = "; leave the column out, and pairs are learned as belonging together" if source.kind is Pair else ""
         raise HeedfulError(f"all scores of train are {found.low:g}: nothing can be learned from them{more}")
@@ -229,7 +245,7 @@ def make_task(
             positive = _positive_weights(weights, labels, found)
             task, made = _made(ClassifyMany, settings, loaded, labels=labels, weights=positive)
         case RegressSettings():
-            task, made = _made(Regress, settings, loaded, labels=(NUMBER,))
+            task, made = _regress(settings, found, loaded)
         case TagSettings():
             task, made = _made(Tag, settings, loaded, labels=labels)
         case ExtractSettings():
@@ -240,7 +256,9 @@ def make_task(
             task, made = _made(Choose, settings, loaded)
         case EmbedSettings(negatives=negatives, scale=scale):
             settings = replace(settings, long="cut")  # a text has one vector
-            task, made = _made(Embed, settings, loaded, **embedding(found, negatives), scale=scale)
+            how = embedding(found, negatives)
+            task, made = _made(Embed, settings, loaded, **how, scale=scale)
+            made.scores = {name: how[name] for name in ("low", "high") if name in how}
         case RewriteSettings(most=most, beams=beams, smoothing=smoothing, main=main):
             mark = marks(loaded.config.model, tokenizer_of(loaded))
             between = "" if mark.start is not None else BETWEEN
@@ -256,6 +274,21 @@ def embedding(found: Survey, negatives: int = 2) -> dict[str, Any]:
         return {"scored": False, "together": negatives}
     low = min(0.0, found.low)
     return {"scored": True, "low": low, "high": found.high if found.high > low else 1.0}
+
+
+def _regress(settings: FinetuneSettings, found: Survey, loaded: Loaded) -> tuple[Task, Loaded]:
+    """Numbers are learned by their distance from the mean, in deviations; without a bias, from 0."""
+    task, made = _made(Regress, settings, loaded, labels=(NUMBER,))
+    known, now = loaded.named(), made.named()
+    mean, deviation = found.mean, found.deviation
+    if "head.out.bias" not in now:
+        mean, deviation = 0.0, hypot(mean, deviation)
+    assert isinstance(task, Regress)
+    task = replace(task, mean=mean, deviation=deviation)
+    if "head.out.weight" in known and torch.equal(known["head.out.weight"], now["head.out.weight"]):
+        made = task.learning(made)  # it gave scores before
+    made.scores = {"mean": mean, "deviation": deviation}
+    return task, made
 
 
 def _made(kind: type[Task], settings: FinetuneSettings, loaded: Loaded, **more: Any) -> tuple[Task, Loaded]:

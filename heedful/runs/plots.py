@@ -219,8 +219,8 @@ def _ideal(results: dict[str, Any], pairs: list[tuple[float, float]]) -> Ideal |
     if results["task"] != "embed":
         values = [each for pair in pairs if np.isfinite(pair).all() for each in pair] or [0.0, 1.0]
         return (min(values), min(values)), (max(values), max(values))
-    found = results.get("range")  # the scores that stand for a cosine of 0 and of 1
-    return ((found[0], 0.0), (found[1], 1.0)) if found else None
+    found = results.get("scores")  # those that stand for a cosine of 0 and of 1
+    return ((found["low"], 0.0), (found["high"], 1.0)) if found else None
 
 
 def scatter(pairs: Pairs, numbers: Result, split: str, ideal: Ideal | None) -> Figure:

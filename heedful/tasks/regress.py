@@ -10,6 +10,8 @@ import numpy as np
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from heedful.checkpoint import Loaded
+from heedful.checkpoint.attach import rescaled
 from heedful.data import Example, Scored
 from heedful.model.config import Problem
 from heedful.tasks.base import Answer
@@ -25,14 +27,25 @@ ROUNDED = 1e-7  # a variance below it, of 1, is what rounding left
 
 @dataclass(frozen=True, kw_only=True)
 class Regress(Texts):
-    """One number: squared error."""
+    """One number: squared error of (score - mean) / deviation, those of train, so that its unit does not matter.
+
+    What learns gives such numbers; what answers has them folded into its last layer, and gives scores.
+    """
 
     example: ClassVar[type[Example]] = Scored
     main: str = "spearman"
     problem: ClassVar[Problem] = "regression"
+    mean: float = 0.0
+    deviation: float = 1.0
 
     def target(self, example: Scored) -> float:
-        return example.score
+        return (example.score - self.mean) / self.deviation
+
+    def learning(self, loaded: Loaded) -> Loaded:
+        return rescaled(loaded, 1 / self.deviation, -self.mean / self.deviation)
+
+    def answering(self, loaded: Loaded) -> Loaded:
+        return rescaled(loaded, self.deviation, self.mean)
 
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
         return (scores[:, 0] - targets.to(scores)).square()

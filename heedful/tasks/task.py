@@ -124,6 +124,14 @@ class Task(Objective, ABC):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Samples as a batch."""
 
+    def learning(self, loaded: Loaded) -> Loaded:
+        """A model that answers, as one that learns by this task's loss."""
+        return loaded
+
+    def answering(self, loaded: Loaded) -> Loaded:
+        """A model that learns, as it answers."""
+        return loaded
+
     def scores(self, loaded: Loaded, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """What the head says of the model's rows, in float32: of the places that are scored, or of whole sequences.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 
 import heedful
 from heedful.checkpoint import Config, Loaded, create, load, save
-from heedful.checkpoint.attach import attach
+from heedful.checkpoint.attach import attach, rescaled
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.model.config import Classes, EmbeddingConfig, Learned, ModelConfig, SentenceEmbedding, StackConfig
@@ -338,21 +339,44 @@ def test_wrong_wishes_are_named(start: Start, kind: str, more: dict[str, Any], m
         attach(loaded, kind, **more)
 
 
+# -- numbers on another scale -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "gpt2"])
+def test_a_head_may_give_numbers_on_another_scale(start: Start, family: str, tmp_path: Path) -> None:
+    _, loaded = start(family, "SequenceClassification")
+    before, batch = state(loaded), packed(family)
+    shift = 3.0 if "head.out.bias" in loaded.named() else 0.0
+    made = rescaled(loaded, 20.0, shift)
+    with torch.no_grad():
+        first, said = loaded(batch), made(batch)
+    assert torch.allclose(said, 20 * first + shift, rtol=1e-5, atol=1e-5)
+    assert same(before, state(loaded)) == before.keys(), "the given one is left as it is"
+    assert rescaled(loaded, 1.0, 0.0) is loaded
+    save(made, tmp_path / "out")
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path / "out")(batch), said)
+        moved = rescaled(loaded, 1.0, 7.0)(batch)  # a bias is made, where there is none
+    assert torch.allclose(moved, first + 7, rtol=1e-5, atol=1e-5)
+
+
 # -- what a loaded model knows beside its weights ---------------------------------------------------------------
 
 
-def test_thresholds_are_saved_and_are_not_another_heads(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["thresholds", "scores"])
+def test_facts_are_saved_and_are_not_another_heads(start: Start, tmp_path: Path, name: str) -> None:
     _, loaded = start("bert", "SequenceClassification")
-    assert loaded.thresholds == {}
-    loaded.thresholds = {"ache": 0.25, "calm": 1e-3}
+    assert getattr(loaded, name) == {}
+    loaded = copy(loaded)
+    setattr(loaded, name, {"ache": 0.25, "calm": 1e-3})
     save(loaded, tmp_path / "out")
     again = load(tmp_path / "out")
-    assert again.thresholds == loaded.thresholds
-    assert attach(again, "classes", labels=NAMES).thresholds == {}
+    assert getattr(again, name) == {"ache": 0.25, "calm": 1e-3}
+    assert getattr(attach(again, "classes", labels=NAMES), name) == {}
     for wrong in ({"ache": "0.5"}, {"ache": True}, [1], {"ache": None}):
         notes = json.loads((tmp_path / "out/heedful.json").read_text())
-        (tmp_path / "out/heedful.json").write_text(json.dumps(notes | {"thresholds": wrong}))
-        with pytest.raises(HeedfulError, match=r"heedful\.json: thresholds is .*; expected names with a number each"):
+        (tmp_path / "out/heedful.json").write_text(json.dumps(notes | {name: wrong}))
+        with pytest.raises(HeedfulError, match=rf"heedful\.json: {name} is .*; expected names with a number each"):
             load(tmp_path / "out")
 
 

@@ -275,6 +275,20 @@ def test_mistakes_come_before_right_answers_that_were_unsure(tmp_path: Path, sin
     assert [line["n"] for line in found] == [3, 1, 4, 0, 2]
 
 
+def test_pairs_are_compared_on_the_scale_that_was_learned(tmp_path: Path) -> None:
+    given = data("embed", tmp_path / "data")
+    tune("embed", given, tmp_path / "run", {"train.length.count": 1})
+    rows = [json.loads(line) for line in (given / "test.jsonl").read_text().splitlines()]
+    low = as_lines(tmp_path / "low.jsonl", [row for row in rows if row["score"] <= 2])
+    found = evaluate(tmp_path / "run", low, predictions=tmp_path / "said.jsonl")
+    said = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
+    errors = [abs(line["said"] - line["gold"] / 5) for line in said]
+    assert [line["badness"] for line in said] == pytest.approx(errors) and errors
+    assert found.numbers["mse"] == pytest.approx(sum(error**2 for error in errors) / len(errors))
+    plain = as_lines(tmp_path / "plain.jsonl", [{"a": row["a"], "b": row["b"]} for row in rows])
+    assert evaluate(tmp_path / "run", plain).main == "accuracy", "these have no scores"
+
+
 def test_predictions_that_cannot_be_written(single: Path, tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=re.escape(f"{tmp_path / 'no' / 'x.jsonl'} cannot be written")):
         evaluate(single / "run", single / "data", predictions=tmp_path / "no" / "x.jsonl")

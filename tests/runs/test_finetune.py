@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import random
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -19,10 +20,11 @@ from folders import make, their_logits, theirs
 from invented import as_csv, as_lines, classified, data, tune
 
 from heedful.checkpoint import load
-from heedful.data import DataSettings, read
+from heedful.data import DataSettings, Scored, read
 from heedful.data.cells import escape_cell
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
+from heedful.look.checkpoints import at_step
 from heedful.runs import finetune as module
 from heedful.runs.making import make_task, survey
 from heedful.runs.scoring import best_threshold
@@ -323,11 +325,49 @@ def test_tags_come_as_they_are_meant(tmp_path: Path) -> None:
 
 def test_scores_of_pairs_have_a_range(tmp_path: Path) -> None:
     done = tune("embed", data("embed", tmp_path / "data"), tmp_path / "run")
-    assert done.results["range"] == [0.0, 5.0]
+    assert done.results["scores"] == {"low": 0.0, "high": 5.0} == load(tmp_path / "run").scores
     for line in lines(tmp_path / "run" / "predictions-dev.jsonl"):
         assert line["badness"] == pytest.approx(abs(line["said"] - line["gold"] / 5))
     other = tune("embed", data("together", tmp_path / "pairs"), tmp_path / "other", {"task.negatives": 3})
     assert other.results["main"] == "accuracy" and "mrr" in other.results["splits"]["dev"]["numbers"]
+
+
+def test_numbers_in_any_unit_are_learned(tmp_path: Path, bare: Path) -> None:
+    draw, rows, found = random.Random(0), [], {}
+    for number in range(164):
+        words, low = draw.choices(["the", "cat", "sat", "on", "a", "mat"], k=4), 75 if number % 2 else 30
+        rows.append({"text": " ".join([*words, "love" if number % 2 else "dog"]), "score": low + draw.randrange(10)})
+    for name, unit in (("plain", 1.0), ("far", 1e4)):
+        folder, given = tmp_path / name, [row | {"score": unit * row["score"]} for row in rows]
+        settings = {"train.length.count": 8}
+        done = tune("regress", as_csv(tmp_path / f"{name}.csv", given), folder, settings, model=bare)
+        found[name] = done.results["splits"]["dev"]["numbers"]
+        assert load(folder).scores == done.results["scores"] == pytest.approx(about(folder, name))
+        line = lines(folder / "predictions-dev.jsonl")[-1]
+        theirs = float(their_logits(folder / "model", line["input"]).logits[0])
+        assert line["answer"]["numbers"]["score"] == pytest.approx(theirs, rel=1e-5)
+        best = [each["dev"] for each in lines(folder / "journal.jsonl") if each.get("best")][-1]
+        assert best["mse"] == pytest.approx(found[name]["mse"], rel=1e-3), "looks of training are in scores too"
+        (said,) = Engine(at_step(max((folder / "state").iterdir())))([line["input"]])
+        assert said["numbers"]["score"] == pytest.approx(theirs, abs=20 * unit), "and so is what a checkpoint answers"
+    assert found["plain"]["pearson"] > 0.95
+    assert found["far"]["pearson"] == pytest.approx(found["plain"]["pearson"], abs=1e-3)
+    assert found["far"]["mse"] == pytest.approx(1e8 * found["plain"]["mse"], rel=1e-2)
+    once, start = {"train.length.count": 0.1}, tmp_path / "plain"
+    again = tune("regress", tmp_path / "plain.csv", tmp_path / "again", once, model=start)
+    assert again.results["splits"]["dev"]["numbers"]["mse"] < 2 * found["plain"]["mse"], "it goes on from its scores"
+    huge = as_csv(tmp_path / "huge.csv", [row | {"score": 1e33 * row["score"]} for row in rows])
+    with pytest.raises(
+        HeedfulError, match=r"^scores of train go from 3e\+34 to 8\.4e\+34: scale them down below 1e\+30$"
+    ):
+        tune("regress", huge, tmp_path / "none")
+
+
+def about(folder: Path, name: str) -> dict[str, float]:
+    """Mean and deviation of the training scores of a run."""
+    source = read(folder.parent / f"{name}.csv", Scored, DataSettings())
+    scores = [each.score for each in source.examples("train")]
+    return {"mean": float(np.mean(scores)), "deviation": float(np.std(scores))}
 
 
 def test_the_batch_that_is_said_is_the_one_that_is_used(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_numbers_against_what_is_right(tmp_path: Path) -> None:
 def test_where_the_points_should_lie() -> None:
     pairs = [(0.5, 4.0), (3.0, -1.0), (9.0, float("nan"))]
     assert _ideal({"task": "regress"}, pairs) == ((-1.0, -1.0), (4.0, 4.0))
-    assert _ideal({"task": "embed", "range": [0.0, 5.0]}, pairs) == ((0.0, 0.0), (5.0, 1.0))
+    assert _ideal({"task": "embed", "scores": {"low": 0.0, "high": 5.0}}, pairs) == ((0.0, 0.0), (5.0, 1.0))
     assert _ideal({"task": "embed"}, pairs) is None, "a cosine is no score"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,24 @@ def test_loss_and_gradient() -> None:
         loss = learned(task(), pair.ours, EXAMPLES, parts)
         assert (loss.count, float(loss.sum) / 3) == (3, pytest.approx(float(expected.detach()), abs=1e-12))
     same_gradients(pair.theirs, expected, pair.ours, 3)
+
+
+def test_the_unit_of_scores_does_not_matter() -> None:
+    """The loss is that of (score - mean) / deviation, and what answers gives scores."""
+    pair, unit = both("regression"), {"mean": 50.0, "deviation": 20.0}
+    far = [replace(each, score=20 * each.score + 50) for each in EXAMPLES]
+    plain, other = learned(task(), pair.ours, EXAMPLES), learned(task(**unit), pair.ours, far)
+    assert float(other.sum) == pytest.approx(float(plain.sum), abs=1e-12)
+    assert task().answering(pair.ours) is pair.ours is task().learning(pair.ours)
+    made = task(**unit).answering(pair.ours)
+    texts = [each.text for each in EXAMPLES]
+    before, after = ([said["numbers"]["stars"] for said in Engine(loaded)(texts)] for loaded in (pair.ours, made))
+    assert after == pytest.approx([20 * number + 50 for number in before], abs=1e-9)
+    back = task(**unit).learning(made).named()
+    for name, each in pair.ours.named().items():
+        assert (back[name] - each).abs().max() <= 1e-12 and (back[name] is each) == (
+            not name.startswith("head.out.")
+        ), name
 
 
 def test_windows_of_a_long_text_have_its_number() -> None:
