@@ -28,6 +28,7 @@ from heedful.tasks.metrics import (
     confusion_statistics,
     f1_of,
     macro_f1,
+    macro_f1_of,
     mean_of,
 )
 from heedful.tasks.task import Judged, Measure, Task, spread, surprise
@@ -36,7 +37,7 @@ from heedful.tokenizer import Encoded, Item
 Scores = Float[Tensor, "sequences scores"]
 
 THRESHOLD = 0.5  # from this probability on a label is given, where any number of labels may be, and none was calibrated
-FEW = 20  # classes up to which macro F1 has an interval: its bootstrap grows with their square
+FEW = 20  # classes up to which macro F1 has an interval, or a third of their square of labels, as its sums are as many
 
 
 def items(given: Any) -> list[Item] | None:
@@ -188,10 +189,10 @@ class ClassifyMany(Texts):
         return each.mean(1)
 
     def measure(self) -> Measure:
-        return Measure(
-            metrics={"labels": MultiLabel(labels=self.labels), "loss": TokenLoss()},
-            spreads={"micro_f1": spread(3, f1_of), "subset_accuracy": spread(2, mean_of)},
-        )
+        spreads = {"micro_f1": spread(3, f1_of), "subset_accuracy": spread(2, mean_of)}
+        if 3 * len(self.labels) <= FEW**2:
+            spreads["macro_f1"] = spread(3 * len(self.labels), macro_f1_of)
+        return Measure(metrics={"labels": MultiLabel(labels=self.labels), "loss": TokenLoss()}, spreads=spreads)
 
     def measured(
         self, measure: Measure, examples: Sequence[MultiLabelled], answers: Sequence[Answer], ids: Sequence[int]
@@ -199,16 +200,18 @@ class ClassifyMany(Texts):
         judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
         losses = [each.badness for each in judged]
         said, gold = self._rows([each.said for each in judged]), self._rows([each.gold for each in judged])
-        counts = np.stack([(gold & said).sum(1), gold.sum(1), said.sum(1)], 1)
+        counts = np.stack([gold & said, gold, said], 2)
+        rows: dict[str, Any] = {
+            "micro_f1": counts.sum(1),
+            "subset_accuracy": [(each.right, 1) for each in judged],
+            "macro_f1": counts.reshape(len(judged), -1),
+        }
         return Measure(
             metrics={
                 "labels": measure.metrics["labels"].updated(said, gold),
                 "loss": measure.metrics["loss"].updated(losses, [1] * len(losses)),
             },
-            spreads={
-                "micro_f1": measure.spreads["micro_f1"].updated(ids, counts),
-                "subset_accuracy": measure.spreads["subset_accuracy"].updated(ids, [(j.right, 1) for j in judged]),
-            },
+            spreads={name: each.updated(ids, rows[name]) for name, each in measure.spreads.items()},
         )
 
     def _rows(self, sets: list[list[str]]) -> Int64[np.ndarray, "examples labels"]:

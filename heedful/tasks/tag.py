@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from operator import eq
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from heedful.model.config import TokenClasses
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack
 from heedful.tasks.base import Answer, Answerer, Place, Setting, Window, best_places, of_windows, trimmed
-from heedful.tasks.metrics import Accuracy, Entities, Result, entity_counts, f1_of, mean_of
+from heedful.tasks.metrics import Accuracy, Entities, Result, entity_counts, f1_of, mean_of, precision_of, recall_of
 from heedful.tasks.task import Judged, Measure, Task, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer, Words
 
@@ -163,20 +163,26 @@ class Tag(Task):
         if not self.entities:
             return Measure(metrics={"words": Accuracy()}, spreads={"accuracy": spread(2, mean_of)})
         metrics = {"conlleval": Entities(scheme="conlleval"), "strict": Entities(scheme="strict-iob2")}
-        return Measure(metrics=metrics, spreads={"f1": spread(3, f1_of)})
+        formulas = {"precision": precision_of, "recall": recall_of, "f1": f1_of, "strict_f1": f1_of}
+        return Measure(metrics=metrics, spreads={name: spread(3, each) for name, each in formulas.items()})
 
     def measured(
         self, measure: Measure, examples: Sequence[Tagged], answers: Sequence[Answer], ids: Sequence[int]
     ) -> Measure:
         gold, said = [list(example.tags) for example in examples], list(map(_tags, answers))
-        if self.entities:
-            metrics = {name: metric.updated(said, gold) for name, metric in measure.metrics.items()}
-            counts: Any = entity_counts(said, gold, "conlleval")
-        else:
-            metrics = {"words": measure.metrics["words"].updated(list(chain(*said)), list(chain(*gold)))}
-            counts = [(sum(map(eq, x, y)), len(y)) for x, y in zip(said, gold, strict=True)]
-        ((name, spread),) = measure.spreads.items()
-        return Measure(metrics=metrics, spreads={name: spread.updated(ids, counts)})
+        if not self.entities:
+            words = measure.metrics["words"].updated(list(chain(*said)), list(chain(*gold)))
+            right = [(sum(map(eq, x, y)), len(y)) for x, y in zip(said, gold, strict=True)]
+            return Measure(
+                metrics={"words": words}, spreads={"accuracy": measure.spreads["accuracy"].updated(ids, right)}
+            )
+        sums = measure.spreads["f1"].sums.updated(ids, entity_counts(said, gold, "conlleval"))
+        strict = measure.spreads["strict_f1"].updated(ids, entity_counts(said, gold, "strict-iob2"))
+        spreads = {name: replace(each, sums=sums) for name, each in measure.spreads.items()}
+        return Measure(
+            metrics={name: metric.updated(said, gold) for name, metric in measure.metrics.items()},
+            spreads=spreads | {"strict_f1": strict},
+        )
 
     def result(self, measure: Measure) -> Result:
         if not self.entities:

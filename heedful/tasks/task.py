@@ -20,7 +20,7 @@ from heedful.model.readers import ReadClasses
 from heedful.objectives import Batch, Loss, Objective, Sample
 from heedful.objectives.base import weighted, wide
 from heedful.tasks.base import Answer, windows
-from heedful.tasks.metrics import Bootstrap, Result
+from heedful.tasks.metrics import Bootstrap, Result, Sure
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 Long = Literal["windows", "cut"]  # more tokens than the model reads: windows that overlap by half, or the end is lost
@@ -80,7 +80,11 @@ class Measure:
 
     def intervals(self) -> dict[str, Result]:
         """95 % of the replicates lie from "low" to "high" (Efron 1979)."""
-        return {name: spread.interval() for name, spread in self.spreads.items()}
+        found = {name: spread.interval() for name, spread in self.spreads.items()}
+        for metric in self.metrics.values():
+            if isinstance(metric, Sure):
+                found |= metric.intervals(SEED)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

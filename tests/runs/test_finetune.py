@@ -124,7 +124,7 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, bare: Path, monkeypatch: p
     for split, found in results["splits"].items():
         numbers = found["numbers"]
         assert numbers["count"] == (64 if kind == "plain" else 8), "examples; of plain tags, words"
-        assert all(each["low"] <= each["high"] for each in found["intervals"].values())
+        assert all(each["low"] <= each["high"] for each in found["intervals"].values()) and main in found["intervals"]
         assert results["spread"][split] == {"mean": numbers[main], "deviation": None, "seeds": 1}
         assert results["seeds"][0]["splits"][split] == numbers[main]
         check_predictions(folder / f"predictions-{split}.jsonl", numbers)

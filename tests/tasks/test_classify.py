@@ -230,7 +230,10 @@ def test_many_labels_agree_with_sklearn() -> None:
         assert found["subset_accuracy"] == sklearn_metrics.accuracy_score(gold, said)
         expected = -(gold * np.log(probabilities) + (1 - gold) * np.log(1 - probabilities)).mean()
         assert found["loss"] == pytest.approx(expected, abs=1e-6)
-        assert measure.intervals()["micro_f1"]["count"] == 5
+        assert all(each["count"] == 5 for each in measure.intervals().values())
+        assert measure.intervals().keys() == {"micro_f1", "subset_accuracy", "macro_f1"}
+        interval = measure.intervals()["macro_f1"]
+        assert interval["low"] <= found["macro_f1"] <= interval["high"]
         assert found[many().main] == found["micro_f1"]
 
 

@@ -183,8 +183,9 @@ def test_scored_pairs_are_correlated() -> None:
     assert found["spearman"] == found[made.main] == pytest.approx(scipy.stats.spearmanr(cosines, gold)[0], abs=1e-9)
     assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(cosines, gold)[0], abs=1e-5)
     assert found["mse"] == pytest.approx(((cosines - gold / 5) ** 2).mean(), abs=1e-5)
-    interval = measure.intervals()["pearson"]
-    assert -1 <= interval["low"] <= found["pearson"] <= interval["high"] <= 1
+    for name, interval in measure.intervals().items():
+        assert -1 <= interval["low"] <= found[name] <= interval["high"] <= 1
+    assert measure.intervals().keys() == {"pearson", "spearman"}
 
 
 def test_unscored_pairs_are_found_among_all() -> None:
@@ -196,7 +197,7 @@ def test_unscored_pairs_are_found_among_all() -> None:
     ranks = [1 + list(row).index(number) for number, row in enumerate(order)]
     assert found["accuracy"] == found[made.main] == sum(rank == 1 for rank in ranks) / 7
     assert found["mrr"] == pytest.approx(sum(1 / rank for rank in ranks) / 7)
-    assert found["count"] == 7 and found["notes"] == []
+    assert found["count"] == 7 and found["notes"] == [] and measure.intervals().keys() == {"accuracy", "mrr"}
 
 
 def test_pairs_with_the_same_second_text_are_no_rivals() -> None:

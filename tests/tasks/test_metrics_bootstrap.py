@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
-from sklearn.metrics import f1_score, matthews_corrcoef
+from sklearn.metrics import f1_score, matthews_corrcoef, precision_score, recall_score
 
 from heedful.errors import HeedfulError
 from heedful.tasks.metrics import (
@@ -21,7 +21,14 @@ from heedful.tasks.metrics import (
     macro_f1,
     matthews,
 )
-from heedful.tasks.metrics.bootstrap import THRESHOLDS, _weights
+from heedful.tasks.metrics.bootstrap import (
+    THRESHOLDS,
+    _weights,
+    macro_f1_of,
+    precision_of,
+    recall_of,
+    replicated,
+)
 
 
 def test_weights_are_poisson_and_depend_on_seed_and_id_alone() -> None:
@@ -94,6 +101,35 @@ def test_entities() -> None:
     found = Bootstrap(seed=4, statistics=3).updated(range(200), rows).interval(f1_of)
     assert [found["low"], found["high"]] == pytest.approx(ordinary(rows, f1_of), abs=0.02)
     assert f1_of(np.zeros((2, 3))).tolist() == [0, 0]
+
+
+def test_scores_of_labels() -> None:
+    draw = np.random.default_rng(6)
+    gold, said = draw.integers(0, 2, (2, 60, 4))
+    gold[:, 3] = said[:, 3] = 0  # one that never occurs
+    counts = np.stack([gold & said, gold, said], 2)
+    times = draw.poisson(1, (50, 60))
+    whole = np.einsum("ri,ic->rc", times, counts.reshape(60, -1)).astype(np.float64)
+    sums = np.einsum("ri,ic->rc", times, counts.sum(1)).astype(np.float64)
+    for row, macro, precision, recall in zip(
+        times, macro_f1_of(whole), precision_of(sums), recall_of(sums), strict=True
+    ):
+        pair = [np.repeat(each, row, 0) for each in (gold, said)]
+        assert macro == pytest.approx(f1_score(*pair, average="macro", zero_division=0.0))
+        assert precision == pytest.approx(precision_score(*pair, average="micro"))
+        assert recall == pytest.approx(recall_score(*pair, average="micro"))
+
+
+def test_replicates_that_are_drawn_by_themselves() -> None:
+    values = np.random.default_rng(7).normal(size=400)
+    found = replicated(400, lambda times: float(times @ values / times.sum()), seed=3)
+    error = values.std() / 20
+    expected = [values.mean() - 1.96 * error, values.mean() + 1.96 * error]
+    assert [found["low"], found["high"]] == pytest.approx(expected, abs=0.3 * error)
+    assert (found["level"], found["replicates"], found["count"]) == (0.95, 1000, 400)
+    assert found == replicated(400, lambda times: float(times @ values / times.sum()), seed=3)
+    with pytest.raises(HeedfulError, match="an interval of no examples is not defined"):
+        replicated(0, lambda times: 0.0, seed=3)
 
 
 def test_what_is_refused() -> None:

@@ -15,9 +15,9 @@ from scipy import stats
 from sklearn.calibration import calibration_curve
 
 from heedful.errors import HeedfulError
-from heedful.tasks.metrics import Calibration, RankedRegression, Regression, TokenLoss
+from heedful.tasks.metrics import Calibration, RankedRegression, Regression, TokenLoss, merge_all
 from heedful.tasks.metrics.base import BITS, exact, exact_products, exact_sum, from_exact
-from heedful.tasks.metrics.numbers import ranks
+from heedful.tasks.metrics.numbers import _spearman, ranks
 
 FLOATS = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20)
 
@@ -53,6 +53,34 @@ def test_regression(seed: int, ties: bool) -> None:
     assert ranks(gold).tolist() == stats.rankdata(gold).tolist()
     constant = Regression().updated(torch.tensor(predicted), gold.tolist()).result()
     assert constant == {name: value for name, value in found.items() if name != "spearman"}
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_interval_of_ranks_is_that_of_a_bootstrap(ties: bool) -> None:
+    draw = np.random.default_rng(2)
+    x = draw.normal(size=150)
+    y = x + draw.normal(size=150)
+    if ties:
+        x, y = x.round(), (2 * y).round() / 2
+    picks = draw.integers(0, 150, (1000, 150))
+    plain = np.quantile([stats.spearmanr(x[pick], y[pick])[0] for pick in picks], [0.025, 0.975])
+    whole = RankedRegression().updated(x, y).intervals(0)["spearman"]
+    assert [whole["low"], whole["high"]] == pytest.approx(plain.tolist(), abs=0.025)
+    order = draw.permutation(150)
+    parts = [RankedRegression().updated(x[order[n : n + 7]], y[order[n : n + 7]]) for n in range(0, 150, 7)]
+    assert merge_all(parts).intervals(0)["spearman"] == whole, "the order does not matter"
+    for pair in ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]), ([5.0], [3.0]):
+        flat = RankedRegression().updated(*pair).intervals(0)["spearman"]
+        assert (flat["low"], flat["high"]) == (0, 0)
+
+
+def test_weighted_ranks_are_those_of_repeated_examples() -> None:
+    draw = np.random.default_rng(8)
+    x, y = draw.integers(0, 9, (2, 40))
+    for _ in range(20):
+        times = draw.poisson(1, 40)
+        expected = stats.spearmanr(np.repeat(x, times), np.repeat(y, times))[0]
+        assert _spearman(x, y, times) == pytest.approx(expected, abs=1e-12)
 
 
 def test_no_digits_are_lost_far_from_zero() -> None:

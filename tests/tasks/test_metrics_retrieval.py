@@ -54,6 +54,19 @@ def test_merging_is_exact_in_any_order(count: int, random: Any) -> None:
     assert merge_all(parts).result() == whole
 
 
+def test_intervals_are_those_of_means_over_pairs() -> None:
+    vectors = drawn(300)
+    metric = Retrieval().updated(range(300), vectors)
+    found, intervals = metric.result(), metric.intervals(0)
+    for name in ("accuracy", "mrr"):
+        low, high = intervals[name]["low"], intervals[name]["high"]
+        assert low < found[name] < high and 0.05 < high - low < 0.15
+    expected = 1.96 * (found["accuracy"] * (1 - found["accuracy"]) / 300) ** 0.5
+    assert intervals["accuracy"]["high"] - found["accuracy"] == pytest.approx(expected, rel=0.2)
+    parts = [Retrieval().updated([n], vectors[[n]]) for n in reversed(range(300))]
+    assert merge_all(parts).intervals(0) == intervals
+
+
 def test_of_equal_cosines_the_own_comes_last() -> None:
     same = np.ones((3, 2, 4))
     assert Retrieval().updated(range(3), same).result() == {"accuracy": 0.0, "mrr": pytest.approx(1 / 3), "count": 3}

@@ -187,8 +187,10 @@ def test_lenient_and_strict_scores_agree_with_seqeval() -> None:
     assert found["strict_f1"] == pytest.approx(seqeval.metrics.f1_score(gold, said, mode="strict", scheme=IOB2))
     assert found["f1"] > found["strict_f1"] and found["scheme"] == "conlleval"
     assert found["token_accuracy"] == pytest.approx(seqeval.metrics.accuracy_score(gold, said))
-    interval = measure.intervals()["f1"]
-    assert 0.3 < interval["low"] < found["f1"] < interval["high"] < 0.8
+    intervals = measure.intervals()
+    assert 0.3 < intervals["f1"]["low"] < found["f1"] < intervals["f1"]["high"] < 0.8
+    for name in ("precision", "recall", "f1", "strict_f1"):
+        assert intervals[name]["low"] < found[name] < intervals[name]["high"] and intervals[name]["count"] == 40
 
 
 def test_an_evaluation_through_the_engine_has_every_word() -> None:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from heedful.tasks.metrics.base import Metric, Result, merge_all
+from heedful.tasks.metrics.base import Metric, Result, Sure, merge_all
 from heedful.tasks.metrics.bleu import Bleu, has_bleu
-from heedful.tasks.metrics.bootstrap import Bootstrap, confusion_of, confusion_statistics, f1_of, interval, mean_of
+from heedful.tasks.metrics.bootstrap import (
+    Bootstrap,
+    confusion_of,
+    confusion_statistics,
+    f1_of,
+    interval,
+    macro_f1_of,
+    mean_of,
+    precision_of,
+    recall_of,
+)
 from heedful.tasks.metrics.classes import Accuracy, ConfusionMatrix, MultiLabel, macro_f1, matthews
 from heedful.tasks.metrics.entities import Entities, entity_counts, spans, to_iob2
 from heedful.tasks.metrics.numbers import Calibration, RankedRegression, Regression, TokenLoss
@@ -29,6 +39,7 @@ __all__ = [
     "SquadScore",
     "SquadThreshold",
     "Suite",
+    "Sure",
     "TokenLoss",
     "answer_scores",
     "apply_threshold",
@@ -39,10 +50,13 @@ __all__ = [
     "has_bleu",
     "interval",
     "macro_f1",
+    "macro_f1_of",
     "matthews",
     "mean_of",
     "merge_all",
     "normalised",
+    "precision_of",
+    "recall_of",
     "spans",
     "to_iob2",
 ]

@@ -42,6 +42,14 @@ class Metric(Mergeable, Protocol):
         """What the examples so far amount to; fractions are of 1, not of 100."""
 
 
+@runtime_checkable
+class Sure(Metric, Protocol):
+    """One that keeps its examples, and so knows intervals of its own numbers."""
+
+    def intervals(self, seed: int) -> dict[str, Result]:
+        """Of each number that has one: where the middle of the replicates lies."""
+
+
 M = TypeVar("M", bound=Mergeable)
 
 

@@ -33,6 +33,7 @@ from heedful.tasks.metrics.base import (
 Sums = Float64[np.ndarray, "replicates statistics"]
 
 UNIT = 2.0**-30  # sums are whole multiples of it, so that they do not depend on the order
+REPLICATES = 1000
 AT_ONCE = 256  # examples whose weights are in memory together
 # Poisson(1) <= k, for k = 0..20, as shares of 2^64
 THRESHOLDS = np.array(
@@ -52,6 +53,22 @@ def mean_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
 def f1_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
     """2 correct / (gold + predicted), from the sums of (correct, gold, predicted)."""
     return _shares(2 * sums[:, 0], sums[:, 1] + sums[:, 2])
+
+
+def precision_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
+    """correct / predicted, from the same sums."""
+    return _shares(sums[:, 0], sums[:, 2])
+
+
+def recall_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
+    """correct / gold, from the same sums."""
+    return _shares(sums[:, 0], sums[:, 1])
+
+
+def macro_f1_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
+    """The mean F1 of all labels, from the sums of (correct, gold, predicted) of one after the other."""
+    each: Float64[np.ndarray, "replicates labels"] = f1_of(sums.reshape(-1, 3)).reshape(len(sums), -1)
+    return np.asarray(each.mean(1), dtype=np.float64)
 
 
 def confusion_of(classes: int, formula: Callable[[Any], Any]) -> Callable[[Sums], Float64[np.ndarray, " replicates"]]:
@@ -82,7 +99,7 @@ class Bootstrap:
 
     seed: int
     statistics: int
-    replicates: int = 1000
+    replicates: int = REPLICATES
     count: int = 0
     sums: Int64[np.ndarray, "replicates statistics"] | None = None  # in units of 2^-30; None: no examples yet
 
@@ -126,14 +143,7 @@ class Bootstrap:
         if not 0 < level < 1:
             raise HeedfulError(f"level should be between 0 and 1, like 0.95, got {level}")
         assert self.sums is not None
-        low, high = np.quantile(of(self.sums * UNIT), [(1 - level) / 2, (1 + level) / 2])
-        return {
-            "low": float(low),
-            "high": float(high),
-            "level": level,
-            "replicates": self.replicates,
-            "count": self.count,
-        }
+        return _middle(of(self.sums * UNIT), level, self.count)
 
 
 def interval(
@@ -158,6 +168,24 @@ def _weights(seed: int, name: Any, replicates: int) -> Int64[np.ndarray, " repli
     digest = hashlib.blake2b(str(name).encode(), digest_size=8).digest()
     key = np.array([seed, int.from_bytes(digest, "little")], dtype=np.uint64)
     return np.searchsorted(THRESHOLDS, np.random.Philox(key=key).random_raw(replicates), side="right")
+
+
+def replicated(
+    count: int, formula: Callable[[Int64[np.ndarray, " examples"]], float], *, seed: int, level: float = 0.95
+) -> Result:
+    """The interval of a number that is no formula of sums: of so many examples, each replicate is drawn by itself.
+
+    `formula` is given how often each example counts. An example's place decides that here, and not its id.
+    """
+    need_examples(count, "an interval")
+    keys = (np.array([seed, replicate], dtype=np.uint64) for replicate in range(REPLICATES))
+    found = [formula(np.searchsorted(THRESHOLDS, np.random.Philox(key=key).random_raw(count), "right")) for key in keys]
+    return _middle(np.array(found), level, count)
+
+
+def _middle(found: Float64[np.ndarray, " replicates"], level: float, count: int) -> Result:
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    return {"low": float(low), "high": float(high), "level": level, "replicates": len(found), "count": count}
 
 
 def _need_room(sums: NDArray[Any], times: int = 1) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from heedful.errors import HeedfulError
 from heedful.tasks.metrics.base import (
@@ -26,6 +26,7 @@ from heedful.tasks.metrics.base import (
     need_length,
     need_same,
 )
+from heedful.tasks.metrics.bootstrap import replicated
 
 Rows = Float64[np.ndarray, "_ columns"]
 
@@ -133,6 +134,25 @@ class RankedRegression:
         x, y = self.kept.rows(2).T
         ranked = Regression().updated(ranks(x), ranks(y)).result()
         return {"pearson": found.pop("pearson"), "spearman": ranked["pearson"]} | found
+
+    def intervals(self, seed: int) -> dict[str, Result]:
+        """Of "spearman", from replicates whose examples are ranked anew."""
+        rows = self.kept.rows(2)
+        x, y = rows[np.lexsort(rows.T)].T  # whatever the order they came in
+        sides = [np.unique(each, return_inverse=True)[1] for each in (x, y)]
+        return {"spearman": replicated(len(x), lambda times: _spearman(sides[0], sides[1], times), seed=seed)}
+
+
+def _spearman(
+    x: Int64[np.ndarray, " examples"], y: Int64[np.ndarray, " examples"], times: Int64[np.ndarray, " examples"]
+) -> float:
+    """rho of examples that count so many times, equal values having equal numbers; 0 where one does not vary."""
+    away = []
+    for side in (x, y):
+        counts = np.bincount(side, times)
+        away.append((np.cumsum(counts) - (counts - 1) / 2)[side] - (times.sum() + 1) / 2)
+    both = math.sqrt((times * away[0] ** 2).sum() * (times * away[1] ** 2).sum())
+    return float(np.clip((times * away[0] * away[1]).sum() / both, -1, 1)) if both else 0.0
 
 
 def ranks(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray, " examples"]:

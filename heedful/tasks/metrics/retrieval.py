@@ -11,6 +11,7 @@ from jaxtyping import Float64, Int64
 
 from heedful.errors import HeedfulError
 from heedful.tasks.metrics.base import Result, need_examples, need_length, need_same
+from heedful.tasks.metrics.bootstrap import Bootstrap, Sums, mean_of
 from heedful.tasks.metrics.numbers import Kept
 
 AT_ONCE = 1024  # first texts that are compared with all second ones together
@@ -54,6 +55,12 @@ class Retrieval:
         _, found = self._ranks()
         return {"accuracy": float((found == 1).mean()), "mrr": float((1 / found).mean()), "count": len(found)}
 
+    def intervals(self, seed: int) -> dict[str, Result]:
+        """Of "accuracy" and "mrr": the first texts are drawn anew, and all second ones stay."""
+        ids, found = self._ranks()
+        drawn = Bootstrap(seed=seed, statistics=3).updated(ids, np.stack([found == 1, 1 / found, found > 0], 1))
+        return {name: drawn.interval(formula) for name, formula in (("accuracy", accuracy_of), ("mrr", mrr_of))}
+
     def _ranks(self) -> tuple[Int64[np.ndarray, " pairs"], Int64[np.ndarray, " pairs"]]:
         """The number of each pair in the data set, and the place of its second text among its own and its rivals."""
         rows = self.kept.rows(2 + 2 * self.width)
@@ -67,6 +74,16 @@ class Retrieval:
             rivals = texts[start : start + AT_ONCE, None] != texts
             ranks.append(1 + ((cosines >= own[:, None]) & rivals).sum(1))
         return rows[:, 0].astype(np.int64), np.concatenate(ranks)
+
+
+def accuracy_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
+    """From the sums of (found first, 1 / rank, 1)."""
+    return mean_of(sums[:, [0, 2]])
+
+
+def mrr_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
+    """From the same sums."""
+    return mean_of(sums[:, [1, 2]])
 
 
 def _number(text: str) -> int:
