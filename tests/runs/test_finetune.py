@@ -40,7 +40,7 @@ TASKS = {  # the kind of invented data -> the task, its setting, and its main nu
     "pair": ("classify", "classify", "accuracy"),
     "classes": ("classify", "classify", "accuracy"),
     "multiple": ("classify", "multiple", "micro_f1"),
-    "regress": ("regress", "regress", "spearman"),
+    "regress": ("regress", "regress", "pearson"),
     "tag": ("tag", "tag", "f1"),
     "plain": ("tag", "tag", "accuracy"),
     "extract": ("extract", "extract", "f1"),

@@ -88,7 +88,7 @@ def test_an_evaluation_agrees_with_scipy() -> None:
     assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(said, gold)[0], abs=1e-6)
     assert found["spearman"] == pytest.approx(scipy.stats.spearmanr(said, gold)[0], abs=1e-6)
     assert found["mse"] == pytest.approx(((said - gold) ** 2).mean(), abs=1e-5)
-    assert found[task().main] == found["spearman"]
+    assert found[task().main] == found["pearson"]
     judged = [task().judge(example, each) for example, each in zip(examples, answers(said), strict=True)]
     assert [each.badness for each in judged] == pytest.approx(np.abs(said - gold).tolist())
     assert {each.right for each in judged} == {None}
