@@ -10,6 +10,7 @@ import json
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from report import facts
 
 import heedful
 from heedful.checkpoint.attach import attach
+from heedful.data import Scored
 from heedful.runs.scoring import measure
 from heedful.tasks.classify import Classify
 from heedful.tasks.extract import Extract
@@ -48,7 +50,8 @@ def build(task: Task, longest: int, seed: int) -> tuple[Learning, heedful.Loaded
     loaded = heedful.load(minilm())
     common: dict[str, Any] = {"tokenizer": loaded.tokenizer, "limit": longest}
     if task.kind == "regress":
-        made: Learning = Regress(labels=("score",), **common)
+        scores = [each.score for each in task.train if isinstance(each, Scored)]
+        made: Learning = Regress(labels=("score",), mean=fmean(scores), deviation=pstdev(scores), **common)
         return made, attach(loaded, "classes", labels=("score",), problem="regression", seed=seed)
     if task.kind == "extract":
         return Extract(impossible=False, **common), attach(loaded, "span", seed=seed)
@@ -97,7 +100,7 @@ def main() -> None:
             )
             recent = 0.0
     seconds = time.perf_counter() - start
-    measured = measure(made, loaded, task.held)
+    measured = measure(made, made.answering(loaded), task.held)
     numbers = made.result(measured)
     result = {
         "task": given.task,
