@@ -82,7 +82,7 @@ def test_what_was_set_by_hand_is_said(tmp_path: Path) -> None:
 )
 def test_a_batch_has_whole_groups(examples: int, together: int, batch: int) -> None:
     found, why = defaults("embed", examples, fresh=False, together=together)
-    assert found.train.batch == batch and f"batches of {batch}," in why
+    assert found.train.batch == batch and f"batches of {batch}," in summary(found, why, ())
     whole_groups(found.train, together)
     message = f"^train.batch is {batch + 1}, but an update takes whole groups of {together} pairs .* to {together} or"
     with pytest.raises(HeedfulError, match=message):
