@@ -66,8 +66,9 @@ def search(
     chosen = list(shapes) or usual(known)
     if not 1 <= len(chosen) <= MOST:
         raise HeedfulError(f"{len(chosen)} shapes were given; a search tries 1 to {MOST}")
-    found = _begun(folder, {"teacher": str(teacher), "shapes": chosen}) | {"under": under, "keep": keep}
-    if "tried" not in found:
+    facts = {"teacher": str(teacher), "shapes": chosen}
+    found = ranks.gather(_begun(folder, facts))[0] | {"under": under, "keep": keep}
+    if "tried" not in found and ranks.first:
         asked = Asked(
             teacher=str(teacher), losses=losses, recipe=str(recipe or ""), assignments=tuple(assignments),
             unlabelled=tuple(map(str, unlabelled)),
@@ -76,6 +77,7 @@ def search(
         found["tried"] = _timed(planned, chosen, watch)
         put_folder(folder)
         write(folder / FOUND, found)
+    found = ranks.gather(found)[0]  # as the first has timed them
     for shape in sorted(found["tried"], key=lambda each: float(each["p50"])):
         if under is not None and shape["p50"] > under:
             continue
@@ -93,10 +95,11 @@ def search(
             )
             if done.why == "asked":
                 return done
-            verdict = done.results["verdict"]
+            verdict = ranks.gather(done.results.get("verdict"))[0]
             shape |= {"quality": verdict["models"]["student"]["quality"]["mean"], "kept": verdict["kept"]}
             found |= {"main": verdict["main"], "split": verdict["split"]}
-            write(folder / FOUND, found)
+            if ranks.first:
+                write(folder / FOUND, found)
         if keep is not None and shape["kept"] is not None and shape["kept"] >= keep:
             break
     best = chosen_of(found["tried"], under, keep)

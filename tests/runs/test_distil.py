@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -304,6 +307,19 @@ def test_the_search_takes_the_fastest_that_keeps_enough(tmp_path: Path, teacher:
         search(teacher, labelled, tmp_path / "run", shapes=["bag"], assignments=QUICK)
     with pytest.raises(HeedfulError, match="a search tries 1 to 6"):
         search(teacher, labelled, tmp_path / "many", shapes=["bag"] * 7)
+
+
+@pytest.mark.slow
+def test_ranks_search_together(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    """Each goes by what the first has timed and measured."""
+    ranks = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--module")
+    given = ("heedful", "distil", str(teacher), str(labelled), "--out", str(tmp_path / "run"), "--keep", "1%")
+    settings = (word for each in (*QUICK, "verdict.rounds=1") for word in ("--set", each))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([*ranks, *given, *settings], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "run" / "search.json").read_text())
+    assert found["taken"] == min(found["tried"], key=lambda each: float(each["p50"]))["name"]
 
 
 def test_a_search_without_dev_says_that_it_chose_on_test(tmp_path: Path, teacher: Path, labelled: Path) -> None:
