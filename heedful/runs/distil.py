@@ -240,6 +240,7 @@ class _Student(Run):
         if self._lessons is None:
             self._lessons = self._read(task, loaded)
         lessons, kind = self._lessons, KIND[self.planned.task]
+        together = task.together if task.together > 1 else GROUP  # vectors are compared in the groups of the task
         objective = Distilled(
             learner=task,
             kind=kind,
@@ -247,7 +248,7 @@ class _Student(Run):
             ask=lessons.ask,
             pairing=lessons.pairing,
             project=maps(losses, widths, mixed(self.asked.train.seed, PROJECT)),
-            group=GROUP if kind == "vectors" and widths[0] != widths[1] else 1,
+            group=together if kind == "vectors" and widths[0] != widths[1] else 1,
         )
         whole_groups(self.asked.train, objective.together)
         samples = objective.prepared(lessons.mine.samples, lessons.mine.owners, lessons.labelled)
