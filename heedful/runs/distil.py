@@ -240,7 +240,9 @@ class _Student(Run):
         if self._lessons is None:
             self._lessons = self._read(task, loaded)
         lessons, kind = self._lessons, KIND[self.planned.task]
-        together = task.together if task.together > 1 else GROUP  # vectors are compared in the groups of the task
+        batch = self.asked.train.batch
+        alone = GROUP if batch % GROUP == 0 else max(2, batch)
+        together = task.together if task.together > 1 else alone  # vectors are compared in the groups of the task
         objective = Distilled(
             learner=task,
             kind=kind,
