@@ -279,8 +279,10 @@ def whole_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         if not overwrite:
             raise HeedfulError(f"{target} exists and is not empty: give another folder, or overwrite=True")
-        if not (target / "config.json").is_file():
-            raise HeedfulError(f"{target} is not a model folder: it has no config.json, and will not be replaced")
+        if not _of_model(target / "config.json"):
+            raise HeedfulError(
+                f"{target} is not a model folder: it has no config.json with a model_type, and will not be replaced"
+            )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}"
@@ -296,6 +298,14 @@ def whole_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
         raise HeedfulError(f"{target} could not be written, and nothing of it was kept: {error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _of_model(config: Path) -> bool:
+    """Many a program calls its settings config.json."""
+    try:
+        return isinstance(json.loads(config.read_bytes()).get("model_type"), str)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
 
 
 def _put(temporary: Path, target: Path) -> None:

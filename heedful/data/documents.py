@@ -53,7 +53,7 @@ def expand(files: Sequence[Path], but: Path | None = None) -> tuple[list[tuple[P
                 raise HeedfulError(f"{path}: there is no such file")
             found.append((path, path.name))
             continue
-        inside = sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
+        inside = sorted(each for each in path.rglob("*") if each.is_file() and not _hidden(each.relative_to(path)))
         inside = [each for each in inside if apart not in each.resolve().parents]
         known = [each for each in inside if bare_name(each)[1]]
         if not known:
@@ -64,6 +64,10 @@ def expand(files: Sequence[Path], but: Path | None = None) -> tuple[list[tuple[P
     if not found:
         raise HeedfulError("no files were given")
     return found, said
+
+
+def _hidden(place: Path) -> bool:
+    return any(part.startswith(".") for part in place.parts)
 
 
 class Watched(type(Path())):  # type: ignore[misc]

@@ -152,7 +152,7 @@ class Inside:
                 side: Side = "text" if rows == "text" else "source"
                 views.append(View(part=part, layers=1, heads=len(names), rows=side, keys="source", names=names))
         if not views:
-            raise HeedfulError(f"{self.loaded.source} has no attention: there is nothing to look at in a bag of words")
+            raise HeedfulError(f"{self.loaded.source} has no attention: nothing in it looks at anything")
         return views
 
     def view(self, part: str) -> View:

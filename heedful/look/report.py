@@ -168,6 +168,8 @@ def report(
     loaded: Loaded, data: str | Path, *, most: int = patterns.TEXTS, settings: DataSettings | None = None
 ) -> dict[str, Any]:
     """Every head with its name, its patterns, and, where the model has a loss on the data, its importance."""
+    if not ones(loaded.model):
+        raise HeedfulError(f"{loaded.source} has no heads of self-attention: there is nothing to name in it")
     source, task, split = _data(loaded, data, settings or DataSettings(dev=0.0))
     examples = list(islice(source.examples(split), most))
     texts: list[Any] = [each.texts[0] if len(each.texts) == 1 else tuple(each.texts[:2]) for each in examples[:most]]

@@ -42,6 +42,8 @@ def cannot_attend(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str:
         return f"it computes in float32 and bfloat16, not in {q.dtype}"
     if call.bias is not None:
         return "it adds no bias"
+    if call.scale < 0:
+        return "its greatest score is that of the greatest product: scale is to be 0 or more"
     if call.dropout >= 1:
         return "with dropout of 1 nothing is left"
     if call.layout.plan(("shares",), lambda: _shares(call.layout)):

@@ -163,7 +163,13 @@ class Run:
     def _tokenizer(self, started: Loaded | None) -> Tokenizer:
         kept, settings = self.folder / TOKENIZER, self.settings
         if settings.tokenizer:
-            return Tokenizer.load(settings.tokenizer)
+            named = Tokenizer.load(settings.tokenizer)
+            if started is not None and started.tokenizer and started.tokenizer.fingerprint != named.fingerprint:
+                raise HeedfulError(
+                    f"{started.source} was trained with another tokenizer than {settings.tokenizer}, by which its ids "
+                    "would mean other tokens: leave --tokenizer out"
+                )
+            return named
         if started is not None:
             if started.tokenizer is None:
                 raise HeedfulError(f"{started.source} has no tokenizer: give its folder with --tokenizer")

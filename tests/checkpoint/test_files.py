@@ -710,6 +710,10 @@ def test_what_is_replaced_is_a_model_folder(folder: Path, tmp_path: Path) -> Non
             heedful.save(loaded, tmp_path / target)
         with pytest.raises(HeedfulError, match="is not a model folder: it has no config"):
             heedful.save(loaded, tmp_path / target, overwrite=True)
+    for settings in ('{"editor": "vim"}', "[1]", "{"):  # many a program has a config.json
+        (tmp_path / "home" / "config.json").write_text(settings)
+        with pytest.raises(HeedfulError, match="is not a model folder: it has no config"):
+            heedful.save(loaded, tmp_path / "home", overwrite=True)
     assert (tmp_path / "home" / "letters.txt").read_text() == "dear"
     (tmp_path / "empty").mkdir()
     heedful.save(loaded, tmp_path / "empty")

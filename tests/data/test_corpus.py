@@ -93,6 +93,8 @@ def test_every_kind_of_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (folder / "more" / "e.txt.bz2").write_bytes(bz2.compress(f.encode()))
     (folder / "more" / "f.unknown").write_bytes(b"\0")
     (folder / "more" / "g.txt").write_bytes(b"")
+    (folder / ".ipynb_checkpoints").mkdir()
+    (folder / ".ipynb_checkpoints" / "a.txt").write_bytes(a.encode())  # hidden: it is not read
     with zipfile.ZipFile(tmp_path / "last.txt.zip", "w") as file:
         file.writestr("last.txt", g)
     corpus = build([folder, tmp_path / "last.txt.zip"], tokenizer, tmp_path / "out")
@@ -470,3 +472,12 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
     assert (tmp_path / "60.jsonl").stat().st_size > 60_000_000
     for one, other in zip(small, large, strict=True):
         assert other < one + 40_000, "kilobytes"
+
+
+def test_a_name_that_is_no_utf_8(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "data").mkdir()
+    place = os.fsencode(tmp_path / "data") + b"/caf\xe9.txt"
+    with open(place, "wb") as file:
+        file.write(b"one two\n\nthree\n")
+    corpus = build([tmp_path / "data"], tokenizer, tmp_path / "out")
+    assert len(corpus.documents) >= 2 and Corpus.open(tmp_path / "out").about["files"][0]["name"] == "caf\udce9.txt"

@@ -156,7 +156,7 @@ def test_classic_models_show_what_they_look_at() -> None:
     vectors = loaded.rows(inside.source)  # of the last one: softmax(X X) X
     x = loaded.model.embedding(inside.source)
     assert torch.allclose(inside.weights("over", 0)[0] @ x, vectors)
-    with pytest.raises(HeedfulError, match="bag of words"):
+    with pytest.raises(HeedfulError, match="nothing in it looks at anything"):
         Inside(classic("bag of means"), text)
     assert set(READERS) >= {"structured"}
 

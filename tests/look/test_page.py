@@ -274,6 +274,10 @@ def test_notebook_and_command(tmp_path: Path, asks: Asks, capsys: pytest.Capture
     assert ended.value.code == 2 and "no text was given" in capsys.readouterr().err
 
 
+def test_a_question_is_written_as_the_page_writes_it() -> None:
+    assert page.key("words", {"word": "don't (é) a/b"}) == "words?word=don't%20(%C3%A9)%20a%2Fb"
+
+
 def test_a_notebook_asks_its_kernel(chrome: Browser, tmp_path: Path, asks: Asks) -> None:
     """The widget's module, with a model that passes questions and answers on, as anywidget's does."""
     place = {"side": "0", "part": "encoder", "layer": "0"}

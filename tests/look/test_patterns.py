@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from classics import classic
 from folders import make
 
 import heedful
@@ -83,6 +84,11 @@ def test_gates_and_what_heads_are_worth(tmp_path: Path) -> None:
         assert abs(abs(slope) - float(found.importance["encoder"][place])) < 1e-3 * max(1.0, abs(slope))
     assert abs(float(found.effect["encoder"][0, 1])) < 1e-9 and len(found.order) == 16
     assert found.price[0] == pytest.approx(found.whole) and found.masked[-1] == 16
+
+
+def test_a_model_without_heads_says_so(tmp_path: Path) -> None:
+    with pytest.raises(HeedfulError, match="has no heads of self-attention"):
+        report(classic("bag of means"), tmp_path / "is not read.csv")
 
 
 def test_the_report_weighs_heads_where_there_is_a_loss(tmp_path: Path) -> None:

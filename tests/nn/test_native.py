@@ -245,12 +245,13 @@ def test_gradients_of_parts_that_lie_together_are_not_copied() -> None:
         ({"dtype": torch.float64}, "float32 and bfloat16"),
         ({"width": 20}, "not 20"),
         ({"keys": ((0, 4), (2, 6))}, "same keys"),
+        ({"scale": -1.0}, "scale is to be 0 or more"),
     ],
 )
 def test_what_it_cannot_take(change: dict[str, Any], said: str) -> None:
     q = torch.zeros(6, 2, change.get("width", 32), dtype=change.get("dtype", torch.float32))
     spans = ((0, 3), (3, 6))
-    call = Call(layout=Layout(spans, change.get("keys", spans)), scale=1.0)
+    call = Call(layout=Layout(spans, change.get("keys", spans)), scale=change.get("scale", 1.0))
     assert said in attending.cannot_attend(q, q, q, call)
     assert choose(q, q, q, call).name != "native"
 

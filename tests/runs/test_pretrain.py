@@ -32,6 +32,7 @@ from heedful.runs.pretrain_settings import Phase, PretrainSettings, TaughtSettin
 from heedful.runs.recipes import copy, offers
 from heedful.settings import from_file
 from heedful.tokenizer import Tokenizer
+from heedful.tokenizer.words import word_tokenizer
 from heedful.train.fit import Watch
 from heedful.train.loop import Step, Trainer
 from heedful.train.settings import Minutes
@@ -436,6 +437,10 @@ def test_a_trained_model_goes_on(tmp_path: Path, text: Path) -> None:
     assert all(torch.allclose(one[name], two[name], atol=1e-6) for name in shared) and len(shared) > 20
     configs = [json.loads((tmp_path / each / "model" / "config.json").read_text()) for each in ("first", "second")]
     assert configs[0]["hidden_dropout_prob"] == configs[1]["hidden_dropout_prob"] == 0.1
+    apart = tmp_path / "apart"
+    word_tokenizer(["some", "words"]).save(apart)
+    with pytest.raises(HeedfulError, match="was trained with another tokenizer than"):
+        go(other, tmp_path / "mixed", more=more, model=str(tmp_path / "first"), tokenizer=str(apart))
     with pytest.raises(HeedfulError, match=r"length is 64, but .*first.* reads 32 tokens"):
         go(other, tmp_path / "third", more=more | {"length": 64}, model=str(tmp_path / "first"))
 
