@@ -19,7 +19,7 @@ from heedful.train.settings import AdamW, Epochs, FitSettings, Noam, TrainSettin
 
 Long = Literal["windows", "cut"]
 Weights = Literal["none", "balanced"]  # balanced: examples / (classes * examples of the class)
-EPOCHS = ((500_000, 1.0), (50_000, 2.0), (10_000, 3.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # from so many examples on
+EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # from so many examples on
 HEAD_WIDTH = 32  # of an encoder that is trained on the spot
 
 
