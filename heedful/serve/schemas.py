@@ -10,7 +10,7 @@ Positive = Annotated[int, Meta(ge=1)]
 Name = Annotated[str, Meta(max_length=200)]
 IDS = "; send texts: ids that another tokenizer made would stand for other words here"
 Model = Annotated[Name | None, Meta(description="Which of the served models; else the first that can.")]
-Part = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1, max_length=1000)]
+Numbers = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1, max_length=1000)]
 
 
 class Body(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
@@ -153,8 +153,8 @@ class AttentionBody(Body, frozen=True):
     """A text, or a pair; layers and heads count from 0, and null stands for all."""
 
     inputs: str | Annotated[list[str], Meta(min_length=2, max_length=2)]
-    layers: Part | None = None
-    heads: Part | None = None
+    layers: Numbers | None = None
+    heads: Numbers | None = None
 
 
 class Parameters(Struct, frozen=True):

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from heedful.errors import HeedfulError
 from heedful.infer.precision import PrecisionOrAuto
@@ -117,9 +117,9 @@ def kind_of(lane: Lane) -> str:
 
 def kinds_of(lane: Lane) -> tuple[str, ...]:
     """The same, and "rank" where that head gives a pair one score."""
-    kind = kind_of(lane)
+    kind, engine = kind_of(lane), cast(Any, lane.engine)
     if kind == "classes":
-        head = lane.engine.loaded.config.head  # type: ignore[union-attr]
+        head = engine.loaded.config.head
         return (kind, "rank") if SCORED.get(head.problem) == len(head.labels) else (kind,)
     return (kind,)
 
