@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 
 LARGE = 1 << 20  # bytes from which a block is the system's again as soon as it is freed
@@ -21,8 +22,13 @@ def spare() -> None:
         _library().mallopt(_ARENA_MAX, ARENAS)
 
 
-def trim() -> None:
-    """Give back what is free now."""
+def settle() -> None:
+    """Give back what is free now; what is there now, stays: the collector no longer looks through it (80 ms each time).
+
+    An engine is in no cycle, so that one that is exchanged later still goes with its last user.
+    """
+    gc.collect()
+    gc.freeze()
     if hasattr(_library(), "malloc_trim"):
         _library().malloc_trim(0)
 

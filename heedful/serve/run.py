@@ -73,7 +73,7 @@ async def _serve(
             await service.start()
             if said := unused():
                 tell(said)
-            memory.trim()
+            memory.settle()
             tell("ready")
             if line is not None:
                 line.send(keeper.READY)

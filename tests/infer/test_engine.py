@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import heedful.infer.engine as module
 from heedful.checkpoint import Config, create, load
 from heedful.errors import HeedfulError
 from heedful.infer.engine import TOKEN_BUDGET, Engine
+from heedful.infer.quantize import ready
 from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, StackConfig
 from heedful.tokenizer import Words
 
@@ -514,3 +517,19 @@ def test_engines_that_cannot_answer_say_why(folders: dict[str, Path], tmp_path: 
         Engine(create(Config(family="heedful", model=config)))
     with pytest.raises(HeedfulError, match=r"^created has no tokenizer: put its tokenizer\.json"):
         Engine(create(Config(family="heedful", model=config, head=Classes(labels=("a", "b")))))
+
+
+@pytest.mark.parametrize("name", sorted(INPUTS))
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_an_engine_goes_with_its_last_user(folders: dict[str, Path], name: str, precision: Any) -> None:
+    """A server's collector no longer looks at what was loaded: an engine in a cycle would stay when it is exchanged."""
+    gc.collect()
+    gc.disable()
+    try:
+        engine = ready(folders[name], precision)
+        engine(INPUTS[name])
+        seen = [weakref.ref(each) for each in (engine, engine.loaded.model, *engine.loaded.model.parameters())]
+        del engine
+        assert [each() for each in seen] == [None] * len(seen)
+    finally:
+        gc.enable()
