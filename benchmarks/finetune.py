@@ -1,12 +1,15 @@
 """Quality of fine-tuning, Heedful's side: the plans and examples of finetune_data.py, measured by Heedful's metrics.
 
 HEEDFUL_DATA=folder python benchmarks/finetune.py MRPC --seed 1 --out results/finetune/ours/MRPC-1.json
+
+Where it is stopped, the same command goes on from a checkpoint beside --out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,8 +32,9 @@ from heedful.tasks.tag import Tag
 from heedful.tasks.task import Task as Learning
 from heedful.train.loop import Epochs, Trainer, TrainSettings
 from heedful.train.optim import AdamW
+from heedful.train.resume import Store
 
-EVERY = 50  # steps between two lines
+EVERY, SAVE = 50, 200  # steps between two lines, and between two checkpoints
 SHOWN = (
     "accuracy",
     "f1",
@@ -90,16 +94,23 @@ def main() -> None:
     )
     trainer = Trainer(loaded, made, learned.samples, settings)
     print(f"{given.task}: {task.about}; {len(learned.samples)} samples, {trainer.total} steps", flush=True)
-    start, tokens, recent = time.perf_counter(), 0, 0.0
+    store, recent = Store(given.out.with_suffix(".state")), 0.0
+    asked = {"plan": asdict(plan), "layer decay": given.layer_decay, "precision": given.precision, "seed": given.seed}
+    if (saved := store.load()) is not None:
+        if saved.values["asked"] != asked:
+            raise SystemExit(f"{store.folder} is of {saved.values['asked']}, expected {asked}: take another --out")
+        trainer.load_state(saved.tensors, saved.values["trainer"])
+        print(f"goes on from step {trainer.step}", flush=True)
     for step in trainer:
-        tokens, recent = tokens + step.tokens, recent + step.loss
+        recent += step.loss
         if step.number % EVERY == 0:
-            taken = time.perf_counter() - start
-            print(
-                f"step {step.number} loss {recent / EVERY:.4f} {tokens / taken:.0f} tokens/s {taken:.0f} s", flush=True
-            )
+            speed = f"{trainer.read / trainer.seconds:.0f} tokens/s {trainer.seconds:.0f} s"
+            print(f"step {step.number} loss {recent / EVERY:.4f} {speed}", flush=True)
             recent = 0.0
-    seconds = time.perf_counter() - start
+        if step.number % SAVE == 0 or step.number == trainer.total:
+            tensors, values = trainer.state()
+            store.commit(step.number, tensors, {"asked": asked, "trainer": values})
+    start = time.perf_counter()
     measured = measure(made, made.answering(loaded), task.held)
     numbers = made.result(measured)
     result = {
@@ -111,11 +122,11 @@ def main() -> None:
         "intervals": measured.intervals(),
         "training": {
             "steps": trainer.step,
-            "seconds": seconds,
-            "tokens": tokens,
-            "tokens per second": tokens / seconds,
+            "seconds": trainer.seconds,
+            "tokens": trainer.read,
+            "tokens per second": trainer.read / trainer.seconds,
         },
-        "seconds of measuring": time.perf_counter() - start - seconds,
+        "seconds of measuring": time.perf_counter() - start,
         "data": {
             "about": task.about,
             "train": len(task.train),
@@ -131,6 +142,7 @@ def main() -> None:
     part = given.out.with_suffix(".part")
     part.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     part.replace(given.out)
+    shutil.rmtree(store.folder)
     print(json.dumps(result["metrics"]), flush=True)
 
 
