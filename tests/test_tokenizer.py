@@ -561,7 +561,7 @@ def test_published_vocabularies_equal_transformers_and_the_rules(name: str, data
     texts = random_texts(1000, set())
     texts += ["The quick brown fox jumps over the lazy dog's back.", "Zürich is unaffable, [MASK] it?", "#hashtag 東京"]
     assert [list(found.ids) for found in tokenizer.encode_batch(texts)] == oracle(texts)["input_ids"]
-    vocabulary = set(tokenizer._ids)
+    vocabulary = set(tokenizer._backend.get_vocab())
     for text in texts[-3:]:
         expected = [
             piece for word in basic_words(text.replace("[MASK]", ""), lower=lower) for piece in greedy(word, vocabulary)

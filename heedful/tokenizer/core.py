@@ -77,15 +77,17 @@ class Tokenizer:
                 backend.post_processor = processors.TemplateProcessing(
                     single="$A:0", pair="$A:0 $B:1", special_tokens=[]
                 )
-            self._ids = backend.get_vocab(with_added_tokens=True)
-            self._state = json.loads(backend.to_str())
+            numbers = list(backend.get_vocab(with_added_tokens=True).values())
+            self._state = self._whole()
             probes = [backend.encode("a"), backend.encode("a", "a")]
-        if not self._ids:
+        for large in ("vocab", "merges"):  # the backend has them: a server need not hold them twice
+            self._state["model"].pop(large, None)
+        if not numbers:
             raise HeedfulError("this tokenizer has an empty vocabulary: give the files that belong to the checkpoint")
-        if len(set(self._ids.values())) != len(self._ids):
+        known = set(numbers)
+        if len(known) != len(numbers):
             raise HeedfulError("two tokens of this tokenizer share an id: give each token its own id")
-        self.size: int = 1 + max(self._ids.values())  # rows that an embedding needs
-        known = set(self._ids.values())
+        self.size: int = 1 + max(known)  # rows that an embedding needs
         for number in sorted({number for probe in probes for number in probe.ids} - known):
             raise HeedfulError(f"the post-processor puts id {number} around texts, but no token has it: correct its id")
         self.special: Special = _special(self, probes[0])
@@ -142,23 +144,20 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """ "sha256:..." over all that decides ids: equal fingerprints give equal ids to every text."""
-        decides = _bare({key: self._state[key] for key in DECIDES})
+        state = self._whole()
+        decides = _bare({key: state[key] for key in DECIDES})
         canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
 
     def id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it ("##ing", "Ġthe"), or None."""
-        return self._ids.get(token)
-
-    @cached_property
-    def _names(self) -> dict[int, str]:
-        return {number: token for token, number in self._ids.items()}
+        return self._backend.token_to_id(token)
 
     @cached_property
     def continues(self) -> NDArray[np.bool_]:
         """Which tokens go on with a word, [size]: as the vocabulary marks those, or those that begin one."""
-        model, names = self._state["model"], [self._names.get(id, "") for id in range(self.size)]
-        inside = model.get("continuing_subword_prefix") or ""
+        names = [self._backend.id_to_token(id) or "" for id in range(self.size)]
+        inside = self._state["model"].get("continuing_subword_prefix") or ""
         if inside:
             return np.array([name.startswith(inside) for name in names])
         for begins in ("\u2581", "\u0120"):
@@ -172,9 +171,10 @@ class Tokenizer:
 
     def name(self, id: int) -> str:
         """The token that has an id, as the vocabulary spells it."""
-        if id not in self._names:
+        found = self._backend.id_to_token(id) if 0 <= id < self.size else None
+        if found is None:
             raise HeedfulError(f"no token has id {id}: the ids of this tokenizer go from 0 to {self.size - 1}")
-        return self._names[id]
+        return found
 
     def encode(self, item: Item, *, max_length: int | None = None, truncate: Truncate = "error") -> Encoded:
         """The tokens of a text, a pair (a tuple of two texts) or Words.
@@ -246,13 +246,14 @@ class Tokenizer:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        if self._state["model"].get("type") == "WordPiece":
-            names = sorted(self._state["model"]["vocab"].items(), key=lambda entry: entry[1])
+        state = self._whole()
+        if state["model"].get("type") == "WordPiece":
+            names = sorted(state["model"]["vocab"].items(), key=lambda entry: entry[1])
             if [number for _, number in names] == list(range(len(names))):
                 _write(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in names))
         config = json.dumps(self._saved_config(), indent=2, ensure_ascii=False, sort_keys=True)
         _write(folder / "tokenizer_config.json", config + "\n")
-        _write(folder / "tokenizer.json", json.dumps(self._state, indent=2, ensure_ascii=False) + "\n")
+        _write(folder / "tokenizer.json", json.dumps(state, indent=2, ensure_ascii=False) + "\n")
 
     def _saved_config(self) -> dict[str, Any]:
         config = {"tokenizer_class": "PreTrainedTokenizerFast"} | self._config
@@ -271,13 +272,16 @@ class Tokenizer:
     @cached_property
     def _for_words(self) -> tokenizers.Tokenizer:
         """Byte-level BPE sees a space before each of the given words, the first one too, as it was trained."""
-        state = json.loads(json.dumps(self._state))
+        state, changed = self._whole(), False
         for step in [*_walk(state["pre_tokenizer"]), *_walk(state["post_processor"])]:
-            if "add_prefix_space" in step:
-                step["add_prefix_space"] = True
-        if state == self._state:
-            return self._backend
-        return tokenizers.Tokenizer.from_str(json.dumps(state))
+            if step.get("add_prefix_space") is False:
+                step["add_prefix_space"] = changed = True
+        return tokenizers.Tokenizer.from_str(json.dumps(state)) if changed else self._backend
+
+    def _whole(self) -> dict[str, Any]:
+        """What tokenizer.json holds."""
+        found: dict[str, Any] = json.loads(self._backend.to_str())
+        return found
 
     def _run(self, items: Sequence[Item], *, fast: bool) -> list[tokenizers.Encoding]:
         if isinstance(items, str | tuple | Words):
@@ -355,7 +359,7 @@ def _special(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> Special:
         if role == "unknown":
             contents.append(state["model"].get("unk_token"))
             number = state["model"].get("unk_id")
-            contents.extend([state["model"]["vocab"][number][0]] if number is not None else [])
+            contents.extend([tokenizer.name(number)] if number is not None else [])
         contents.extend(token for token in TYPICAL[keys[0]] if token in added and not outside.get(role))
         ids = [tokenizer.id(token) for token in contents if token is not None]
         ids += around[role] if outside.get(role) else []
