@@ -64,7 +64,7 @@ static void linear8(const uint8_t* x, const float* scales, int64_t rows, const u
 }
 #endif
 
-// each row from its least to its largest number, as bytes from 0 to 255
+// each row from its least to its largest number, as bytes from 0 to 255; the scale of a row with a NaN is NaN
 template <class E>
 static void round_rows(const typename E::T* x, int64_t stride, int64_t rows, int64_t width, uint8_t* to, float* scales,
                        int threads) {
@@ -78,15 +78,17 @@ static void round_rows(const typename E::T* x, int64_t stride, int64_t rows, int
             low = -larger(-low, -v);
         }
         float least = -largest(-low), span = largest(high) - least, by = span > 0 ? 255 / span : 0;
-        scales[2 * row] = span / 255;
-        scales[2 * row + 1] = least;
+        V total = {};
         for (int64_t i = 0; i < width; i += LANES) {
             V v = (E::load(line + i) - least) * by;
+            total += v;
             VI near = __builtin_convertvector((v + 12582912.f) - 12582912.f, VI);  // to nearest, ties to even
             typedef uint8_t Bytes __attribute__((vector_size(LANES)));
             Bytes made = __builtin_convertvector(near, Bytes);
             memcpy(to + row * width + i, &made, LANES);
         }
+        scales[2 * row] = span / 255 + 0 * sum(total);  // what is added is 0 or NaN
+        scales[2 * row + 1] = least;
     }
 }
 

@@ -30,7 +30,7 @@ typedef uint16_t AnyVH __attribute__((vector_size(LANES * 2), aligned(2), may_al
 static inline V all(float x) { return x - V{}; }
 static inline VU all_u(uint32_t x) { return x - VU{}; }
 static inline V where(VI which, V x, V y) { return which ? x : y; }
-static inline V larger(V x, V y) { return where(x > y, x, y); }
+static inline V larger(V x, V y) { return where(x > y, x, y); }  // y where either is NaN
 static inline V as_floats(VU x) { return (V)x; }
 
 static inline VI lanes() {
@@ -129,9 +129,9 @@ struct Byte {  // whole numbers: those of the left side from 0 to 255, those of 
 
 // -- functions --------------------------------------------------------------------------------------------------------
 
-// 2^x for x <= 127, within 2 units in the last place; below -126 it is as for -126, about 1e-38
+// 2^x for x <= 127, within 2 units in the last place; below -126 it is as for -126, about 1e-38; of NaN it is NaN
 static inline V exp2_of(V x) {
-    x = larger(x, all(-126.f));
+    x = larger(all(-126.f), x);
     V whole = (x + 12582912.f) - 12582912.f;  // 1.5 * 2^23: what is behind the point falls off
     V part = x - whole, y = all(1.5403530e-4f);
     y = y * part + 1.3333558e-3f;

@@ -21,6 +21,7 @@ from heedful.nn.linear import Panels, Rounded
 
 pytestmark = pytest.mark.usefixtures("native")
 
+ODD = [float("nan"), float("inf"), float("-inf")]
 LENGTHS = [1, 2, 13, 0, 47, 48, 49, 64, 65, 130]
 KEYS = [7, 0, 1, 3, 59, 66, 73, 88, 5, 10]
 FLOAT, HALF = 2e-6, 1e-2
@@ -72,6 +73,30 @@ def test_attention(
     expected = ran(lambda *x: attend_as(*x, backend="reference"), [each.double() for each in given])
     most = FLOAT if dtype == torch.float32 else HALF
     assert max(off(x, y) for x, y in zip(found, expected, strict=True)) < most
+
+
+@pytest.mark.parametrize("value", ODD, ids=str)
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_hides_no_number_that_is_not_finite(
+    native: Kernels, dtype: torch.dtype, part: str, value: float
+) -> None:
+    skip_without_half(native, dtype)
+    call = Call(layout=layout_of([20, 70]), scale=0.25)
+    given = dict(zip("qkv", drawn(90, 3, 2, 16).unbind(1), strict=True))
+    given[part][5, 0, 3] = value
+
+    def ran(how: Callable[..., Tensor], kind: torch.dtype) -> list[Tensor]:
+        mine = [each.to(dtype).to(kind, copy=True).requires_grad_() for each in given.values()]
+        out = how(*mine, call)
+        out.backward(drawn(*out.shape, seed=9, dtype=out.dtype))
+        return [each.detach().isfinite() for each in (out, *(one.grad for one in mine)) if each is not None]
+
+    found = ran(attending.attention, dtype)
+    expected = ran(lambda *x: attend_as(*x, backend="reference"), torch.float32)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+    assert not found[0].all() and found[0][20:].all()  # and the other sequence has nothing to do with it
 
 
 def test_dropout_of_weights_has_the_gradient_of_what_it_computes() -> None:
@@ -285,6 +310,32 @@ def test_cross_entropy_and_its_gradient(native: Kernels, dtype: torch.dtype, cla
     torch.testing.assert_close(made[1].double(), wide.grad, **tolerance)
     assert of.cross_entropy(scores, targets + classes) is None
     assert of.cross_entropy(scores[:0], targets[:0]) is not None
+
+
+@pytest.mark.parametrize("value", ODD, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_cross_entropy_of_scores_that_are_not_finite(native: Kernels, dtype: torch.dtype, value: float) -> None:
+    skip_without_half(native, dtype)
+    scores, targets = drawn(8, 37, dtype=dtype), torch.arange(8) + 2
+    for row, column in enumerate((0, 3, 7, 8, 20, 35, 36)):  # one is the row's target; the last row is as it was
+        scores[row, column] = value
+    made = of.cross_entropy(scores, targets)
+    assert made is not None
+    wide = scores.double().requires_grad_()
+    losses = F.cross_entropy(wide, targets, reduction="none")
+    losses.sum().backward()
+    assert wide.grad is not None
+    torch.testing.assert_close(made[0].double(), losses.detach(), rtol=1e-5, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(made[1].double(), wide.grad, rtol=2**-7, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("value", ODD, ids=str)
+def test_rows_in_bytes_hide_no_number_that_is_not_finite(native: Kernels, value: float) -> None:
+    x, whole, scales = drawn(6, 64), torch.empty(6, 64, dtype=torch.uint8), torch.empty(6, 2)
+    for row, column in enumerate((0, 15, 16, 40, 63)):
+        x[row, column] = value
+    native.round_rows(x.data_ptr(), 64, 6, 64, 0, whole.data_ptr(), scales.data_ptr(), 1)
+    assert scales.isfinite().all(1).tolist() == [False] * 5 + [True]
 
 
 def test_whoever_asks_first(native: Kernels) -> None:
