@@ -18,8 +18,9 @@ def kernels(
 ) -> None:
     """Show or build the kernels in C++.
 
-    They are built when they are first wanted, for this processor, and kept under HEEDFUL_CACHE; HEEDFUL_KERNELS=off
-    does without them. It is an error if they are to be built and cannot.
+    They are built when they are first wanted, for this processor, and kept under HEEDFUL_CACHE, where they are used
+    with or without a compiler; HEEDFUL_KERNELS=off does without them. It is an error if they are to be built and
+    cannot.
     """
     from heedful.errors import HeedfulError
     from heedful.native import library
@@ -31,7 +32,7 @@ def kernels(
         "used": found is not None,
         "why_not": reason or None,
         "library": None if found is None else str(found.path),
-        "compiler": None if found is None else library.compiler(),
+        "compiler": None if found is None else found.compiler,
         "bfloat16": found is not None and found.half,
         "vector": 0 if found is None else found.lanes,
     }

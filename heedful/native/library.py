@@ -1,6 +1,9 @@
 """Building, finding and loading the kernels.
 
-They are built for this very processor, so what is kept goes by the source, the compiler, its flags and the processor.
+They are built for this very processor, so what is kept goes by the source, the flags and the processor. The compiler is
+not asked, so that what is there is used where there is none: whatever built it, its results are compared when it is
+loaded. The file ends in a digest of what is before it, as loading one that was cut short ends the process.
+
 The library has no OpenMP of its own: it takes the threads of PyTorch, which are there already.
 """
 
@@ -11,7 +14,7 @@ import functools
 import hashlib
 import json
 import os
-import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -34,6 +37,7 @@ OFF = "HEEDFUL_KERNELS"  # "off": they are not used
 COMPILERS = ("g++", "c++")  # with GNU's OpenMP, whose threads PyTorch has too
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-fopenmp", "-w")
 SECONDS = 300  # a compiler has that long
+DIGEST = 32  # bytes that a library ends in
 
 _P, _I, _N, _F, _D, _U = (
     ctypes.c_void_p,
@@ -48,6 +52,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "lanes": (_I, []),
     "half": (_N, []),
     "bytes": (_N, []),
+    "compiler": (ctypes.c_char_p, []),
     "packed_words": (_I, [_I, _I, _I]),
     "pack": (None, [_P, _N, _I, _I, _N, _N, _P, _N]),
     "pack8": (None, [_P, _I, _I, _P, _N]),
@@ -76,6 +81,7 @@ class Kernels:
     half: bool  # whether it multiplies bfloat16
     bytes: bool  # whether it multiplies bytes
     lanes: int  # widths are whole multiples of that
+    compiler: str  # what built it, and its version
     pack: Any
     packed_words: Any
     linear: Any
@@ -136,16 +142,25 @@ def sources() -> list[Path]:
 
 
 def build(folder: Path, flags: tuple[str, ...] = FLAGS) -> Path:
-    """The library in that folder, compiled unless it is there; several processes that want it wait for one."""
-    found = compiler()
-    path = folder / f"kernels-{_digest(found, flags)}.so"
-    if path.is_file():
+    """The library in that folder, compiled unless it is there and sound; several processes that want it wait for one.
+
+    Raises HeedfulError where it has to be compiled and there is no compiler, or that fails; OSError where the folder
+    cannot be written to.
+    """
+    path = folder / f"kernels-{_digest(flags)}.so"
+    if _is_sound(path):
         return path
+    damaged = f"{path} is damaged: " if path.is_file() else ""
+    try:
+        found = compiler()
+    except HeedfulError as error:
+        raise HeedfulError(f"{damaged}{error}") from None
     put_folder(folder)
     with _alone(folder / "kernels.lock"):
-        if not path.is_file():
+        if not _is_sound(path):
             warnings.warn(
-                f"building kernels for this processor with {found}, once; {OFF}=off does without them",
+                f"{damaged}building kernels for this processor with {shlex.join(found)}, once; {OFF}=off does "
+                "without them",
                 HeedfulWarning,
                 stacklevel=2,
             )
@@ -153,44 +168,60 @@ def build(folder: Path, flags: tuple[str, ...] = FLAGS) -> Path:
     return path
 
 
-def compiler() -> str:
-    """The C++ compiler that is here."""
+def compiler() -> list[str]:
+    """The C++ compiler that is here: a command, and what it is given before all else."""
     if not sys.platform.startswith("linux"):
         raise HeedfulError(f"kernels are built on Linux, not on {sys.platform}")
-    given = os.environ.get("CXX")
-    found = next((each for each in ([given] if given else COMPILERS) if shutil.which(each)), None)
+    given = os.environ.get("CXX", "")
+    try:
+        words = shlex.split(given)
+    except ValueError as error:
+        raise HeedfulError(f"CXX is {given}: give a command, as a shell reads it ({error})") from None
+    found = next(
+        (each for each in ([words] if words else [[name] for name in COMPILERS]) if shutil.which(each[0])), None
+    )
     if found is None:
         raise HeedfulError(f"there is no C++ compiler here ({given or ', '.join(COMPILERS)})")
     return found
 
 
-def _digest(given: str, flags: tuple[str, ...]) -> str:
-    version = subprocess.run([given, "--version"], capture_output=True, timeout=SECONDS, check=True).stdout
-    facts = [version.decode(errors="replace"), flags, platform.machine(), sorted(torch.cpu.get_capabilities().items())]
-    digest = hashlib.sha256(json.dumps(facts).encode())
+def _digest(flags: tuple[str, ...]) -> str:
+    """What a library depends on; of the processor its name and what it can do, not how many there are."""
+    can = {name: each for name, each in torch.cpu.get_capabilities().items() if each is True or isinstance(each, str)}
+    digest = hashlib.sha256(json.dumps([flags, sorted(can.items())]).encode())
     for each in sources():
         digest.update(each.name.encode() + b"\0" + each.read_bytes())
     return digest.hexdigest()[:24]
 
 
-def _compile(given: str, flags: tuple[str, ...], path: Path) -> None:
+def _is_sound(path: Path) -> bool:
+    """Whether it is there, as it was written."""
+    held = path.read_bytes() if path.is_file() else b""
+    return hashlib.sha256(held[:-DIGEST]).digest() == held[-DIGEST:]
+
+
+def _compile(given: list[str], flags: tuple[str, ...], path: Path) -> None:
     """Each source by a process of its own, and all together into one file that appears whole."""
     with whole(path) as made, TemporaryDirectory(prefix="heedful-kernels-") as objects:
         files = [(each, Path(objects, f"{each.stem}.o")) for each in sources() if each.suffix == ".cpp"]
-        _run_all([[given, *flags, "-c", str(source), "-o", str(target)] for source, target in files])
+        _run_all(given, [[*flags, "-c", str(source), "-o", str(target)] for source, target in files])
         linking = [each for each in flags if each.startswith("-fsanitize")]
-        _run_all([[given, "-shared", *linking, *(str(target) for _, target in files), "-o", str(made)]])
+        _run_all(given, [["-shared", *linking, *(str(target) for _, target in files), "-o", str(made)]])
+        held = made.read_bytes()
+        made.write_bytes(held + hashlib.sha256(held).digest())
 
 
-def _run_all(commands: list[list[str]]) -> None:
-    running = [subprocess.Popen(each, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for each in commands]
+def _run_all(given: list[str], words: list[list[str]]) -> None:
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    running = [subprocess.Popen([*given, *each], **quiet) for each in words]
     ended = time.monotonic() + SECONDS
     try:
-        for command, each in zip(commands, running, strict=True):
+        for each in running:
             _, said = each.communicate(timeout=max(0.0, ended - time.monotonic()))
             if each.returncode:
                 told = next((line for line in said.decode(errors="replace").splitlines() if "error" in line), "")
-                raise HeedfulError(f"{command[0]} could not build the kernels: {told or f'status {each.returncode}'}")
+                told = told or f"status {each.returncode}"
+                raise HeedfulError(f"{shlex.join(given)} could not build the kernels: {told}")
     finally:
         for each in running:
             each.kill()
@@ -217,4 +248,5 @@ def load(path: Path) -> Kernels:
         functions[name] = getattr(library, f"heedful_{name}")
         functions[name].restype, functions[name].argtypes = result, takes
     facts = {"half": bool(functions.pop("half")()), "bytes": bool(functions.pop("bytes")())}
-    return Kernels(path=path, lanes=functions.pop("lanes")(), **facts, **functions)
+    built_by = functions.pop("compiler")().decode(errors="replace")
+    return Kernels(path=path, lanes=functions.pop("lanes")(), compiler=built_by, **facts, **functions)

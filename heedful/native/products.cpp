@@ -150,6 +150,15 @@ int heedful_half() {
 #endif
 }
 
+// what built it
+const char* heedful_compiler() {
+#if defined(__clang__)
+    return __VERSION__;
+#else
+    return "GCC " __VERSION__;
+#endif
+}
+
 // whether it multiplies bytes
 int heedful_bytes() {
 #if defined(__AVX512VNNI__)

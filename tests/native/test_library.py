@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.native import check, kernels, library, why
@@ -71,13 +74,69 @@ def test_several_processes_build_it_once(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert len(list(tmp_path.glob("*.so"))) == 1
 
 
+def test_what_was_built_is_used_where_there_is_no_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from heedful.cli.kernels import kernels as shown
+
+    (tmp_path / built.name).write_bytes(built.read_bytes())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HeedfulError, match="no C"):
+        library.compiler()
+    assert kernels() is not None and why() == ""
+    shown("show", as_json=True)
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["used"] and facts["compiler"].split()[-1][0].isdigit()  # what built it, and its version
+
+
+def test_another_processor_is_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = torch.cpu.get_capabilities()
+    assert {"cpu_name", "avx2", "num_logical_cores"} <= here.keys() or here["architecture"] != "x86_64"
+
+    def named(**more: object) -> str:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {**here, **more})
+        return library._digest(library.FLAGS)
+
+    assert len({named(), named(avx2=not here.get("avx2")), named(cpu_name="another"), named(architecture="z")}) == 4
+    same = {"num_logical_cores": 99, "l2_cache_size": 1, "what_this_pytorch_does_not_know_yet": False}
+    assert named(**same) == named()
+
+
+@pytest.mark.parametrize("left", [lambda x: b"", lambda x: x[: len(x) // 4], lambda x: bytes(len(x))])
+def test_a_damaged_library_is_built_again_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path, left: Callable[[bytes], bytes]
+) -> None:
+    (tmp_path / built.name).write_bytes(left(built.read_bytes()))
+    monkeypatch.setenv("CXX", "there-is-no-such-thing")
+    assert kernels() is None and why().endswith(
+        f"{built.name} is damaged: there is no C++ compiler here (there-is-no-such-thing)"
+    )
+    made = compiler(tmp_path, f'echo x >> {tmp_path}/calls; for last; do :; done; cp {built} "$last"')
+    monkeypatch.setenv("CXX", made)
+    with pytest.warns(HeedfulWarning, match=f"{built.name} is damaged: building kernels for this processor"):
+        found = kernels()
+    assert found is not None and check.wrong(found) == ""
+    count = len((tmp_path / "calls").read_text())
+    assert kernels() is not None and len((tmp_path / "calls").read_text()) == count
+
+
+@pytest.mark.filterwarnings("ignore::heedful.errors.HeedfulWarning")
+def test_a_compiler_may_be_a_command_with_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = compiler(tmp_path, f'echo "$1" >> {tmp_path}/calls; echo "error: no such luck" >&2; exit 1')
+    monkeypatch.setenv("CXX", f"env '{made}' -pipe")
+    assert kernels() is None and why() == f"env {made} -pipe could not build the kernels: error: no such luck"
+    assert set((tmp_path / "calls").read_text().split()) == {"-pipe"}
+    monkeypatch.setenv("CXX", "g++ '-O2")
+    assert kernels() is None and why().startswith("CXX is g++ '-O2: give a command, as a shell reads it")
+
+
 def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path) -> None:
-    digests = {library._digest(library.compiler(), library.FLAGS)}
+    digests = {library._digest(library.FLAGS)}
     other = tmp_path / "more.h"
     other.write_text("// more\n")
     found = library.sources()
     monkeypatch.setattr(library, "sources", lambda: [*found, other])
-    digests |= {library._digest(library.compiler(), flags) for flags in (library.FLAGS, (*library.FLAGS, "-O2"))}
+    digests |= {library._digest(flags) for flags in (library.FLAGS, (*library.FLAGS, "-O2"))}
     assert len(digests) == 3
 
 
