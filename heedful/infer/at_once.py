@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,14 +42,23 @@ class _Block(ctypes.Structure):
     ]
 
 
+class _Made(NamedTuple):
+    block: _Block
+    bytes_a_row: int
+    norms: list[dict[str, Any]]  # their parameters by name, without what asking the module costs each time
+    places: list[int]  # of these, which may come to lie elsewhere: in another dtype, or in shared memory
+    held: list[Tensor]  # the memory that it points into, so that nothing else comes to lie there
+
+
 class AtOnce:
     """What a block asks before it computes part by part; made for one block, of whose weights it keeps the places."""
 
     def __init__(self) -> None:
-        self._made: tuple[_Block, int] | None = None
+        self._made: _Made | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the block has its weights elsewhere."""
+        """A copy of the block has its weights elsewhere, and so has the block once it was sent to a process."""
+        self._made = None
         return AtOnce, ()
 
     def __call__(self, block: Block, x: Tensor, sight: Sight, placed: Placed) -> Tensor | None:
@@ -67,9 +76,11 @@ class AtOnce:
         heads = x[:, None]
         if cannot_attend(heads, heads, heads, call):
             return None
+        if self._made is None or _places(self._made.norms) != self._made.places:
+            self._made = _described(block) if fits(block) else None
         if self._made is None:
-            self._made = _described(block)
-        described, bytes_a_row = self._made
+            return None
+        described, bytes_a_row, *_ = self._made
         found, where = kernels(), spans(sight.layout)
         assert found is not None
         z, space = torch.empty_like(x), room(len(x) * bytes_a_row, dtype=torch.uint8)
@@ -107,7 +118,11 @@ def fits(block: Block) -> bool:
     )
 
 
-def _described(block: Block) -> tuple[_Block, int]:
+def _places(norms: list[dict[str, Any]]) -> list[int]:
+    return [each.data_ptr() for norm in norms for each in norm.values() if each is not None]
+
+
+def _described(block: Block) -> _Made:
     attention, mlp = block.attention, block.mlp
     layers: list[Any] = [attention.qkv, attention.out, mlp.up, mlp.down]
     norms: list[Any] = [block.attention_norm, block.mlp_norm]
@@ -119,7 +134,12 @@ def _described(block: Block) -> tuple[_Block, int]:
         attention.scale,
     )
     columns = sum(each.columns for each in (made.qkv, made.out, made.up, made.down)) + made.out.columns
-    return made, 2 * (columns + made.out.depth) + 8 + max(made.qkv.depth, made.out.depth, made.down.depth)
+    bytes_a_row = 2 * (columns + made.out.depth) + 8 + max(made.qkv.depth, made.out.depth, made.down.depth)
+    parts = [each.panels if isinstance(each, Rounded) else each for each in layers]
+    read = [getattr(part, name, None) for part in parts for name in ("panels", "bias", "scales", "sums")]
+    read += [each for norm in norms for each in norm.parameters()]
+    held, named = [each.detach() for each in read if each is not None], [norm._parameters for norm in norms]
+    return _Made(made, bytes_a_row, named, _places(named), held)
 
 
 def _linear(layer: Panels | Rounded) -> _Linear:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
@@ -12,11 +15,15 @@ from torch import Tensor
 
 import heedful.infer.prepare as module
 from heedful.checkpoint import Config, Loaded, create
+from heedful.infer.at_once import _Block
 from heedful.infer.prepare import Way, prepare
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.model.trace import Trace
-from heedful.native import Kernels
+from heedful.native import Kernels, kernels, library
+from heedful.nn.native import at
 from heedful.packed import Packed
+
+pytestmark = pytest.mark.usefixtures("native")
 
 BATCH = Packed.of([[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16] * 3])
 
@@ -24,6 +31,9 @@ BATCH = Packed.of([[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16] * 3])
 def ready(
     monkeypatch: pytest.MonkeyPatch, linears: Any, heads: int = 4, attention: str = "native", **more: Any
 ) -> Loaded:
+    found = kernels()
+    if found is None or not (found.half and found.bytes):
+        pytest.skip("this processor does not multiply bfloat16 or bytes")
     embedding = EmbeddingConfig(vocabulary=50, width=64, positions=Learned(count=600), norm="layer")
     encoder = StackConfig(width=64, layers=3, heads=heads, head_width=64 // heads, inner_width=96, **more)
     loaded = create(
@@ -44,12 +54,6 @@ def rows(loaded: Loaded, batch: Packed = BATCH) -> Tensor:
 def at_once(loaded: Loaded) -> list[Any]:
     assert loaded.model.encoder is not None
     return [block.at_once for block in loaded.model.encoder.blocks]
-
-
-@pytest.fixture(autouse=True)
-def _half(native: Kernels) -> None:
-    if not (native.half and native.bytes):
-        pytest.skip("this processor does not multiply bfloat16 or bytes")
 
 
 @pytest.mark.parametrize("linears", ["panels", "rounded"])
@@ -107,3 +111,35 @@ def test_what_looks_inside_and_what_is_long_goes_part_by_part(monkeypatch: pytes
 
 def test_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows(ready(monkeypatch, "panels"), Packed.of([[]])).shape == (0, 64)
+
+
+def assign(loaded: Loaded) -> None:
+    loaded.load_state_dict({name: each.clone() for name, each in loaded.state_dict().items()}, assign=True)
+
+
+@pytest.mark.parametrize("linears", ["panels", "rounded"])
+@pytest.mark.parametrize("change", [assign, Loaded.share_memory, ForkingPickler.dumps, Loaded.bfloat16])
+def test_weights_that_moved_are_not_read_where_they_were(
+    native: Kernels, monkeypatch: pytest.MonkeyPatch, linears: str, change: Callable[[Loaded], Any]
+) -> None:
+    asked: list[_Block] = []
+
+    def block(address: int, *rest: Any) -> None:  # stands for the kernel, also on a processor without bfloat16
+        asked.append(_Block.from_buffer_copy(_Block.from_address(address)))
+
+    stand_in = replace(native, half=True, bytes=True, block=block)
+    monkeypatch.setattr(library, "_found", lambda: stand_in)
+    loaded = ready(monkeypatch, linears)
+    assert loaded.model.encoder is not None
+    rows(loaded)
+    change(loaded)
+    asked.clear()
+    rows(loaded)
+    if change is Loaded.bfloat16:  # the norms are no longer what the kernel reads
+        assert not asked
+        return
+    for made, each in zip(asked, loaded.model.encoder.blocks, strict=True):
+        up: Any = each.mlp.up
+        assert made.up.panels == at(up.panels if linears == "panels" else up.panels.panels)
+        assert [made.attended.gain, made.attended.bias] == [at(x) for x in each.attention_norm.parameters()]
+        assert [made.done.gain, made.done.bias] == [at(x) for x in each.mlp_norm.parameters()]
