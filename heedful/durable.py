@@ -79,7 +79,7 @@ def whole(target: Path, *, folder: bool = False, owner: str = "") -> Iterator[Pa
     `owner` stands in the temporary name instead of the process, for a folder that several machines write to; what such
     an owner leaves is not swept.
     """
-    part = _temporary(target, owner)
+    part = temporary(target, owner)
     try:
         if folder:
             _mkdir(part)
@@ -95,20 +95,25 @@ def whole(target: Path, *, folder: bool = False, owner: str = "") -> Iterator[Pa
 
 def remove(path: Path) -> None:
     """Remove a file or a folder; there is never half of it under its name."""
-    gone = _temporary(path.with_name(f"{path.name}.old"))
+    gone = temporary(path.with_name(f"{path.name}.old"))
     _rename(path, gone)
     _remove(gone)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what processes that died, or earlier calls of this one, left in the middle of something."""
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Remove what processes that died, or earlier calls of this one, left in the middle of something.
+
+    With a name, what was left of that alone: in a folder that is not ours, others may call their files so too.
+    """
+    left = ".+" if name is None else rf"{re.escape(name)}(?:\.old)?"
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = re.fullmatch(r"\..+\.([1-9][0-9]{0,8})\.part", path.name, re.DOTALL)
+        match = re.fullmatch(rf"\.{left}\.([1-9][0-9]{{0,8}})\.part", path.name, re.DOTALL)
         if match and not _is_of_another(int(match[1])):
             _remove(path)
 
 
-def _temporary(path: Path, owner: str = "") -> Path:
+def temporary(path: Path, owner: str = "") -> Path:
+    """What it is called before it is there; `sweep` knows it."""
     return path.with_name(f".{path.name}.{owner or os.getpid()}.part")
 
 

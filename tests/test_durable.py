@@ -481,6 +481,14 @@ def test_what_living_processes_write_is_left_alone(tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path)) == len(theirs) - 1
 
 
+def test_what_was_left_of_one_name_alone(tmp_path: Path) -> None:
+    names = {f".{name}.{2**22 + 1}.part" for name in ("a.b", "a.b.old", "axb", "c", "a.b.c")}
+    for name in names:
+        (tmp_path / name).touch()
+    durable.sweep(tmp_path, "a.b")
+    assert set(os.listdir(tmp_path)) == {each for each in names if not each.startswith((".a.b.old", ".a.b.4"))}
+
+
 # -- T11: at any instant -------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 import shutil
 import stat
 from collections import Counter, defaultdict
@@ -22,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from heedful.durable import sweep, temporary
 from heedful.errors import HeedfulError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -285,19 +285,20 @@ def whole_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
             )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}"
-        temporary.mkdir()
+        sweep(target.parent, target.name)
+        part = temporary(target)
+        part.mkdir()
     except OSError as error:
         raise HeedfulError(f"{target} cannot be written: {error.strerror}") from None
     try:
-        yield temporary
-        _sync(temporary)
-        _put(temporary, target)
+        yield part
+        _sync(part)
+        _put(part, target)
         _sync_one(target.parent)
     except (OSError, SafetensorError) as error:
         raise HeedfulError(f"{target} could not be written, and nothing of it was kept: {error}") from None
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _of_model(config: Path) -> bool:
@@ -308,12 +309,12 @@ def _of_model(config: Path) -> bool:
         return False
 
 
-def _put(temporary: Path, target: Path) -> None:
-    old = temporary.with_name(temporary.name + ".old")
+def _put(part: Path, target: Path) -> None:
+    old = temporary(target.with_name(f"{target.name}.old"))
     if target.exists():
         os.replace(target, old)
     try:
-        os.replace(temporary, target)
+        os.replace(part, target)
     except OSError:
         if old.exists():
             os.replace(old, target)

@@ -70,7 +70,8 @@ def _names(folder: Path) -> set[str]:
 
 def going_on(folder: Path, settings: Any) -> bool:
     """Whether the folder holds a run already, which has to have the same settings; what has nothing yet is cleared."""
-    sweep(folder)
+    for each, _, _ in os.walk(folder):
+        sweep(Path(each))
     if _names(folder) <= BEGUN:
         for name in (SETTINGS, DATA, BAD_ROWS):
             (folder / name).unlink(missing_ok=True)

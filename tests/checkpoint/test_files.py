@@ -8,8 +8,10 @@ finite. Two tensors of one shape whose names were exchanged cannot be seen eithe
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -698,6 +700,35 @@ def test_a_limit_of_the_system_leaves_nothing_or_the_old(folder: Path, tmp_path:
     assert all("nothing of it was kept" in line and "File too large" in line for line in said)
     assert listing(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+@pytest.mark.parametrize(("before", "left"), [(0, [".out.{}.part"]), (1, [".out.{}.part", ".out.old.{}.part"])])
+def test_what_a_killed_process_left_goes_with_the_next_save(
+    folder: Path, tmp_path: Path, before: int, left: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, target = heedful.load(folder), tmp_path / "out"
+    if before:
+        heedful.save(loaded, target)
+    if (pid := os.fork()) == 0:
+        move, calls = os.replace, []
+
+        def replace(source: Path, goal: Path) -> None:
+            calls.append(source)
+            if len(calls) > before:
+                os.kill(os.getpid(), signal.SIGKILL)
+            move(source, goal)
+
+        monkeypatch.setattr(files.os, "replace", replace)
+        try:
+            heedful.save(loaded, target, overwrite=True)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert sorted(os.listdir(tmp_path)) == [each.format(pid) for each in left]
+    (tmp_path / f".other.{pid}.part").touch()  # of somebody else
+    heedful.save(loaded, target)
+    assert same(folder, target)
+    assert sorted(os.listdir(tmp_path)) == [f".other.{pid}.part", "out"]
 
 
 def test_what_is_replaced_is_a_model_folder(folder: Path, tmp_path: Path) -> None:

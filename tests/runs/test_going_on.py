@@ -100,6 +100,14 @@ def command(given: Path, run: Path, settings: dict[str, Any] = MANY) -> list[str
 # -- a run that is finished, and one that is another --------------------------------------------------------------
 
 
+def test_what_a_killed_process_left_is_removed_wherever_it_lies(tmp_path: Path) -> None:
+    gone = 2**22 + 1  # no process has that number
+    for name in (f".model.{gone}.part", f"model/.README.md.{gone}.part", f"seed-2/.model.old.{gone}.part"):
+        (tmp_path / name).mkdir(parents=True)
+    assert not folder_module.going_on(tmp_path, {})
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["model", "seed-2"]
+
+
 def test_a_finished_run_is_not_run_again(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     told: list[str] = []
 
