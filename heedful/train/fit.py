@@ -22,7 +22,7 @@ from heedful.train.journal import Journal
 from heedful.train.loop import DivergedError, Step, Trainer, under
 from heedful.train.resume import Store
 from heedful.train.saving import Saver
-from heedful.train.settings import FitSettings
+from heedful.train.settings import STEADY, FitSettings
 
 __all__ = ["FitSettings", "Fitted", "Scored", "Watch", "fit"]
 
@@ -136,7 +136,8 @@ class _Run:
                     if not self._patient():
                         break
         except DivergedError as error:
-            self._write(error.step.record)
+            if error.step is not None:
+                self._write(error.step.record)
             raise
         except _LeftError:
             pass
@@ -164,8 +165,10 @@ class _Run:
         if not self._must_look():
             return False
         scored, step = self._scored(), self.trainer.step
-        if not math.isfinite(scored.main):
-            raise HeedfulError(f"step {step}: the evaluation gave {scored.main}, by which nothing can be compared")
+        given = {"its main number": scored.main, **scored.numbers}
+        if odd := [name for name, each in given.items() if isinstance(each, float) and not math.isfinite(each)]:
+            shown = " and ".join(f"{given[name]} for {name}" for name in odd)
+            raise DivergedError(f"step {step}: the evaluation gave {shown}, so the model is no result. {STEADY}")
         better = self.best is None or scored.main > self.best
         self._write({"step": step, "dev": scored.numbers, "main": scored.main, "best": better})
         self.looked, self.since = step, 0 if better else self.since + 1

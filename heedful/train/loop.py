@@ -25,7 +25,7 @@ from heedful.train.compiled import Compiled
 from heedful.train.lagging import Settling, lagging
 from heedful.train.optim import Optimizer, factor
 from heedful.train.ranks import ALONE, Ranks
-from heedful.train.settings import Epochs, Minutes, Steps, TrainSettings
+from heedful.train.settings import STEADY, Epochs, Minutes, Steps, TrainSettings
 from heedful.train.together import Copied, trained
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ class Step(NamedTuple):
 
 
 class DivergedError(HeedfulError):
-    """A loss or a gradient is not finite; the weights are those from before the step."""
+    """A loss or a gradient is not finite, and the weights are those from before the step; or what was measured is."""
 
-    def __init__(self, message: str, step: Step) -> None:
+    def __init__(self, message: str, step: Step | None = None) -> None:
         super().__init__(message)
         self.step = step  # the one that was not done
 
@@ -428,8 +428,7 @@ def _diverged(step: Step, gradients: Mapping[str, Tensor]) -> DivergedError:
     where = f"; gradients that are not finite: {', '.join(bad[:3])}" + (" and more" if bad[3:] else "")
     return DivergedError(
         f"step {step.number}: the loss is {step.loss} and the norm of the gradient {step.norm}{where if bad else ''}. "
-        "The weights are those from before this step. Lower train.optimiser.rate, lengthen the warm-up, look for "
-        "numbers in the data that are far off, or set train.precision = float32",
+        f"The weights are those from before this step. {STEADY}",
         step,
     )
 

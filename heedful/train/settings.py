@@ -8,6 +8,11 @@ from typing import Literal
 
 from heedful.errors import HeedfulError
 
+STEADY = (  # what to do where numbers are not finite
+    "Lower train.optimiser.rate, lengthen the warm-up, look for numbers in the data that are far off, or set "
+    "train.precision = float32"
+)
+
 # -- schedules --------------------------------------------------------------------------------------------------
 
 

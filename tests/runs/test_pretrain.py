@@ -34,7 +34,7 @@ from heedful.settings import from_file
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.fit import Watch
-from heedful.train.loop import Step, Trainer
+from heedful.train.loop import DivergedError, Step, Trainer
 from heedful.train.settings import Minutes
 
 ROOT = Path(__file__).parents[2]
@@ -366,6 +366,19 @@ def test_trap_37_resumed_in_the_middle_of_epoch_two(kind: str, tmp_path: Path, t
     assert "going on after step 6" in rest.sentences and [step.number for step in rest.steps] == [7, 8, 9]
     assert left(tmp_path / "run") == left(tmp_path / "whole")
     assert done.results["tokens"] == first.results["tokens"] == sum(step.tokens for step in whole.steps)
+
+
+def test_a_loss_that_is_no_number_beside_an_accuracy_is_no_result(
+    tmp_path: Path, text: Path, known: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = module._measured
+    monkeypatch.setattr(module, "_measured", lambda *given: measured(*given) | {"masked_loss": (float("nan"), 3.0)})
+    for _ in range(2):  # the same command does not hide it
+        with pytest.raises(
+            DivergedError, match=r"^step \d: .* nan for masked_loss, so the model is no result.* --out$"
+        ):
+            go(text, tmp_path / "run", tokenizer=str(known))
+        assert not {"model", "results.json"} & {path.name for path in (tmp_path / "run").iterdir()}
 
 
 def test_phases_of_other_lengths(tmp_path: Path, text: Path, known: Path) -> None:

@@ -167,8 +167,18 @@ def test_patience_ends_it(tmp_path: Path) -> None:
 
 def test_an_evaluation_that_says_nothing_is_refused(tmp_path: Path) -> None:
     run = Run(tmp_path, lambda trainer: Scored(main=math.nan, numbers={}))
-    with pytest.raises(HeedfulError, match=r"^step 2: the evaluation gave nan, by which nothing can be compared"):
+    with pytest.raises(DivergedError, match=r"^step 2: the evaluation gave nan for its main number, so the model is"):
         run.fit()
+
+
+def test_a_loss_that_is_no_number_beside_a_good_score_is_refused(tmp_path: Path) -> None:
+    numbers = {"loss": math.nan, "accuracy": 1.0, "perplexity": math.inf, "count": 3}
+    run = Run(tmp_path, lambda trainer: Scored(main=1.0, numbers=numbers))
+    with pytest.raises(
+        DivergedError, match=r"^step 2: the evaluation gave nan for loss and inf for perplexity, so .*rate"
+    ):
+        run.fit()
+    assert not [record for record in lines(tmp_path) if "dev" in record]
 
 
 def test_checkpoints_come_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
