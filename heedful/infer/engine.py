@@ -27,7 +27,8 @@ from heedful.packed import Packed
 from heedful.tasks import ANSWERERS, Answer, Answerer, Setting, Window, Writing
 from heedful.tasks.base import all_windows, of_windows
 from heedful.tasks.following import FOLLOWING
-from heedful.tokenizer import Encoded, Item, Tokenizer
+from heedful.tasks.rewrite import open_ended
+from heedful.tokenizer import Encoded, Item, Tokenizer, Truncate
 
 TOKEN_BUDGET = 4096  # of a batch; benchmarks/results/forward-minilm-batches-2026-11-21.md has it beside 2048
 TOGETHER = 1024  # inputs of a call that are tokenized, and sorted into batches, at once
@@ -234,9 +235,9 @@ class Engine:
 
     def _encode(self, items: list[Item]) -> list[Encoded]:
         cut = self.limit if all(answerer.long == "cut" for answerer in self._answerers) else self._cut
-        if cut is None:
-            return self.tokenizer.encode_batch(items)
-        return self.tokenizer.encode_batch(items, max_length=cut, truncate="longest_first")
+        truncate: Truncate = "error" if cut is None else "longest_first"
+        seen = self.tokenizer.encode_batch(items, max_length=cut, truncate=truncate)
+        return open_ended(self.loaded, self.tokenizer, seen)
 
     def _batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
         """The numbers of the pieces of each batch: one answerer, longest first, within the budget."""

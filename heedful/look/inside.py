@@ -19,7 +19,7 @@ from heedful.model.classic import Classic
 from heedful.model.trace import Attended, Part, Trace, What
 from heedful.nn.layout import Call
 from heedful.packed import Packed
-from heedful.tasks.rewrite import Writing, marks, write_all
+from heedful.tasks.rewrite import Writing, marks, open_ended, write_all
 from heedful.tokenizer import Encoded, Tokenizer
 
 LONGEST = 4096  # tokens, where the model itself has no limit
@@ -73,7 +73,7 @@ class Inside:
         self.loaded, self.item, self.tokenizer = loaded, item, loaded.tokenizer
         self.name, self.choices = name or loaded.source, tuple(choices)
         read = item + loaded.between if isinstance(item, str) else item
-        self.encoded = self.tokenizer.encode(read)
+        (self.encoded,) = open_ended(loaded, self.tokenizer, [self.tokenizer.encode(read)])
         most = LONGEST if loaded.limit is None else loaded.limit
         if not 1 <= len(self.encoded) <= most:
             raise HeedfulError(f"the text has {len(self.encoded)} tokens, and this model reads 1 to {most} at once")

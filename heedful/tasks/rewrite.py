@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from heedful.checkpoint import Loaded
 from heedful.data import Example, Rewritten
 from heedful.errors import HeedfulError
-from heedful.model.config import ModelConfig
+from heedful.model.config import ModelConfig, NextToken
 from heedful.model.decode import Beam, Greedy, How, Written, write
 from heedful.objectives import Batch, Loss, Sample
 from heedful.objectives.base import pack, weighted
@@ -63,6 +63,18 @@ def marks(model: ModelConfig, tokenizer: Tokenizer) -> Marks:
     if start is None:
         raise HeedfulError("it is not known with which token the decoder begins: name it as decoder_start_token_id")
     return Marks(start, special.separator)
+
+
+def open_ended(loaded: Loaded, tokenizer: Tokenizer, seen: Sequence[Encoded]) -> list[Encoded]:
+    """Texts as a decoder alone goes on from them: without the special tokens that the tokenizer puts after a text.
+
+    All else is left as it is, a model among it that learned what stands between a text and its rewriting.
+    """
+    if not isinstance(loaded.config.head, NextToken) or loaded.config.model.reads or loaded.between:
+        return list(seen)
+    probe = tokenizer.encode("a").segments
+    last = max((place for place, segment in enumerate(probe) if segment is not None), default=len(probe) - 1)
+    return [each.until(len(each) - (len(probe) - 1 - last)) for each in seen]
 
 
 def write_all(loaded: Loaded, tokenizer: Tokenizer, given: Packed, writing: Writing) -> list[list[Written]]:

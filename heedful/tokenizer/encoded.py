@@ -12,6 +12,7 @@ from heedful.errors import HeedfulError, did_you_mean
 
 Truncate = Literal["error", "longest_first", "only_second"]
 T = TypeVar("T")
+COLUMNS = ("ids", "types", "segments", "offsets", "words")  # of Encoded, with one entry for each token
 TRUNCATES: tuple[Truncate, ...] = ("error", "longest_first", "only_second")
 
 
@@ -49,6 +50,10 @@ class Encoded:
     def special(self) -> tuple[bool, ...]:
         """Which tokens were put around the texts."""
         return tuple(segment is None for segment in self.segments)
+
+    def until(self, stop: int) -> Encoded:
+        """The same without what stands from that place on."""
+        return replace(self, **{name: getattr(self, name)[:stop] for name in COLUMNS})
 
 
 def counts(encoding: Encoding) -> tuple[int, int, int]:
@@ -161,7 +166,7 @@ def window_at(whole: Encoded, *, segment: int, start: int, room: int) -> Encoded
         while whole.segments[last - 1] != segment:
             last -= 1
     low, high = min(first + start, last), min(first + start + room, last)
-    columns = {name: getattr(whole, name) for name in ("ids", "types", "segments", "offsets", "words")}
+    columns = {name: getattr(whole, name) for name in COLUMNS}
     parts = {name: column[:first] + column[low:high] + column[last:] for name, column in columns.items()}
     return replace(whole, **parts, start=start)
 

@@ -21,6 +21,8 @@ from heedful.checkpoint import Loaded, load
 from heedful.checkpoint.attach import attach
 from heedful.data import Rewritten
 from heedful.errors import HeedfulError
+from heedful.look.inside import Inside
+from heedful.look.writing import writing as written_of
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.model.decode import Beam, Greedy, Sample
 from heedful.tasks import Writing
@@ -259,3 +261,27 @@ def test_a_model_that_learned_nothing_goes_on_from_the_text_itself(tmp_path: Pat
     (tmp_path / "plain/heedful.json").write_text('{"between": 3}')
     with pytest.raises(HeedfulError, match="between is 3; expected a text"):
         load(tmp_path / "plain")
+
+
+def test_a_decoder_goes_on_without_what_closes_a_text() -> None:
+    """As transformers goes on from the same tokens; what learned to write behind the closing token still reads it."""
+    theirs, loaded, _ = pair("alone")
+    words = tokenizer()
+    words.post_processor = processors.TemplateProcessing(single="</s> $A </s>", special_tokens=[("</s>", 1)])
+    loaded.tokenizer = Tokenizer(words, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
+    loaded.between = ""
+    engine, texts = heedful.Engine(loaded, writing=Writing(most=6)), ["red one", "", "blue"]
+    for text, answer in zip(texts, engine(texts), strict=True):
+        read = torch.tensor([[1, *(ids(text) if text else [])]])
+        with torch.no_grad():
+            all_of_it = theirs.generate(read, max_new_tokens=6, do_sample=False, eos_token_id=1, pad_token_id=0)
+        new = all_of_it[0, read.shape[1] :].tolist()
+        assert answer["text"] == loaded.tokenizer.decode(new).strip()
+        inside = Inside(loaded, text)
+        assert inside.source.tokens.tolist() == read[0].tolist()
+        assert written_of(inside, most=6, beams=2)["greedy"]["text"] == answer["text"]
+    (plain,) = engine.encode(["red"])
+    loaded.between = BETWEEN
+    (taught,) = engine.encode(["red"])
+    assert plain.pieces[0].encoded.ids == (1, *ids("red"))
+    assert taught.pieces[0].encoded.ids == (1, *ids("red"), VOCABULARY.index("\n"), 1)
