@@ -131,7 +131,7 @@ def _usual(family: str) -> ModelConfig:
 
 
 def shaped(family: str, settings: PretrainSettings, tokenizer: Tokenizer) -> Config:
-    """The first published size of a family with other numbers: layers, width, heads, vocabulary and positions."""
+    """The first published size of a family, of other layers, width, heads, vocabulary, types and positions."""
     model = _usual(family)
     layers, width, heads = settings.model.shape
 
@@ -158,6 +158,7 @@ def shaped(family: str, settings: PretrainSettings, tokenizer: Tokenizer) -> Con
         vocabulary=tokenizer.size,
         width=width if embedding.width == model.width else min(embedding.width, max(1, width // 2)),  # stays narrower
         positions=place,
+        types=embedding.types and max(embedding.types, 1 + max(tokenizer.encode(("a", "a")).types)),
         padding=None if embedding.padding is None else tokenizer.special.pad,
     )
     return Config(

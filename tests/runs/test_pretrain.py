@@ -308,12 +308,14 @@ def test_a_family_by_name(tmp_path: Path, text: Path, known: Path) -> None:
     config = json.loads((tmp_path / "0" / "model" / "config.json").read_text())
     assert config["model_type"] == "roberta" and config["hidden_dropout_prob"] == 0.1
     assert config["max_position_embeddings"] == 33 and config["pad_token_id"] == 0, "it begins after padding"
+    assert config["type_vocab_size"] == 2, "one published, but this tokenizer gives second texts another"
     model = transformers.RobertaForMaskedLM.from_pretrained(tmp_path / "0" / "model").eval()
     loaded = heedful.load(tmp_path / "0").eval()
     assert loaded.tokenizer is not None and loaded.head is not None
-    batch = loaded.tokenizer.pack(["In the garden a rose falls."])
+    batch = loaded.tokenizer.pack([("In the garden a rose falls.", "A wheel turns.")])
     with torch.no_grad():
-        mine, other = loaded.head(loaded.rows(batch), batch), model(input_ids=batch.tokens[None]).logits[0]
+        other = model(input_ids=batch.tokens[None], token_type_ids=batch.types[None]).logits[0]
+        mine = loaded.head(loaded.rows(batch), batch)
     assert torch.allclose(mine, other, atol=1e-5)
 
 
