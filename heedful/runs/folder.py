@@ -21,6 +21,8 @@ import heedful
 from heedful.data import SetAside, Source, escape_cell
 from heedful.durable import put, remove, sweep, whole
 from heedful.errors import HeedfulError
+from heedful.runs.pretrain_settings import PretrainSettings
+from heedful.runs.results import JOURNAL
 from heedful.runs.settings import flat
 from heedful.settings import from_file, to_mapping, to_toml
 from heedful.train.journal import records
@@ -29,7 +31,8 @@ from heedful.train.resume import LOCK
 
 SETTINGS, DATA, ENVIRONMENT, BAD_ROWS = "settings.toml", "data.json", "environment.json", "bad-rows.jsonl"
 START = "start"  # the model that training starts from, where it was made for the run
-BEGUN = {SETTINGS, DATA, ENVIRONMENT, BAD_ROWS, LOCK, START}  # all that a run has before it trains
+TOKENIZER, CORPUS = "tokenizer", "corpus"  # of a text, made for a run that pre-trains
+BEGUN = {SETTINGS, DATA, ENVIRONMENT, BAD_ROWS, LOCK, START, TOKENIZER, CORPUS, JOURNAL}  # before the first checkpoint
 
 
 @contextmanager
@@ -38,6 +41,8 @@ def explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except DivergedError as error:
+        if _names(folder) <= BEGUN:  # other settings are taken there
+            raise
         more = f"{folder} goes on with the settings that it has: give others another folder with --out"
         raise DivergedError(f"{error}. {more}", error.step) from error
     except (OSError, SafetensorError) as error:
@@ -72,11 +77,14 @@ def going_on(folder: Path, settings: Any) -> bool:
     """Whether the folder holds a run already, which has to have the same settings; what has nothing yet is cleared."""
     for each, _, _ in os.walk(folder):
         sweep(Path(each))
-    if _names(folder) <= BEGUN:
-        for name in (SETTINGS, DATA, BAD_ROWS):
-            (folder / name).unlink(missing_ok=True)
-        if (folder / START).exists():
-            remove(folder / START)
+    if (names := _names(folder)) <= BEGUN:
+        before = _before(folder, settings)
+        if before != settings or JOURNAL not in names:
+            kept = {LOCK}
+            if isinstance(before, PretrainSettings) and before.text == settings.text:
+                kept |= {TOKENIZER, CORPUS, BAD_ROWS}
+            for name in names - kept:
+                remove(folder / name)
     if not (folder / SETTINGS).exists():
         return False
     before = from_file(type(settings), folder / SETTINGS)
@@ -86,6 +94,14 @@ def going_on(folder: Path, settings: Any) -> bool:
             "--out, or the same settings to go on with it"
         )
     return True
+
+
+def _before(folder: Path, settings: Any) -> Any:
+    """The settings of the same kind that were begun with; None: there are none."""
+    try:
+        return from_file(type(settings), folder / SETTINGS)
+    except HeedfulError:
+        return None
 
 
 def begin_on(folder: Path, settings: Any) -> None:

@@ -26,7 +26,17 @@ from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.native import unused
 from heedful.objectives import Objective, Pretext, Sample
 from heedful.objectives.rows import HELD
-from heedful.runs.folder import BAD_ROWS, as_table, begin_on, environment, explained, refuse_other, write
+from heedful.runs.folder import (
+    BAD_ROWS,
+    CORPUS,
+    TOKENIZER,
+    as_table,
+    begin_on,
+    environment,
+    explained,
+    refuse_other,
+    write,
+)
 from heedful.runs.plots import draw
 from heedful.runs.pretrain_card import write_card
 from heedful.runs.pretrain_making import (
@@ -48,7 +58,7 @@ from heedful.train.loop import Stage, Trainer, decided
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
 
-CORPUS, TOKENIZER, CARD = "corpus", "tokenizer", "README.md"
+CARD = "README.md"
 BESIDE = "generator"  # the model that learned beside the other
 FEW = 8  # sequences of a step up to which masked language modelling is known to stall (CORRECTNESS, trap 38)
 SENTINELS = 100  # of a tokenizer that is trained for spans; fewer where the vocabulary is small

@@ -221,6 +221,12 @@ class PretrainSettings:
         """Of all phases."""
         return self.length, *(phase.length for phase in self.phases)
 
+    @property
+    def text(self) -> tuple[Any, ...]:
+        """What decides which tokenizer and which corpus a run makes, beside the bytes of its files."""
+        spans = isinstance(self.objective, SpansSettings)
+        return self.data, self.corpus, self.tokenizer, self.model.start, self.vocabulary, self.characters, spans
+
 
 def defaults(objective: str, width: int, *, going_on: bool) -> PretrainSettings:
     """Settings for an objective and a width.

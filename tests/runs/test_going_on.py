@@ -430,7 +430,7 @@ def test_a_run_that_has_nothing_yet_may_become_another(tmp_path: Path, steady: t
         tune("classify", given, run, MANY, model="nowhere")
     assert not run.exists(), "told before anything is written"
     run.mkdir()
-    for name in ("settings.toml", "data.json", "environment.json", "run.lock"):
+    for name in ("settings.toml", "data.json", "environment.json", "run.lock", "journal.jsonl"):
         (run / name).write_text("of a run that had nothing yet")
     assert tune("classify", given, run, MANY).why == "done", "it becomes another, in the same folder"
     assert left(run) == expected
@@ -466,12 +466,21 @@ def test_t6_a_run_that_diverges_stops(tmp_path: Path, steady: tuple[Path, Any]) 
     settings = MANY | {"train.optimiser.rate": 1e30, "train.schedule": "{kind = 'constant'}"}
     for _ in range(2):  # the same command does not hide it
         with pytest.raises(
-            DivergedError, match=r"^step [23]: the loss is (nan|inf).* Lower train\.optimiser\.rate.*--out$"
+            DivergedError, match=r"^step [23]: the loss is (nan|inf).* Lower train\.optimiser\.rate.* float32$"
         ):
             tune("classify", steady[0], tmp_path / "run", settings)
         last = json.loads((tmp_path / "run" / "journal.jsonl").read_text().splitlines()[-1])
         assert last["loss"] in ("NaN", "Infinity") and last["left_out"] is True
         assert not (tmp_path / "run" / "model").exists() and not (tmp_path / "run" / "results.json").exists()
+    assert tune("classify", steady[0], tmp_path / "run", MANY).why == "done", "what was advised is taken there"
+    assert left(tmp_path / "run") == steady[1]
+
+
+def test_t6_a_run_that_diverges_after_a_checkpoint_keeps_its_settings(tmp_path: Path, steady: tuple[Path, Any]) -> None:
+    settings = MANY | {"train.optimiser.rate": 1e30, "train.schedule": "{kind = 'constant'}", "fit.save_minutes": 0}
+    for _ in range(2):
+        with pytest.raises(DivergedError, match=r"run goes on with the settings that it has: .*--out$"):
+            tune("classify", steady[0], tmp_path / "run", settings)
 
 
 # -- several processes ----------------------------------------------------------------------------------------------

@@ -436,6 +436,20 @@ def test_changed_text_is_refused(tmp_path: Path, known: Path) -> None:
         go(text, tmp_path / "run", tokenizer=str(known))
 
 
+def test_what_is_advised_is_taken_in_the_same_folder(tmp_path: Path) -> None:
+    """Nothing is trained yet; a tokenizer and a corpus stay where they are still right."""
+    text, run = write(tmp_path / "text.txt", documents(12, seed=3)), tmp_path / "run"
+    made = [run / "tokenizer" / "tokenizer.json", run / "corpus" / "manifest.json"]
+    few = {"held_out": 0.001, "train.length.count": 1}
+    with pytest.raises(HeedfulError, match=r"the number of documents, 1, is too small .* or set corpus\.documents"):
+        go(text, run, more=few | {"corpus.documents": "file"})
+    with pytest.raises(HeedfulError, match=r"the number of documents, 12, is too small .* raise held_out"):
+        go(text, run, more=few)
+    before = [path.stat().st_mtime_ns for path in made]
+    assert go(text, run, more=few | {"held_out": 0.2}).why == "done"
+    assert before == [path.stat().st_mtime_ns for path in made]
+
+
 # -- where a model and a text come from ---------------------------------------------------------------------------
 
 
