@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.data.bad import BadRows, SetAside, Sieve, Stop, shown
+from heedful.data.bad import BadRows, SetAside, Sieve, Stop, forget, shown
 from heedful.data.documents import CorpusSettings, Reading, expand
 from heedful.data.duplicates import Judge, bands
 from heedful.data.files import PACKED
@@ -135,13 +135,12 @@ def _planned(
         if finished:
             _tidy(out)
             return None
-        if isinstance(bad_rows, SetAside) and old.get("aside") == str(bad_rows.file):
-            bad_rows.file.unlink(missing_ok=True)  # all rows are met again
     else:
         if others := [path.name for path in out.iterdir() if not path.name.startswith(".")]:
             raise HeedfulError(f"{out}: holds {shown(sorted(others)[0])} and no corpus: give a new or an empty folder")
-        aside = {"aside": str(bad_rows.file)} if isinstance(bad_rows, SetAside) else {}
-        write_json(out / PLAN, plan | aside)  # first of all: who is killed here goes on too
+        write_json(out / PLAN, plan)  # first of all: who is killed here goes on too
+    if isinstance(bad_rows, SetAside):
+        forget(bad_rows.file)  # all rows are met again
     (out / PARTS).mkdir(exist_ok=True)
     sweep(out / PARTS)
     tokenizer.save(out / TOKENIZER)

@@ -163,6 +163,8 @@ def test_bad_rows_are_set_aside_once(tmp_path: Path, tokenizer: Tokenizer, monke
     file = jsonl(tmp_path / "a.jsonl", invented(4))
     file.write_text('{"text": 5}\n' + file.read_text() + "{\n")
     policy = SetAside(file=tmp_path / "bad.jsonl")
+    with pytest.raises(HeedfulError, match=r"a\.jsonl:1:text: is 5, expected text"):
+        build([file], tokenizer, tmp_path / "out")
     with monkeypatch.context() as patch:
         patch.setattr(module, "finish", interrupted)
         with pytest.raises(KeyboardInterrupt):
