@@ -38,7 +38,7 @@ from heedful.runs.folder import (
     write,
 )
 from heedful.runs.plots import draw
-from heedful.runs.pretrain_card import write_card
+from heedful.runs.pretrain_card import ABOUT, text_notes, write_card
 from heedful.runs.pretrain_making import (
     Pieces,
     foresee_model,
@@ -242,6 +242,10 @@ class Run:
     def _train(self, pieces: Pieces) -> bool:
         """Whether it came to its end."""
         settings, counts = self.settings, pieces.corpus.about["counts"]
+        for sentence in text_notes(pieces.corpus.about):
+            self.watch.said(sentence)
+        if (self.folder / BAD_ROWS).exists():
+            self.watch.said(f"bad rows are set aside in {self.folder / BAD_ROWS}")
         samples, held = samples_of(pieces)
         loaded = fresh_or_started(pieces)
         objective, samples, measured = self._learning(pieces, loaded, samples)
@@ -287,9 +291,7 @@ class Run:
             "tokens": trainer.read,
             "seconds": round(trainer.seconds, 1),
             "splits": {"held out": {"numbers": found.numbers}},
-            "corpus": {
-                key: pieces.corpus.about[key] for key in ("files", "counts", "repeated") if key in pieces.corpus.about
-            },
+            "corpus": {key: pieces.corpus.about[key] for key in ABOUT if key in pieces.corpus.about},
             "model": {"parameters": loaded.count(), "bytes": _size(self.folder / RUN_MODEL)},
             **latency(load(self.folder / RUN_MODEL)),
             "memory": memory(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,34 @@ from heedful.durable import put, whole
 from heedful.runs.card import plain, table
 from heedful.runs.results import read_results
 
+MOST = 20  # files, or sentences on how they were read
+ABOUT = ("files", "counts", "repeated", "stated", "left_out", "cut", "bad_rows")  # what results keep of a manifest
+GONE = {  # what is counted there, in words
+    "exact": "repeated",
+    "near": "nearly repeated",
+    "short": "too short",
+    "empty": "without text",
+}
 CODE = """import heedful
 
 loaded = heedful.load("path/to/model")
 batch = loaded.tokenizer.pack(["a text"])
 rows = loaded.model(batch)  # [rows, width]"""
+
+
+def text_notes(corpus: Mapping[str, Any]) -> list[str]:
+    """How the text of a corpus was parted, and what of it was left out or cut, of its manifest or a run's results."""
+    stated = list(corpus.get("stated", ()))
+    found = stated[:MOST]
+    if stated[MOST:]:
+        found.append(f"and {len(stated) - MOST:,} more such sentences, which the corpus's manifest.json has")
+    gone = corpus.get("left_out", {})
+    if several := [f"{gone[name]:,} {what}" for name, what in GONE.items() if gone.get(name)]:
+        found.append(f"documents that are left out: {', '.join(several)}")
+    if corpus.get("cut"):
+        found.append(f"documents that were cut for their size, and go on as new ones: {corpus['cut']:,}")
+    rows = corpus.get("bad_rows", {})
+    return [*found, *(f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in rows.items())]
 
 
 def write_card(folder: Path) -> Path:
@@ -40,7 +64,7 @@ def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
     rows.append(["targets", f"{numbers['count']:,.0f}"])
     files = [[plain(each["name"]), f"{each['bytes']:,}", each["sha256"][:16]] for each in results["corpus"]["files"]]
     times = [[length, f"{each['p50']:g}", f"{each['p99']:g}"] for length, each in results["latency"].items()]
-    hours = results["seconds"] / 3600
+    hours, notes = results["seconds"] / 3600, text_notes(results["corpus"])
     return [
         ["---", "library_name: transformers", "tags:", "- heedful", "---"],
         [
@@ -54,7 +78,8 @@ def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
         table(["", "held out"], rows),
         *_beside(folder),
         ["## Text", "", f"{counts['documents']:,} documents, {counts['tokens']:,} tokens."],
-        table(["file", "bytes", "SHA-256 begins"], files[:20]),
+        table(["file", "bytes", "SHA-256 begins"], files[:MOST]),
+        *([[f"- {plain(sentence, 400)}" for sentence in notes]] if notes else []),
         [
             "## Limits",
             "",

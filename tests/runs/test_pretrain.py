@@ -26,8 +26,10 @@ from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.objectives.masked import Masked
 from heedful.objectives.rows import held_out
 from heedful.runs import pretrain as module
+from heedful.runs.card import plain
 from heedful.runs.folder import BEGUN
 from heedful.runs.pretrain import Pretrained, run
+from heedful.runs.pretrain_card import text_notes
 from heedful.runs.pretrain_settings import Phase, PretrainSettings, TaughtSettings, settled
 from heedful.runs.recipes import copy, offers
 from heedful.settings import from_file
@@ -487,6 +489,33 @@ def test_a_corpus_that_was_made_before(tmp_path: Path, known: Path) -> None:
     with pytest.raises(HeedfulError, match="was made with another tokenizer: give that one with --tokenizer"):
         go(corpus.folder, tmp_path / "run", tokenizer=str(tmp_path / "other"))
     assert {path.name for path in (tmp_path / "run").iterdir()} <= BEGUN
+
+
+def test_what_became_of_the_text_is_told(tmp_path: Path, known: Path) -> None:
+    text = write(tmp_path / "text.txt", documents(60, seed=4))
+    text.write_text(text.read_text() + "\n" + "In the mill a wheel turns.\n" * 2 + "\nYes.\n")
+    rows = [{"text": "A boat waits at the pier."}] * 2 + [{"text": 5}, {"text": " "}]
+    (tmp_path / "rows_1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = {"corpus.duplicates": "exact", "corpus.shortest": 8, "corpus.documents": "auto", "train.length.count": 1}
+    seen, run = Seen(), tmp_path / "run"
+    done = go(
+        [text, tmp_path / "rows_1.jsonl"], run, "masked", more, tokenizer=str(known), watch=seen, skip_bad_rows=True
+    )
+    told = [
+        "text.txt: lines are sentences, and blank lines part documents",
+        'rows_1.jsonl: columns: text="text"',
+        "documents that are left out: 1 repeated, 1 too short, 1 without text",
+        "bad rows of rows_1.jsonl that are left out: 1",
+    ]
+    assert seen.sentences[:5] == [*told, f"bad rows are set aside in {run / 'bad-rows.jsonl'}"]
+    card = (run / "model" / "README.md").read_text()
+    assert all(f"- {plain(sentence)}\n" in card for sentence in told)
+    corpus = done.results["corpus"]
+    assert corpus["left_out"] == {"exact": 1, "near": 0, "short": 1, "empty": 1} and corpus["stated"] == told[:2]
+    assert list(corpus["bad_rows"].values()) == [1] and corpus["cut"] == 0
+    many = text_notes({"stated": [f"{number}.txt: is empty" for number in range(1000)], "cut": 1200})
+    assert len(many) == 22 and many[20] == "and 980 more such sentences, which the corpus's manifest.json has"
+    assert many[21] == "documents that were cut for their size, and go on as new ones: 1,200"
 
 
 def test_a_killed_tokenizer_is_trained_again(tmp_path: Path, text: Path) -> None:
