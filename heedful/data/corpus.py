@@ -22,6 +22,7 @@ from heedful.data.documents import CorpusSettings, Reading, expand
 from heedful.data.duplicates import Judge, bands
 from heedful.data.files import PACKED
 from heedful.data.shards import (
+    ARRAYS,
     MANIFEST,
     PARTS,
     VERSION,
@@ -42,7 +43,7 @@ from heedful.errors import HeedfulError
 from heedful.settings import to_mapping
 from heedful.tokenizer import Tokenizer
 
-__all__ = ["Corpus", "CorpusSettings", "Progress", "build"]
+__all__ = ["Corpus", "CorpusSettings", "Progress", "build", "holds"]
 
 PLAN, TOKENIZER = "plan.json", "tokenizer"
 SMALL = 8_000_000  # bytes of text for which no process is started
@@ -106,6 +107,13 @@ def build(
         finish(out, run.parts, about)
         _tidy(out)
     return Corpus.open(out)
+
+
+def holds(folder: Path) -> bool:
+    """Whether a folder holds a corpus, finished and whole or not; a manifest.json may be of anything."""
+    arrays = (f"{name}.bin" for name in ARRAYS)
+    begun = (folder / PLAN).is_file() and (folder / PARTS).is_dir()
+    return begun or any((folder / name).is_file() for name in (shard_name(0), *arrays))
 
 
 # ---------------------------------------------------------------------------------------------------- plan

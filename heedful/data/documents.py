@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from heedful.data.bad import Sieve
 from heedful.data.examples import Plain
-from heedful.data.files import LONGEST, File, find, head_of, lines
+from heedful.data.files import LONGEST, File, NoRowsError, find, head_of, lines
 from heedful.data.parts import SUFFIXES, DataSettings, bare_name, open_part
 from heedful.errors import HeedfulError
 
@@ -121,6 +121,8 @@ class Reading:
     def _documents(self) -> Iterator[tuple[str, bool]]:
         try:
             yield from self._all()
+        except NoRowsError as error:
+            raise HeedfulError(f"{error}: if it is no text, give the other files by name, or move it away") from None
         except HeedfulError as error:
             raise HeedfulError(_of_corpus(str(error))) from None
 

@@ -17,10 +17,10 @@ import torch
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
 from heedful.checkpoint.hub import name_and_revision
 from heedful.data.bad import LeaveOut, SetAside, Sieve, Stop
-from heedful.data.corpus import Progress, build
+from heedful.data.corpus import Progress, build, holds
 from heedful.data.documents import Reading, expand
 from heedful.data.order import mixed
-from heedful.data.shards import MANIFEST, Corpus
+from heedful.data.shards import Corpus
 from heedful.device import idle
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.native import unused
@@ -168,7 +168,7 @@ class Run:
     def _given(self) -> Corpus | None:
         """A corpus that was made before."""
         data = [Path(each) for each in self.settings.data]
-        return Corpus.open(data[0]) if len(data) == 1 and (data[0] / MANIFEST).is_file() else None
+        return Corpus.open(data[0]) if len(data) == 1 and holds(data[0]) else None
 
     def _tokenizer(self, started: Loaded | None) -> Tokenizer:
         kept, settings = self.folder / TOKENIZER, self.settings

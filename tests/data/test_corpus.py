@@ -24,7 +24,7 @@ from heedful import settings
 from heedful.data import corpus as module
 from heedful.data import documents, shards
 from heedful.data.bad import LeaveOut, SetAside
-from heedful.data.corpus import Corpus, CorpusSettings, Progress, build
+from heedful.data.corpus import Corpus, CorpusSettings, Progress, build, holds
 from heedful.errors import HeedfulError
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 
@@ -175,6 +175,32 @@ def test_bad_rows_are_set_aside_once(tmp_path: Path, tokenizer: Tokenizer, monke
 
 def interrupted(*_: Any) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_folder_is_known_to_hold_a_corpus(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Be it unfinished or damaged; a manifest of something else makes none."""
+    (tmp_path / "text").mkdir()
+    file = jsonl(tmp_path / "text" / "a.jsonl", invented(4))
+    (tmp_path / "text" / "manifest.json").write_text('{"made": "by hand"}')
+    (tmp_path / "text" / "parts").mkdir()
+    assert not holds(tmp_path / "text") and not holds(file) and not holds(tmp_path / "none")
+    with pytest.raises(
+        HeedfulError, match=r"manifest\.json: has no rows: if it is no text, give the other files by name"
+    ):
+        build([tmp_path / "text"], tokenizer, tmp_path / "refused")
+    assert holds(tmp_path / "refused"), "it was begun"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "finish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            build([file], tokenizer, tmp_path / "out")
+    assert holds(tmp_path / "out")
+    build([file], tokenizer, tmp_path / "out")
+    for name in ("manifest.json", "tokens-00000.bin", "segments.bin"):
+        assert holds(tmp_path / "out")
+        (tmp_path / "out" / name).unlink()
+    assert holds(tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -491,6 +491,14 @@ def test_a_corpus_that_was_made_before(tmp_path: Path, known: Path) -> None:
     assert {path.name for path in (tmp_path / "run").iterdir()} <= BEGUN
 
 
+def test_a_manifest_of_something_else_is_a_text_like_others(tmp_path: Path, known: Path) -> None:
+    write(tmp_path / "texts" / "a.txt", documents(60, seed=4))
+    (tmp_path / "texts" / "manifest.json").write_text('[{"text": "In the mill a wheel turns."}]')
+    done = go(tmp_path / "texts", tmp_path / "run", more={"train.length.count": 1}, tokenizer=str(known))
+    assert [each["name"] for each in done.results["corpus"]["files"]] == ["a.txt", "manifest.json"]
+    assert done.results["corpus"]["counts"]["documents"] == 61
+
+
 def test_what_became_of_the_text_is_told(tmp_path: Path, known: Path) -> None:
     text = write(tmp_path / "text.txt", documents(60, seed=4))
     text.write_text(text.read_text() + "\n" + "In the mill a wheel turns.\n" * 2 + "\nYes.\n")
