@@ -412,7 +412,9 @@ def save(loaded: Loaded, folder: str | Path, *, overwrite: bool = False) -> None
             temporary / WEIGHTS,
             metadata={"format": "pt"},
         )
-        _write_json(temporary / "config.json", write_config(config) | {"dtype": str(dtype).removeprefix("torch.")})
+        ids = {} if config.origin or loaded.tokenizer is None else family.ids(loaded.tokenizer.special)
+        written = ids | write_config(config) | {"dtype": str(dtype).removeprefix("torch.")}
+        _write_json(temporary / "config.json", written)
         notes: dict[str, Any] = {}
         if loaded.tokenizer is not None:
             loaded.tokenizer.save(temporary)

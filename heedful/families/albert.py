@@ -105,6 +105,7 @@ FAMILY = Family(
         "keep_accents": False,
         "quotes": True,
     },
+    special={"bos_token_id": "first", "eos_token_id": "separator"},
     sizes={
         "albert-base-v2": size(12, 768, 12),
         "albert-large-v2": size(24, 1024, 16),

@@ -147,6 +147,7 @@ FAMILY = Family(
         "GPT2ForTokenClassification": entries.token_classes(("classifier", "head.out"), default=0.1),
         "GPT2ForQuestionAnswering": entries.span(),
     },
+    special={"bos_token_id": "first", "eos_token_id": "separator", "pad_token_id": "pad"},
     sizes={
         "gpt2": size(12, 768),
         "gpt2-medium": size(24, 1024),

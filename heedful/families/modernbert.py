@@ -218,5 +218,11 @@ FAMILY = Family(
             }.items()
         },
     },
+    special={
+        "bos_token_id": "first",
+        "eos_token_id": "separator",
+        "cls_token_id": "first",
+        "sep_token_id": "separator",
+    },
     sizes={"modernbert-base": size(22, 768, 1152), "modernbert-large": size(28, 1024, 2624)},
 )

@@ -45,6 +45,7 @@ def family(name: str, sizes: dict[str, dict[str, Any]]) -> Family:
         write=bert.write,
         body=lambda model: bert.body(model, "roberta."),
         irrelevant=bert.IRRELEVANT,
+        special={"bos_token_id": "first", "eos_token_id": "separator"},
         sizes=sizes,
         heads={
             f"{name}Model": entries.pooled(_POOLER),

@@ -184,6 +184,7 @@ FAMILY = Family(
         ),
         "T5ForQuestionAnswering": entries.span(),
     },
+    special={"eos_token_id": "separator", "pad_token_id": "pad"},
     pieces={
         "single": "$A:0 </s>:0",
         "pair": "$A:0 </s>:0 $B:0 </s>:0",

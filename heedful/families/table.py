@@ -375,6 +375,7 @@ class Family:
     irrelevant: frozenset[str] = frozenset()
     sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # published name -> config.json
     pieces: Mapping[str, Any] | None = None  # what its SentencePiece models do not say (see tokenizer/pieces.py)
+    special: Mapping[str, str] = field(default_factory=dict)  # ids that a fresh config.json names -> what they are for
 
     @property
     def bare(self) -> str:
@@ -396,6 +397,11 @@ class Family:
             assert head is not None
             raise HeedfulError(f'the head "{head.kind}" of this family reads the decoder, and this model has none')
         return fitting[0]
+
+    def ids(self, special: object) -> dict[str, int]:
+        """The special tokens of a fresh model, which transformers would take for the published ones' else."""
+        found = {key: getattr(special, role) for key, role in self.special.items()}
+        return {key: id for key, id in found.items() if id is not None}
 
     def kinds(self) -> dict[str, str]:
         """Our name of each head -> their architecture."""

@@ -139,5 +139,6 @@ FAMILY = Family(
         "keep_accents": False,
         "quotes": True,
     },
+    special={"bos_token_id": "first", "eos_token_id": "separator", "pad_token_id": "pad"},
     sizes={"xlnet-base-cased": size(12, 768, 3072), "xlnet-large-cased": size(24, 1024, 4096)},
 )

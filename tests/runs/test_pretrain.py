@@ -33,6 +33,7 @@ from heedful.runs.pretrain_card import text_notes
 from heedful.runs.pretrain_settings import Phase, PretrainSettings, TaughtSettings, settled
 from heedful.runs.recipes import copy, offers
 from heedful.settings import from_file
+from heedful.tasks import Writing
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.fit import Watch
@@ -190,6 +191,8 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, text: Path, teacher: Path)
     card = (folder / "model" / "README.md").read_text()
     assert f"objective `{kind}`" in card and "120 documents" in card
     check_model(kind, folder / "model")
+    if kind in ("spans", "causal"):
+        check_writing(kind, folder / "model")
 
 
 def check_numbers(kind: str, folder: Path, results: dict[str, Any]) -> None:
@@ -218,6 +221,7 @@ def check_model(kind: str, folder: Path) -> None:
     theirs, told = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
     assert not told["missing_keys"] and not told["unexpected_keys"]
     assert ours.tokenizer is not None and ours.head is not None
+    assert theirs.config.eos_token_id in (None, ours.tokenizer.special.separator)
     own = transformers.AutoTokenizer.from_pretrained(folder)
     words = ("In the garden a rose falls today.", "In the mill a wheel turns.")
     given: Any = words if kind in ("masked+next", "masked+order") else words[0]
@@ -236,6 +240,20 @@ def check_model(kind: str, folder: Path) -> None:
         expected = theirs.eval()(**ids)
     for mine, output in zip(found if isinstance(found, tuple) else (found,), outputs, strict=True):
         assert torch.allclose(mine, getattr(expected, output).reshape(mine.shape), atol=1e-5)
+
+
+def check_writing(kind: str, folder: Path) -> None:
+    """transformers' generate knows where a text ends and what fills up, without being told."""
+    ours, theirs = heedful.load(folder), getattr(transformers, MODELS[kind][0]).from_pretrained(folder).eval()
+    assert ours.tokenizer is not None
+    special, config = ours.tokenizer.special, theirs.generation_config
+    assert (config.eos_token_id, config.pad_token_id) == (special.separator, special.pad)
+    ids = ours.tokenizer.pack(["In the garden"]).tokens[None]
+    read = ids[:, :-1] if kind == "causal" else ids
+    written = theirs.generate(read, max_new_tokens=6, do_sample=False)[0]
+    (answer,) = heedful.Engine(folder, writing=Writing(most=6))(["In the garden"])
+    new = written[read.shape[1] :] if kind == "causal" else written[1:]
+    assert answer["text"] == ours.tokenizer.decode(new.tolist()).strip()
 
 
 def test_a_run_as_it_is(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
