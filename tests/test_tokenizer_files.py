@@ -177,6 +177,12 @@ def test_what_is_saved_loads_in_transformers_and_here(kind: str, model_type: str
     )
 
 
+def test_a_vocabulary_of_another_kind_does_not_stay(tmp_path: Path) -> None:
+    Tokenizer.load(write_pieces(tmp_path / "in", pieces())).save(tmp_path / "out")
+    unigram().save(tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
+
+
 def test_unknown_config_keys_survive_a_round_trip(tmp_path: Path) -> None:
     config = {
         "do_lower_case": True,

@@ -183,6 +183,10 @@ def test_files_that_cannot_be_read_are_named(kind: Any, name: str, data: bytes, 
         ),
         (lambda: TEXTS, {"kind": "bpe", "vocabulary": 200}, "5 special tokens and 256 bytes"),
         (lambda: ["a"], {"special": SpecialNames(pad="[X]", mask="[X]")}, "give five different ones"),
+        (lambda: TEXTS, {"max_length": 0}, "max_length is 0; expected a whole number from 1"),
+        (lambda: TEXTS, {"alphabet": 0}, "alphabet is 0; expected a whole number from 1"),
+        (lambda: TEXTS, {"alphabet": -1}, "alphabet is -1; expected a whole number from 1"),
+        (lambda: TEXTS, {"min_frequency": -1}, "min_frequency is -1; expected a whole number from 0"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(sources: Callable[[], Any], more: dict[str, Any], message: str) -> None:

@@ -242,7 +242,8 @@ class Tokenizer:
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json (for WordPiece vocab.txt too), which transformers loads.
 
-        What a loaded tokenizer_config.json said beyond that is kept. Each file appears whole or not at all.
+        The vocab.txt of a WordPiece that stood there before goes, where this one is of another kind. What a loaded
+        tokenizer_config.json said beyond that is kept. Each file appears whole or not at all.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -251,6 +252,8 @@ class Tokenizer:
             names = sorted(state["model"]["vocab"].items(), key=lambda entry: entry[1])
             if [number for _, number in names] == list(range(len(names))):
                 _write(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in names))
+        else:
+            (folder / "vocab.txt").unlink(missing_ok=True)
         config = json.dumps(self._saved_config(), indent=2, ensure_ascii=False, sort_keys=True)
         _write(folder / "tokenizer_config.json", config + "\n")
         _write(folder / "tokenizer.json", json.dumps(state, indent=2, ensure_ascii=False) + "\n")

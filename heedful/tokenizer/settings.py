@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from heedful.errors import HeedfulError
+
 ANGLED = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # RoBERTa's special tokens, in the order of their ids
 SENTINEL = "<extra_id_{}>"  # counted from 0; published vocabularies have 100 of them, with descending ids
 
@@ -38,6 +40,12 @@ class TokenizerSettings:
     special: SpecialNames | None = None  # None: as published for the kind
     max_length: int | None = None  # in tokens, of the model to come; written to tokenizer_config.json
     sentinels: int = 0  # <extra_id_0> and so on, which stand for spans; the last of the vocabulary, 0 the very last
+
+    def __post_init__(self) -> None:
+        for name, least in (("min_frequency", 0), ("alphabet", 1), ("max_length", 1), ("sentinels", 0)):
+            given = getattr(self, name)
+            if given is not None and given < least:
+                raise HeedfulError(f"{name} is {given}; expected a whole number from {least}")
 
     @property
     def room(self) -> int:

@@ -44,8 +44,6 @@ def train(sources: Iterable[str | Path], settings: TokenizerSettings) -> Tokeniz
     names = tuple(asdict(settings.names).values())
     if len(set(names)) != len(names) or not all(names):
         raise HeedfulError(f"the special tokens are {names}: give five different ones")
-    if settings.sentinels < 0:
-        raise HeedfulError(f"sentinels is {settings.sentinels}; expected a whole number from 0")
     if settings.room <= len(names):
         raise HeedfulError(f"vocabulary is {_size(settings)}, but the {len(names)} special tokens need more")
     config = settings.names.config()
