@@ -279,8 +279,22 @@ def settled(
         return apply(overlay(settings, named, source="the command"), assignments)
 
     first = over(defaults("masked", 256, going_on=False))
-    usual = defaults(first.objective.kind, first.model.shape[1], going_on=bool(first.model.start))
-    return replace(over(usual), objective=first.objective)
+    start, kind, width = first.model.start, first.objective.kind, first.model.shape[1]
+
+    def usual(width: int) -> PretrainSettings:
+        return replace(over(defaults(kind, width, going_on=bool(start))), objective=first.objective)
+
+    if start and usual(512) != usual(1024):  # nobody says the rate
+        width = _width(start)
+    return usual(width)
+
+
+def _width(start: str) -> int:
+    from heedful.checkpoint import config_of  # which imports torch
+    from heedful.checkpoint.hub import name_and_revision
+
+    name, revision = name_and_revision(start)
+    return config_of(name, revision=revision).model.width
 
 
 def minutes(given: str) -> float:

@@ -494,6 +494,20 @@ def test_a_trained_model_goes_on(tmp_path: Path, text: Path) -> None:
         go(other, tmp_path / "third", more=more | {"length": 64}, model=str(tmp_path / "first"))
 
 
+def test_the_usual_rate_is_that_of_the_model_that_goes_on(teacher: Path) -> None:
+    """A tenth of what its width has, whatever `size` would be; a rate that is set needs no look at the model."""
+    going_on, fresh = (
+        settled(["a"], model=str(teacher)),
+        settled(["a"], assignments=["model.width=24", "model.heads=2"]),
+    )
+    rates = [each.train.optimiser.rate for each in (going_on, fresh)]  # type: ignore[union-attr]
+    assert rates == pytest.approx([2e-4, 2e-3])
+    told = settled(["a"], model="nowhere", assignments=["train.optimiser.rate=0.01"])
+    assert told.train.optimiser.rate == 0.01 and told.model.start == "nowhere"  # type: ignore[union-attr]
+    with pytest.raises(HeedfulError, match="'nowhere' is no folder here"):
+        settled(["a"], model="nowhere")
+
+
 def test_a_corpus_that_was_made_before(tmp_path: Path, known: Path) -> None:
     found = documents(120, seed=1)
     corpus = corpus_of(tmp_path, found, Tokenizer.load(known))
@@ -610,7 +624,7 @@ def test_what_cannot_be_is_told_before_anything_is_written(
         more = more | {"tokenizer": known}
     with pytest.raises(HeedfulError, match=message):
         go(text, tmp_path / "run", kind, more)
-    assert {path.name for path in (tmp_path / "run").iterdir()} <= BEGUN
+    assert {path.name for path in (tmp_path / "run").glob("*")} <= BEGUN
     assert go(text, tmp_path / "run", more={"train.length.count": 1}).why == "done", "the slip is mended there"
 
 
