@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -44,6 +44,11 @@ class Frame:
     def width(self) -> int:
         """How many special tokens there are."""
         return sum(len(ids) for ids, _ in self.runs)
+
+    @property
+    def opening(self) -> Frame:
+        """The same without what stands after the last text: for a text that goes on."""
+        return replace(self, runs=(*self.runs[:-1], run_of([])))
 
     def room(self, length: int) -> int:
         """How many tokens of text a sequence of that length holds."""

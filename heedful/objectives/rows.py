@@ -32,7 +32,10 @@ Ranges = NDArray[np.int64]  # [sequences, texts, 2]: where in the corpus each te
 
 
 class Rows(Sequence[Sample]):
-    """Rows of at most `size` tokens, of sequences that are ranges of a corpus; targets are their labels, if any."""
+    """Rows of at most `size` tokens, of sequences that are ranges of a corpus; targets are their labels, if any.
+
+    `inner` is the frame of sequences after which their document goes on; None: that of all.
+    """
 
     def __init__(
         self,
@@ -43,10 +46,15 @@ class Rows(Sequence[Sample]):
         seed: int,
         labels: NDArray[np.int64] | None = None,
         steady: Steady | None = None,
+        inner: Frame | None = None,
     ) -> None:
         self.corpus, self.frame, self.ranges, self.labels = corpus, frame, ranges, labels
-        self.size, self.steady = size, steady
-        lengths = (ranges[:, :, 1] - ranges[:, :, 0]).sum(1) + frame.width
+        self.size, self.steady, self.inner = size, steady, inner or frame
+        self._goes_on = np.zeros(len(ranges), dtype=np.bool_)
+        if inner is not None:
+            self._goes_on = ~np.isin(ranges[:, -1, 1], corpus.segments[corpus.documents[1:]])
+        widths = np.where(self._goes_on, self.inner.width, frame.width)
+        lengths = (ranges[:, :, 1] - ranges[:, :, 0]).sum(1) + widths
         self.tokens = int(lengths.sum())
         room, most = (size, None) if steady is None else steady.room(size)
         rows = fitted(lengths, room, seed, most)
@@ -63,8 +71,10 @@ class Rows(Sequence[Sample]):
             raise IndexError(number)
         members = self._members[self._bounds[number] : self._bounds[number + 1]]
         filled = [
-            self.frame.fill(*(self.corpus.tokens(int(start), int(stop)) for start, stop in texts))
-            for texts in self.ranges[members]
+            (self.inner if self._goes_on[member] else self.frame).fill(
+                *(self.corpus.tokens(int(start), int(stop)) for start, stop in self.ranges[member])
+            )
+            for member in members
         ]
         sample = Sample(
             tokens=np.concatenate([ids for ids, _ in filled]),

@@ -305,24 +305,25 @@ def _rows(pieces: Pieces, documents: Any, length: int, seed: int, steady: Steady
                 corpus=corpus, documents=documents, frame=frame, length=length, size=size, seed=seed,
                 swapped=swapped, short=short, steady=steady,
             )  # fmt: skip
-    return Rows(corpus, frame, windows(corpus, documents, frame.room(length)), size, seed, steady=steady)
+    inner = frame.opening if isinstance(settings.objective, CausalSettings) else None
+    return Rows(corpus, frame, windows(corpus, documents, frame.room(length)), size, seed, steady=steady, inner=inner)
 
 
 def _frame(settings: PretrainSettings, tokenizer: Tokenizer) -> Frame:
     match settings.objective:
         case CausalSettings():
-            return _opened(tokenizer)
+            return _ended(tokenizer)
         case NextSettings() | OrderSettings():
             return Frame.of(tokenizer, pair=True)
     return Frame.of(tokenizer, pair=False)
 
 
-def _opened(tokenizer: Tokenizer) -> Frame:
-    """What stands around a text that is written from left to right: at least a token to begin with."""
-    frame = Frame.of(tokenizer, pair=False)
-    if frame.width:
+def _ended(tokenizer: Tokenizer) -> Frame:
+    """What stands around a document that is written from left to right: a token to begin with, and one that ends it."""
+    frame, end = Frame.of(tokenizer, pair=False), tokenizer.special.separator
+    before, after = frame.runs
+    if len(after[0]):
         return frame
-    end = tokenizer.special.separator
     if end is None:
-        raise HeedfulError("this tokenizer has no token for the end of a text, with which each one could begin")
-    return Frame(runs=(run_of([(end, 0)]), run_of([])), kinds=(0,))
+        raise HeedfulError("this tokenizer has no token for the end of a text, which a model has to learn")
+    return replace(frame, runs=(before if len(before[0]) else run_of([(end, 0)]), run_of([(end, 0)])))

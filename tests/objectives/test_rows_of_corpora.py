@@ -132,6 +132,26 @@ def test_a_row_holds_whole_sequences_with_their_labels(corpus: Corpus, tokenizer
             _ = rows[outside]
 
 
+def test_a_sequence_after_which_its_document_goes_on_has_a_frame_of_its_own(
+    corpus: Corpus, tokenizer: Tokenizer
+) -> None:
+    frame, ranges = Frame.of(tokenizer, pair=False), windows(corpus, np.arange(COUNT), 30)
+    labels, owner = np.arange(len(ranges)), owners(corpus)
+    rows = Rows(corpus, frame, ranges, 100, seed=3, labels=labels, inner=frame.opening)
+    closed = 0
+    for number in range(len(rows)):
+        sample = rows[number]
+        assert len(sample) <= 100
+        for (start, stop), label in zip(pairwise(sample.bounds), sample.target, strict=True):
+            first, last = (int(each) for each in ranges[label, 0])
+            ends = last == len(owner) or owner[last] != owner[first]
+            closing = [tokenizer.special.separator] if ends else []
+            expected = [tokenizer.special.first, *corpus.tokens(first, last), *closing]
+            assert sample.tokens[start:stop].tolist() == expected
+            closed += ends
+    assert closed == COUNT < len(ranges) and rows.tokens == sum(len(rows[number]) for number in range(len(rows)))
+
+
 # -- windows ------------------------------------------------------------------------------------------------------
 
 

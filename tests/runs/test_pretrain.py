@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from corpora import Document, corpus_of, documents, trained, write
@@ -23,6 +24,7 @@ from torch import Tensor
 
 import heedful
 from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.objectives.causal import Causal
 from heedful.objectives.masked import Masked
 from heedful.objectives.rows import held_out
 from heedful.runs import pretrain as module
@@ -30,6 +32,7 @@ from heedful.runs.card import plain
 from heedful.runs.folder import BEGUN
 from heedful.runs.pretrain import Pretrained, run
 from heedful.runs.pretrain_card import text_notes
+from heedful.runs.pretrain_making import Pieces, samples_of
 from heedful.runs.pretrain_settings import Phase, PretrainSettings, TaughtSettings, settled
 from heedful.runs.recipes import copy, offers
 from heedful.settings import from_file
@@ -337,6 +340,24 @@ def test_a_family_by_name(tmp_path: Path, text: Path, known: Path) -> None:
         other = model(input_ids=batch.tokens[None], token_type_ids=batch.types[None]).logits[0]
         mine = loaded.head(loaded.rows(batch), batch)
     assert torch.allclose(mine, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_model_that_goes_on_learns_where_a_document_ends(tmp_path: Path, wrapped: bool) -> None:
+    """Once for each, whatever the tokenizer puts around a text, and not where a window of a longer one does."""
+    found = documents(40, seed=2, sentences=(5, 9))
+    tokenizer = trained(found, kind="bpe", vocabulary=400)
+    if not wrapped:  # as published: one token for all ends, and nothing around a text
+        state = json.loads(tokenizer._backend.to_str()) | {"post_processor": None}
+        tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)), {"eos_token": "</s>"})
+    corpus, settings = corpus_of(tmp_path, found, tokenizer), asked("a", "causal", {"held_out": 0.2})
+    (rows,), held = samples_of(Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=None))
+    objective, end, ends, sequences = Causal(tokenizer=tokenizer), tokenizer.special.separator, 0, 0
+    for sample in [*(rows[number] for number in range(len(rows))), *held]:
+        ends += int((objective.batch([sample], [0]).targets == end).sum())
+        sequences += len(sample.bounds) - 1
+        assert all(sample.tokens[start] in (tokenizer.special.first, end) for start in sample.bounds[:-1])
+    assert ends == 40 < sequences
 
 
 # -- it learns ----------------------------------------------------------------------------------------------------
