@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -85,6 +85,12 @@ class Corpus:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Corpus.open, (self.folder,)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over what its manifest says but for times: files with their hashes, settings, tokenizer, counts."""
+        said = {name: value for name, value in self.about.items() if name != "seconds"}
+        return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
         """The tokens from start up to stop of the whole stream, across shards: a copy."""

@@ -29,11 +29,13 @@ from heedful.objectives.rows import HELD
 from heedful.runs.folder import (
     BAD_ROWS,
     CORPUS,
+    DATA,
     TOKENIZER,
     as_table,
     begin_on,
     environment,
     explained,
+    read_json,
     refuse_other,
     write,
 )
@@ -207,6 +209,8 @@ class Run:
                     f"{given.folder} was made with another tokenizer: give that one with --tokenizer, or the files "
                     "themselves"
                 )
+            if self.ranks.first:
+                self._same(given)
             return given
         if self.ranks.first:
             rows = SetAside(file=self.folder / BAD_ROWS) if self.skips else Stop()
@@ -221,6 +225,17 @@ class Run:
             )
         self.ranks.wait()
         return Corpus.open(self.folder / CORPUS)
+
+    def _same(self, given: Corpus) -> None:
+        """Whether it is the corpus with which the run began."""
+        about = {"stated": list(given.about.get("stated", ())), "files": {given.folder.name: given.digest}}
+        if not (self.folder / DATA).exists():
+            write(self.folder / DATA, about)
+        elif read_json(self.folder / DATA) != about:
+            raise HeedfulError(
+                f"{given.folder} holds another corpus than the one with which {self.folder} began: put that one back, "
+                "or give another folder with --out"
+            )
 
     def _told(self) -> Any:
         last = time.monotonic()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -577,6 +579,22 @@ def test_what_became_of_the_text_is_told(tmp_path: Path, known: Path) -> None:
     many = text_notes({"stated": [f"{number}.txt: is empty" for number in range(1000)], "cut": 1200})
     assert len(many) == 22 and many[20] == "and 980 more such sentences, which the corpus's manifest.json has"
     assert many[21] == "documents that were cut for their size, and go on as new ones: 1,200"
+
+
+def test_another_corpus_in_its_place_is_refused(tmp_path: Path, known: Path) -> None:
+    """Also one of as many rows; the same one that is made anew is the same."""
+    tokenizer, found = Tokenizer.load(known), documents(60, seed=4)
+    other = [[sentence.replace("falls", "sings") for sentence in each] for each in found]
+    for name, texts in (("one", found), ("again", found), ("other", other)):
+        corpus_of(tmp_path / name, texts, tokenizer)
+    place = tmp_path / "corpus"
+    shutil.copytree(tmp_path / "one" / "corpus", place)
+    assert go(place, tmp_path / "run", watch=Seen(2)).why == "asked"
+    for name, message in (("other", "holds another corpus than the one with which"), ("again", "")):
+        shutil.rmtree(place)
+        shutil.copytree(tmp_path / name / "corpus", place)
+        with pytest.raises(HeedfulError, match=message) if message else nullcontext():
+            assert go(place, tmp_path / "run").why == "done"
 
 
 def test_a_killed_tokenizer_is_trained_again(tmp_path: Path, text: Path) -> None:
