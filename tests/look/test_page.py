@@ -228,6 +228,45 @@ def test_a_file_keeps_what_was_asked_for_and_tells_the_rest(asks: Asks) -> None:
     assert small.bytes <= 30_000 and small.left_out["steps"] > 0 and "about?" in small.answers
 
 
+def test_a_file_of_some_layers_and_heads_opens_on_them(chrome: Browser, tmp_path: Path, asks: Asks) -> None:
+    """Each view shows what was kept, and offers nothing else to choose."""
+    file = tmp_path / "look.html"
+    options = "return [...document.querySelectorAll('.controls select')].map((e) => [...e.options].map((o) => o.value))"
+    chips = "return [...document.querySelectorAll('.chip:enabled')].map((e) => e.textContent)"
+    file.write_text(page.html(asks, layers=[1], heads=[2, 3]), encoding="utf-8")
+    for view in VIEWS:
+        chrome.open(f"{file.as_uri()}#view={view}&layer=0&head=0")
+        chrome.until(lambda view=view: chrome.js("return document.querySelector('.body').dataset.view") == view)
+        assert chrome.js(PROBLEMS) == "", view
+        assert "&layer=1&head=2&" in chrome.js("return location.hash")
+        if view == "neuron":
+            assert chrome.js(options) == [["0", "1"], ["1"], ["2", "3"]]
+    chrome.open(f"{file.as_uri()}#view=head")
+    assert chrome.js(chips) == ["2", "3"] and "2 heads" in chrome.until(lambda: chrome.text(".told"))
+    chrome.focus('.tab[aria-selected="true"]')
+    chrome.keys("}", "}", "]", "[")
+    assert "&layer=1&head=3&" in chrome.js("return location.hash") and chrome.js(PROBLEMS) == ""
+    chrome.open(f"{file.as_uri()}#view=compare")
+    assert chrome.js("return [...document.querySelectorAll('.bar-of option')].map((e) => e.value)") == [
+        "mean",
+        "2",
+        "3",
+    ]
+    assert chrome.complaints() == []
+
+
+def test_a_file_of_one_head_shows_where_it_looked(chrome: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "look.html"
+    save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", vocab_size=96)
+    loaded = heedful.load(tmp_path)
+    loaded.tokenizer = ending(word_tokenizer(WORDS))
+    file.write_text(page.html(Asks([Inside(loaded, TEXT)]), layers=[1], heads=[2]), encoding="utf-8")
+    chrome.open(f"{file.as_uri()}#view=alignment")
+    assert chrome.text(".alignment-view figcaption") == "Layer 1, head 2" and chrome.js(PROBLEMS) == ""
+    chrome.open(f"{file.as_uri()}#view=decoder")
+    assert "layer 1, head 2" in chrome.text(".decoder-view") and chrome.js(PROBLEMS) == ""
+
+
 def test_only_its_reader_gets_in(local: Local) -> None:
     here = local.url.rstrip("/").rsplit("/", 1)[0]
 

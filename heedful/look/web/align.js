@@ -4,7 +4,7 @@
 import { choice, make, note, percent, plain, toggle } from "./parts.js";
 import { merged, unpack, wordsOf } from "./numbers.js";
 import { heatmap } from "./draw.js";
-import { namesOf, tokensOf } from "./tokens.js";
+import { namesOf, nearest, placesOf, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 
@@ -21,16 +21,19 @@ const READ = "Down: what the decoder read; across: the text. Each row says where
 export async function alignmentView(context) {
   const { look } = context;
   const part = look.views.find((each) => each.part === "cross") ?? context.part;
-  const layer = Math.min(context.state.layer, part.layers - 1);
+  const places = placesOf(context.source, context.state.side, part);
+  const layer = nearest([...places.keys()], context.state.layer);
   const place = { side: context.state.side, part: part.part, layer };
-  const all = await Promise.all([...Array(part.heads).keys()].map((head) => context.source.ask("weights", { ...place, head })));
+  const shown = places.get(layer) ?? [];
+  const all = await Promise.all(shown.map((head) => context.source.ask("weights", { ...place, head })));
   const heads = all.map((each) => unpack(each.weights).values);
   const [rows, keys] = [look.sides.said ?? tokensOf(context, part.rows), tokensOf(context, part.keys)];
   const picture = make("div", { class: "beside" });
-  let head = "mean";
+  const every = shown.length === part.heads; // or else there is no mean
+  let head = every ? "mean" : String(shown[0]);
   const show = () => {
     const groups = context.state.words ? { rows: wordsOf(rows), keys: wordsOf(keys) } : null;
-    const whole = { shape: [rows.length, keys.length], values: head === "mean" ? mean(heads) : heads[Number(head)] };
+    const whole = { shape: [rows.length, keys.length], values: head === "mean" ? mean(heads) : heads[shown.indexOf(Number(head))] };
     const drawn = groups ? merged(whole, groups.rows, groups.keys) : whole;
     const [down, across] = [namesOf(rows, groups?.rows), namesOf(keys, groups?.keys)];
     const which = part.heads === 1 ? "" : head === "mean" ? `, the mean of ${part.heads} heads` : `, head ${head}`;
@@ -44,7 +47,7 @@ export async function alignmentView(context) {
   show();
   const bar = make("div", { class: "bar-of" });
   if (part.heads > 1) {
-    const names = /** @type {[string, string][]} */ ([["mean", "mean of all"], ...heads.map((_, each) => [String(each), String(each)])]);
+    const names = /** @type {[string, string][]} */ ([...(every ? [["mean", "mean of all"]] : []), ...shown.map((each) => [String(each), String(each)])]);
     bar.append(
       choice("Head", names, head, (to) => {
         head = to;

@@ -34,31 +34,43 @@ export async function compareView(context) {
       pictures.replaceChildren(note(/** @type {Error} */ (error).message, "problem"));
     }
   };
-  const heads = (/** @type {number} */ count) =>
-    /** @type {[string, string][]} */ ([["mean", "mean of all"], ...[...Array(count).keys()].map((each) => [String(each), String(each)])]);
+  const { live, keeps } = context.source;
+  const heads = (/** @type {number} */ count) => {
+    const all = [...Array(count).keys()].filter((head) => keeps("compare", asked(context, { ...chosen, mine: String(head), head: String(head) })));
+    return /** @type {[string, string][]} */ ([["mean", "mean of all"], ...all.map((each) => [String(each), String(each)])]);
+  };
   const second = choice("Head of the second", heads(theirs.heads), "mean", (head) => {
     chosen.head = head;
     show();
   });
   const bar = make(
     "div", { class: "bar-of" },
-    choice("Head of the first", heads(context.part.heads), "mean", (head) => {
+    choice(live ? "Head of the first" : "Head of both", heads(live ? context.part.heads : Math.min(context.part.heads, theirs.heads)), "mean", (head) => {
       const along = chosen.head === chosen.mine && (head === "mean" || Number(head) < theirs.heads);
       if (along) chosen.head = /** @type {HTMLSelectElement} */ (second.querySelector("select")).value = head;
       chosen.mine = head;
       show();
     }),
-    second,
-    choice("Layer of the second", [...Array(theirs.layers).keys()].map((each) => [String(each), String(each)]), String(chosen.layer), (layer) => {
-      chosen.layer = Number(layer);
-      show();
-    }),
   );
+  const layers = [...Array(theirs.layers).keys()].map((each) => /** @type {[string, string]} */ ([String(each), String(each)]));
+  const below = choice("Layer of the second", layers, String(chosen.layer), (layer) => {
+    chosen.layer = Number(layer);
+    show();
+  });
+  if (live) bar.append(second, below); // a file keeps each head beside the same one
   made.append(
     make("div", { class: "sides" }, sideLine("first", one), sideLine("second", other)), bar, pictures,
   );
   await show();
   return made;
+}
+
+/**
+ * @param {Context} context
+ * @param {{layer: number, head: string, mine: string}} chosen
+ */
+function asked(context, chosen) {
+  return { part: context.part.part, layer: context.state.layer, other_layer: chosen.layer, head: chosen.mine, other_head: chosen.head };
 }
 
 /**
@@ -75,9 +87,7 @@ function sideLine(name, look) {
  * @param {{layer: number, head: string, mine: string}} chosen
  */
 async function sideBySide(context, chosen) {
-  const found = await context.source.ask("compare", {
-    part: context.part.part, layer: context.state.layer, other_layer: chosen.layer, head: chosen.mine, other_head: chosen.head,
-  });
+  const found = await context.source.ask("compare", asked(context, chosen));
   const [one, other] = context.looks.map((look) => look.sides);
   const name = (/** @type {number[]} */ [a, b], /** @type {string} */ side) =>
     one[side][a].text === other[side][b].text ? one[side][a].text : `${one[side][a].text}/${other[side][b].text}`;

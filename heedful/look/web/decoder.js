@@ -4,7 +4,7 @@
 import { arrows, make, note, percent, plain, short } from "./parts.js";
 import { rowOf, unpack } from "./numbers.js";
 import { bars } from "./plots.js";
-import { headName, tokenList, tokensOf } from "./tokens.js";
+import { headName, nearest, placesOf, tokenList, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 
@@ -62,7 +62,9 @@ async function showStep(context, panel, found, place) {
   panel.replaceChildren(both);
   const cross = context.look.views.find((each) => each.part === "cross");
   if (!cross || !context.look.written) return;
-  const { layer, head } = { layer: Math.min(context.state.layer, cross.layers - 1), head: Math.min(context.state.head, cross.heads - 1) };
+  const places = placesOf(context.source, context.state.side, cross);
+  const layer = nearest([...places.keys()], context.state.layer);
+  const head = nearest(places.get(layer) ?? [], context.state.head);
   try {
     const sent = await context.source.ask("weights", { side: context.state.side, part: "cross", layer, head });
     const line = rowOf(unpack(sent.weights), place);

@@ -20,9 +20,8 @@ const MANY = 40_000; // weights of a head, from which on not all heads are shown
 export async function headView(context) {
   const { part, state } = context;
   const [rows, keys] = [tokensOf(context, part.rows), tokensOf(context, part.keys)];
-  const every = [...Array(part.heads).keys()];
-  const first = rows.length * keys.length > MANY ? every.slice(0, 4) : every;
-  const heads = (state.heads ?? first).filter((each) => each < part.heads);
+  const first = rows.length * keys.length > MANY ? context.heads.slice(0, 4) : context.heads;
+  const heads = (state.heads ?? first).filter((each) => context.heads.includes(each));
   const found = await Promise.all(heads.map((head) => context.source.ask("weights", context.place(head))));
   const groups = state.words ? { rows: wordsOf(rows), keys: wordsOf(keys) } : null;
   const weights = found.map((each) => {
@@ -69,7 +68,9 @@ function headBar(context, heads, sides) {
     const chip = make(
       "button",
       {
-        type: "button", class: "chip", "aria-pressed": String(heads.includes(head)), title: headName(context, head),
+        type: "button", class: "chip", "aria-pressed": String(heads.includes(head)),
+        disabled: !context.heads.includes(head),
+        title: context.heads.includes(head) ? headName(context, head) : "not kept in the file",
         onclick: () => {
           const chosen = heads.includes(head) ? heads.filter((each) => each !== head) : [...heads, head].sort((a, b) => a - b);
           context.set({ heads: chosen });
@@ -81,10 +82,10 @@ function headBar(context, heads, sides) {
     chip.style.setProperty("--mine", headColour(head));
     chips.append(chip);
   }
-  arrows(chips, ".chip");
+  arrows(chips, ".chip:enabled");
   bar.append(
     make("span", { class: "label" }, "Heads"), chips,
-    make("button", { type: "button", class: "quiet", onclick: () => context.set({ heads: [...Array(context.part.heads).keys()] }) }, "all"),
+    make("button", { type: "button", class: "quiet", onclick: () => context.set({ heads: [...context.heads] }) }, "all"),
     make("button", { type: "button", class: "quiet", onclick: () => context.set({ heads: [] }) }, "none"),
   );
   if (new Set([...sides.from, ...sides.to]).size > 1) {

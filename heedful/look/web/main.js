@@ -14,7 +14,7 @@ import { alignmentView } from "./align.js";
 import { compareView } from "./compare.js";
 import { similarityView, wordsView } from "./words.js";
 import { headsView } from "./patterns.js";
-import { nameOf } from "./tokens.js";
+import { nameOf, nearest, placesOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 /** @typedef {import("./tokens.js").State} State */
@@ -83,12 +83,15 @@ async function open(root, source, { remember }) {
     const look = about.looks[state.side];
     const part = look.views.find((each) => each.part === state.part) ?? look.views[0];
     state.part = part.part;
-    state.layer = Math.min(state.layer, part.layers - 1);
-    state.head = Math.min(state.head, part.heads - 1);
+    const places = placesOf(source, state.side, part);
+    const layers = [...places.keys()];
+    state.layer = nearest(layers, state.layer);
+    const heads = places.get(state.layer) ?? [];
+    state.head = nearest(heads, state.head);
     state.row = Math.min(state.row, look.sides[part.rows].length - 1);
     /** @type {Context} */
     const made = {
-      looks: about.looks, look, part, state, root, source, word: about.word, report: about.report,
+      looks: about.looks, look, part, layers, heads, state, root, source, word: about.word, report: about.report,
       set: (changed) => {
         Object.assign(state, changed);
         show();
@@ -182,7 +185,7 @@ function arrowsOnTabs(tabs) {
  */
 function controlsOf(context, view) {
   const { state, look, part } = context;
-  const count = (/** @type {number} */ n) => /** @type {[string, string][]} */ ([...Array(n).keys()].map((each) => [String(each), String(each)]));
+  const told = (/** @type {number[]} */ all) => all.map((each) => /** @type {[string, string]} */ ([String(each), String(each)]));
   const made = [];
   if (context.looks.length > 1 && view.key !== "compare") {
     const models = new Set(context.looks.map((each) => each.name)).size > 1;
@@ -193,10 +196,10 @@ function controlsOf(context, view) {
     made.push(choice("Part", look.views.map((each) => [each.part, each.part]), part.part, (name) => context.set({ part: name, heads: null })));
   }
   if (view.uses.includes("layer") && part.layers > 1) {
-    made.push(choice("Layer", count(part.layers), String(state.layer), (layer) => context.set({ layer: Number(layer) })));
+    made.push(choice("Layer", told(context.layers), String(state.layer), (layer) => context.set({ layer: Number(layer) })));
   }
   if (view.uses.includes("head") && part.heads > 1) {
-    made.push(choice("Head", count(part.heads), String(state.head), (head) => context.set({ head: Number(head) })));
+    made.push(choice("Head", told(context.heads), String(state.head), (head) => context.set({ head: Number(head) })));
   }
   made.push(make("span", { class: "soft about" }, view.about));
   return made;
@@ -291,11 +294,15 @@ function shortcuts(root, context) {
     const where = /** @type {HTMLElement} */ (event.target);
     if (where.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
     const now = context();
-    const { state, part } = now;
+    const { state, layers, heads } = now;
     const step = { "[": -1, "]": 1 }[event.key];
     const other = { "{": -1, "}": 1 }[event.key];
-    if (step) now.set({ layer: Math.max(0, Math.min(part.layers - 1, state.layer + step)) });
-    else if (other) now.set({ head: Math.max(0, Math.min(part.heads - 1, state.head + other)), heads: [Math.max(0, Math.min(part.heads - 1, state.head + other))] });
+    const beside = (/** @type {number[]} */ all, /** @type {number} */ here, /** @type {number} */ by) => all[all.indexOf(here) + by] ?? here;
+    if (step) now.set({ layer: beside(layers, state.layer, step) });
+    else if (other) {
+      const head = beside(heads, state.head, other);
+      now.set({ head, heads: [head] });
+    }
   });
 }
 

@@ -26,7 +26,8 @@ export async function modelView(context) {
       fillLayer(context, grid, Number(/** @type {HTMLElement} */ (each.target).dataset.layer));
     }
   });
-  for (let layer = 0; layer < part.layers; layer++) {
+  const layers = [...Array(part.layers).keys()].filter((layer) => context.source.keeps("thumbnails", { side: state.side, part: part.part, layer }));
+  for (const layer of layers) {
     const name = make("span", { class: "down", "data-layer": layer }, String(layer));
     grid.append(name);
     for (let head = 0; head < part.heads; head++) {
@@ -64,9 +65,9 @@ export async function modelView(context) {
  * @param {number} layer
  */
 async function fillLayer(context, grid, layer) {
-  const { head: _, ...place } = context.place(0);
+  const { state, part } = context;
   try {
-    const found = unpack((await context.source.ask("thumbnails", { ...place, layer })).heads);
+    const found = unpack((await context.source.ask("thumbnails", { side: state.side, part: part.part, layer })).heads);
     const [, n, m] = found.shape;
     const lut = colours(context.root, HEAT);
     for (const [head, each] of grid.querySelectorAll(`.thumb[data-layer="${layer}"] canvas`).entries()) {

@@ -2,7 +2,13 @@
 // Where answers come from: a server, the file itself, or a notebook's kernel. All are asked in the same way.
 
 /** @typedef {Record<string, string | number>} Params */
-/** @typedef {{ask: (name: string, params?: Params) => Promise<any>, live: boolean, leftOut: Record<string, number>}} Source */
+/**
+ * `keeps` tells whether a question has an answer here: a server and a kernel answer all, a file what it holds.
+ * @typedef {{
+ *   ask: (name: string, params?: Params) => Promise<any>, keeps: (name: string, params?: Params) => boolean,
+ *   live: boolean, leftOut: Record<string, number>,
+ * }} Source
+ */
 
 const KEPT_BYTES = 64_000_000; // of answers that are remembered
 const LINE = 65_000; // characters of a question; the server reads lines of 65,536
@@ -17,19 +23,18 @@ function question(name, params) {
 }
 
 /**
- * The same, with the newest answers remembered.
+ * One that can be asked anything, with the newest answers remembered.
  * @param {(name: string, params: Params) => Promise<any>} ask
- * @param {boolean} live
- * @param {Record<string, number>} leftOut
  * @returns {Source}
  */
-function remembering(ask, live, leftOut = {}) {
+function remembering(ask) {
   /** @type {Map<string, {answer: Promise<any>, bytes: number}>} */
   const known = new Map();
   let bytes = 0;
   return {
-    live,
-    leftOut,
+    live: true,
+    leftOut: {},
+    keeps: () => true,
     async ask(name, params = {}) {
       const key = question(name, params);
       const held = known.get(key);
@@ -83,7 +88,7 @@ export function serverSource() {
     const found = await answer.json();
     if (found.error) throw new Error(found.error);
     return found;
-  }, true);
+  });
 }
 
 /**
@@ -95,6 +100,7 @@ export function keptSource(kept) {
   return {
     live: false,
     leftOut: kept.left_out,
+    keeps: (name, params = {}) => question(name, params) in kept.answers,
     async ask(name, params = {}) {
       const found = kept.answers[question(name, params)];
       if (found === undefined) {
@@ -129,6 +135,5 @@ export function kernelSource(model) {
         const asked = Object.fromEntries(Object.entries(params).map(([key, value]) => [key, String(value)]));
         model.send({ number: last, name, params: asked });
       }),
-    true,
   );
 }

@@ -21,6 +21,7 @@ import { make, plain, shown } from "./parts.js";
 /**
  * @typedef {{
  *   looks: Look[], look: Look, part: Part, state: State, root: HTMLElement, word: string, report: boolean,
+ *   layers: number[], heads: number[],
  *   source: import("./source.js").Source, set: (changed: Partial<State>) => void, note: (changed: Partial<State>) => void,
  *   place: (head?: number) => Record<string, string | number>, reload: () => Promise<void>,
  * }} Context
@@ -76,6 +77,30 @@ export function tokenList(names, { label, chosen, pick, over }) {
     );
   }
   return list;
+}
+
+/**
+ * The heads of each layer of a part that can be shown; all, where none was kept and so each view has to say it.
+ * @param {import("./source.js").Source} source
+ * @param {number} side
+ * @param {Part} part
+ * @returns {Map<number, number[]>}
+ */
+export function placesOf(source, side, part) {
+  const all = [...Array(part.heads).keys()];
+  const layers = [...Array(part.layers).keys()];
+  const kept = layers.map((layer) => all.filter((head) => source.keeps("weights", { side, part: part.part, layer, head })));
+  const none = kept.every((heads) => !heads.length);
+  return new Map(layers.filter((layer) => none || kept[layer].length).map((layer) => [layer, none ? all : kept[layer]]));
+}
+
+/**
+ * The last one up to the one that was wanted, or else the first.
+ * @param {number[]} all
+ * @param {number} wanted
+ */
+export function nearest(all, wanted) {
+  return all.filter((each) => each <= wanted).at(-1) ?? all[0];
 }
 
 /**
