@@ -169,5 +169,8 @@ def _report(run: str, data: Path, out: Path, texts: list[str] | None, most: int,
     table(best, head=["pattern", "part", "layer", "head", "share", "by chance", "lift", "z"], right={2, 3, 4, 5, 6, 7})
     told = ", ".join(f"{count} {name}" for name, count in found["counts"].items())
     print(f"\n{told}")
-    print(found["price"]["said"] if found["price"] else found["said"])
+    if found["price"]:
+        print(found["price"]["said"])
+    if found["passed_over"] or not found["price"]:
+        print(found["said"])
     note(f"{out}: heads.json, and heads.html to look at")

@@ -68,15 +68,12 @@ class Inside:
 
         `choices` are all candidates of a prompt, of which the item's second text is one.
         """
-        if loaded.tokenizer is None:
-            raise HeedfulError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
+        self.encoded, why = encoded(loaded, item)
+        if why:
+            raise HeedfulError(why)
+        assert loaded.tokenizer is not None
         self.loaded, self.item, self.tokenizer = loaded, item, loaded.tokenizer
         self.name, self.choices = name or loaded.source, tuple(choices)
-        read = item + loaded.between if isinstance(item, str) else item
-        (self.encoded,) = open_ended(loaded, self.tokenizer, [self.tokenizer.encode(read)])
-        most = LONGEST if loaded.limit is None else loaded.limit
-        if not 1 <= len(self.encoded) <= most:
-            raise HeedfulError(f"the text has {len(self.encoded)} tokens, and this model reads 1 to {most} at once")
         self.source = Packed.of([self.encoded.ids], [self.encoded.types])
         self.target, self.written = self._target(target)
         self.kept = Kept(what=("states", "weights"))
@@ -232,6 +229,18 @@ class Inside:
         kind: Any = part
         count = self.view(part).layers
         return [self.kept.states[kind, layer, 0] for layer in range(count + 1)]
+
+
+def encoded(loaded: Loaded, item: str | tuple[str, str]) -> tuple[Encoded, str]:
+    """A text's tokens, and why the model does not read them at once; nothing, where it does."""
+    if loaded.tokenizer is None:
+        raise HeedfulError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
+    read = item + loaded.between if isinstance(item, str) else item
+    (found,) = open_ended(loaded, loaded.tokenizer, [loaded.tokenizer.encode(read)])
+    most = LONGEST if loaded.limit is None else loaded.limit
+    wanted = "a shorter one" if found.ids else "one with words"
+    why = f"the text has {len(found)} tokens, and this model reads 1 to {most} at once: give {wanted}"
+    return found, "" if 1 <= len(found) <= most else why
 
 
 def among(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice
 from math import log, sqrt
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
-from heedful.look.inside import Inside, spelled
+from heedful.look.inside import Inside, encoded, spelled
 from heedful.nn.layout import allowed, gaps
 
 PATTERNS = {
@@ -93,33 +93,36 @@ Sums = dict[tuple[str, str], _Sums]  # by part and pattern
 def heads(
     loaded: Loaded, texts: Iterable[str | tuple[str, str]], *, most: int = TEXTS, related: bool = True
 ) -> list[Head]:
-    """Every self-attention head of a model, named by what it does on these texts, of which at most so many are read.
+    """Every self-attention head of a model, named by what it does on these texts, of which at most so many are taken.
 
+    What the model does not read at once is passed over, see `readable`.
     score = mean over rows of the sum of weights w_j over the keys j that the pattern points at. Chance shuffles a row's
     weights over the keys it may see: s of m keys then have the share s/m, with the variance
     s (m - s) / (m - 1) var(w); z is the distance in deviations of the mean, where rows of one token count as one
     (their deviations add up), since a head does with a token what it always does. The spread of "broad" is
     entropy / log m, and its chance that of a random distribution over m keys, uniform on the simplex.
     """
-    items = [item for item, _ in zip(texts, range(most), strict=False)]
-    if not items:
-        raise HeedfulError("no texts were given: patterns are found over texts")
+    given = list(islice(texts, most))
+    items = [given[place] for place in readable(loaded, given)]
     alike = _related(loaded) if related else None
     sums: Sums = {}
     pairs = _keen(_words(loaded, items))
-    read = 0
     for item in items:
-        try:
-            inside = Inside(loaded, item)
-        except HeedfulError:  # longer than the model reads, or empty
-            continue
+        inside = Inside(loaded, item)
         for view in inside.views:
             if view.part in ("encoder", "decoder"):
                 _add(inside, view.part, sums, alike, pairs)
-        read += 1
-    if not read:
-        raise HeedfulError(f"none of the {len(items)} texts fits the model: give texts it can read at once")
     return _named(sums)
+
+
+def readable(loaded: Loaded, texts: Sequence[str | tuple[str, str]]) -> list[int]:
+    """The numbers of those that the model reads at once, neither empty nor too long; without one, a HeedfulError."""
+    if not texts:
+        raise HeedfulError("no texts were given: patterns are found over texts")
+    found = [number for number, text in enumerate(texts) if not encoded(loaded, text)[1]]
+    if not found:
+        raise HeedfulError(f"none of the {len(texts)} texts fits the model: give texts it can read at once")
+    return found
 
 
 def _add(inside: Inside, part: str, sums: Sums, alike: Any, pairs: Any) -> None:

@@ -96,9 +96,8 @@ def _without(loaded: Loaded, heads: Sequence[tuple[str, int, int]]) -> dict[str,
 # -- losses -----------------------------------------------------------------------------------------------------
 
 
-def of_task(loaded: Loaded, task: Task, examples: Sequence[Any]) -> tuple[list[Callable[[], Tensor]], list[float]]:
+def of_task(loaded: Loaded, task: Task, samples: Sequence[Any]) -> tuple[list[Callable[[], Tensor]], list[float]]:
     """The task's own loss."""
-    samples = task.read(examples).samples
     batches: list[Any] = []
     group: list[Any] = []
     rows = 0
@@ -139,8 +138,6 @@ def of_masks(loaded: Loaded, texts: Sequence[Any], seed: int = 0) -> tuple[list[
         ids, types, wanted, answers, rows = [], [], [], [], 0
 
     for encoded in tokenizer.encode_batch(list(texts)):
-        if loaded.limit is not None and len(encoded) > loaded.limit:
-            continue
         if rows + len(encoded) > ROWS:
             close()
         inner = [place for place, segment in enumerate(encoded.segments) if segment is not None]
@@ -172,7 +169,10 @@ def report(
         raise HeedfulError(f"{loaded.source} has no heads of self-attention: there is nothing to name in it")
     source, task, split = _data(loaded, data, settings or DataSettings(dev=0.0))
     examples = list(islice(source.examples(split), most))
-    texts: list[Any] = [each.texts[0] if len(each.texts) == 1 else tuple(each.texts[:2]) for each in examples[:most]]
+    texts: list[Any] = [each.texts[0] if len(each.texts) == 1 else tuple(each.texts[:2]) for each in examples]
+    read = patterns.readable(loaded, texts)
+    passed = len(texts) - len(read)
+    examples, texts = [examples[number] for number in read], [texts[number] for number in read]
     training = loaded.training
     loaded.eval()
     needs = [parameter.requires_grad for parameter in loaded.parameters()]
@@ -195,13 +195,16 @@ def report(
             place = each["part"], each["layer"], each["head"]
             each["importance"] = float(found.importance[place[0]][place[1:]])
             each["effect"] = float(found.effect[place[0]][place[1:]])
-    told = f"{len(texts)} texts of {data}: the share of each head's attention that goes where a pattern says."
+    over = f" ({passed} more {'was' if passed == 1 else 'were'} passed over: too long to be read at once, or empty)"
+    took = f"{len(texts)} texts of {data}{over if passed else ''}"
+    told = f"{took}: the share of each head's attention that goes where a pattern says."
     if found is None:
         told += f" No head was masked, since there is no loss: {task}"
     return {
         "model": loaded.source,
         "data": str(data),
         "texts": len(texts),
+        "passed_over": passed,
         "example": min(texts, key=lambda text: abs(len(" ".join(text) if isinstance(text, tuple) else text) - 120)),
         "patterns": patterns.PATTERNS,
         "counts": patterns.counts(heads),
@@ -225,8 +228,9 @@ def _price(found: Worth) -> dict[str, Any]:
 def _worth(loaded: Loaded, task: Task | str, examples: Sequence[Any]) -> Worth | None:
     """None: the model's head has no loss on such examples."""
     if isinstance(task, Task):
-        batches, weights = of_task(loaded, task, examples)
-        return worth(loaded, batches, weights, f"loss on {len(examples)} examples")
+        read = task.read(examples)
+        batches, weights = of_task(loaded, task, read.samples)
+        return worth(loaded, batches, weights, f"loss on {read.examples - read.left_out} examples")
     if isinstance(loaded.config.head, MaskedTokens | Pretraining):
         texts: list[Any] = [each.texts[0] for each in examples]
         batches, weights = of_masks(loaded, texts)

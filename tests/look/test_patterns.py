@@ -118,3 +118,25 @@ def test_the_report_weighs_heads_where_there_is_a_loss(tmp_path: Path) -> None:
     one = next(each for each in found["heads"] if (each["layer"], each["head"]) == (1, 2))
     assert one["effect"] == pytest.approx(masked - whole, abs=1e-5)
     assert found["price"]["values"][0] == pytest.approx(whole, abs=1e-5)
+
+
+def test_what_is_too_long_is_passed_over_and_not_counted(tmp_path: Path) -> None:
+    """In the report, in what it says, and in the examples whose loss is taken."""
+    loaded = heedful.load(make(tmp_path / "run", "single"))
+    data = tmp_path / "data.csv"
+    rows = [f"the {word} sat here.,good" for word in ("cat", "dog", "mat")]
+    data.write_text("\n".join(["text,label", *rows, "cat " * 60 + ",bad", ""]))
+    found = report(loaded, data)
+    assert (found["texts"], found["passed_over"]) == (3, 1)
+    assert found["said"].startswith(
+        f"3 texts of {data} (1 more was passed over: too long to be read at once, or empty): "
+    )
+    assert found["measure"] == "loss on 3 examples"
+    short = tmp_path / "short.csv"
+    short.write_text("\n".join(["text,label", *rows, ""]))
+    assert [each["patterns"] for each in report(loaded, short)["heads"]] == [
+        each["patterns"] for each in found["heads"]
+    ]
+    assert report(loaded, short)["said"].startswith(f"3 texts of {short}: ")
+    with pytest.raises(HeedfulError, match="none of the 2 texts fits the model"):
+        patterns.heads(loaded, ["cat " * 60, "dog " * 60])
