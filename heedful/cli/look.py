@@ -49,7 +49,15 @@ def look(
     A page on this machine, behind a random token, or with --html one file: heads, layers, queries and keys, each step
     of a block, positions, the prediction and what it rests on. With --heads a report on what each head does.
     """
-    if heads is not None:
+    if html is None:
+        _without("they say what the file of --html keeps, and a page shows all", layer=layer, head=head)
+    if heads is None:
+        _without("they are for the report of --heads DATA", out=out, json=as_json)
+    else:
+        why = "the report of --heads takes a RUN, and beside it one TEXT, --most, --out and --json"
+        _without(why, html=html, pair=pair, question=question, choice=choice, target=target, against=against, word=word)
+        if texts and len(texts) > 1:
+            raise HeedfulError(f"{len(texts)} texts were given: {why}")
         return _report(run, heads, out or Path(f"heads-{heads.absolute().stem}"), texts, most, as_json)
     if not texts:
         raise HeedfulError("no text was given: write one after the model, or name data with --heads")
@@ -70,9 +78,13 @@ def look(
             part.write_text(made, encoding="utf-8")
         note(f"{html} ({len(made.encode()) / 1e6:.1f} MB) opens in any browser, without a network")
         return
-    if layer or head:
-        raise HeedfulError("--layer and --head are for --html: a page shows all of them")
     _serve(asks, port)
+
+
+def _without(why: str, **options: Any) -> None:
+    """A HeedfulError where any of these was given."""
+    if given := [f"--{name}" for name, value in options.items() if value]:
+        raise HeedfulError(f"{' and '.join(given)} {'was' if len(given) == 1 else 'were'} given: {why}")
 
 
 def _serve(asks: Asks, port: int) -> None:

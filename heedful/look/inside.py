@@ -16,7 +16,7 @@ from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
 from heedful.look import reading
 from heedful.model.classic import Classic
-from heedful.model.trace import Attended, Part, Trace, What
+from heedful.model.trace import Attended, Part, Trace, What, within
 from heedful.nn.layout import Call
 from heedful.packed import Packed
 from heedful.tasks.rewrite import Writing, marks, open_ended, write_all
@@ -170,14 +170,11 @@ class Inside:
     ) -> Attended:
         """One layer's attention, of the chosen heads and rows."""
         view = self.view(part)
-        if not 0 <= layer < view.layers:
-            raise HeedfulError(f"layer {layer} was asked for, but there are {view.layers}, from 0")
+        within("layers", [layer], view.layers)
         with torch.no_grad():
             if (part, layer) not in self.kept.calls:
                 found = self._without_scores(part, layer)
-                chosen = list(range(len(found))) if heads is None else list(heads)
-                if any(not 0 <= each < len(found) for each in chosen):
-                    raise HeedfulError(f"heads {chosen} were asked for, but there are {len(found)}, from 0")
+                chosen = list(within("heads", heads, len(found)))
                 return Attended(scale=1.0, weights=found[chosen] if rows is None else found[chosen][:, list(rows)])
             q, k, v, call = self.kept.calls[part, layer]
             kind: Any = part

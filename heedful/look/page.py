@@ -17,6 +17,7 @@ from heedful.errors import HeedfulError
 from heedful.look.asks import Asks
 from heedful.look.inside import Inside
 from heedful.model.config import Classes, NextToken
+from heedful.model.trace import within
 
 MODULES = (  # in an order in which each needs only those before it
     *("parts.js", "numbers.js", "source.js", "draw.js", "plots.js", "tokens.js"),
@@ -60,7 +61,19 @@ class Kept:
 
 
 def keep(asks: Asks, *, layers: list[int] | None = None, heads: list[int] | None = None, budget: int = BUDGET) -> Kept:
-    """Answers to all that a page may ask of the chosen layers and heads, the most needed first, within the budget."""
+    """Answers to all that a page may ask of the chosen layers and heads, the most needed first, within the budget.
+
+    `layers` and `heads` count from 0, None stands for all; one that no part of a look has is a HeedfulError, as is an
+    empty list. `budget` is in bytes of JSON.
+    """
+    views = [view for look in asks.looks for view in look.views]
+    for what, asked, count in (
+        ("layers", layers, max(view.layers for view in views)),
+        ("heads", heads, max(view.heads for view in views)),
+    ):
+        within(what, asked, count)
+        if asked is not None and not asked:
+            raise HeedfulError(f"no {what} were asked for: give numbers from 0 to {count - 1}, or None for all")
     answers: dict[str, Any] = {}
     left_out: dict[str, int] = {}
     size = 0

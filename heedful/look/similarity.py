@@ -11,6 +11,7 @@ from torch import Tensor
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
 from heedful.model.stack import Block
+from heedful.model.trace import within
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -48,9 +49,8 @@ def similarity(loaded: Loaded, part: str, layer: int, head: int) -> Similarity:
     if stack is None or part not in ("encoder", "decoder", "cross") or (part == "cross" and not stack.config.cross):
         raise HeedfulError(f'this model has no part "{part}" with queries and keys')
     config = stack.config
-    for what, number, count in (("layer", layer, config.layers), ("head", head, config.heads)):
-        if not 0 <= number < count:
-            raise HeedfulError(f"{what} {number} was asked for, but there are {count}, from 0")
+    within("layers", [layer], config.layers)
+    within("heads", [head], config.heads)
     block = stack.blocks[layer * len(stack.blocks) // config.layers]
     assert isinstance(block, Block)
     d = config.head_width

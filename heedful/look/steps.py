@@ -15,6 +15,7 @@ from heedful.look.inside import Inside
 from heedful.model.config import Learned, Sinusoidal
 from heedful.model.embedding import Embedding
 from heedful.model.stack import Block, Placed, Stack
+from heedful.model.trace import within
 from heedful.nn.positions import sinusoid
 
 
@@ -74,9 +75,8 @@ def steps(inside: Inside, part: str, layer: int, head: int, row: int) -> list[St
     if part not in ("encoder", "decoder"):
         raise HeedfulError(f'steps are shown of "encoder" and "decoder", not of "{part}"')
     side = inside.sides[view.rows]
-    for what, number, count in (("layer", layer, view.layers), ("head", head, view.heads), ("row", row, len(side))):
-        if not 0 <= number < count:
-            raise HeedfulError(f"{what} {number} was asked for, but there are {count}, from 0")
+    for what, number, count in (("layers", layer, view.layers), ("heads", head, view.heads), ("rows", row, len(side))):
+        within(what, [number], count)
     model = inside.loaded.model
     stack = model.encoder if part == "encoder" else model.decoder
     assert stack is not None

@@ -314,6 +314,8 @@ class Transformer(nn.Module):
         count = len(source)
         if self._prepares_shapes():
             source, target = source.filled(), None if target is None else target.filled()
+        if trace is not None:
+            trace.check(self._layers())
         made = self._run(source, target, trace, count, wanted)
         return made[:rows] if wanted is None else made
 
@@ -330,11 +332,17 @@ class Transformer(nn.Module):
     def go_on(self, batch: Packed, cache: Cache, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
         """The decoder's rows of tokens that follow what the cache holds; they are remembered too."""
         assert self.decoder is not None
+        if trace is not None:
+            trace.check(self._layers())
         placed, to_memory = cache.placed(batch), cache.to_memory(batch)
         x: Tensor = self.output_embedding(placed)
         x = self.decoder(x, placed, cache.memory, to_memory, cache, trace, len(batch))
         cache.advance(batch.lengths)
         return x
+
+    def _layers(self) -> int:
+        """Of the stack that has more."""
+        return max((stack.config.layers for stack in (self.encoder, self.decoder) if stack is not None), default=0)
 
     def _prepares_shapes(self) -> bool:
         """Whether each new number of rows costs time and memory that is kept: oneDNN's bfloat16 products on a CPU.

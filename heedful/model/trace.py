@@ -53,6 +53,11 @@ class Trace:
     attention: dict[tuple[Part, int, int], Attended] = field(default_factory=dict, init=False)  # part, layer, sequence
     states: dict[tuple[Part, int, int], Float[Tensor, "n width"]] = field(default_factory=dict, init=False)
 
+    def check(self, layers: int) -> None:
+        """A HeedfulError where a layer was asked for that a model of so many does not have."""
+        last = layers if "states" in self.what else None  # what comes out of the last one
+        within("trace: layers", [each for each in self.layers or () if each != last], layers)
+
     def wants(self, part: Part, layer: int, what: Sequence[What]) -> bool:
         """Whether any of that was asked for."""
         asked = any(each in self.what for each in what)
@@ -90,19 +95,20 @@ class Trace:
                 self.states[part, layer, number] = x[start:stop].detach()[self._rows(stop - start)].clone()
 
     def _numbers(self, count: int) -> Sequence[int]:
-        return _within("sequences", self.sequences, count)
+        return within("trace: sequences", self.sequences, count)
 
     def _heads(self, count: int) -> Tensor:
-        return torch.tensor(_within("heads", self.heads, count))
+        return torch.tensor(within("trace: heads", self.heads, count))
 
     def _rows(self, count: int) -> Tensor:
         """Rows that a shorter sequence does not have are left out."""
         return torch.tensor([row for row in (range(count) if self.rows is None else self.rows) if row < count]).long()
 
 
-def _within(what: str, asked: Sequence[int] | None, count: int) -> Sequence[int]:
+def within(what: str, asked: Sequence[int] | None, count: int) -> Sequence[int]:
+    """The numbers that were asked for, None for all of so many; a HeedfulError where there is none of that number."""
     if asked is None:
         return range(count)
     if wrong := [number for number in asked if not 0 <= number < count]:
-        raise HeedfulError(f"trace: {what} {wrong} were asked for, but there are {count}, from 0")
+        raise HeedfulError(f"{what} {wrong[:5]} were asked for, but there are {count}, from 0")
     return asked

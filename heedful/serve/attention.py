@@ -9,7 +9,7 @@ import torch
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.refused import TooLong
-from heedful.model.trace import Trace
+from heedful.model.trace import Trace, within
 from heedful.packed import Packed
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
@@ -28,8 +28,7 @@ def attention(engine: Engine, item: Item, layers: list[int] | None, heads: list[
         ("layers", layers, max(stack.layers for stack in stacks)),
         ("heads", heads, min(stack.heads for stack in stacks)),
     ):
-        if asked is not None and (wrong := [each for each in asked if each >= count]):
-            raise HeedfulError(f"{what} {wrong[:5]} were asked for, but there are {count}, from 0")
+        within(what, asked, count)
     asked_layers = sum(len(set(layers)) if layers is not None else stack.layers for stack in stacks)
     asked_heads = len(heads) if heads is not None else max(stack.heads for stack in stacks)
     count = asked_layers * asked_heads * len(encoded) ** 2

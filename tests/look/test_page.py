@@ -313,6 +313,34 @@ def test_notebook_and_command(tmp_path: Path, asks: Asks, capsys: pytest.Capture
     assert ended.value.code == 2 and "no text was given" in capsys.readouterr().err
 
 
+def test_layers_and_heads_that_are_not_there_are_refused(
+    tmp_path: Path, asks: Asks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for layers, heads, told in (
+        ([1, 99], None, r"layers \[99\] were asked for, but there are 2, from 0"),
+        (None, [-1], r"heads \[-1\] were asked for, but there are 4, from 0"),
+        ([], None, "no layers were asked for: give numbers from 0 to 1, or None for all"),
+    ):
+        with pytest.raises(heedful.HeedfulError, match=told):
+            page.html(asks, layers=layers, heads=heads)
+    run, file = str(make(tmp_path / "run", "single")), tmp_path / "a.html"
+    for more, told in (
+        (["the cat", "--html", str(file), "--layer", "99"], "layers [99] were asked for, but there are 2, from 0"),
+        (["the cat", "--html", str(file), "--head", "4"], "heads [4] were asked for, but there are 4, from 0"),
+        (["the cat", "--layer", "0"], "--layer was given: they say what the file of --html keeps"),
+        (["the cat", "--json"], "--json was given: they are for the report of --heads DATA"),
+        (
+            ["--heads", "x.csv", "--pair", "a", "--word", "b"],
+            "--pair and --word were given: the report of --heads takes",
+        ),
+        (["--heads", "x.csv", "the cat", "the dog"], "2 texts were given: the report of --heads takes a RUN"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["look", run, *more])
+        assert ended.value.code == 2 and told in capsys.readouterr().err
+    assert not file.exists()
+
+
 def test_a_question_is_written_as_the_page_writes_it() -> None:
     assert page.key("words", {"word": "don't (é) a/b"}) == "words?word=don't%20(%C3%A9)%20a%2Fb"
 

@@ -118,6 +118,11 @@ def test_only_what_was_asked_for_is_computed(tmp_path: Path, monkeypatch: pytest
     assert not calls and {key[:2] for key in some.states} == {("encoder", 0), ("decoder", 0)}
     with pytest.raises(heedful.HeedfulError, match=r"trace: heads \[4\] were asked for, but there are 4, from 0"):
         ours.model(batch, target(ours, batch), trace=Trace(heads=[4]))
+    with pytest.raises(heedful.HeedfulError, match=r"trace: layers \[4, -1\] were asked for, but there are 4, from 0"):
+        ours.model(batch, target(ours, batch), trace=Trace(layers=[0, 4, -1]))
+    last = Trace(what=["states"], layers=[4])  # what comes out of the last block
+    ours.model(batch, target(ours, batch), trace=last)
+    assert set(last.states) == {("encoder", 4, number) for number in range(len(batch))}  # the decoder has fewer
 
 
 def test_while_writing(tmp_path: Path) -> None:
