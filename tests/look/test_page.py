@@ -188,6 +188,19 @@ def test_keyboard_and_numbers(chrome: Browser, local: Local, asks: Asks) -> None
     asks.looks[0] = Inside(asks.looks[0].loaded, PAIR)
 
 
+def test_a_word_is_marked_where_it_stands_behind_emoji(chrome: Browser, tmp_path: Path) -> None:
+    loaded = heedful.load(make(tmp_path / "single", "single"))
+    texts = ["\U0001f600\U0001f600\U0001f600 the cat sat", "\U0001f600" * 70 + " the cat"]
+    file = tmp_path / "look.html"
+    first, *more = [Inside(loaded, text) for text in texts]
+    file.write_text(page.html(Asks([first], more=more, word="cat"), layers=[0], heads=[0]), encoding="utf-8")
+    chrome.open(f"{file.as_uri()}#view=words")
+    assert chrome.js("return [...document.querySelectorAll('.texts mark')].map((e) => e.textContent)") == ["cat", "cat"]
+    shown = chrome.js("return [...document.querySelectorAll('.texts li')].map((e) => e.textContent)")
+    assert shown == [texts[0], "\U0001f600" * 55 + " the cat"]
+    assert "⟨D83D⟩" not in chrome.js("return document.body.textContent")  # half an emoji
+
+
 def hostile() -> heedful.Loaded:
     backend = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, **{t: n + 1 for n, t in enumerate(HOSTILE)}}, "[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -1,7 +1,7 @@
 // @ts-check
 // Decoder: each step's distribution over the vocabulary, what the step looked at, and greedy beside beams.
 
-import { arrows, make, note, percent, plain, short } from "./parts.js";
+import { arrows, cut, make, note, percent, plain, short } from "./parts.js";
 import { rowOf, unpack } from "./numbers.js";
 import { bars } from "./plots.js";
 import { headName, nearest, placesOf, tokenList, tokensOf } from "./tokens.js";
@@ -85,7 +85,7 @@ async function showStep(context, panel, found, place) {
  * @param {string} other
  */
 function differing(text, other) {
-  const [mine, theirs] = [text.slice(0, 400).split(" "), other.slice(0, 400).split(" ")];
+  const [mine, theirs] = [cut(text, 400).split(" "), cut(other, 400).split(" ")];
   const best = [...Array(mine.length + 1)].map(() => new Uint16Array(theirs.length + 1));
   for (let i = mine.length - 1; i >= 0; i--) {
     for (let j = theirs.length - 1; j >= 0; j--) best[i][j] = mine[i] === theirs[j] ? 1 + best[i + 1][j + 1] : Math.max(best[i + 1][j], best[i][j + 1]);

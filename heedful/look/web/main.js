@@ -1,7 +1,7 @@
 // @ts-check
 // The page: what is looked at, the views to choose from, and what they share.
 
-import { arrows, choice, make, note, plain } from "./parts.js";
+import { arrows, choice, cut, make, note, plain } from "./parts.js";
 import { kernelSource, keptSource, serverSource } from "./source.js";
 import { headView } from "./head.js";
 import { modelView } from "./model.js";
@@ -247,7 +247,7 @@ function reading(look, context) {
   const [first, second] = Array.isArray(look.item) ? look.item : [look.item, ""];
   const area = /** @type {HTMLTextAreaElement} */ (make("textarea", { rows: Math.min(4, 1 + Math.floor(first.length / 110)), "aria-label": "Text", spellcheck: "false" }));
   const pair = /** @type {HTMLInputElement} */ (make("input", { type: "text", "aria-label": "Second text", placeholder: "a second text, if any", spellcheck: "false" }));
-  [area.value, pair.value] = [first.slice(0, FIELD), second];
+  [area.value, pair.value] = [cut(first, FIELD), second];
   const problem = make("p", { class: "problem", role: "status" });
   if (first.length > FIELD) problem.textContent = `The field holds the first ${FIELD.toLocaleString("en")} of ${first.length.toLocaleString("en")} characters; the views are of all.`;
   const form = make(

@@ -25,14 +25,23 @@ const HIDDEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\p{Cs}]/gu; // controls, bi
 const LONGEST_SHOWN = 24;
 
 /**
+ * The beginning of a text, without half a character at its end.
+ * @param {string} text
+ * @param {number} most
+ */
+export function cut(text, most) {
+  return text.slice(0, most).replace(/\p{Cs}$/u, "");
+}
+
+/**
  * A token as it is shown: what cannot be seen, or would turn the line around, is written out; long ones are cut.
  * The mark of a space before a token (\u2581, which many fonts draw as a bar) becomes \u2423.
  * @param {string} text
  * @param {number} [most]
  */
 export function plain(text, most = LONGEST_SHOWN) {
-  const cut = text.length > most ? `${text.slice(0, most - 1)}…` : text;
-  return cut.replaceAll("\u2581", "\u2423").replace(HIDDEN, (each) => `⟨${(each.codePointAt(0) ?? 0).toString(16).toUpperCase()}⟩`) || "∅";
+  const held = text.length > most ? `${cut(text, most - 1)}…` : text;
+  return held.replaceAll("\u2581", "\u2423").replace(HIDDEN, (each) => `⟨${(each.codePointAt(0) ?? 0).toString(16).toUpperCase()}⟩`) || "∅";
 }
 
 /**
@@ -93,8 +102,8 @@ export function note(text, kind = "note") {
  * @param {string} text
  */
 export function sentence(text) {
-  const cut = plain(text, 300);
-  return cut.charAt(0).toUpperCase() + cut.slice(1) + (/[.…]$/u.test(cut) ? "" : ".");
+  const told = plain(text, 300);
+  return told.charAt(0).toUpperCase() + told.slice(1) + (/[.…]$/u.test(told) ? "" : ".");
 }
 
 /**

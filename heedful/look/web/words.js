@@ -64,8 +64,9 @@ async function inContext(context, where, word) {
   draw();
   const texts = make("ol", { class: "texts" });
   for (const each of found.places) {
-    const around = (/** @type {number} */ from, /** @type {number} */ to) => (to > from ? plain(String(each.text).slice(from, to), 80) : "");
-    const [before, after] = [around(Math.max(0, each.start - 60), each.start), around(each.stop, Math.min(each.stop + 60, each.text.length))];
+    const letters = [...String(each.text)]; // places count characters, of which an emoji is one
+    const around = (/** @type {number} */ from, /** @type {number} */ to) => (to > from ? plain(letters.slice(from, to).join(""), 160) : "");
+    const [before, after] = [around(Math.max(0, each.start - 60), each.start), around(each.stop, Math.min(each.stop + 60, letters.length))];
     texts.append(make("li", {}, make("bdi", {}, before, make("mark", {}, around(each.start, each.stop)), after)));
   }
   const mean = layers.map((/** @type {any} */ each) => meanOff(each.values, names.length));
