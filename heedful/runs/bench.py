@@ -72,9 +72,11 @@ def bench(
     """
     numbers: dict[str, str] = {}
 
+    usual, long = as_trained(run)
+
     def main(engine: Engine) -> float:
         tell(f"evaluating {engine.way.precision if engine.way else ''}")
-        found = evaluate(engine.loaded, data, split=split, settings=as_trained(run)[0])
+        found = evaluate(engine.loaded, data, split=split, settings=usual, long=long)
         numbers.update(main=found.main, split=found.split)
         return float(found.numbers[found.main])
 

@@ -25,6 +25,7 @@ from heedful.runs.evaluate import task_of
 from heedful.runs.folder import environment, read_json, write
 from heedful.runs.results import read_results
 from heedful.runs.seeds import ENOUGH, paired
+from heedful.runs.settings import Long
 from heedful.runs.style import BLUE, GREY, ORANGE, blank, prepare, title
 from heedful.runs.style import write as write_figure
 from heedful.tasks.task import evaluate
@@ -68,7 +69,7 @@ def verdict(
     quality = {}
     for name, (models, precision, revision) in served.items():
         watch.said(f"measuring {NAMES[name]} on {split} in {precision}")
-        ask = partial(_asked, source=source, split=split, main=results["main"])
+        ask = partial(_asked, source=source, split=split, main=results["main"], long=settings.long)
         quality[name] = spread([ask(each, precision, revision) for each in models], precision)
     counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
     grain = 1 / results["splits"][split]["numbers"]["count"]
@@ -80,11 +81,13 @@ def _models(run: Path, seeds: Sequence[int]) -> list[str]:
     return [str((run / f"seed-{seed}" if len(seeds) > 1 else run) / RUN_MODEL) for seed in seeds]
 
 
-def _asked(place: str, precision: Precision, revision: str, *, source: Source[Any], split: str, main: str) -> float:
+def _asked(
+    place: str, precision: Precision, revision: str, *, source: Source[Any], split: str, main: str, long: Long
+) -> float:
     """The main number of a model in the precision in which it is served."""
     folder, said = name_and_revision(place)
     engine = ready(folder, precision, revision=said or revision or None)
-    task, engine.loaded = task_of(engine.loaded, source, split)
+    task, engine.loaded = task_of(engine.loaded, source, split, long)
     return float(task.result(evaluate(task, engine, source.examples(split)))[main])
 
 

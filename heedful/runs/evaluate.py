@@ -62,6 +62,7 @@ def evaluate(
     *,
     split: str | None = None,
     settings: DataSettings | None = None,
+    long: Long | None = None,
     bad_rows: BadRows | None = None,
     predictions: Path | None = None,
     overwrite: bool = False,
@@ -71,7 +72,8 @@ def evaluate(
 ) -> Evaluated:
     """Measure a run, or a model folder, on a split of the data: test where there is one, else dev, else all there is.
 
-    Data are read as the run read its own, unless `settings` say how; long texts are cut where the run cut them.
+    Data are read as the run read its own, unless `settings` say how; long texts are cut where the run cut them, or as
+    `long` says ("windows" or "cut"; a model that is given has no run and sees them in windows).
     Memory does not grow with the data but for Spearman's rho, thresholds and retrieval; results do not depend on
     batches. `predictions` is a new file, or with `overwrite` any but the data, that gets all answers, the worst
     mistakes first.
@@ -79,12 +81,12 @@ def evaluate(
     if predictions is not None and predictions.exists() and not overwrite:
         raise HeedfulError(f"{predictions} exists: give another file, or --overwrite to replace it")
     loaded = run if isinstance(run, Loaded) else load(run, revision=revision, device=device)
-    usual, long = (DataSettings(dev=0.0), LONG) if isinstance(run, Loaded) else as_trained(run)
+    usual, trained = (DataSettings(dev=0.0), LONG) if isinstance(run, Loaded) else as_trained(run)
     source = _source(loaded, data, settings or usual, bad_rows or Stop())
     if predictions is not None and predictions.exists():
         _keep_data(predictions, source)
     chosen = split or next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
-    task, loaded = task_of(loaded, source, chosen, long)
+    task, loaded = task_of(loaded, source, chosen, long or trained)
     examples = source.examples(chosen)
     try:
         how = precision_of(precision, next(loaded.parameters()).device)
@@ -184,7 +186,7 @@ def suite(
             warnings.warn(f"{folder} is left out: {unfinished}", HeedfulWarning, stacklevel=2)
             continue
         for name, split in names.items():
-            measured = evaluate(loaded, place, split=split, precision=precision)
+            measured = evaluate(loaded, place, split=split, long=as_trained(model)[1], precision=precision)
             scores = GLUE[name].scores(_official(name, measured.numbers))
             found[name] = scores | {"split": split, "count": measured.numbers["count"], "model": str(model)}
     if not found:

@@ -13,6 +13,7 @@ from folders import make
 import heedful.runs.bench as module
 from heedful.cli import main
 from heedful.infer import quantize
+from heedful.runs import evaluate as evaluation
 from heedful.runs.bench import bench
 from heedful.runs.timing import resident
 
@@ -65,6 +66,15 @@ def test_what_is_far_slower_is_not_timed(
         main(["bench", str(run), "--data", str(run.parent / "rows.csv")])
     line = capsys.readouterr().out.splitlines()[3].split()
     assert line[0] == "int8" and line[2] == "–" and line[5] == "–" and "it is not faster: " in " ".join(line)
+
+
+def test_long_texts_are_cut_where_the_run_cut_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / "settings.toml").write_text('long = "cut"\n')
+    seen, usual = [], evaluation.measure
+    seeing = lambda task, *given, **more: seen.append(task.long) or usual(task, *given, **more)  # noqa: E731
+    monkeypatch.setattr(evaluation, "measure", seeing)
+    bench(run, data=run.parent / "rows.csv")
+    assert seen and set(seen) == {"cut"}
 
 
 @pytest.mark.slow

@@ -84,6 +84,15 @@ class Told(Watch):
             raise KeyError("the power failed")
 
 
+def test_a_verdict_cuts_long_texts_where_the_run_does(teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(loaded: Any, source: Any, split: str, long: str) -> Any:
+        raise HeedfulError(f"{long} on {split}")
+
+    monkeypatch.setattr(distil_verdict, "task_of", asked)
+    with pytest.raises(HeedfulError, match=r"^cut on test$"):
+        distil_verdict._asked(str(teacher), "float32", "", source=Any, split="test", main="", long="cut")
+
+
 def test_a_run_ends_in_a_verdict(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     before = contents(teacher)
     texts = [row["text"] for row in classified(40, seed=9)]

@@ -21,6 +21,7 @@ from heedful.checkpoint import load
 from heedful.data import DataSettings, Labelled, SetAside, Stop, read
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
+from heedful.runs import evaluate as evaluation
 from heedful.runs import finetune as module
 from heedful.runs import scoring
 from heedful.runs.evaluate import GLUE_FOLDERS, _source, evaluate, suite, task_of
@@ -348,6 +349,22 @@ def test_a_suite_of_several_runs(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=r"nothing to evaluate: of CoLA, .* has CoLA, MRPC, STS-B, MNLI, QNLI, and"):
         suite(tmp_path, given)
     assert {name for each in GLUE_FOLDERS.values() for name in each} == set(GLUE)
+
+
+def test_a_suite_cuts_long_texts_where_its_run_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = glue(tmp_path / "glue")
+    make(tmp_path / "runs" / "CoLA" / "model", "single")
+    (tmp_path / "runs" / "CoLA" / "settings.toml").write_text('long = "cut"\n')
+    asked: list[Any] = []
+
+    def evaluated(*given: Any, **more: Any) -> Any:
+        asked.append(more["long"])
+        raise HeedfulError("enough")
+
+    monkeypatch.setattr(evaluation, "evaluate", evaluated)
+    with pytest.raises(HeedfulError, match="enough"):
+        suite(tmp_path / "runs", given)
+    assert asked == ["cut"]
 
 
 def test_f1_of_the_suite_is_that_of_its_class_whatever_the_order(tmp_path: Path) -> None:
