@@ -195,6 +195,9 @@ def evaluate(
         revision=revision,
         device=device,
     )
+    if done.trained_on:
+        names = ", ".join(Path(place).name for place in done.trained_on[:3])
+        note(clean(f"{names}: this run was trained on it, so the numbers say what it remembers, not how good it is"))
     if as_json:
         left_out = {"bad_rows": done.bad_rows}
         return write_json({"split": done.split, "numbers": done.numbers, "intervals": done.intervals} | left_out)

@@ -15,7 +15,7 @@ from heedful.data.bad import BadRows
 from heedful.device import precision as precision_of
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.config import Choice, Classes, NextToken, SentenceEmbedding, Span, TokenClasses
-from heedful.runs.folder import DATA, read_json
+from heedful.runs.folder import DATA, read_json, trained_on
 from heedful.runs.making import embedding, survey, tokenizer_of
 from heedful.runs.scoring import measure
 from heedful.runs.settings import Long, as_trained
@@ -54,6 +54,7 @@ class Evaluated:
     intervals: dict[str, Any]
     stated: tuple[str, ...]  # about the data
     bad_rows: dict[str, int]  # left out, by file
+    trained_on: tuple[str, ...] = ()  # files of the split that the run learned from
 
 
 def evaluate(
@@ -100,6 +101,7 @@ def evaluate(
         intervals=measured.intervals(),
         stated=source.stated,
         bad_rows=dict(source.sieve.bad),
+        trained_on=() if isinstance(run, Loaded) else trained_on(run, source.places.get(chosen, ())),
     )
 
 

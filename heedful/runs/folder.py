@@ -9,7 +9,7 @@ import json
 import os
 import platform
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,7 @@ def begin(
     write(folder / ENVIRONMENT, environment())
     about = {
         "stated": list(source.stated),
-        "splits": {split: {"examples": count} for split, count in counts.items()},
+        "splits": {split: {"examples": count, "files": _shorts(source, split)} for split, count in counts.items()},
         "files": _hashes(source),
         "bad_rows": {Path(name).name: count for name, count in source.sieve.bad.items()},
     }
@@ -150,22 +150,40 @@ def begin(
 def _hashes(source: Source[Any]) -> dict[str, str]:
     """SHA-256 of every file that is read, and of the examples of every object that is none, by short names."""
     found = {}
-    places = {place: split for split, several in source.places.items() for place in several}
-    files = [Path(place).absolute() for place in places if os.path.isfile(place)]
-    above = os.path.commonpath([path.parent for path in files]) if files else ""
-    for path in files:
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        found[path.relative_to(above).as_posix()] = digest.hexdigest()
-    for place, split in places.items():
-        if not os.path.isfile(place):
-            digest = hashlib.sha256()
-            for example in source.examples(split):
-                digest.update(repr(example).encode(errors="backslashreplace"))
-            found[place] = digest.hexdigest()
+    for split, places in source.places.items():
+        for place, name in zip(places, _shorts(source, split), strict=True):
+            if os.path.isfile(place):
+                found[name] = file_hash(place)
+            else:
+                digest = hashlib.sha256()
+                for example in source.examples(split):
+                    digest.update(repr(example).encode(errors="backslashreplace"))
+                found[name] = digest.hexdigest()
     return found
+
+
+def _shorts(source: Source[Any], split: str) -> list[str]:
+    """What the places of a split are called: files below the folder that holds all of the source's."""
+    files = [Path(place).absolute() for each in source.places.values() for place in each if os.path.isfile(place)]
+    above = os.path.commonpath([path.parent for path in files]) if files else ""
+    places = source.places.get(split, ())  # none, where it was made of another one
+    return [Path(each).absolute().relative_to(above).as_posix() if os.path.isfile(each) else each for each in places]
+
+
+def file_hash(place: str | Path) -> str:
+    """SHA-256 of a file."""
+    with Path(place).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def trained_on(run: str | Path, places: Sequence[str]) -> tuple[str, ...]:
+    """Those of these files that a run learned from, wherever they lie now; none of what is no run."""
+    if not (Path(run) / DATA).is_file():
+        return ()
+    about = read_json(Path(run) / DATA)
+    names = about.get("splits", {}).get("train", {}).get("files", ())
+    learned = {about["files"][name] for name in names}
+    return tuple(each for each in places if learned and os.path.isfile(each) and file_hash(each) in learned)
 
 
 def _differences(before: Any, now: Any) -> str:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import heedful
 from heedful.checkpoint import load
+from heedful.cli import main
 from heedful.data import DataSettings, Labelled, SetAside, Stop, read
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
@@ -89,6 +90,25 @@ def test_a_dev_split_that_was_made_is_made_again(tmp_path: Path) -> None:
     assert evaluate(tmp_path / "run", given, split="dev", settings=DataSettings(dev=0.1)).numbers == dev
     everything = evaluate(tmp_path / "run", given)
     assert (everything.split, everything.numbers["count"]) == ("train", 60), "one file is measured whole"
+
+
+def test_a_file_that_the_run_learned_from_is_told(
+    single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever it is called now; its dev and test are no such files, nor is one that changed."""
+    mine = tmp_path / "mine.csv"
+    mine.write_bytes((single / "data" / "train.csv").read_bytes())
+    assert evaluate(single / "run", mine).trained_on == (str(mine),)
+    assert evaluate(single / "run", single / "data").trained_on == ()
+    assert evaluate(single / "run", single / "data", split="train").trained_on == (str(single / "data" / "train.csv"),)
+    assert evaluate(load(single / "run"), mine).trained_on == (), "a model by itself has no data"
+    told = "mine.csv: this run was trained on it, so the numbers say what it remembers, not how good it is"
+    for more in ([], ["--json"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(["evaluate", str(single / "run"), "--data", str(mine), *more])
+        assert told in capsys.readouterr().err.splitlines()
+    mine.write_text(mine.read_text().replace("good", "bad", 1))
+    assert evaluate(single / "run", mine).trained_on == ()
 
 
 def test_which_split(single: Path, tmp_path: Path) -> None:
