@@ -153,10 +153,12 @@ def _report(run: str, data: Path, out: Path, texts: list[str] | None, most: int,
     from heedful.look.inside import Inside
     from heedful.look.page import html as page
     from heedful.look.report import report
+    from heedful.runs.settings import as_trained
 
     loaded = _load(run)
-    found = report(loaded, data, most=most)
-    asks = Asks([Inside(loaded, (texts or [found["example"]])[0], name=run)], report=found)
+    given = [Inside(loaded, text, name=run) for text in texts or ()]  # refused, if at all, before the work begins
+    found = report(loaded, data, most=most, settings=as_trained(run)[0])
+    asks = Asks(given or [Inside(loaded, found["example"], name=run)], report=found)
     out.mkdir(parents=True, exist_ok=True)
     for name, content in (("heads.json", json.dumps(found)), ("heads.html", page(asks, budget=BUDGET))):
         with whole(out / name) as part:

@@ -188,6 +188,22 @@ def test_keyboard_and_numbers(chrome: Browser, local: Local, asks: Asks) -> None
     asks.looks[0] = Inside(asks.looks[0].loaded, PAIR)
 
 
+def test_the_header_follows_what_is_compared(chrome: Browser, asks: Asks) -> None:
+    """Whichever text is changed, and from where."""
+    with background(Asks([Inside(asks.looks[0].loaded, "the cat"), Inside(asks.looks[0].loaded, "the dog")])) as server:
+        chrome.open(f"{server.url}#view=compare&side=1")
+        field = "return document.querySelector('.reading textarea').value"
+        assert chrome.js(field) == "the dog"
+        chrome.js("document.querySelector('.compare-view textarea').value = 'the mat'")
+        chrome.click(".compare-view form button")
+        chrome.until(lambda: chrome.js(field) == "the mat")
+        chrome.js("document.querySelector('.reading textarea').focus()")
+        chrome.js("document.querySelector('.reading textarea').value = 'the cat sat'")
+        chrome.click(".reading button")
+        chrome.until(lambda: "the cat sat" in chrome.text(".sides"))
+        assert chrome.js("return document.activeElement.tagName") == "TEXTAREA"
+
+
 def test_a_word_is_marked_where_it_stands_behind_emoji(chrome: Browser, tmp_path: Path) -> None:
     loaded = heedful.load(make(tmp_path / "single", "single"))
     texts = ["\U0001f600\U0001f600\U0001f600 the cat sat", "\U0001f600" * 70 + " the cat"]

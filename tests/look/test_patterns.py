@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from folders import make
 
 import heedful
 from heedful.checkpoint import Config, create
+from heedful.cli import main
 from heedful.errors import HeedfulError
 from heedful.look import patterns
 from heedful.look.gates import gated, ones
@@ -89,6 +91,34 @@ def test_gates_and_what_heads_are_worth(tmp_path: Path) -> None:
 def test_a_model_without_heads_says_so(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match="has no heads of self-attention"):
         report(classic("bag of means"), tmp_path / "is not read.csv")
+
+
+def test_a_text_that_is_too_long_is_refused_before_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make(tmp_path / "run", "single")
+    with pytest.raises(SystemExit, match="2"):
+        main(["look", str(run), "cat " * 60, "--heads", str(tmp_path / "is not read.csv")])
+    assert "the text has 62 tokens, and this model reads 1 to 48 at once: give a shorter one" in capsys.readouterr().err
+
+
+def test_the_report_reads_as_the_run_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path / "run" / "model", "single")
+    (tmp_path / "run" / "settings.toml").write_text('[data.columns]\ntext = "b"\n')
+    (tmp_path / "data.csv").write_text("text,b,label\n" + "x,the cat sat,good\n" * 3)
+    with pytest.raises(SystemExit, match="0"):
+        main(
+            [
+                "look",
+                str(tmp_path / "run"),
+                "--heads",
+                str(tmp_path / "data.csv"),
+                "--out",
+                str(tmp_path / "o"),
+                "--json",
+            ]
+        )
+    assert json.loads(capsys.readouterr().out)["example"] == "the cat sat"
 
 
 def test_the_report_weighs_heads_where_there_is_a_loss(tmp_path: Path) -> None:

@@ -116,9 +116,11 @@ async function open(root, source, { remember }) {
     const view = fitting.find((each) => each.key === (state.view || first)) ?? fitting[0];
     state.view = view.key;
     if (remember) write(state);
-    if (shownSide !== state.side) {
-      shownSide = state.side;
+    if (headed !== now.look) {
+      headed = now.look;
+      const within = top.contains(/** @type {any} */ (root.getRootNode()).activeElement);
       top.replaceChildren(header(now.look, root, source, context));
+      if (within) top.querySelector("textarea")?.focus();
     }
     turn += 1;
     const mine = turn;
@@ -140,7 +142,8 @@ async function open(root, source, { remember }) {
   };
 
   const top = make("div", {});
-  let shownSide = -1;
+  /** @type {Look | null} */
+  let headed = null; // whose header stands at the top
   root.replaceChildren(top, tabs, controls, body, footer(source));
   arrowsOnTabs(tabs);
   shortcuts(root, context);
