@@ -38,7 +38,8 @@ class Browser:
         self.base = f"http://127.0.0.1:{found[1]}/session"
         arguments = [f"--{each}" for each in ARGUMENTS.split()] + [f"--user-data-dir={folder}"]
         arguments += ["--blink-settings=preferredColorScheme=0"] if dark else []
-        chosen = {"goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": {"browser": "ALL"}}
+        options = {"args": arguments, "binary": shutil.which("chromium")}
+        chosen = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         self.base += "/" + self.ask("", capabilities={"alwaysMatch": chosen})["sessionId"]
 
     def ask(self, path: str, method: str = "POST", **body: Any) -> Any:
@@ -102,3 +103,32 @@ def test_labels_are_text(tmp_path: Path, browser: Browser) -> None:
             browser.picture(Path(folder, f"page-{'dark' if 'HEEDFUL_DARK' in os.environ else 'light'}.png"))
     spoken = [each for each in browser.ask("/se/log", type="browser") if "favicon" not in each["message"]]
     assert not spoken, spoken  # no breach of the content security policy, no error
+
+
+FOLLOWED = """
+const [given, link, status, text] = [%s, %s, %s, %s];
+document.getElementById("key").value = given;
+document.querySelector(`nav a[href="${link}"]`).click();
+const told = setInterval(() => {
+  const [code, found] = ["status", "answer"].map((each) => document.getElementById(each).textContent);
+  if (code !== status || !found.includes(text)) return;
+  clearInterval(told);
+  done([document.getElementById("found").hidden, document.getElementById("whole").open, location.pathname]);
+}, 20);
+"""
+
+
+def test_its_links_are_followed_with_the_key(tmp_path: Path, browser: Browser) -> None:
+    """Both are behind the key, which the browser alone would not send."""
+    key = b"a key of sixteen or more".replace(b" ", b"-")
+    with background({"single": str(make(tmp_path / "model", "single"))}, keys=(key,)) as running:
+        browser.ask("/url", url=running.url + "/")
+        for given, link, status, text in (
+            ("", "/metrics", "401 · give a key above", "give a key: Authorization: Bearer KEY"),
+            (key.decode(), "/metrics", "200", "heedful_requests_total"),
+            (key.decode(), "/openapi.json", "200", '"openapi": "3.'),
+        ):
+            found = browser.run(FOLLOWED % tuple(map(json.dumps, (given, link, status, text))))
+            assert found == [False, True, "/"], link
+        if folder := os.environ.get("HEEDFUL_PICTURES"):
+            browser.picture(Path(folder, "page-openapi.png"))

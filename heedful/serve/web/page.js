@@ -96,6 +96,24 @@ async function ask(event) {
   }
 }
 
+// A link of the page, with the key that is given: the browser alone would ask without one.
+async function follow(event) {
+  if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  try {
+    const answer = await fetch(event.currentTarget.href, { headers: headers() });
+    const json = answer.headers.get("content-type").startsWith("application/json");
+    const found = json ? JSON.stringify(await answer.json(), null, 2) : await answer.text();
+    say(answer.status === 401 ? "401 · give a key above" : String(answer.status), !answer.ok);
+    at("answer").textContent = found.slice(0, 100_000);
+    bars([]);
+    at("found").hidden = false;
+  } catch (error) {
+    say(String(error.message), true);
+    at("found").hidden = true;
+  }
+}
+
 async function begin() {
   try {
     paths = (await get("/openapi.json")).paths;
@@ -106,6 +124,7 @@ async function begin() {
 }
 
 at("form").addEventListener("submit", ask);
+for (const link of document.querySelectorAll("nav a")) link.addEventListener("click", follow);
 at("body").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask(event);
 });
