@@ -49,6 +49,8 @@ def look(
     A page on this machine, behind a random token, or with --html one file: heads, layers, queries and keys, each step
     of a block, positions, the prediction and what it rests on. With --heads a report on what each head does.
     """
+    if html is not None and (html.is_dir() or not html.parent.is_dir()):
+        raise HeedfulError(f"{html} is no place for a file: give the name of one, in a folder that is there")
     if html is None:
         _without("they say what the file of --html keeps, and a page shows all", layer=layer, head=head)
     if heads is None:
@@ -74,8 +76,11 @@ def look(
         from heedful.look.page import html as page
 
         made = page(asks, layers=layer, heads=head, budget=1_000_000 * megabytes)
-        with whole(html) as part:
-            part.write_text(made, encoding="utf-8")
+        try:
+            with whole(html) as part:
+                part.write_text(made, encoding="utf-8")
+        except OSError as error:
+            raise HeedfulError(f"{html} cannot be written: {error.strerror or error}") from None
         note(f"{html} ({len(made.encode()) / 1e6:.1f} MB) opens in any browser, without a network")
         return
     _serve(asks, port)
@@ -140,6 +145,8 @@ def _asks(
     first, *rest = [Inside(loaded, item(text), target=target, name=run) for text in texts]
     looks = [first]
     if against is not None:
+        if rest and not word:
+            raise HeedfulError("--against was given: two models stand side by side with one TEXT, give one")
         other = _load(against)
         looks.append(Inside(other, item(texts[0]), target=target, name=against))
     elif rest and not word:
@@ -159,10 +166,13 @@ def _report(run: str, data: Path, out: Path, texts: list[str] | None, most: int,
     given = [Inside(loaded, text, name=run) for text in texts or ()]  # refused, if at all, before the work begins
     found = report(loaded, data, most=most, settings=as_trained(run)[0])
     asks = Asks(given or [Inside(loaded, found["example"], name=run)], report=found)
-    out.mkdir(parents=True, exist_ok=True)
-    for name, content in (("heads.json", json.dumps(found)), ("heads.html", page(asks, budget=BUDGET))):
-        with whole(out / name) as part:
-            part.write_text(content, encoding="utf-8")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, content in (("heads.json", json.dumps(found)), ("heads.html", page(asks, budget=BUDGET))):
+            with whole(out / name) as part:
+                part.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise HeedfulError(f"{out} cannot be written: {error.strerror or error}") from None
     if as_json:
         return write_json(found)
     rows = []

@@ -61,8 +61,17 @@ class Asks:
         word: str = "",
         report: Mapping[str, Any] | None = None,
     ) -> None:
-        """`more` are further texts in which `word` is looked for; `report` is what heads were found to do."""
+        """`more` are further texts in which `word` is looked for; `report` is what heads were found to do.
+
+        A word that stands in none of the texts is a HeedfulError, and so are more than two texts without a word.
+        """
         self.looks, self.more, self.word, self.report = list(looks), list(more), word, report
+        if word:
+            words.stands_in([*self.looks[:1], *self.more], word)
+        elif len(self.more) > 1:
+            raise HeedfulError(
+                f"{1 + len(more)} texts were given: two stand side by side, and a word is followed in more"
+            )
 
     def __call__(self, name: str, params: Params) -> dict[str, Any]:
         """The answer to one question; what cannot be answered is a HeedfulError."""

@@ -38,6 +38,12 @@ def occurrences(inside: Inside, word: str) -> list[tuple[str, list[int]]]:
     return found
 
 
+def stands_in(insides: Sequence[Inside], word: str) -> None:
+    """A HeedfulError where a word stands in none of the texts."""
+    if not any(occurrences(inside, word) for inside in insides):
+        raise HeedfulError(f'"{word}" stands in none of the texts: give texts that hold it')
+
+
 def in_context(insides: Sequence[Inside], word: str) -> dict[str, Any]:
     """The cosines of all occurrences of a word with each other, before the first block and after each, and neighbours.
 
@@ -45,6 +51,7 @@ def in_context(insides: Sequence[Inside], word: str) -> dict[str, Any]:
     [for each place], "static": [{"text", "cosine"}], "unknown": why there are no static ones}; a word's vector is the
     mean of its tokens'.
     """
+    stands_in(insides, word)
     names: list[str] = []
     vectors: list[list[Tensor]] = []
     places: list[dict[str, Any]] = []
@@ -56,8 +63,6 @@ def in_context(insides: Sequence[Inside], word: str) -> dict[str, Any]:
             spans = [inside.encoded.offsets[row] for row in rows]
             places.append({"text": text, "start": spans[0][0], "stop": spans[-1][1]})
             others.append(_others(inside, states, rows))
-    if not vectors:
-        raise HeedfulError(f'"{word}" stands in none of the texts: give texts that hold it')
     layers = [F.normalize(torch.stack(each), dim=-1) for each in zip(*vectors, strict=True)]
     return {
         "places": places,

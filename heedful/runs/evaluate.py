@@ -83,7 +83,7 @@ def evaluate(
         raise HeedfulError(f"{predictions} exists: give another file, or --overwrite to replace it")
     loaded = run if isinstance(run, Loaded) else load(run, revision=revision, device=device)
     usual, trained = (DataSettings(dev=0.0), LONG) if isinstance(run, Loaded) else as_trained(run)
-    source = _source(loaded, data, settings or usual, bad_rows or Stop())
+    source = source_for(loaded, data, settings or usual, bad_rows or Stop())
     if predictions is not None and predictions.exists():
         _keep_data(predictions, source)
     chosen = split or next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
@@ -111,7 +111,7 @@ def _keep_data(predictions: Path, source: Source[Any]) -> None:
             raise HeedfulError(f"{predictions} is the data itself: give another file")
 
 
-def _source(loaded: Loaded, data: Any, settings: DataSettings, bad_rows: BadRows) -> Source[Any]:
+def source_for(loaded: Loaded, data: Any, settings: DataSettings, bad_rows: BadRows) -> Source[Any]:
     """The data, read for what the model's head does; labels go by name, whatever their order."""
     source: Source[Any] = read(data, kind_of(loaded).example, settings, bad_rows=bad_rows)
     head = loaded.config.head

@@ -139,8 +139,9 @@ def begin(
     write(folder / ENVIRONMENT, environment())
     about = {
         "stated": list(source.stated),
-        "splits": {split: {"examples": count, "files": _shorts(source, split)} for split, count in counts.items()},
+        "splits": {split: {"examples": count} for split, count in counts.items()},
         "files": _hashes(source),
+        "trained_on": _shorts(source, "train"),
         "bad_rows": {Path(name).name: count for name, count in source.sieve.bad.items()},
     }
     write(folder / DATA, about)
@@ -181,8 +182,7 @@ def trained_on(run: str | Path, places: Sequence[str]) -> tuple[str, ...]:
     if not (Path(run) / DATA).is_file():
         return ()
     about = read_json(Path(run) / DATA)
-    names = about.get("splits", {}).get("train", {}).get("files", ())
-    learned = {about["files"][name] for name in names}
+    learned = {about["files"][name] for name in about.get("trained_on", ())}
     return tuple(each for each in places if learned and os.path.isfile(each) and file_hash(each) in learned)
 
 

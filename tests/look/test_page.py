@@ -370,6 +370,23 @@ def test_layers_and_heads_that_are_not_there_are_refused(
     assert not file.exists()
 
 
+def test_what_cannot_be_shown_is_refused_before_a_file_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, file = str(make(tmp_path / "run", "single")), tmp_path / "a.html"
+    for more, told in (
+        (["the cat", "--html", str(tmp_path / "nowhere" / "a.html")], "is no place for a file: give the name of one"),
+        (["the cat", "--html", str(tmp_path)], "is no place for a file: give the name of one"),
+        (["the cat", "--html", str(file), "--word", "dog"], '"dog" stands in none of the texts'),
+        (["the cat", "the dog", "the mat", "--html", str(file)], "3 texts were given: two stand side by side"),
+        (["the cat", "the dog", "--against", run, "--html", str(file)], "--against was given: two models stand"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["look", run, *more])
+        assert ended.value.code == 2 and told in capsys.readouterr().err
+    assert not file.exists()
+
+
 def test_a_question_is_written_as_the_page_writes_it() -> None:
     assert page.key("words", {"word": "don't (é) a/b"}) == "words?word=don't%20(%C3%A9)%20a%2Fb"
 

@@ -102,6 +102,17 @@ def test_a_text_that_is_too_long_is_refused_before_the_report(
     assert "the text has 62 tokens, and this model reads 1 to 48 at once: give a shorter one" in capsys.readouterr().err
 
 
+def test_labels_that_the_model_does_not_know_leave_heads_unweighed(tmp_path: Path) -> None:
+    loaded = heedful.load(make(tmp_path / "run", "single"))
+    data = tmp_path / "data.csv"
+    data.write_text("text,label\nthe cat sat,strange\nthe dog ran,odd\n")
+    found = report(loaded, data)
+    assert (
+        found["price"] is None
+        and "No head was masked, since there is no loss: the data has the labels" in found["said"]
+    )
+
+
 def test_the_report_reads_as_the_run_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(tmp_path / "run" / "model", "single")
     (tmp_path / "run" / "settings.toml").write_text('[data.columns]\ntext = "b"\n')

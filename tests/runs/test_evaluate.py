@@ -25,7 +25,7 @@ from heedful.infer.engine import Engine
 from heedful.runs import evaluate as evaluation
 from heedful.runs import finetune as module
 from heedful.runs import scoring
-from heedful.runs.evaluate import GLUE_FOLDERS, _source, evaluate, suite, task_of
+from heedful.runs.evaluate import GLUE_FOLDERS, evaluate, source_for, suite, task_of
 from heedful.runs.making import Survey, embedding
 from heedful.runs.scoring import Book, asker, measure
 from heedful.tasks.metrics import GLUE
@@ -219,7 +219,7 @@ def test_shares_of_ranks_make_the_whole(kind: str, tmp_path: Path) -> None:
     given = data(kind, tmp_path / "data")
     tune(TASKS[kind], given, tmp_path / "run", {"train.length.count": 1})
     loaded = load(tmp_path / "run")
-    source = _source(loaded, given, DataSettings(dev=0.0), Stop())
+    source = source_for(loaded, given, DataSettings(dev=0.0), Stop())
     task, loaded = task_of(loaded, source, "test")
     whole = measure(task, loaded, source.examples("test"))
     parts = [measure(task, loaded, source.examples("test"), ranks=Ranks(rank=rank, size=3)) for rank in range(3)]
