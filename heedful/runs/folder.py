@@ -8,6 +8,7 @@ import io
 import json
 import os
 import platform
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from safetensors import SafetensorError
 import heedful
 from heedful.data import SetAside, Source, escape_cell
 from heedful.durable import put, remove, sweep, whole
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.runs.pretrain_settings import PretrainSettings
 from heedful.runs.results import JOURNAL
 from heedful.runs.settings import flat
@@ -32,7 +33,8 @@ from heedful.train.resume import LOCK
 SETTINGS, DATA, ENVIRONMENT, BAD_ROWS = "settings.toml", "data.json", "environment.json", "bad-rows.jsonl"
 START = "start"  # the model that training starts from, where it was made for the run
 TOKENIZER, CORPUS = "tokenizer", "corpus"  # of a text, made for a run that pre-trains
-BEGUN = {SETTINGS, DATA, ENVIRONMENT, BAD_ROWS, LOCK, START, TOKENIZER, CORPUS, JOURNAL}  # before the first checkpoint
+TEXT = {TOKENIZER, CORPUS}
+BEGUN = {SETTINGS, DATA, ENVIRONMENT, BAD_ROWS, LOCK, START, JOURNAL} | TEXT  # all that is there before a checkpoint
 
 
 @contextmanager
@@ -60,7 +62,7 @@ def refuse_other(folder: Path) -> None:
         names = _names(folder) if folder.exists() else set()
     except OSError as error:
         raise HeedfulError(f"{folder} cannot be used: {error.strerror}: give another folder with --out") from None
-    is_run, is_begun = {LOCK, SETTINGS} <= names, LOCK in names and names <= BEGUN
+    is_run, is_begun = {LOCK, SETTINGS} <= names, LOCK in names and names <= BEGUN - TEXT
     if names and not is_run and not is_begun:
         held, missing = sorted(names), " and ".join(sorted({LOCK, SETTINGS} - names))
         raise HeedfulError(
@@ -74,17 +76,24 @@ def _names(folder: Path) -> set[str]:
 
 
 def going_on(folder: Path, settings: Any) -> bool:
-    """Whether the folder holds a run already, which has to have the same settings; what has nothing yet is cleared."""
+    """Whether the folder holds a run already, which has to have the same settings; what has nothing yet is cleared.
+
+    What was made of a text goes where another run of the same kind begins there with other settings of the text alone,
+    and that is warned of.
+    """
     for each, _, _ in os.walk(folder):
         sweep(Path(each))
-    if (names := _names(folder)) <= BEGUN:
-        before = _before(folder, settings)
-        if before != settings or JOURNAL not in names:
-            kept = {LOCK}
-            if isinstance(before, PretrainSettings) and before.text == settings.text:
-                kept |= {TOKENIZER, CORPUS, BAD_ROWS}
-            for name in names - kept:
-                remove(folder / name)
+    names, before = _names(folder), _before(folder, settings)
+    of_text = isinstance(before, PretrainSettings)
+    if names <= BEGUN and (of_text or not names & TEXT) and (before != settings or JOURNAL not in names):
+        kept = {LOCK}
+        if of_text and before.text == settings.text:
+            kept |= {BAD_ROWS, *TEXT}
+        elif CORPUS in names:
+            said = f"{folder / CORPUS} was made with other settings of the text, and is made anew"
+            warnings.warn(said, HeedfulWarning, stacklevel=2)
+        for name in sorted(names - kept, key=SETTINGS.__eq__):  # they go last, as they say what the others are
+            remove(folder / name)
     if not (folder / SETTINGS).exists():
         return False
     before = from_file(type(settings), folder / SETTINGS)

@@ -31,13 +31,14 @@ from heedful.objectives.masked import Masked
 from heedful.objectives.rows import held_out
 from heedful.runs import pretrain as module
 from heedful.runs.card import plain
-from heedful.runs.folder import BEGUN
+from heedful.runs.folder import BEGUN, going_on, refuse_other
 from heedful.runs.pretrain import Pretrained, run
 from heedful.runs.pretrain_card import text_notes
 from heedful.runs.pretrain_making import Pieces, samples_of
 from heedful.runs.pretrain_settings import Phase, PretrainSettings, TaughtSettings, settled
 from heedful.runs.recipes import copy, offers
-from heedful.settings import from_file
+from heedful.runs.settings import ClassifySettings, FinetuneSettings
+from heedful.settings import from_file, to_toml
 from heedful.tasks import Writing
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import word_tokenizer
@@ -484,7 +485,10 @@ def test_what_is_advised_is_taken_in_the_same_folder(tmp_path: Path) -> None:
     few = {"held_out": 0.001, "train.length.count": 1}
     with pytest.raises(HeedfulError, match=r"the number of documents, 1, is too small .* or set corpus\.documents"):
         go(text, run, more=few | {"corpus.documents": "file"})
-    with pytest.raises(HeedfulError, match=r"the number of documents, 12, is too small .* raise held_out"):
+    with (
+        pytest.warns(HeedfulWarning, match="corpus was made with other settings of the text, and is made anew"),
+        pytest.raises(HeedfulError, match=r"the number of documents, 12, is too small .* raise held_out"),
+    ):
         go(text, run, more=few)
     before = [path.stat().st_mtime_ns for path in made]
     assert go(text, run, more=few | {"held_out": 0.2}).why == "done"
@@ -628,6 +632,27 @@ def test_a_tokenizer_that_is_given(tmp_path: Path, text: Path, known: Path) -> N
     assert heedful.load(tmp_path / "run").config.model.embedding.vocabulary == Tokenizer.load(known).size
     assert not (tmp_path / "run" / "tokenizer").exists()
     assert json.loads((tmp_path / "run" / "results.json").read_text())["corpus"]["repeated"]["documents"] >= 0.2
+
+
+def test_what_was_made_of_a_text_stays_unless_another_text_is_asked_for(tmp_path: Path, text: Path) -> None:
+    def begun() -> set[str]:
+        return {path.name for path in (tmp_path / "run").iterdir()}
+
+    settings, made = asked(text, more={"train.batch": 8}), {"run.lock", "tokenizer", "corpus"}
+    (tmp_path / "run").mkdir()
+    for name in made:
+        (tmp_path / "run" / name).touch()
+    with pytest.raises(HeedfulError, match=r"run is no run: it holds corpus, .* but no settings\.toml"):
+        refuse_other(tmp_path / "run")
+    (tmp_path / "run" / "settings.toml").write_text(to_toml(settings))
+    with pytest.raises(HeedfulError, match=r"settings\.toml"):
+        going_on(tmp_path / "run", FinetuneSettings(task=ClassifySettings()))  # of a run that fine-tunes
+    assert begun() == made | {"settings.toml"}
+    assert not going_on(tmp_path / "run", asked(text, more={"train.batch": 4})) and begun() == made
+    (tmp_path / "run" / "settings.toml").write_text(to_toml(settings))
+    with pytest.warns(HeedfulWarning, match=r"corpus was made with other settings of the text, and is made anew"):
+        assert not going_on(tmp_path / "run", asked(text, more={"corpus.shortest": 9}))
+    assert begun() == {"run.lock"}
 
 
 # -- what is refused and warned about -----------------------------------------------------------------------------
