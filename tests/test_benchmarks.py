@@ -334,6 +334,18 @@ def test_too_few_rounds_are_refused(script: str) -> None:
     assert "--rounds 4 are too few to say anything: give at least 5" in done.stderr
 
 
+def test_shares_of_the_matrix_rate(benchmarks: Any, tmp_path: Path) -> None:
+    work = benchmarks("shares").Work(layers=1, width=2, trained=True, head=5.0)
+    assert work.flop([3.0, 1.0]) == 3 * (24 * 4 + 4 * 2 * 10 / 4 + 5)
+    record = min((BENCHMARKS / "results").glob("training-sst2-0.0-avx2-*.json"))
+    command = [sys.executable, BENCHMARKS / "shares.py", record, "--rounds", "1", "--output", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("shares-*.json")
+    (found,) = json.loads(path.read_text())["tables"]
+    assert found["arm"] == "heedful float32" and found["gflops"]["median"] == pytest.approx(116, abs=3)
+
+
 BLOCKED = """
 import runpy, sys
 sys.modules["accelerate"] = None

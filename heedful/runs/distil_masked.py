@@ -15,6 +15,7 @@ from heedful.checkpoint import RUN_MODEL, Loaded, load, save
 from heedful.checkpoint.hub import name_and_revision
 from heedful.data.order import mixed
 from heedful.device import CPU, device_of
+from heedful.durable import remove
 from heedful.errors import HeedfulError
 from heedful.objectives import Objective, Pretext, Sample
 from heedful.objectives.distilled import Ask, Distilled, Known, maps
@@ -33,7 +34,7 @@ from heedful.runs.pretrain import Pretrained, Run
 from heedful.runs.pretrain_card import write_card
 from heedful.runs.pretrain_making import Pieces, objective_of, samples_of
 from heedful.runs.pretrain_settings import MaskedSettings, PretrainSettings, defaults
-from heedful.runs.results import read_results
+from heedful.runs.results import JOURNAL, read_results
 from heedful.settings import from_file, to_toml
 from heedful.train.fit import Watch
 from heedful.train.loop import decided
@@ -75,14 +76,17 @@ def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, watch:
     about = {"weights": digest(teacher)}
     judged_anew(folder, SETTINGS, settings)
     if (folder / SETTINGS).exists():
-        before = from_file(MaskedDistilSettings, folder / SETTINGS)
-        if before != settings or read_json(folder / TAUGHT) != about:
+        before, taught = from_file(MaskedDistilSettings, folder / SETTINGS), folder / TAUGHT
+        if before == settings and taught.exists() and read_json(taught) == about:
+            return
+        if (folder / OUTPUTS).exists() or (folder / JOURNAL).exists():
             what = "settings" if before != settings else "weights of the teacher"
             raise HeedfulError(
                 f"{folder} holds a run with other {what} (see {SETTINGS}). Give another folder with --out, or the same "
                 "to go on with it"
             )
-        return
+        for path in (taught, folder / SETTINGS):  # of a run that has nothing yet
+            remove(path)
     train = settings.pretrain.train
     student = student_of(
         settings.student, teacher, (), longest=max(settings.pretrain.lengths), seed=train.seed, said=watch.said

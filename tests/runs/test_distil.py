@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from heedful.checkpoint import load
 from heedful.checkpoint.attach import attach
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.engine import Engine
 from heedful.infer.quantize import ready
 from heedful.runs import distil_search, distil_verdict, finetune, pretrain, timing
@@ -275,6 +275,19 @@ def test_hidden_tokens_are_distilled_on_text(tmp_path: Path) -> None:
         distil(teacher, text, tmp_path / "no", student="layers=1", assignments=["outputs.keep=disk"])
     with pytest.raises(HeedfulError, match="a classic model has no head for hidden tokens"):
         distil(teacher, text, tmp_path / "no", student="bag")
+
+
+def test_hidden_tokens_are_distilled_where_a_text_was_too_short_before(tmp_path: Path) -> None:
+    teacher, text = of_text(tmp_path)
+    short, wishes = tmp_path / "short.txt", [*MASKED, "verdict.alone=none"]
+    short.write_text("one two three.\n")
+    with pytest.raises(HeedfulError, match="document"):
+        distil(teacher, short, tmp_path / "run", student="layers=1", assignments=wishes)
+    with pytest.warns(HeedfulWarning, match="was made with other settings of the text"):
+        done = distil(teacher, text, tmp_path / "run", student="layers=1", assignments=wishes)
+    assert done.why == "done"
+    with pytest.raises(HeedfulError, match="a run with other settings"):
+        distil(teacher, short, tmp_path / "run", student="layers=1", assignments=wishes)
 
 
 @pytest.mark.slow

@@ -1,0 +1,95 @@
+"""How much of the matrix rate is used: the multiplications that the tokens of a record need, beside products alone.
+
+python benchmarks/shares.py results/training-sst2-0.0-DATE.json results/forward-minilm-short-DATE.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kernels import rate
+from lengths import draw
+from report import RESULTS, Spread, grid, write
+
+ABOUT = """The multiplications and additions that the real tokens of a record need, over those of products alone on this
+machine: {rates} GFLOP/s, the fastest way of each, 4,096 x 768 with 768 x 3,072, {rounds} rounds,
+rounding to int8 counted. For L layers of width d a sequence of s tokens needs L (24 d^2 s + 4 d s^2), training three
+times that, and BERT-Mini's head 2 d^2 + 2 d V for each token that is asked for. Everything else that a step does is
+time in which nothing is counted: embeddings, norms, activations, dropout, packing, the optimiser."""
+PRECISIONS = ("float32", "bfloat16", "int8")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What a token needs."""
+
+    layers: int
+    width: int
+    trained: bool = False
+    head: float = 0.0  # of each token
+
+    def flop(self, lengths: list[float]) -> float:
+        """Of a token, in the mean over sequences of these lengths."""
+        tokens, squares, d = sum(lengths), sum(length**2 for length in lengths), self.width
+        once = self.layers * (24 * d * d + 4 * d * squares / tokens) + self.head
+        return 3 * once if self.trained else once
+
+
+SERVED, TRAINED = Work(layers=6, width=384), Work(layers=6, width=384, trained=True)
+ASKED, WORDS = 0.15, 30_522
+MINI = Work(layers=4, width=256, trained=True, head=ASKED * (2 * 256**2 + 2 * 256 * WORDS))
+WORKS = {"SHORT": SERVED, "MIXED": SERVED, "LONG": SERVED, "sst2": TRAINED, "mean150": TRAINED, "mini": MINI}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """One arm of a record."""
+
+    record: str
+    arm: str
+    gflops: Spread  # that its tokens need, a second
+    percent: Spread  # of the matrix rate
+
+
+def needed(path: Path) -> dict[str, list[float]]:
+    """GFLOP/s that the tokens of each of Heedful's arms need, round by round."""
+    found: dict[str, list[float]] = {}
+    for table in json.loads(path.read_text("utf-8"))["tables"]:
+        title, count = table["title"], table["sequences"]
+        if title not in WORKS:
+            raise SystemExit(f"{path} tells of {title}, whose multiplications are not known here: {', '.join(WORKS)}")
+        drawn = [table["tokens"] / count] * count if title == "mini" else list(map(float, draw(title, count)))
+        work = table["tokens"] * WORKS[title].flop(drawn) / 1e9
+        found |= {row["name"]: [work / seconds for seconds in row["seconds"]] for row in table["rows"] if row["ours"]}
+    return found
+
+
+def main() -> None:
+    """Measure the rates, read the records, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", nargs="+", type=Path, help="JSON files, of training.py, pretraining.py, forward.py")
+    parser.add_argument("--rounds", type=int, default=41, help="of the products")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="another folder for the record")
+    given = parser.parse_args()
+    arms = [(path.stem, arm, used) for path in given.records for arm, used in needed(path).items()]
+    kinds = [next(each for each in PRECISIONS if each in arm) for _, arm, _ in arms]
+    rates = {precision: rate(given.rounds, precision) for precision in PRECISIONS if precision in kinds}
+    found = [
+        Share(
+            record=record, arm=arm, gflops=Spread.of(used), percent=Spread.of([100 * one / rates[kind] for one in used])
+        )
+        for (record, arm, used), kind in zip(arms, kinds, strict=True)
+    ]
+    rows = [[each.record, each.arm, each.gflops.text(0), each.percent.text(0)] for each in found]
+    text = grid(["record", "arm", "GFLOP/s needed", "per cent of the rate"], rows)
+    print(text)
+    told = ", ".join(f"{precision} {each:,.0f}" for precision, each in rates.items())
+    about = ABOUT.format(rates=told, rounds=given.rounds)
+    print(write("shares", about, [text], [asdict(each) for each in found], given.output))
+
+
+if __name__ == "__main__":
+    main()
