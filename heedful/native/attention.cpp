@@ -6,6 +6,8 @@
 
 static constexpr int64_t BLOCK = 48;  // queries at a time
 
+static inline int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
 struct Call {
     int64_t sequences, heads, width;
     const int64_t* spans;                         // for each sequence: first query, last, first key, last
@@ -16,6 +18,11 @@ struct Call {
     Drop drop;
     uint64_t seed;
 };
+
+// heads of sequences that a thread takes at a time
+static inline int64_t shared(const Call& c, int64_t threads) {
+    return std::max<int64_t>(1, c.sequences * c.heads / (32 * threads));
+}
 
 struct Seen {
     int64_t first, last;
@@ -33,32 +40,34 @@ static inline Seen seen(const Call& c, int64_t query, int64_t n, int64_t m) {
 }
 
 static inline V within(V x, Seen s, int64_t column, V otherwise) {
+    if (s.first <= column && column + LANES <= s.last) return x;  // as most
     VI place = lanes() + (int32_t)column;
     return where((place >= (int32_t)s.first) & (place < (int32_t)s.last), x, otherwise);
 }
 
-// log2 of the sum of 2^(s scale log2 e) over what a row sees, and its weights 2^(...) / sum in `to`, dropped ones 0
-static inline float softmax(const float* scores, Seen s, int64_t from, int64_t to, float scale, const Drop& drop,
-                            uint32_t key, float* weights) {
+struct Total {
+    float top, sum;  // the sum is that of 2^(... - top)
+};
+
+// 2^(s scale log2 e - top) of what a row sees, dropped ones 0, and their sum before that
+template <class E>
+static inline Total softmax(const float* scores, Seen s, int64_t from, int64_t to, float scale, const Drop& drop,
+                            uint32_t key, typename E::T* weights) {
+    int64_t first = s.first / LANES * LANES, last = rounded_up(s.last, LANES);
     V most = all(-INFINITY), total = {};
-    for (int64_t j = from; j < to; j += LANES)
+    for (int64_t j = first; j < last; j += LANES)
         most = larger(most, within(*(const AnyV*)(scores + j), s, j, all(-INFINITY)));
     float top = largest(most) * scale;
-    for (int64_t j = from; j < to; j += LANES) {
+    for (int64_t j = from; j < first; j += LANES) E::store(weights + j, V{});
+    for (int64_t j = first; j < last; j += LANES) {
         V e = within(exp2_of(*(const AnyV*)(scores + j) * scale - top), s, j, V{});
         total += e;
-        *(AnyV*)(weights + j) = e;
+        if (drop.below) e *= drop.factors(key, j);
+        E::store(weights + j, e);
     }
-    float all_of_it = sum(total), one = 1 / all_of_it;
-    for (int64_t j = from; j < to; j += LANES) {
-        V w = *(const AnyV*)(weights + j) * one;
-        if (drop.below) w *= drop.factors(key, j);
-        *(AnyV*)(weights + j) = w;
-    }
-    return top + std::log2(all_of_it);
+    for (int64_t j = last; j < to; j += LANES) E::store(weights + j, V{});
+    return {top, sum(total)};
 }
-
-static inline int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 template <class E> struct Item {  // one head of one sequence
     // queries, keys, width, words of the width and of the keys, keys in whole vectors
@@ -90,10 +99,11 @@ template <class E>
 static void forward(const Call& c, const typename E::T* q, const typename E::T* k, const typename E::T* v,
                     typename E::T* out, float* sums, int threads) {
     typedef typename E::T T;
+    const int64_t few = shared(c, threads);
 #pragma omp parallel num_threads(threads)
     {
         static thread_local Scratch scratch;
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic, few)
         for (int64_t item = 0; item < c.sequences * c.heads; item++) {
             int64_t head = item % c.heads;
             const int64_t* span = c.spans + item / c.heads * 4;
@@ -120,20 +130,21 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
                     *(AnyV*)(scores + row * it.wide + column) = x;
                 };
                 product<E>(a, many, turned, it.depth_d, it.wide, from, last, keep);
+                float inverse[BLOCK];
                 for (int64_t row = 0; row < many; row++) {
-                    float* line = scores + row * it.wide;
                     Seen s = seen(c, first + row, it.n, it.m);
                     int64_t query = span[0] + first + row;
                     uint32_t key = c.drop.below ? key_of(c.seed, query * c.heads + head) : 0;
                     T* w = weights + row * it.wide;
                     if (s.first >= s.last) {  // it sees nothing
                         if (sums) sums[query * c.heads + head] = INFINITY;
+                        inverse[row] = 0;
                         for (int64_t j = left; j < right; j += LANES) E::store(w + j, V{});
                         continue;
                     }
-                    float log_sum = softmax(line, s, left, right, c.scale * LOG2_E, c.drop, key, line);
-                    if (sums) sums[query * c.heads + head] = log_sum;
-                    for (int64_t j = left; j < right; j += LANES) E::store(w + j, *(const AnyV*)(line + j));
+                    Total of = softmax<E>(scores + row * it.wide, s, left, right, c.scale * LOG2_E, c.drop, key, w);
+                    if (sums) sums[query * c.heads + head] = of.top + std::log2(of.sum);
+                    inverse[row] = 1 / of.sum;
                 }
                 // values of keys that no query of the block sees are left out
                 int64_t skip = left / E::IN_WORD, deep = std::min(it.depth_m, right / E::IN_WORD) - skip;
@@ -141,7 +152,7 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
                 for (int64_t p = 0; p < panels(it.d); p++)
                     product<E>(b, many, packed + p * it.depth_m * PANEL + skip * PANEL, std::max<int64_t>(deep, 0),
                                std::min(PANEL, it.d - p * PANEL), 0, 1, [&](int64_t row, int64_t column, V x) INLINE {
-                                   E::store(to + (first + row) * c.out_stride + p * PANEL + column, x);
+                                   E::store(to + (first + row) * c.out_stride + p * PANEL + column, x * inverse[row]);
                                });
             }
         }
@@ -153,10 +164,11 @@ static void backward(const Call& c, const typename E::T* q, const typename E::T*
                      const typename E::T* out, const typename E::T* dout, int64_t dout_stride, const float* sums,
                      typename E::T* dq, typename E::T* dk, typename E::T* dv, int64_t d_stride, int threads) {
     typedef typename E::T T;
+    const int64_t few = shared(c, threads);
 #pragma omp parallel num_threads(threads)
     {
         static thread_local Scratch scratch;
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic, few)
         for (int64_t item = 0; item < c.sequences * c.heads; item++) {
             int64_t head = item % c.heads;
             const int64_t* span = c.spans + item / c.heads * 4;

@@ -10,8 +10,11 @@
 #include <cstdlib>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
 constexpr int64_t LANES = 16;   // floats in a vector
 constexpr int64_t VECTORS = 4;  // vectors in a line of a tile
 #else
@@ -30,7 +33,13 @@ typedef uint16_t AnyVH __attribute__((vector_size(LANES * 2), aligned(2), may_al
 static inline V all(float x) { return x - V{}; }
 static inline VU all_u(uint32_t x) { return x - VU{}; }
 static inline V where(VI which, V x, V y) { return which ? x : y; }
-static inline V larger(V x, V y) { return where(x > y, x, y); }  // y where either is NaN
+static inline V larger(V x, V y) {  // y where either is NaN
+#if defined(__AVX512F__)
+    return (V)_mm512_max_ps((__m512)x, (__m512)y);
+#else
+    return where(x > y, x, y);
+#endif
+}
 static inline V as_floats(VU x) { return (V)x; }
 
 static inline VI lanes() {
@@ -52,18 +61,33 @@ static inline void published() {
 #endif
 }
 
-static inline float sum(V x) {  // pairwise, so that the order is that of no compiler
+// halves on each other until there is one, so that the order is that of no compiler
+template <class Fold> static inline float folded(V x, Fold fold) {
+#if defined(__AVX__)
+#if defined(__AVX512F__)
+    auto upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)x), 1));
+    auto eight = fold(_mm512_castps512_ps256((__m512)x), upper);
+#else
+    auto eight = (__m256)x;
+#endif
+    auto four = fold(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = fold(four, _mm_movehl_ps(four, four));
+    return fold(four, _mm_shuffle_ps(four, four, 1))[0];
+#else
     float parts[LANES];
     memcpy(parts, &x, sizeof x);
     for (int64_t half = LANES / 2; half; half /= 2)
-        for (int64_t i = 0; i < half; i++) parts[i] += parts[i + half];
+        for (int64_t i = 0; i < half; i++) parts[i] = fold(parts[i], parts[i + half]);
     return parts[0];
+#endif
 }
 
-static inline float largest(V x) {
-    float most = x[0];
-    for (int i = 1; i < LANES; i++) most = std::max(most, x[i]);
-    return most;
+static inline float sum(V x) {
+    return folded(x, [](auto a, auto b) { return a + b; });
+}
+
+static inline float largest(V x) {  // NaN where the last of them is, and perhaps where another is
+    return folded(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // -- kinds of numbers; a "word" is 32 bits: two bfloat16 that follow each other, one float32, or four bytes ---------
@@ -132,7 +156,11 @@ struct Byte {  // whole numbers: those of the left side from 0 to 255, those of 
 // 2^x for x <= 127, within 2 units in the last place; below -126 it is as for -126, about 1e-38; of NaN it is NaN
 static inline V exp2_of(V x) {
     x = larger(all(-126.f), x);
+#if defined(__AVX512F__)
+    V whole = (V)_mm512_roundscale_ps((__m512)x, 0);
+#else
     V whole = (x + 12582912.f) - 12582912.f;  // 1.5 * 2^23: what is behind the point falls off
+#endif
     V part = x - whole, y = all(1.5403530e-4f);
     y = y * part + 1.3333558e-3f;
     y = y * part + 9.6181291e-3f;
@@ -140,8 +168,12 @@ static inline V exp2_of(V x) {
     y = y * part + 2.4022651e-1f;
     y = y * part + 6.9314718e-1f;
     y = y * part + 1.f;
+#if defined(__AVX512F__)
+    return (V)_mm512_scalef_ps((__m512)y, (__m512)whole);
+#else
     VI power = (__builtin_convertvector(whole, VI) + 127) << 23;
     return y * (V)power;
+#endif
 }
 
 constexpr float LOG2_E = 1.44269504f;
