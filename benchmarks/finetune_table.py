@@ -22,8 +22,8 @@ Each file of results/finetune has its seed, its data, its machine and the time i
 named here only made the tables.
 
 The second table: Heedful with the epochs, batch and rate that `heedful finetune` takes by itself for so much data,
-beside transformers' result by the plan above; bfloat16 by Heedful's own kernels. There scores of STS-B are brought to
-a mean of 0 and a deviation of 1, as the command does; in the first table they are learned as they are."""
+beside transformers' result by the plan above; bfloat16 by Heedful's own kernels. Scores of STS-B were learned as they
+are; since then the command brings them to a mean of 0 and a deviation of 1."""
 SHOWN = {
     "SST-2": ("accuracy",),
     "MRPC": ("accuracy", "f1"),
