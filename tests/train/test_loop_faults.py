@@ -142,7 +142,7 @@ def test_t14_smaller_micro_batches_and_the_same_loss(budget: int) -> None:
     assert bool(found) == (budget > longest) and len(found) == len(warned)
     assert all(each is not None and int(each[2]) == int(each[1]) // 2 for each in found)
     assert [step.loss for step in steps] == pytest.approx([step.loss for step in whole], rel=1e-6)
-    assert distance(weights(made), weights(whole)) < 1e-6
+    assert distance(weights(made), weights(whole)) < 3e-6
     done = [batch for batch in spy.seen if sum(len(made.samples[n]) for n in batch) <= longest]
     assert sum(map(len, done)) >= 48
 
