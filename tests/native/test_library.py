@@ -157,7 +157,7 @@ def test_it_says_that_it_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # with sanitizers the compiler takes four minutes
+@pytest.mark.timeout(1200)  # with sanitizers the compiler takes minutes
 @pytest.mark.parametrize("flags", [("-O0",), ("-O2", "-mno-avx512f"), ("-O1", "-fsanitize=address,undefined")], ids=str)
 def test_other_flags_compute_the_same(flags: tuple[str, ...], tmp_path: Path) -> None:
     """All tests of the kernels, in a process of its own, with a library that was built in another way."""
