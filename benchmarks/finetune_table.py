@@ -21,9 +21,11 @@ nothing. Runs are of several days, each with the code of its day. Per cent; afte
 Each file of results/finetune has its seed, its data, its machine and the time it took beside other work; the machine
 named here only made the tables.
 
+"IMDB, 5,000": both learned the same 5,000 reviews and answered the same 5,000 of the test. SQuAD was not trained with
+transformers.
+
 The second table: Heedful with the epochs, batch and rate that `heedful finetune` takes by itself for so much data,
-beside transformers' result by the plan above; bfloat16 by Heedful's own kernels. Scores of STS-B were learned as they
-are; since then the command brings them to a mean of 0 and a deviation of 1."""
+beside transformers' result by the plan above; bfloat16 by Heedful's own kernels."""
 SHOWN = {
     "SST-2": ("accuracy",),
     "MRPC": ("accuracy", "f1"),
@@ -33,14 +35,19 @@ SHOWN = {
     "CoLA": ("matthews",),
     "AG News": ("accuracy",),
     "IMDB": ("accuracy",),
+    "IMDB, 5,000": ("accuracy",),
     "SQuAD": ("f1", "exact"),
 }
 
 
 def found(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """What was measured, by task."""
+    """What was measured, by task; of samples, by their size as well."""
     runs = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
-    return {task: [run for run in runs if run["task"] == task] for task in SHOWN}
+
+    def name(run: dict[str, Any]) -> str:
+        return f"{run['task']}, {run['data']['held']:,}" if run["data"]["rehearsal"] else run["task"]
+
+    return {task: [run for run in runs if name(run) == task] for task in SHOWN}
 
 
 def told(numbers: Sequence[float]) -> str:
@@ -56,7 +63,7 @@ def main() -> None:
     ours, theirs = (found(RESULTS / "finetune" / name) for name in ("ours", "transformers"))
     rows = []
     for task, measures in SHOWN.items():
-        plan = PLANS[task]
+        plan = PLANS[task.partition(",")[0]]
         how = f"{plan.epochs} epochs, {plan.rate:g}, batch {plan.batch}, up to {plan.longest} tokens"
         for measure in measures:
             mine, other = ([run["metrics"][measure] for run in runs[task]] for runs in (ours, theirs))

@@ -12,18 +12,21 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor  # not imported here: what only reads and writes files starts without it
 
-Chunk = bytes | memoryview | Tensor  # a tensor stands for its bytes
+Chunk: TypeAlias = "bytes | memoryview | Tensor"  # a tensor stands for its bytes
 
 
 def raw(chunk: Chunk) -> memoryview:
     """The bytes of a chunk; for a contiguous tensor on the CPU its own memory, not a copy."""
-    if isinstance(chunk, Tensor):
-        return chunk.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
-    return memoryview(chunk)
+    if isinstance(chunk, bytes | memoryview):
+        return memoryview(chunk)
+    import torch
+
+    return chunk.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def measure(chunks: Iterable[Chunk]) -> dict[str, int | str]:

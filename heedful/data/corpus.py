@@ -35,10 +35,10 @@ from heedful.data.shards import (
     read_json,
     read_part,
     shard_name,
-    sweep,
     write_json,
 )
 from heedful.data.workers import Worker, started
+from heedful.durable import sweep
 from heedful.errors import HeedfulError
 from heedful.settings import to_mapping
 from heedful.tokenizer import Tokenizer

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from heedful import durable
 from heedful.data.duplicates import KEEP, signatures
 from heedful.data.sentences import normalise, segments
 from heedful.errors import HeedfulError
@@ -315,30 +315,13 @@ def finish(folder: Path, parts: int, about: Mapping[str, Any]) -> None:
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
     """A file that is there whole and for good, or not at all."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with unfinished.open("wb") as file:
+        with durable.whole(path) as part, part.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        unfinished.replace(path)
     except OSError as error:
         raise HeedfulError(f"{path}: cannot be written: {error.strerror}; what is done is kept, try again") from None
-    finally:
-        with suppress(OSError):
-            unfinished.unlink()
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sweep(folder: Path) -> None:
-    """Remove what was left by processes that were killed while they wrote."""
-    for path in folder.iterdir():
-        if re.fullmatch(r"\..+\.\d+\.part", path.name):
-            path.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:

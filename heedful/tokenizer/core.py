@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import processors
 
+from heedful.durable import put, whole
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.packed import Packed
 from heedful.tokenizer import files
@@ -389,12 +389,5 @@ def _bare(state: Any) -> Any:
 
 
 def _write(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with unfinished.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with whole(path) as part:
+        put(part, [text.encode()])
