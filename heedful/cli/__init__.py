@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             note(f"heedful: {error}")
             raise SystemExit(2) from None
         except KeyboardInterrupt:
+            note("heedful: interrupted")
             raise SystemExit(130) from None
         finally:
             sys.stdout.flush()
@@ -193,7 +194,7 @@ def check(
     """
     from dataclasses import asdict
 
-    from heedful.data import KINDS, DataSettings, LeaveOut, read
+    from heedful.data import KINDS, DataSettings, LeaveOut, read, source_of
     from heedful.data import check as run
     from heedful.data.folders import as_said
     from heedful.settings import apply
@@ -201,7 +202,9 @@ def check(
     if task is not None and task not in KINDS:
         raise HeedfulError(f"--task is {task!r}{did_you_mean(task, list(KINDS))}: use one of {', '.join(KINDS)}")
     chosen = apply(DataSettings(dev=0.0), assignments or [])
-    report = run(read(as_said(data), KINDS[task] if task else None, chosen, bad_rows=LeaveOut()), limit=limit)
+    given, bad = as_said(data), LeaveOut()
+    source = source_of(task, given, chosen, bad) if task else read(given, None, chosen, bad_rows=bad)
+    report = run(source, limit=limit)
     if as_json:
         return write_json(asdict(report))
     print("\n".join(map(clean, report.lines())))

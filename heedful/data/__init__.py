@@ -20,7 +20,7 @@ from heedful.data.examples import (
     Tagged,
 )
 from heedful.data.parts import DataSettings
-from heedful.data.sources import Source, read
+from heedful.data.sources import Source, read, source_of
 
 __all__ = [
     "KINDS",
@@ -46,4 +46,5 @@ __all__ = [
     "check",
     "escape_cell",
     "read",
+    "source_of",
 ]

@@ -74,6 +74,14 @@ GUESSES = (
     Rewritten,
     Plain,
 )  # the first whose columns are there
+INPUTS = (  # a first row with names for all of one of these is a header; "positive" alone may well be a label
+    ("text",),
+    ("words",),
+    ("question", "context"),
+    ("candidates",),
+    ("a", "b"),
+    ("source",),
+)
 SEPARATOR = "|"  # between labels, words or candidates of one cell
 
 
@@ -112,25 +120,40 @@ def is_header(cells: Sequence[str], header: bool | None, given: Given) -> bool:
     """Whether the first row of a file names its columns."""
     if header is not None:
         return header
-    keys = [key for each in given.values() for key in _keys(each)]
-    if any(isinstance(key, str) and not key.isdigit() for key in keys):
-        return True
-    known = {name for names in NAMES.values() for name in names}
-    return any(cell.strip().casefold() in known or NUMBERED.fullmatch(cell.strip()) for cell in cells)
+    names = [cell.strip().casefold() for cell in cells]
+    for role, each in given.items():
+        for key in _keys(each):
+            if not isinstance(key, int) and not key.isdigit():
+                return True
+            if 0 < int(key) <= len(names):
+                if _speaks(names[int(key) - 1], role):
+                    return True
+                names[int(key) - 1] = ""  # a cell of it may be called anything
+    return any(all(any(_speaks(name, role) for name in names) for role in inputs) for inputs in INPUTS)
+
+
+def _speaks(name: str, role: str) -> bool:
+    return name in NAMES.get(role, ()) or bool(role == "candidates" and NUMBERED.fullmatch(name))
 
 
 def resolve(table: Table, kind: type[Example] | None, given: Given) -> Columns:
     """The columns of a table for a kind of example; None: the kind that they speak of."""
     if kind is not None:
         return _resolve(table, kind, given)
-    for guess in GUESSES:
-        if set(given) <= {role for roles in ROLES[guess] for role in roles}:
-            try:
-                found = _resolve(table, guess, given)
-            except _AmbiguousError:
-                raise
-            except HeedfulError:
-                continue
+    for role, keys in given.items():
+        if role not in NAMES:
+            close = did_you_mean(role, list(NAMES))
+            raise HeedfulError(f"column {shown(role)} is not one of {', '.join(NAMES)}{close}")
+        _given(table, keys)
+    guesses = [guess for guess in GUESSES if set(given) <= {role for roles in ROLES[guess] for role in roles}]
+    if not guesses:
+        raise HeedfulError(f"columns {', '.join(given)}: no kind of example has all of them")
+    for guess in guesses:
+        try:
+            found = _resolve(table, guess, given)
+        except MissingColumnError:
+            continue
+        else:
             if guess is not MultiLabelled or not isinstance(table.first, dict) or _is_list(table, found, "labels"):
                 return found
     raise _missing(table, "text")
@@ -156,10 +179,11 @@ def find_columns(
     for role in given:
         if role not in roles:
             raise HeedfulError(f"column {shown(role)} is not one of {', '.join(roles)}{did_you_mean(role, roles)}")
+    chosen = {role: _given(table, keys) for role, keys in given.items()}
     found: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
     for role in roles:
-        names = _given(table, given[role]) if role in given else _by_name(table, role, taken)
+        names = chosen[role] if role in chosen else _by_name(table, role, taken)
         if not names and role in needed:
             raise _missing(table, role)
         if len(names) > 1 and role not in given and not NUMBERED.fullmatch(names[0]):
@@ -289,6 +313,10 @@ class Reader:
         """Several texts: several columns, a list, or one cell with bars between them."""
         values = self.values(cells, role)
         if len(values) > 1:
+            while role == "candidates" and values and values[-1][0] in (None, ""):
+                values.pop()  # this row has fewer of them
+            if empty := [name for value, name in values if role == "candidates" and value in (None, "")]:
+                raise CellError(empty[0], "is empty, but a candidate after it is not")
             return tuple(self.checked(value, name) for value, name in values)
         value, name = values[0]
         if isinstance(value, str):

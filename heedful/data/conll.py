@@ -17,8 +17,11 @@ TAG = re.compile(r"(?:O|[BIESLUM]-.+)\Z")
 MANY = 10_000  # different tags
 
 
-def sentences(file: File, sieve: Sieve) -> Iterator[Tagged]:
-    """The sentences of a file; a bad line spoils its sentence, and -DOCSTART- lines are borders of documents."""
+def sentences(file: File, sieve: Sieve, word: int = 1, tag: int = 0) -> Iterator[Tagged]:
+    """The sentences of a file; a bad line spoils its sentence, and -DOCSTART- lines are borders of documents.
+
+    `word` and `tag` are the numbers of their columns from 1; 0: the last one.
+    """
     words: list[str] = []
     tags: list[str] = []
     start = width = size = 0
@@ -33,12 +36,12 @@ def sentences(file: File, sieve: Sieve) -> Iterator[Tagged]:
         start = start if words or bad else number
         width = width or len(cells)
         size += len(line)
-        reason = _reason(cells, width) if size <= file.longest // 10 else _endless(file)
+        reason = _reason(cells, width, word, tag) if size <= file.longest // 10 else _endless(file)
         if wrong is not None or reason:
             bad = bad or wrong or BadRow(file=file.shown, line=number, column="", reason=reason, text=line[:200])
         elif bad is None:
-            words.append(cells[0])
-            tags.append(cells[-1])
+            words.append(cells[word - 1])
+            tags.append(cells[tag - 1])
     yield from _whole(file, start, words, tags, bad, sieve)
 
 
@@ -49,12 +52,14 @@ def _cells(line: str) -> list[str]:
     return [cell for cell in line.split(" ") if cell] or [""]
 
 
-def _reason(cells: list[str], width: int) -> str:
+def _reason(cells: list[str], width: int, word: int, tag: int) -> str:
     if len(cells) < 2:
         return "has one column, expected a word and its tag"
     if len(cells) != width:
         return f"has {len(cells)} columns, expected {width} as in the lines before"
-    return "" if all((cells[0], cells[-1])) else "has an empty word or tag"
+    if max(word, tag) > width:
+        return f"has {width} columns, and column {max(word, tag)} was asked for"
+    return "" if all((cells[word - 1], cells[tag - 1])) else "has an empty word or tag"
 
 
 def _endless(file: File) -> str:

@@ -78,6 +78,8 @@ def find(path: Path, *, encoding: str | None = None, longest: int = LONGEST) -> 
         if given is not None and not name.startswith(given):
             raise HeedfulError(f"{path}: begins with the byte order mark of {name}, but encoding {given} was given")
         said = [f"{path.name}: begins with a byte order mark, which is left out; read as {name}"]
+    if not mark and given in ("utf-16", "utf-32"):
+        raise HeedfulError(f"{path}: has no byte order mark: say --set encoding={given}-le (or -be)")
     file = File(path=path, encoding=name, mark=len(mark), longest=longest)
     if not mark and given is None and head.count(0) > len(head) // 5:
         raise HeedfulError(
@@ -270,6 +272,11 @@ class JsonText:
     def elements(self) -> Iterator[int]:
         """The numbers of the elements of the list that comes next, from 0; the caller takes each."""
         yield from self._members("[", "]")
+
+    def end(self) -> None:
+        """Nothing more may come: what follows would be lost."""
+        if self.peek():
+            self._fail("expected the end of the file")
 
     def value(self) -> Any:
         """The next value, whole."""

@@ -72,7 +72,7 @@ def spoken(path: Path) -> tuple[str, str]:
 def split_several(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
     """Several files by the splits that their names speak of, or all as train, and what should be said."""
     splits = [spoken(path)[0] for path in files]
-    if len({*splits} - {""}) < 2:
+    if {*splits} <= {"", "train"} or len({*splits}) == 1:
         return {"train": tuple(files)}, [f"all {len(files)} files are train"]
     if unclear := [path.name for path, split in zip(files, splits, strict=True) if not split]:
         raise HeedfulError(

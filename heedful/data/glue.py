@@ -11,7 +11,7 @@ from heedful.data.columns import Columns, resolve
 from heedful.data.examples import Example, Labelled, Scored
 from heedful.data.fields import examples
 from heedful.data.files import find
-from heedful.data.parts import DataSettings, Part
+from heedful.data.parts import DataSettings, Part, refuse_columns
 from heedful.data.rows import Cells, Table, separated
 from heedful.errors import HeedfulError
 
@@ -85,6 +85,7 @@ def parts(
     if kind not in (None, layout.kind):
         assert kind is not None
         raise HeedfulError(f"{folder}: an example of {task} is {layout.kind.about}, but this task needs {kind.about}")
+    refuse_columns(str(folder), f"GLUE's {task}", settings)
     found: dict[str, tuple[Part, ...]] = {}
     said = [f"GLUE's {task}; quotes are characters like others", *([layout.said] if layout.said else [])]
     for split, name in layout.files.items():

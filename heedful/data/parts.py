@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from heedful.data import conll, squad
 from heedful.data.bad import Sieve, shown
-from heedful.data.columns import Columns, MissingColumnError, is_header, resolve
+from heedful.data.columns import ROLES, Columns, MissingColumnError, is_header, resolve
 from heedful.data.examples import Example, Plain, Question, Tagged
 from heedful.data.fields import examples
 from heedful.data.files import LONGEST, PACKED, File, find, head_of, lines
@@ -68,6 +68,7 @@ class Part:
     read: Callable[[Sieve], Iterator[Example]]
     said: tuple[str, ...]
     labels: tuple[str, ...] = ()  # all of them in order, where the data itself knows
+    more: frozenset[str] = frozenset()  # the optional columns that it has and that change what a task is
 
 
 def bare_name(path: Path) -> tuple[str, str]:
@@ -90,13 +91,17 @@ def open_part(path: Path, kind: type[Example] | None, settings: DataSettings, si
     file, said = find(path, encoding=settings.encoding, longest=settings.longest)
     form = settings.format or _found(file, kind)
     if form == "squad" or (form == "json" and kind in (None, Question) and is_squad(file)):
-        return _squad(file, kind, said)
+        return _squad(file, kind, settings, said)
     if form == "conll":
         _refuse_kind(file, kind, Tagged, "words with tags")
-        read: Callable[[Sieve], Iterator[Example]] = lambda sieve: conll.sentences(file, sieve)  # noqa: E731
-        return Part(shown=file.shown, kind=Tagged, read=read, said=(*said, "words in columns, the tag in the last"))
+        word, tag = (_numbered(file, settings, role, usual) for role, usual in (("words", 1), ("tags", 0)))
+        refuse_columns(file.shown, "columns without names", settings, ("words", "tags"))
+        read: Callable[[Sieve], Iterator[Example]] = lambda sieve: conll.sentences(file, sieve, word, tag)  # noqa: E731
+        places = f"words in column {word}, the tag in {f'column {tag}' if tag else 'the last'}"
+        return Part(shown=file.shown, kind=Tagged, read=read, said=(*said, places))
     if form == "text":
         _refuse_kind(file, kind, Plain, "plain text")
+        refuse_columns(file.shown, "plain text", settings)
         return Part(shown=file.shown, kind=Plain, read=lambda sieve: texts(file, sieve), said=(*said, TEXT))
     return of_table(_rows_of(file, form, settings, sieve), kind, settings, said)
 
@@ -152,7 +157,8 @@ def of_table(table: Table, kind: type[Example] | None, settings: DataSettings, s
         return examples(table, columns, sieve, settings.longest)
 
     stated = (*(said or ()), *table.said, columns.said)
-    return Part(shown=table.shown, kind=columns.kind, read=read, said=stated, labels=_words(table, columns))
+    more = frozenset(columns.of) & {"pair", "score", "prompt", "ask"} - {*ROLES[columns.kind][0]}
+    return Part(shown=table.shown, kind=columns.kind, read=read, said=stated, labels=_words(table, columns), more=more)
 
 
 def _words(table: Table, columns: Columns) -> tuple[str, ...]:
@@ -175,8 +181,10 @@ def texts(file: File, sieve: Sieve) -> Iterator[Plain]:
 def _found(file: File, kind: type[Example] | None) -> Format:
     suffix = bare_name(file.path)[1]
     form = SUFFIXES.get(suffix)
-    if (kind is Tagged or form in (None, "text")) and form not in ("csv", "json", "jsonl"):
-        if conll.looks_like(head_of(file)) or kind is Tagged:
+    if (kind is Tagged or form in (None, "text", "tsv")) and form not in ("csv", "json", "jsonl"):
+        head = head_of(file)
+        named = form == "tsv" and is_header(head.split("\n", 1)[0].split("\t"), None, {})
+        if kind in (None, Tagged) and (conll.looks_like(head) or (kind is Tagged and not named)):
             return "conll"
         if form is None:
             raise _unknown(file)
@@ -226,12 +234,30 @@ def is_squad(file: File) -> bool:
     return head.startswith("{") and start is not None and '"paragraphs"' in head[start.end() :]
 
 
-def _squad(file: File, kind: type[Example] | None, said: list[str]) -> Part:
+def _squad(file: File, kind: type[Example] | None, settings: DataSettings, said: list[str]) -> Part:
     _refuse_kind(file, kind, Question, "questions in SQuAD's JSON")
+    refuse_columns(file.shown, "SQuAD's JSON", settings)
     second = '"is_impossible"' in head_of(file)
-    name = "SQuAD's JSON, " + ("v2.0: questions may be impossible" if second else "v1.1: every question has an answer")
+    name = "SQuAD's JSON, " + ("v2.0: questions may be impossible" if second else "v1.1, as far as its beginning tells")
     read: Callable[[Sieve], Iterator[Example]] = lambda sieve: squad.questions(file, sieve)  # noqa: E731
     return Part(shown=file.shown, kind=Question, read=read, said=(*said, name))
+
+
+def refuse_columns(shown: str, what: str, settings: DataSettings, known: tuple[str, ...] = ()) -> None:
+    """Columns that were said of a format that has none would be passed over."""
+    if others := [role for role in settings.columns or {} if role not in known]:
+        raise HeedfulError(
+            f"{shown}: is {what}, where columns.{others[0]} cannot be chosen: leave it out, or say what format it is"
+        )
+
+
+def _numbered(file: File, settings: DataSettings, role: str, usual: int) -> int:
+    key = (settings.columns or {}).get(role, usual)
+    if isinstance(key, str) and key.isdigit():
+        key = int(key)
+    if not isinstance(key, int) or (key < 1 and key != usual):
+        raise HeedfulError(f"{file.shown}: its columns have no names: say columns.{role}=NUMBER, from 1")
+    return key
 
 
 def _refuse_kind(file: File, kind: type[Example] | None, made: type[Example], holds: str) -> None:

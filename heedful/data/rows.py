@@ -7,17 +7,18 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from heedful.data.bad import BadRow, CellError, Sieve, shown
+from heedful.data.bad import BadRow, CellError, LeaveOut, Sieve, shown
 from heedful.data.files import FREE, MOST_RATIO, File, Line, NoRowsError, all_lines, json_text, lines
 from heedful.errors import HeedfulError
 
 Cells = list[str] | dict[str, Any]
 Rows = Iterator[tuple[int, Cells]]  # the number of the line, or of the row where there are no lines
 BATCH = 256  # rows of Parquet
+HEAD = 200  # rows of objects whose keys are the columns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,12 +207,21 @@ def json_list(file: File, sieve: Sieve) -> Table:
         with json_text(file) as text:
             if text.peek() == "[":
                 yield from walk(text, sieve)
+                text.end()
                 return
+            found = False
             for key in text.keys():  # noqa: SIM118  # they are walked, not looked up
                 if key == "data" and text.peek() == "[":
+                    found = True
                     yield from walk(text, sieve)
                 else:
                     text.value()
+            text.end()
+            if not found:
+                raise NoRowsError(
+                    f'{file.shown}: has no rows: it is one object without a list of them under "data" (where each '
+                    "line is an object, say --set format=jsonl)"
+                )
 
     def walk(text: Any, sieve: Sieve) -> Rows:
         for index in text.elements():
@@ -231,7 +241,9 @@ def _named(name: str, rows: Callable[[Sieve], Rows], sieve: Sieve, **more: Any) 
     first = next(rows(sieve), None)
     if first is None:
         raise NoRowsError(f"{name}: has no rows")
-    return Table(shown=name, names=tuple(first[1]), first=first[1], rows=rows, **more)
+    top = islice(rows(Sieve(LeaveOut())), HEAD)  # a key that the first row lacks is a column too
+    names = dict.fromkeys(chain(first[1], *(cells for _, cells in top)))
+    return Table(shown=name, names=tuple(names), first=first[1], rows=rows, **more)
 
 
 # ---------------------------------------------------------------------------------------------------- Parquet, objects

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, overload
 from heedful.data import conll, glue
 from heedful.data.bad import BadRow, BadRows, Sieve, Stop, shown
 from heedful.data.columns import MissingColumnError
-from heedful.data.examples import Example, Labelled, MultiLabelled, Tagged, takes
+from heedful.data.examples import KINDS, Example, Labelled, MultiLabelled, Tagged, takes
 from heedful.data.folders import SPLITS, split_files, split_several
 from heedful.data.parts import DataSettings, Part, of_object, open_part
 from heedful.data.rows import is_data_object
@@ -207,6 +207,7 @@ def read(
     else:
         given, said = _splits(data)
     found: dict[str, tuple[Part, ...]] = {}
+    first: Part | None = None
     for split, places in given.items():
         opened = []
         for place in places:
@@ -218,6 +219,13 @@ def read(
                 said.append(f"{split}: has no {missing.role}, so it is left out")
                 break
             kind = kind or part.kind
+            first = first or part
+            if differing := part.more ^ first.more:
+                has, lacks = (part, first) if part.more & differing else (first, part)
+                raise HeedfulError(
+                    f"{has.shown} has a column for {' and '.join(sorted(differing & has.more))}, and {lacks.shown} has "
+                    "none: make them alike, or say which column it is"
+                )
             opened.append(part)
         if opened:
             found[split] = tuple(opened)
@@ -225,6 +233,21 @@ def read(
     each = [(split, text) for split, parts in found.items() for part in parts for text in part.said]
     said += dict.fromkeys(text for _, text in each)
     return _source(found, said, settings, sieve)
+
+
+def source_of(task: str, data: Any, settings: DataSettings, bad_rows: BadRows) -> Source[Any]:
+    """The data of a task; for classify also rows with any number of labels, where that is what they have."""
+    if task == "classify" and "labels" in (settings.columns or {}):
+        return read(data, MultiLabelled, settings, bad_rows=bad_rows)
+    if task == "classify":
+        try:
+            found = read(data, None, settings, bad_rows=bad_rows)
+        except HeedfulError:
+            pass  # what is missing for this task is said below
+        else:
+            if found.kind is MultiLabelled:
+                return found
+    return read(data, KINDS[task], settings, bad_rows=bad_rows)
 
 
 def _source(

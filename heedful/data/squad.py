@@ -51,6 +51,7 @@ def _paragraphs(text: JsonText) -> Iterator[tuple[str, int, Any]]:
                 for paragraph in text.elements():
                     text.peek()
                     yield f"data[{article}].paragraphs[{paragraph}]", text.line, text.value()
+    text.end()
 
 
 def _refuse(sieve: Sieve, file: File, line: int, number: int, place: str, wrong: CellError, raw: Any) -> None:

@@ -29,14 +29,16 @@ def read_vectors(path: str | Path, *, wanted: Collection[str] = (), others: int 
     the first line counts.
     """
     found: dict[str, np.ndarray] = {}
-    width, kept, asked = 0, 0, frozenset(wanted)
+    width, kept, asked, said, number = 0, 0, frozenset(wanted), None, 0
     for number, line in enumerate(lines([Path(path)]), 1):
         parts = line.rstrip(" ").split(" ")
         if number == 1 and len(parts) == 2 and all(part.isdecimal() for part in parts):
-            width = int(parts[1])
+            said, width = int(parts[0]), int(parts[1])
             continue
         width = width or len(parts) - 1
         word = " ".join(parts[: len(parts) - width])  # some published words have spaces in them
+        if parts[0] in asked and len(parts) > width + 1 and word not in asked and _is_number(parts[-width - 1]):
+            raise HeedfulError(f"{path}, line {number} has {len(parts) - 1} numbers; expected {width} as before")
         if width < 1 or not word:
             form = f"a word and {width or 'its'} numbers"
             raise HeedfulError(f"{path}, line {number} has {len(parts)} parts; expected {form}")
@@ -44,14 +46,28 @@ def read_vectors(path: str | Path, *, wanted: Collection[str] = (), others: int 
             continue
         found[word] = _numbers(parts[len(parts) - width :], path, number)
         kept += word not in asked
+    if said is not None and number - 1 != said:
+        raise HeedfulError(
+            f"{path}: its first line says {said:,} words, and {number - 1:,} lines follow: it is cut off or damaged; "
+            "mend that line if it is meant so"
+        )
     if not found:
         raise HeedfulError(f"{path} has no vector of a word that is wanted: is it of another language, or in capitals?")
     return WordVectors(words=tuple(found), rows=np.stack(list(found.values())))
 
 
+def _is_number(part: str) -> bool:
+    try:
+        float(part)
+    except ValueError:
+        return False
+    return True
+
+
 def _numbers(parts: list[str], path: str | Path, number: int) -> Float32[np.ndarray, " width"]:
     try:
-        row = np.array(parts, dtype=np.float32)
+        with np.errstate(over="ignore"):  # told below
+            row = np.array(parts, dtype=np.float32)
     except ValueError as error:
         raise HeedfulError(f"{path}, line {number}: {error}; expected a word and {len(parts)} numbers") from None
     if not np.isfinite(row).all():

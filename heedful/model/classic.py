@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from heedful.model.classic_config import ClassicConfig, Recurrent, SelfAttention, Writer
@@ -21,6 +20,7 @@ from heedful.model.stack import Transformer, only
 from heedful.model.trace import Trace
 from heedful.nn.attend import attend
 from heedful.nn.layout import Layout
+from heedful.nn.scores import unit
 from heedful.packed import Packed
 
 Bounds = tuple[int, ...]
@@ -130,7 +130,7 @@ class SelfAttended(nn.Module):
         self.cosine = config.score == "cosine"
 
     def forward(self, x: Rows, bounds: Bounds) -> Rows:
-        k = (F.normalize(x, dim=-1) if self.cosine else x)[:, None]
+        k = (unit(x) if self.cosine else x)[:, None]
         return attend(k, k, x[:, None], Layout.of(bounds), scale=1.0)[:, 0]
 
 

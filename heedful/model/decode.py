@@ -17,6 +17,7 @@ from heedful.model.config import Learned
 from heedful.model.stack import Transformer
 from heedful.packed import Packed
 
+STRONGEST = 10.0  # of a beam's penalty, which is a power
 Score = Callable[[Tensor, Packed], Tensor]  # rows and their batch -> [rows, vocabulary], a vocabulary head
 
 
@@ -68,6 +69,8 @@ class Beam:
     def __post_init__(self) -> None:
         if not 1 <= self.best <= self.width:
             raise HeedfulError(f"best is {self.best} of {self.width} beams; expected 1 to the width")
+        if not -STRONGEST <= self.strength <= STRONGEST:
+            raise HeedfulError(f"strength is {self.strength}; expected a number from -{STRONGEST:g} to {STRONGEST:g}")
 
     def divisor(self, tokens: int) -> float:
         """By which the log-probability of so many tokens is divided."""
@@ -223,13 +226,13 @@ def search(
     candidates = max(2, 1 + len(stop)) * how.width
     for length in range(1, most + 1):
         log_p = _next(model, score, batch, cache)
-        begun = [each.log_probability for one in running for each in one.open]
-        summed = (log_p + log_p.new_tensor(begun)[:, None]).unflatten(0, (len(running), -1)).flatten(1)
-        best, places = summed.topk(min(candidates, summed.shape[1]), -1)
+        sums = [each.log_probability for one in running for each in one.open]
+        begun = torch.tensor(sums, dtype=torch.float64, device=log_p.device)  # long sums would be equal in float32
+        summed = (log_p + begun[:, None]).unflatten(0, (len(running), -1)).flatten(1)
         going, parents, row = [], [], 0
-        for one, values, indices in zip(running, best.tolist(), places.tolist(), strict=True):
+        for one, best in zip(running, _greatest(summed, min(candidates, summed.shape[1])), strict=True):
             beams = len(one.open)
-            found = [(value, *divmod(index, log_p.shape[-1])) for value, index in zip(values, indices, strict=True)]
+            found = [(value, *divmod(place, log_p.shape[-1])) for value, place in best]
             taken = _advance(one, found, how, stop, last=length == one.most)
             if length < one.most and _can_improve(one, how, length):
                 going.append(one)
@@ -241,6 +244,15 @@ def search(
         cache.choose(parents)
         batch = Packed.of([[each.tokens[-1]] for one in running for each in one.open]).to(log_p.device)
     return [one.complete[: how.best] for one in searches]
+
+
+def _greatest(rows: Float[Tensor, "rows places"], count: int) -> Iterator[list[tuple[float, int]]]:
+    """The greatest of each row with their places, best first; of equal ones the first, as `argmax` has it."""
+    least = rows.topk(count, -1).values[:, -1:]
+    for row, enough in zip(rows, rows >= least, strict=True):
+        places = enough.nonzero()[:, 0]
+        values, order = row[places].sort(descending=True, stable=True)
+        yield list(zip(values[:count].tolist(), places[order[:count]].tolist(), strict=True))
 
 
 def _advance(

@@ -68,7 +68,7 @@ def local_monotonic(
     `places` are the queries' t where others came earlier; None: they are counted in each sequence.
     """
     centres = _placed(layout, q.device)[0] if places is None else places
-    return _local(score, q, k, v, layout, centres.to(q.dtype), radius, sharp=False)
+    return _local(score, q, k, v, layout, centres.to(_exact(q)), radius, sharp=False)
 
 
 class LocalPredictive(nn.Module):
@@ -89,7 +89,7 @@ class LocalPredictive(nn.Module):
     def centres(self, q: Float[Tensor, "queries width"], layout: Layout) -> Float[Tensor, " queries"]:
         """The predicted places, from 0 to the number of keys."""
         _, length, _ = _placed(layout, q.device)
-        places: Tensor = length.to(q.dtype) * self.out(self.inner(q).tanh())[:, 0].sigmoid()
+        places: Tensor = length * self.out(self.inner(q).tanh())[:, 0].to(_exact(q)).sigmoid()
         return places
 
     def forward(
@@ -100,6 +100,11 @@ class LocalPredictive(nn.Module):
         layout: Layout,
     ) -> Float[Tensor, "queries value_width"]:
         return _local(self.score, q, k, v, layout, self.centres(q, layout), self.radius, sharp=True)
+
+
+def _exact(q: Tensor) -> torch.dtype:
+    """The kind of number of places: bfloat16 has not all of the whole ones above 256."""
+    return torch.promote_types(q.dtype, torch.float32)
 
 
 class _Window(NamedTuple):
@@ -132,7 +137,7 @@ def _local(
     scores = score(q[:, None], k[rows])[:, 0]
     weights = scores.masked_fill(~sees & some, -torch.inf).softmax(-1).where(some, 0.0)
     if sharp:
-        weights = weights * (-(away**2) / (2 * (radius / 2) ** 2)).exp()
+        weights = weights * (-(away**2) / (2 * (radius / 2) ** 2)).exp().to(weights.dtype)
     return torch.einsum("qw,qwd->qd", weights, v[rows])
 
 

@@ -34,7 +34,12 @@ Masks = tuple[Bool[Tensor, "_n _m"], ...]  # which pairs count
 
 def cosine(q: Queries, k: Keys) -> Pairs:
     """q k / (|q| |k|), from -1 to 1; 0 where one of them is zero (Graves et al. 2014, section 3.3.1)."""
-    return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
+    return unit(q) @ unit(k).mT
+
+
+def unit(x: Float[Tensor, "*some width"]) -> Float[Tensor, "*some width"]:
+    """x / |x|, or 0 where it is zero; in float32 at least, since half the digits of a float16 go with its squares."""
+    return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1, eps=1e-30).to(x.dtype)
 
 
 def dot(q: Queries, k: Keys) -> Pairs:

@@ -17,7 +17,7 @@ import torch
 
 from heedful.checkpoint import RUN_MODEL, Loaded, config_of, load, save
 from heedful.checkpoint.hub import name_and_revision
-from heedful.data import DataSettings, LeaveOut, MultiLabelled, Source, Stop
+from heedful.data import DataSettings, LeaveOut, MultiLabelled, Source, Stop, source_of
 from heedful.device import idle, precision
 from heedful.durable import whole
 from heedful.errors import HeedfulError
@@ -36,7 +36,7 @@ from heedful.runs.folder import (
     refuse_other,
     write,
 )
-from heedful.runs.making import Survey, make_task, of_data, refuse_dull, source_of, start, survey, undivided
+from heedful.runs.making import Survey, make_task, of_data, refuse_dull, start, survey, undivided
 from heedful.runs.plots import draw
 from heedful.runs.results import JOURNAL, RESULTS, read_results
 from heedful.runs.scoring import calibrate, measure

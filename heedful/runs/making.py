@@ -16,9 +16,7 @@ import torch
 from heedful.checkpoint import Config, Loaded, create, load
 from heedful.checkpoint.attach import attach
 from heedful.data import (
-    KINDS,
     Choices,
-    DataSettings,
     Labelled,
     MultiLabelled,
     Pair,
@@ -26,9 +24,8 @@ from heedful.data import (
     Rewritten,
     Scored,
     Source,
-    read,
 )
-from heedful.data.bad import BadRows, in_table
+from heedful.data.bad import in_table
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.objectives.masked import Masked
@@ -73,21 +70,6 @@ def of_data() -> Iterator[None]:
         yield
     except HeedfulError as error:
         raise HeedfulError(in_table(str(error), "data")) from None
-
-
-def source_of(task: str, data: Any, settings: DataSettings, bad_rows: BadRows) -> Source[Any]:
-    """The data of a task; for classify also rows with any number of labels, where that is what they have."""
-    if task == "classify" and "labels" in (settings.columns or {}):
-        return read(data, MultiLabelled, settings, bad_rows=bad_rows)
-    if task == "classify":
-        try:
-            found = read(data, None, settings, bad_rows=bad_rows)
-        except HeedfulError:
-            pass  # what is missing for this task is said below
-        else:
-            if found.kind is MultiLabelled:
-                return found
-    return read(data, KINDS[task], settings, bad_rows=bad_rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -110,7 +110,7 @@ def test_choices_in_csv(tmp_path: Path) -> None:
     [
         (2, "answer: is 2, expected 0 to 1, a letter from A, or the text of a candidate"),
         (-1, "answer: is -1, expected 0 to 1"),
-        ("C", "answer: is 2, expected 0 to 1"),
+        ("C", 'answer: is "C", which is none of the candidates'),
         ("x", 'answer: is "x", which is none of the candidates'),
         ("1", 'answer: is "1", which is several of the candidates'),
         (None, "answer: is missing, expected 0 to 1"),
@@ -137,3 +137,70 @@ def test_bad_choices(tmp_path: Path) -> None:
         "is 5, expected a list of texts",
         "has 1 candidates, expected two or more",
     ]
+
+
+def test_a_label_that_is_called_like_a_column_makes_no_header(tmp_path: Path) -> None:
+    data = "I loved it,positive\nI hated it,negative\nok so,positive\n"
+    source = opened(tmp_path / "a.csv", data, columns={"text": 1, "label": 2})
+    assert [each.label for each in source.examples("train")] == ["positive", "negative", "positive"]
+    with pytest.raises(HeedfulError, match="There is no header that is understood"):
+        opened(tmp_path / "a.csv", data)
+    for columns in ({"label": 2}, {"text": 1, "label": 2}, {"text": "text", "label": "2"}):
+        source = opened(tmp_path / "a.csv", "text,stars\na,1\n", columns=columns)
+        assert [(each.text, each.label) for each in source.examples("train")] == [("a", "1")]
+
+
+def test_a_mistyped_column_is_told_whatever_the_data_are_of(tmp_path: Path) -> None:
+    data = "text,label\na,x\n"
+    with pytest.raises(HeedfulError, match='has no column "lable", but "text", "label"'):
+        opened(tmp_path / "a.csv", data, columns={"label": "lable"})
+    with pytest.raises(HeedfulError, match='column "txt" is not one of text, '):
+        opened(tmp_path / "a.csv", data, columns={"txt": "text"})
+    with pytest.raises(HeedfulError, match="no kind of example has all of them"):
+        opened(tmp_path / "a.csv", data, columns={"text": "text", "tags": "label"})
+
+
+def test_choices_in_columns_differ_in_number(tmp_path: Path) -> None:
+    header = "question,choice1,choice2,choice3,answer\n"
+    source = opened(tmp_path / "a.csv", header + "q,yes,no,,yes\nr,a,b,c,b\n", Choices)
+    found = [(each.candidates, each.answer) for each in source.examples("train")]
+    assert found == [(("yes", "no"), 0), (("a", "b", "c"), 1)]
+    source = opened(tmp_path / "a.csv", header + "q,yes,,no,yes\n", Choices)
+    assert not list(source.examples("train")) and source.bad
+
+
+def test_candidates_that_are_numbers(tmp_path: Path) -> None:
+    source = opened(tmp_path / "a.jsonl", [{"question": "q", "choices": ["2", "4"], "answer": "4"}], Choices)
+    assert [each.answer for each in source.examples("train")] == [1]
+
+
+def test_columns_of_formats_that_have_no_names(tmp_path: Path) -> None:
+    path, data = tmp_path / "a.conll", "EU NNP I-NP I-ORG\nrejects VBZ I-VP O\n"
+    source = opened(path, data, columns={"tags": 2})
+    assert [each.tags for each in source.examples("train")] == [("NNP", "VBZ")]
+    assert "words in column 1, the tag in column 2" in source.stated
+    for columns, message in (
+        ({"tags": "pos"}, r"its columns have no names: say columns\.tags=NUMBER"),
+        ({"text": 1}, r"where columns\.text cannot be chosen"),
+        ({"tags": 5}, "has 4 columns, and column 5 was asked for"),
+    ):
+        with pytest.raises(HeedfulError, match=message):
+            list(read(path, settings=DataSettings(dev=0.0, columns=columns)).examples("train"))
+    with pytest.raises(HeedfulError, match=r"plain text, where columns\.text cannot be chosen"):
+        opened(tmp_path / "a.txt", "a text\n", columns={"text": 1})
+
+
+def test_tagged_sentences_in_tsv(tmp_path: Path) -> None:
+    source = opened(tmp_path / "a.tsv", "tokens\tner_tags\nEU rejects\tO O\nhi\tO\n", Tagged)
+    assert [each.words for each in source.examples("train")] == [("EU", "rejects"), ("hi",)]
+    columns = "EU\tB-ORG\nrejects\tO\n\nhi\tO\n"
+    for kind in (Tagged, None):
+        source = opened(tmp_path / "b.tsv", columns, kind)
+        assert [each.words for each in source.examples("train")] == [("EU", "rejects"), ("hi",)]
+
+
+def test_splits_have_the_same_columns(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,text2,label\na,b,x\n")
+    (tmp_path / "dev.csv").write_text("text,label\na,x\n")
+    with pytest.raises(HeedfulError, match=r"train\.csv has a column for pair, and .*dev\.csv has none"):
+        read(tmp_path)

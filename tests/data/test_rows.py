@@ -262,3 +262,29 @@ def test_objects(tmp_path: Path) -> None:
     assert said(source) == ["2: is int, expected a mapping from columns to values"]
     with pytest.raises(HeedfulError, match="expected a folder, files, a mapping from splits to files, or a data set"):
         read(5)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        '[{"text": "a", "label": "x"}]\n[{"text": "b", "label": "y"}]\n',
+        '[{"text": "a", "label": "x"}] garbage',
+        '{"data":\n[{"text": "a", "label": "x"}]}\n{"data": []}\n',
+    ],
+)
+def test_what_follows_json_is_not_lost(tmp_path: Path, data: str) -> None:
+    with pytest.raises(HeedfulError, match=r"a\.json:[123]:\d+: is not valid JSON: expected the end of the file"):
+        list(opened(tmp_path / "a.json", data, format="json").examples("train"))
+
+
+def test_utf_16_without_a_mark_needs_its_order(tmp_path: Path) -> None:
+    data = "text,label\na,x\n".encode("utf-16-le")
+    with pytest.raises(HeedfulError, match="no byte order mark: say --set encoding=utf-16-le"):
+        opened(tmp_path / "a.csv", data, encoding="utf-16")
+    assert len(list(opened(tmp_path / "a.csv", data, encoding="utf-16-le").examples("train"))) == 1
+
+
+def test_a_column_that_the_first_object_lacks(tmp_path: Path) -> None:
+    data = '{"text": "a", "label": "x"}\n{"text": "b", "text2": "c", "label": "y"}\n'
+    with pytest.raises(HeedfulError, match=r"a\.jsonl:1:text2: is missing"):
+        list(read(written(tmp_path / "a.jsonl", data), settings=DataSettings(dev=0.0)).examples("train"))

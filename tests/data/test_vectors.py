@@ -16,7 +16,7 @@ GLOVE = "the 0.5 -1e-2 3\n, 1 2 3\n. . 4 5 6\ncafé 7 8 9\nthe 0 0 0\n"
 def test_both_formats_are_read_alike(tmp_path: Path) -> None:
     (tmp_path / "glove.txt").write_text(GLOVE, encoding="utf-8")
     with gzip.open(tmp_path / "word2vec.txt.gz", "wt", encoding="utf-8", newline="\r\n") as file:
-        file.write("4 3\n" + GLOVE.replace("\n", " \n"))  # word2vec ends its lines with a space
+        file.write("5 3\n" + GLOVE.replace("\n", " \n"))  # word2vec ends its lines with a space
     for name in ("glove.txt", "word2vec.txt.gz"):
         found = read_vectors(tmp_path / name)
         assert found.words == ("the", ",", ". .", "café"), "of a word that is there twice the first counts"
@@ -33,10 +33,20 @@ def test_both_formats_are_read_alike(tmp_path: Path) -> None:
         ("the\n", "line 1 has 1 parts; expected a word and its numbers"),
         ("the 1 x\n", "line 1: could not convert string to float: .*; expected a word and 2 numbers"),
         ("the 1 nan\n", "line 1 holds NaN or infinite numbers"),
+        ("the 1 1e39\n", "line 1 holds NaN or infinite numbers"),
         ("", "has no vector of a word that is wanted"),
+        ("400 2\nthe 1 2\n", "its first line says 400 words, and 1 lines follow: it is cut off or damaged"),
     ],
 )
 def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "vectors.txt").write_text(text)
     with pytest.raises(HeedfulError, match=message):
         read_vectors(tmp_path / "vectors.txt")
+
+
+def test_a_wanted_word_with_a_number_too_many_is_refused(tmp_path: Path) -> None:
+    """It would be a word with a space, and the wanted one would have no vector."""
+    (tmp_path / "vectors.txt").write_text("good 1 2\nbad 4 5 6\n")
+    with pytest.raises(HeedfulError, match="line 2 has 3 numbers; expected 2 as before"):
+        read_vectors(tmp_path / "vectors.txt", wanted=["bad"])
+    assert read_vectors(tmp_path / "vectors.txt").words == ("good", "bad 4")

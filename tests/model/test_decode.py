@@ -121,6 +121,19 @@ def test_one_beam_is_greedy(tmp_path: Path, family: str) -> None:
         assert abs(one[0].log_probability - other[0].log_probability) < 1e-9
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_beam_is_greedy_where_tokens_are_equally_likely(tmp_path: Path, family: str) -> None:
+    """The first of them is taken, as where scores are rounded to a few different ones."""
+    _, ours, _ = both(tmp_path, family)
+    assert ours.head is not None
+    head: Any = ours.head
+    for scores in (lambda rows, batch: head(rows, batch) * 0, lambda rows, batch: head(rows, batch).round()):
+        how: dict[str, Any] = {"most": MOST, "stop": [], **given(family)}
+        greedy = write(ours.model, scores, how=Greedy(), **how)
+        beam = write(ours.model, scores, how=Beam(width=1), **how)
+        assert [each[0].tokens for each in greedy] == [each[0].tokens for each in beam]
+
+
 SIDE: dict[str, Any] = {"width": 16, "layers": 2, "heads": 2, "head_width": 8, "inner_width": 24, "causal": True}
 OTHERS: dict[str, ModelConfig] = {
     "rotary, window": ModelConfig(
@@ -225,6 +238,9 @@ def test_what_cannot_be_written() -> None:
     for wrong in ({"temperature": 0.0}, {"top_k": 0}, {"top_p": 1.5}):
         with pytest.raises(heedful.HeedfulError, match=f"{next(iter(wrong))} is"):
             Sample(**wrong)  # type: ignore[arg-type]
+    for strength in (float("nan"), 1e9):
+        with pytest.raises(heedful.HeedfulError, match=r"strength is .*; expected a number from -10 to 10"):
+            Beam(strength=strength)
     with pytest.raises(heedful.HeedfulError, match="best is 3 of 2 beams; expected 1 to the width"):
         Beam(width=2, best=3)
 

@@ -139,3 +139,13 @@ def test_other_scores_look_through_the_same_window() -> None:
     for score in (scaled_dot, Additive(width=3, key_width=3, inner_width=2).double()):
         wide = read(soft(align(score, q, k, CROSS)), v, CROSS)
         assert torch.allclose(local_monotonic(score, q, k, v, CROSS, radius=9), wide, atol=1e-12)
+
+
+def test_places_above_256_in_bfloat16() -> None:
+    """There are not all whole numbers in it: query 257 would look around 256."""
+    q, k = torch.ones(300, 4), torch.ones(400, 4)
+    v = torch.arange(400.0)[:, None] % 100
+    layout = Layout.of([0, 300], [0, 400])
+    exact = local_monotonic(dot, q, k, v, layout, radius=0)
+    found = local_monotonic(dot, q.bfloat16(), k.bfloat16(), v.bfloat16(), layout, radius=0)
+    assert found.float().tolist() == exact.tolist()

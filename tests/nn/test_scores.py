@@ -183,3 +183,11 @@ def test_drawn_keys_and_their_estimator() -> None:
     assert ((ones.mean(0) - shares[0]).abs() <= spread[0]).all()
     none = drawn(align(dot, q, k, LAYOUT), masks(LAYOUT))
     assert none.logs[3:5].tolist() == [0, 0] and [tuple(each.shape) for each in none.weights] == LAYOUT.sizes()
+
+
+def test_cosine_of_small_and_of_half_precision_vectors() -> None:
+    small = torch.full((1, 4), 1e-13, dtype=torch.float64)
+    assert cosine(small, small).item() == pytest.approx(1)
+    none, some = torch.zeros(1, 4).half(), torch.randn(2, 4).half()
+    assert cosine(none, some).tolist() == [[0, 0]]
+    assert cosine(some, some).diagonal().float().tolist() == pytest.approx([1, 1], abs=2e-3)
