@@ -53,7 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             note(f"heedful: {error}")
             raise SystemExit(2) from None
         except KeyboardInterrupt:
-            note("heedful: interrupted")
             raise SystemExit(130) from None
         finally:
             sys.stdout.flush()

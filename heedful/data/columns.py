@@ -74,7 +74,8 @@ GUESSES = (
     Rewritten,
     Plain,
 )  # the first whose columns are there
-INPUTS = (  # a first row with names for all of one of these is a header; "positive" alone may well be a label
+TARGETS = {"label", "labels", "gold_label", "score", "tags", "ner_tags"}  # no label is called so: a header has it
+INPUTS = (  # a first row with names for all of one of these is a header too; "positive" alone may well be a label
     ("text",),
     ("words",),
     ("question", "context"),
@@ -129,7 +130,9 @@ def is_header(cells: Sequence[str], header: bool | None, given: Given) -> bool:
                 if _speaks(names[int(key) - 1], role):
                     return True
                 names[int(key) - 1] = ""  # a cell of it may be called anything
-    return any(all(any(_speaks(name, role) for name in names) for role in inputs) for inputs in INPUTS)
+    return bool(TARGETS & {*names}) or any(
+        all(any(_speaks(name, role) for name in names) for role in inputs) for inputs in INPUTS
+    )
 
 
 def _speaks(name: str, role: str) -> bool:

@@ -166,7 +166,9 @@ def test_choices_in_columns_differ_in_number(tmp_path: Path) -> None:
     found = [(each.candidates, each.answer) for each in source.examples("train")]
     assert found == [(("yes", "no"), 0), (("a", "b", "c"), 1)]
     source = opened(tmp_path / "a.csv", header + "q,yes,,no,yes\n", Choices)
-    assert not list(source.examples("train")) and source.bad
+    assert not list(source.examples("train"))
+    with pytest.raises(HeedfulError, match=r"a\.csv:2:choice2: is empty, but a candidate after it is not"):
+        list(read(tmp_path / "a.csv", Choices, DataSettings(dev=0.0)).examples("train"))
 
 
 def test_candidates_that_are_numbers(tmp_path: Path) -> None:
