@@ -26,6 +26,7 @@ SMALL = {  # settings of a run that takes about a second
     "train.length.count": 2,
     "train.precision": "float32",
 }
+ENCODER = ("start.layers", "start.width", "start.vocabulary")  # no setting of other models
 Row = dict[str, Any]
 
 
@@ -36,7 +37,10 @@ def tune(task: str, data: Any, out: Path, settings: Row | None = None, **more: A
 
 def assignments(settings: Row | None = None) -> tuple[str, ...]:
     """As --set takes them."""
-    return tuple(f"{name}={value}" for name, value in (SMALL | (settings or {})).items())
+    given = SMALL | (settings or {})
+    if any(name.startswith(("start.classic", "start.transformer")) for name in given):
+        given = {name: value for name, value in given.items() if name not in ENCODER}
+    return tuple(f"{name}={value}" for name, value in given.items())
 
 
 def sentence(draw: random.Random, length: int = 6) -> list[str]:

@@ -119,6 +119,8 @@ def _learn(loaded: Loaded, texts: Sequence[str], steps: int, seed: int) -> str:
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
     encoded = [ids for ids in tokenizer.ids(list(texts)) if len(ids) > 1]
+    if not encoded:
+        raise HeedfulError("no text has two words, which skip-gram learns from: leave start.steps out")
     samples = [Sample.of([ids.tolist()], [[0] * len(ids)]) for ids in encoded]
     unknown = [] if tokenizer.special.unknown is None else [tokenizer.special.unknown]
     width = loaded.config.model.embedding.width

@@ -149,6 +149,11 @@ def prepare(
     if start.classic is None and start.words != WordSettings():
         raise HeedfulError("start.words is of classic models: say which with start.classic.kind=bag, or leave it out")
     classic = start.classic is not None
+    if classic and start.model and (start.words != WordSettings() or start.steps):
+        what = "start.steps" if start.steps else "start.words"
+        raise HeedfulError(
+            f"{what} is of classic models over words: leave it out, or {start.model}, whose rows are read"
+        )
     fresh, count = not start.model, found.counts["train"]
     writer, together = start.writer, told_apart(told.task, found.low is not None)
     settings, why = defaults(kind, count, fresh=fresh, width=width, classic=classic, writer=writer, together=together)

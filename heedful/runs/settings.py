@@ -124,6 +124,10 @@ TASKS: dict[str, type] = {
 }
 
 
+LAYERS, WIDTH, VOCABULARY = 2, 256, 4000  # of an encoder that is trained on the spot
+WORD_WIDTH = 96
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WordSettings:
     """The words of a classic model, where no model is named whose rows it reads."""
@@ -131,7 +135,7 @@ class WordSettings:
     tokens: Literal["words", "subwords"] = "words"
     vocabulary: int = 30_000  # words of the training texts first, then of the file of vectors
     lower_case: bool = True
-    width: int = 96  # of their vectors, unless a file gives them
+    width: int = WORD_WIDTH  # of their vectors, unless a file gives them
     vectors: str = ""  # a text file of GloVe or word2vec; "": drawn, and with start.steps learned by skip-gram first
     frozen: bool = False  # they stay as they are
     dropout: float = 0.0  # of the vectors, and of what a text is read as
@@ -142,6 +146,8 @@ class WordSettings:
             raise HeedfulError(f"{sizes}; expected whole numbers from 2 and from 1")
         if not 0 <= self.dropout < 1:
             raise HeedfulError(f"dropout is {self.dropout}; expected a number from 0 to below 1")
+        if self.vectors and self.width != WORD_WIDTH:
+            raise HeedfulError(f"width is {self.width}, but the vectors of {self.vectors} are as wide as they are")
         if self.vectors and self.tokens != "words":
             raise HeedfulError(f'vectors is {self.vectors}, which has vectors of words: set tokens = "words"')
 
@@ -202,9 +208,9 @@ class StartSettings:
     model: str = ENCODER  # a folder, or a name on the hub; "": an encoder trained on the spot, on the same texts
     revision: str = ""  # on the hub
     redraw: int = 0  # blocks at the top that are drawn anew
-    layers: int = 2  # of an encoder that is trained on the spot
-    width: int = 256
-    vocabulary: int = 4000
+    layers: int = LAYERS  # of an encoder that is trained on the spot
+    width: int = WIDTH
+    vocabulary: int = VOCABULARY
     steps: int = 0  # of masked language modelling first, 64 texts each: on few texts it makes things worse
     # over words, or a named model's rows; recurrent: two nets, of which one writes
     classic: Bag | Attention | Structured | Hierarchical | Writer | None = None
@@ -221,6 +227,16 @@ class StartSettings:
             raise HeedfulError("start.pieces.width is of recurrent nets: set start.transformer.width")
         if self.writer is not None and self.words != WordSettings():
             raise HeedfulError("start.words is of models that read: set start.pieces, the vocabulary of both texts")
+        if self.classic is not None or self.transformer is not None:
+            what = "start.transformer" if self.transformer is not None else "start.classic"
+            for name, usual in (("layers", LAYERS), ("width", WIDTH), ("vocabulary", VOCABULARY)):
+                if getattr(self, name) != usual:
+                    raise HeedfulError(
+                        f"start.{name} is of an encoder that is trained on the spot: {what} has sizes of its own, and "
+                        f"{'start.words' if self.writer is None else 'start.pieces'} those of its vocabulary"
+                    )
+        if self.writer is not None and self.steps:
+            raise HeedfulError("start.steps is of models that read: one that learns to write is not trained before")
         for name, right, expected in (
             ("redraw", self.redraw >= 0, "a whole number from 0"),
             ("layers", self.layers >= 1, "a whole number from 1"),
@@ -258,7 +274,8 @@ class FinetuneSettings:
         writes, writer = isinstance(self.task, RewriteSettings), self.start.writer
         if writer is not None and not writes:
             what = "start.transformer" if writer is self.start.transformer else 'start.classic.kind = "recurrent"'
-            raise HeedfulError(f"{what} writes texts, and {self.task.kind} needs none: it is for rewrite")
+            kind = "classify" if self.task.kind == "multiple" else self.task.kind
+            raise HeedfulError(f"{what} writes texts, and {kind} needs none: it is for rewrite")
         if writes and self.start.classic is not None and writer is None:
             raise HeedfulError(
                 f'start.classic.kind is "{self.start.classic.kind}", which reads texts and writes none: to rewrite, '

@@ -145,6 +145,8 @@ def test_the_published_recipe_is_the_published_one() -> None:
         (["max_length=7"], "--set: max_length is 7; expected a number of tokens from 8"),
         (["start.width=100"], "--set: start: width is 100; expected a multiple of 32"),
         (["start.layers=0"], "--set: start: layers is 0; expected a whole number from 1"),
+        (["start.classic.kind=bag", "start.width=64"], "start.width is of an encoder that is trained on the spot"),
+        (["start.classic.kind=bag", "start.words.vectors=v.txt", "start.words.width=7"], "width is 7, but the vectors"),
         (["start.redraw=-1"], "--set: start: redraw is -1; expected a whole number from 0"),
         (["task.kind=regress"], 'task.kind is "regress", but the task, classify, and its data decide it'),
         (["task.weigths=balanced"], 'task.weigths is not a setting (did you mean "weights"?)'),
