@@ -61,6 +61,7 @@ LONGEST = 256  # tokens that an encoder reads that is trained on the spot
 MOST_TEXTS = 50_000  # that it is trained on
 NUMBER = "score"  # what a regression's one output is called
 LARGEST = 1e30  # score that is learned: weights in float32 have room for it
+FINE = 100 * 2.0**-23  # the least deviation for each unit of distance from 0: the last layer's bias is in float32
 
 
 @contextmanager
@@ -145,6 +146,11 @@ def refuse_dull(source: Source[Any], found: Survey) -> None:
     if found.low is not None and found.low == found.high:
         more = "; leave the column out, and pairs are learned as belonging together" if source.kind is Pair else ""
         raise HeedfulError(f"all scores of train are {found.low:g}: nothing can be learned from them{more}")
+    if source.kind is Scored and found.deviation < FINE * max(map(abs, (found.low or 0.0, found.high or 0.0))):
+        raise HeedfulError(
+            f"scores of train go from {found.low:.12g} to {found.high:.12g}, too far from 0 for what they "
+            f"differ by, as weights are in float32: subtract {found.mean:.12g}, or what is near it, from all of them"
+        )
 
 
 def start(
