@@ -17,12 +17,24 @@ from heedful.model.config import TokenClasses
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack
 from heedful.tasks.base import Answer, Answerer, Place, Setting, Window, best_places, of_windows, trimmed
-from heedful.tasks.metrics import Accuracy, Entities, Result, entity_counts, f1_of, mean_of, precision_of, recall_of
+from heedful.tasks.metrics import (
+    Accuracy,
+    Entities,
+    Result,
+    entity_counts,
+    f1_of,
+    mean_of,
+    precision_of,
+    recall_of,
+    to_iob2,
+)
 from heedful.tasks.task import Judged, Measure, Task, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer, Words
 
-BEGIN, INSIDE = "BSU", "IEL"  # IOB2, BIOES and BILOU: B-x, S-x and U-x begin an entity; I-x, E-x and L-x continue it
-OPEN = "BI"  # the next word may continue the entity; S, E, U and L end it
+BEGIN = "BSU"  # IOB2, IOBES, BILOU and BMES: B-x, S-x and U-x begin an entity
+INSIDE = "IELM"  # and I-x, E-x, L-x and M-x continue it
+OPEN = "BIM"  # the next word may continue the entity; S, E, U and L end it
+MARKS = tuple(BEGIN + INSIDE)
 OUTSIDE = "O"
 
 
@@ -89,7 +101,7 @@ def entities(text: str, words: Sequence[Answer]) -> list[Answer]:
         inside = dash and mark in INSIDE and kind == previous
         if inside:
             found[-1].append(word)
-        elif dash and mark in BEGIN + INSIDE:
+        elif dash and mark in MARKS:
             found.append([word])
         previous = kind if dash and mark in OPEN else ""
     return [
@@ -130,7 +142,7 @@ class Tag(Task):
     @property
     def entities(self) -> bool:
         """Whether the labels mark entities, and are not plain classes of words."""
-        return all(label == OUTSIDE or label[:2] in ("B-", "I-") for label in self.labels)
+        return all(label == OUTSIDE or label.partition("-")[0] in MARKS for label in self.labels)
 
     def items(self, example: Any) -> list[Item]:
         return [Words(example.words)]
@@ -169,7 +181,7 @@ class Tag(Task):
     def measured(
         self, measure: Measure, examples: Sequence[Tagged], answers: Sequence[Answer], ids: Sequence[int]
     ) -> Measure:
-        gold, said = [list(example.tags) for example in examples], list(map(_tags, answers))
+        gold, said = [list(example.tags) for example in examples], list(map(self._tags, answers))
         if not self.entities:
             words = measure.metrics["words"].updated(list(chain(*said)), list(chain(*gold)))
             right = [(sum(map(eq, x, y)), len(y)) for x, y in zip(said, gold, strict=True)]
@@ -193,12 +205,12 @@ class Tag(Task):
         return found | {"strict_f1": strict}
 
     def judge(self, example: Tagged, answer: Answer) -> Judged:
-        said, shares = _tags(answer), [word["probability"] for word in answer["words"]]
+        said, shares = self._tags(answer), [word["probability"] for word in answer["words"]]
         wrong = [share or 0.0 for share, one, other in zip(shares, said, example.tags, strict=True) if one != other]
         surest = min((share for share in shares if share is not None), default=1.0)
         return Judged(list(example.tags), said, not wrong, 1 + sum(wrong) if wrong else 1 - surest)
 
-
-def _tags(answer: Answer) -> list[str]:
-    """What is said of each word; one of which no piece is left is outside, whatever the labels are."""
-    return [word["label"] or OUTSIDE for word in answer["words"]]
+    def _tags(self, answer: Answer) -> list[str]:
+        """What is said of each word, entities as IOB2; a word of which no piece is left is outside."""
+        said = [word["label"] or OUTSIDE for word in answer["words"]]
+        return to_iob2(said) if self.entities else said

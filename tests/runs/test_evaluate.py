@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import heedful
 from heedful.checkpoint import load
+from heedful.checkpoint.attach import attach
 from heedful.cli import main
 from heedful.data import DataSettings, Labelled, SetAside, Stop, read
 from heedful.errors import HeedfulError
@@ -165,6 +166,24 @@ def test_unknown_labels_are_refused(tmp_path: Path, single: Path, kind: str, row
         tune(TASKS[kind], data(kind, tmp_path / "data"), run, {"train.length.count": 1})
     with pytest.raises(HeedfulError, match=message):
         evaluate(run, as_lines(tmp_path / "a.jsonl", rows))
+
+
+@pytest.mark.parametrize("marks", ["BIES", "BILU"])
+def test_a_head_with_other_marks_than_the_data(tmp_path: Path, marks: str) -> None:
+    """It says that every word is an entity by itself; gold is IOB2."""
+    labels = ("O", *(f"{mark}-PER" for mark in marks))
+    loaded = attach(load(make(tmp_path / "bare", "bare")), "tokens", labels=labels)
+    with torch.no_grad():
+        loaded.head.out.bias[4] = 1e3  # type: ignore[union-attr]
+    rows = [{"words": ["Ann"], "tags": ["S-PER"]}] * 3 + [{"words": ["Ann", "Lee"], "tags": ["B-PER", "E-PER"]}]
+    found = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), predictions=tmp_path / "said.jsonl")
+    assert found.main == "f1" and found.numbers["token_accuracy"] == 4 / 5
+    assert (found.numbers["precision"], found.numbers["recall"]) == (3 / 5, 3 / 4)
+    assert found.numbers["strict_f1"] == found.numbers["f1"] == pytest.approx(2 / 3)
+    said = [json.loads(line)["said"] for line in (tmp_path / "said.jsonl").read_text().splitlines()]
+    assert said == [["B-PER", "B-PER"], *[["B-PER"]] * 3]
+    with pytest.raises(HeedfulError, match="B-ORG, I-ORG could never be right"):
+        evaluate(loaded, as_lines(tmp_path / "b.jsonl", [{"words": ["Ann"], "tags": ["S-ORG"]}]))
 
 
 def test_bad_rows(single: Path, tmp_path: Path) -> None:

@@ -84,6 +84,16 @@ def test_other_notations() -> None:
     assert spans(iobes, "conlleval") == spans(bilou, "conlleval") == spans(iob2, "conlleval") == expected
 
 
+def test_turned_into_iob2_entities_stay_the_same() -> None:
+    for sentence in sentences(2, "BIES", 4000):
+        turned = to_iob2(sentence)
+        assert {tag[0] for tag in turned} <= set("BIO")
+        assert spans(turned, "conlleval") == spans(sentence, "conlleval"), sentence
+    for sentence in sentences(3, "BI", 200):
+        assert to_iob2(sentence) == sentence
+    assert to_iob2(["B-a", "M-a", "E-a", "S", "I", "X-a", ""]) == ["B-a", "I-a", "I-a", "B", "B", "X-a", ""]
+
+
 def test_degenerate_sentences() -> None:
     outside = Entities(scheme="conlleval").updated([["O", "O"], []], [["O", "O"], []]).result()
     assert (outside["f1"], outside["token_accuracy"], outside["types"]) == (0.0, 1.0, {})

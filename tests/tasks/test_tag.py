@@ -14,7 +14,7 @@ from seqeval.scheme import IOB2
 
 from heedful.data import Tagged
 from heedful.infer.engine import Engine
-from heedful.tasks.tag import Tag
+from heedful.tasks.tag import Tag, entities
 from heedful.tasks.task import evaluate
 from heedful.tokenizer import Tokenizer, TokenizerSettings, Words, train
 from tests.learning import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
@@ -235,12 +235,48 @@ def test_words_of_which_nothing_is_said_are_wrong_among_plain_labels() -> None:
 
 @pytest.mark.parametrize(
     ("labels", "entities"),
-    [(("O", "B-PER", "I-PER"), True), (("B-x",), True), (("NOUN", "O"), False), (("O", "S-PER"), False)],
+    [
+        (("O", "B-PER", "I-PER"), True),
+        (("B-x",), True),
+        (("O", "S-PER", "E-PER"), True),
+        (("O", "U-PER", "L-PER"), True),
+        (("NOUN", "O"), False),
+        (("O", "X-PER"), False),
+        (("O", "SYM-x"), False),
+    ],
 )
 def test_what_is_compared_follows_the_labels(labels: tuple[str, ...], entities: bool) -> None:
     made = task(labels=labels)
     assert (made.entities, made.main) == (entities, "f1" if entities else "accuracy")
     assert task(labels=labels, main="precision").main == "precision"
+
+
+IOBES = ["S-PER", "O", "B-LOC", "I-LOC", "E-LOC", "S-LOC", "B-PER", "E-PER"]
+OTHER_MARKS = {
+    "IOBES": IOBES,
+    "BILOU": ["U-PER", "O", "B-LOC", "I-LOC", "L-LOC", "U-LOC", "B-PER", "L-PER"],
+    "BMES": ["S-PER", "O", "B-LOC", "M-LOC", "E-LOC", "S-LOC", "B-PER", "E-PER"],
+}
+
+
+@pytest.mark.parametrize("name", OTHER_MARKS)
+def test_heads_with_other_marks_are_compared_as_iob2(name: str) -> None:
+    """Data is always read as IOB2, whatever the labels of the model are."""
+    said = OTHER_MARKS[name]
+    made = task(labels=tuple(dict.fromkeys(["O", *said])))
+    assert (made.entities, made.main) == (True, "f1")
+    gold = ("B-PER", "O", "B-LOC", "I-LOC", "I-LOC", "B-LOC", "B-PER", "I-PER")
+    example, spoiled = Tagged(words=("w",) * 8, tags=gold), Tagged(words=("w",) * 8, tags=("O", *gold[1:]))
+    answer = answered(list(said))
+    found = made.result(made.measured(made.measure(), [example, spoiled], [answer] * 2, [0, 1]))
+    assert found["f1"] == found["strict_f1"] == pytest.approx(14 / 15)  # 7 right of 7 and 8
+    assert (found["recall"], found["token_accuracy"]) == (1.0, 15 / 16)
+    judged = made.judge(example, answer)
+    assert (judged.said, judged.right) == (list(gold), True)
+    assert made.judge(spoiled, answer).right is False
+    words = [{"label": tag, "start": 2 * n, "end": 2 * n + 1, "probability": 0.5} for n, tag in enumerate(said)]
+    spans = [(each["label"], each["start"] // 2, (each["end"] + 1) // 2) for each in entities("w " * 8, words)]
+    assert spans == [("PER", 0, 1), ("LOC", 2, 5), ("LOC", 5, 6), ("PER", 6, 8)]
 
 
 def test_mistakes_come_in_order() -> None:

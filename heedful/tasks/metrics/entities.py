@@ -17,7 +17,7 @@ Scheme = Literal["conlleval", "strict-iob2", "strict-iobes"]
 Tags = Sequence[str]
 
 MARKS = {"conlleval": "BIES", "strict-iob2": "BI", "strict-iobes": "BIES"}
-SAME = {"U": "S", "L": "E"}  # BILOU's names for what IOBES calls S and E
+SAME = {"U": "S", "L": "E", "M": "I"}  # BILOU's and BMES's names for what IOBES calls S, E and I
 OUTSIDE = "O"
 
 
@@ -40,14 +40,23 @@ def read_tag(tag: str) -> tuple[str, str]:
 
 
 def to_iob2(tags: Tags) -> list[str]:
-    """IOBES or BILOU as IOB2: S-x and U-x become B-x; E-x and L-x become I-x.
+    """IOBES, BILOU or BMES as IOB2, with the same entities: S-x and U-x become B-x; E-x, L-x and M-x become I-x.
 
-    >>> to_iob2(["S-LOC", "O", "B-PER", "L-PER"])
-    ['B-LOC', 'O', 'B-PER', 'I-PER']
+    What goes on with a type right after its entity ended begins one.
+
+    >>> to_iob2(["S-LOC", "O", "B-PER", "L-PER", "I-PER"])
+    ['B-LOC', 'O', 'B-PER', 'I-PER', 'B-PER']
     """
-    change = {"S": "B", "E": "I"}
-    read = [(read_tag(tag), tag) for tag in tags]
-    return ["-".join((change[mark], kind)) if mark in change else tag for (mark, kind), tag in read]
+    found: list[str] = []
+    ended: str | None = None  # the type of the entity that the last tag ended
+    for tag in tags:
+        mark, kind = read_tag(tag)
+        if mark in ("B", "I", "E", "S"):
+            found.append(("B" if mark in "BS" or kind == ended else "I") + tag[1:])
+        else:
+            found.append(tag)
+        ended = kind if mark in ("E", "S") else None
+    return found
 
 
 def spans(tags: Tags, scheme: Scheme) -> list[Span]:
