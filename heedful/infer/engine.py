@@ -49,6 +49,7 @@ class Asked(NamedTuple):
     given: Any
     answerer: Answerer
     pieces: list[Piece]
+    dropped: int = 0  # tokens of its end that are in no window
 
     @property
     def tokens(self) -> int:
@@ -79,7 +80,7 @@ class Engine:
         With a `dtype` all is computed in that, in PyTorch's usual way. `device` is "cpu" unless given, or "cuda".
         A batch has at most `token_budget` tokens, or one window that alone has more. `writing` is how a model that
         writes does so: greedily, up to 128 tokens, unless given. With `cut`, an input of more tokens than that loses
-        its end, and nothing is windowed or refused.
+        its end, nothing is windowed or refused, and each answer says how many tokens it lost: "cut".
         """
         if token_budget < 1:
             raise HeedfulError(f"token_budget is {token_budget}: give how many tokens a batch may have, from 1")
@@ -174,10 +175,12 @@ class Engine:
         """
         read = [self._read(number, given) for number, given in enumerate(inputs, start=first)]
         encoded = iter(self._encode([item for _, items in read for item in items]))
-        return [
-            Asked(given, answerer, self._pieces(number, answerer, items, [next(encoded) for _ in items]))
-            for number, (given, (answerer, items)) in enumerate(zip(inputs, read, strict=True), start=first)
-        ]
+        asked = []
+        for number, (given, (answerer, items)) in enumerate(zip(inputs, read, strict=True), start=first):
+            seen = [next(encoded) for _ in items]
+            pieces = self._pieces(number, answerer, items, seen)
+            asked.append(Asked(given, answerer, pieces, sum(each.dropped for each in seen)))
+        return asked
 
     def score(self, pieces: Sequence[Piece], writing: Writing | None = None) -> list[Any]:
         """The second step: what the head says of each piece of one batch, on the host; one answerer takes them all."""
@@ -194,7 +197,8 @@ class Engine:
         """The third step: the scores of an input's pieces become its answer."""
         windows = [Window(piece.encoded, piece.places, each) for piece, each in zip(asked.pieces, scores, strict=True)]
         setting = Setting(tokenizer=self.tokenizer, head=self._head, top_k=top_k, thresholds=self.loaded.thresholds)
-        return asked.answerer.answer(asked.given, windows, setting)
+        answer = asked.answerer.answer(asked.given, windows, setting)
+        return answer if self._cut is None else answer | {"cut": asked.dropped}
 
     def explain(self) -> str:
         """How the model is computed: the precision, what was measured, and the attention kernel of a typical batch."""

@@ -97,7 +97,7 @@ def evaluate(
     return Evaluated(
         split=chosen,
         main=task.main,
-        numbers=task.result(measured),
+        numbers=task.told(measured),
         intervals=measured.intervals(),
         stated=source.stated,
         bad_rows=dict(source.sieve.bad),

@@ -312,7 +312,7 @@ class Run:
         path = folder / f"predictions-{split}.jsonl" if self.ranks.first else None
         how = precision(self.settings.score, next(loaded.parameters()).device)
         measured = measure(task, loaded, self.source.examples(split), precision=how, predictions=path)
-        return {"numbers": task.result(measured), "intervals": measured.intervals()}
+        return {"numbers": task.told(measured), "intervals": measured.intervals()}
 
     def _together(self, base: str, done: list[tuple[Path, dict[str, Any]]]) -> None:
         """Results over all seeds, with the model of the best of them on dev (of the first, where there is no dev)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -117,54 +117,27 @@ class Embed(Task):
         return F.cross_entropy((self.scale * x @ y.T).masked_fill(twins, -torch.inf), own, reduction="none")
 
     def measure(self) -> Measure:
-        measure = correlation() if self.scored else Measure(metrics={"pairs": Retrieval()})
-        return replace(measure, metrics={**measure.metrics, "cut": Cut()})
+        return correlation() if self.scored else Measure(metrics={"pairs": Retrieval()})
 
     def measured(
         self, measure: Measure, examples: Sequence[Pair], answers: Sequence[Answer], ids: Sequence[int]
     ) -> Measure:
-        cut = measure.metrics["cut"].updated([answer["cut"] for answer in answers])
         if self.scored:
             said = [answer["similarity"] for answer in answers]
-            measure = correlated(measure, said, [self.target(example) for example in examples], ids)
-            return replace(measure, metrics={**measure.metrics, "cut": cut})
+            return correlated(measure, said, [self.target(example) for example in examples], ids)
         vectors = np.array([answer["vectors"] for answer in answers])
         pairs = measure.metrics["pairs"].updated(ids, vectors, [example.b for example in examples])
-        return Measure(metrics={"pairs": pairs, "cut": cut})
+        return Measure(metrics={"pairs": pairs})
 
     def result(self, measure: Measure) -> Result:
         found: Result = measure.metrics["numbers" if self.scored else "pairs"].result()
-        return found | {"notes": found.get("notes", []) + measure.metrics["cut"].notes()}
+        return found
 
     def judge(self, example: Pair, answer: Answer) -> Judged:
         said = answer["similarity"]
         if not self.scored:
             return Judged(None, said, None, 1 - said)
         return Judged(example.score, said, None, abs(said - self.target(example)))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cut:
-    """How many pairs have texts of which the end was cut off, and how many tokens that were."""
-
-    pairs: int = 0
-    tokens: int = 0
-
-    def updated(self, tokens: Sequence[int]) -> Cut:
-        """With more pairs: the tokens that were cut off each."""
-        return Cut(pairs=self.pairs + sum(each > 0 for each in tokens), tokens=self.tokens + sum(tokens))
-
-    def merged(self, other: Cut) -> Cut:
-        """Both as one."""
-        return Cut(pairs=self.pairs + other.pairs, tokens=self.tokens + other.tokens)
-
-    def notes(self) -> list[str]:
-        """In a sentence, where there are any."""
-        if not self.pairs:
-            return []
-        return [
-            f"pairs with texts longer than the model reads, which were cut: {self.pairs:,} ({self.tokens:,} tokens)"
-        ]
 
 
 def _second(sample: Sample) -> bytes:

@@ -64,18 +64,42 @@ def spread(statistics: int, formula: Callable[[Any], Any]) -> Spread:
     return Spread(sums=Bootstrap(seed=SEED, statistics=statistics), formula=formula)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """How many examples were longer than the model reads and lost their end, and how many tokens that were."""
+
+    examples: int = 0
+    tokens: int = 0
+
+    def updated(self, tokens: Sequence[int]) -> Cut:
+        """With more examples: the tokens that each lost."""
+        return self.merged(Cut(examples=sum(each > 0 for each in tokens), tokens=sum(tokens)))
+
+    def merged(self, other: Cut) -> Cut:
+        """Both as one."""
+        return Cut(examples=self.examples + other.examples, tokens=self.tokens + other.tokens)
+
+    def notes(self) -> list[str]:
+        """In a sentence, where there are any."""
+        if not self.examples:
+            return []
+        return [f"examples longer than the model reads, which were cut: {self.examples:,} ({self.tokens:,} tokens)"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Measure:
     """Metrics by name and intervals of some of their numbers; merging is exact, in any order."""
 
     metrics: Mapping[str, Any]
     spreads: Mapping[str, Any] = field(default_factory=dict)  # Spread, or what has its `merged` and `interval`
+    cut: Cut = Cut()  # noted by `evaluate`, below, for all tasks
 
     def merged(self, other: Measure) -> Measure:
         """Both as one."""
         return Measure(
             metrics={name: metric.merged(other.metrics[name]) for name, metric in self.metrics.items()},
             spreads={name: spread.merged(other.spreads[name]) for name, spread in self.spreads.items()},
+            cut=self.cut.merged(other.cut),
         )
 
     def intervals(self) -> dict[str, Result]:
@@ -176,6 +200,11 @@ class Task(Objective, ABC):
     def result(self, measure: Measure) -> Result:
         """The numbers, `main` among them; what is no number is detail."""
 
+    def told(self, measure: Measure) -> Result:
+        """The numbers, and in their notes what was cut."""
+        found = self.result(measure)
+        return found | {"notes": [*found.get("notes", []), *measure.cut.notes()]}
+
     @abstractmethod
     def judge(self, example: Any, answer: Answer) -> Judged:
         """One answer beside what is right."""
@@ -267,7 +296,8 @@ def evaluate(
             raise HeedfulError(f"{wrong.file}:{wrong.line}: {error.reason}") from None
         except HeedfulError as error:
             raise HeedfulError(f"the {len(given)} examples from {given[0].file}:{given[0].line} on: {error}") from None
-        measure = task.measured(measure, given, answers, ids)
+        cut = measure.cut.updated([answer.get("cut", 0) for answer in answers])
+        measure = replace(task.measured(measure, given, answers, ids), cut=cut)
         if judged is not None:
             for number, example, answer in zip(ids, given, answers, strict=True):
                 judged(number, example, answer, task.judge(example, answer))

@@ -26,6 +26,7 @@ from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.look.checkpoints import at_step
 from heedful.runs import finetune as module
+from heedful.runs.evaluate import evaluate
 from heedful.runs.making import make_task, survey
 from heedful.runs.scoring import best_threshold
 from heedful.runs.settings import ClassifySettings, FinetuneSettings, MultipleSettings, StartSettings
@@ -390,7 +391,30 @@ def test_texts_of_pairs_that_are_cut_are_said(tmp_path: Path) -> None:
     assert not any("asked" in note for note in done.results["notes"])
     for found in done.results["splits"].values():
         (note,) = found["numbers"]["notes"]
-        assert note.startswith("pairs with texts longer than the model reads, which were cut: ")
+        assert note.startswith("examples longer than the model reads, which were cut: ")
+
+
+@pytest.mark.parametrize(("kind", "task"), [("single", "classify"), ("tag", "tag")])
+def test_what_is_cut_in_measuring_is_said(tmp_path: Path, bare: Path, kind: str, task: str) -> None:
+    """Texts of train are short, two of dev are long; the run says it, its card, and whoever evaluates it."""
+    given = data(kind, tmp_path / "data")
+    if kind == "single":
+        with (given / "dev.csv").open("a") as file:
+            file.writelines(f"{'the cat sat ' * 40},{label}\n" for label in ("bad", "good"))
+    else:
+        long = "the O\n" * 120
+        with next(given.glob("dev.*")).open("a") as file:
+            file.write(f"\n{long}\n{long}")
+    run = tmp_path / "run"
+    done = tune(task, given, run, {"long": "cut", "train.length.count": 1}, model=bare)
+    assert not any("cut" in note for note in done.results["notes"]), "nothing of train"
+    said = f"examples longer than the model reads, which were cut: 2 ({2 * (120 + 2 - 48)} tokens)"
+    splits = {split: found["numbers"]["notes"] for split, found in done.results["splits"].items()}
+    assert said in splits["dev"] and not any("cut" in note for note in splits["test"])
+    assert f"On dev: {said}." in (run / "model" / "README.md").read_text()
+    assert said in evaluate(run, given, split="dev").numbers["notes"]
+    assert not any("cut" in note for note in evaluate(load(run), given, split="dev").numbers["notes"]), "in windows"
+    assert {line["answer"]["cut"] for line in lines(run / "predictions-dev.jsonl")} == {0, 74}
 
 
 def test_it_learns(tmp_path: Path) -> None:

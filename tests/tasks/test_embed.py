@@ -191,7 +191,7 @@ def test_scored_pairs_are_correlated() -> None:
 def test_unscored_pairs_are_found_among_all() -> None:
     made = task()
     measure = evaluate(made, Engine(model()), PAIRS)
-    found = made.result(measure)
+    found = made.told(measure)
     a, b = (F.normalize(each, dim=-1).numpy() for each in vectors())
     order = (-a @ b.T).argsort(1)
     ranks = [1 + list(row).index(number) for number, row in enumerate(order)]
@@ -212,9 +212,9 @@ def test_texts_that_are_cut_are_counted(made: Embed) -> None:
     ours.tokenizer = tokenizer().limited(SHORT)
     pairs = [*SCORED, Pair(a=long_text(60), b=long_text(60), score=1.0), Pair(a=long_text(60), b="x", score=2.0)]
     lost = 3 * (len(tokenizer().encode(long_text(60))) - SHORT)
-    said = f"pairs with texts longer than the model reads, which were cut: 2 ({lost} tokens)"
+    said = f"examples longer than the model reads, which were cut: 2 ({lost} tokens)"
     halves = [evaluate(made, Engine(ours), pairs, first=rank, step=2) for rank in (0, 1)]
-    assert made.result(halves[0].merged(halves[1]))["notes"] == [said]
+    assert made.told(halves[0].merged(halves[1]))["notes"] == [said]
 
 
 def test_mistakes_come_in_order() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from copy import deepcopy
+from copy import copy, deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -216,6 +217,22 @@ def test_the_number_to_compare_by_is_there_and_is_larger_when_better(name: str) 
     assert found["count"] == COUNT
     for key, interval in intervals.items():
         assert interval["low"] <= found[key] <= interval["high"], key
+
+
+@each_task
+def test_what_is_cut_is_counted_and_said(name: str) -> None:
+    made, limit = replace(task_of(name), limit=8, long="cut"), 8
+    given = examples(name)
+    read = made.read(given)
+    loaded = copy(model_of(name))
+    loaded.tokenizer = tokenizer().limited(limit)
+    parts = [evaluate(made, Engine(loaded, cut=made.cut), given, first=rank, step=2) for rank in (0, 1)]
+    assert read.cut > 1 and read.cut_tokens > 40
+    note = f"examples longer than the model reads, which were cut: {read.cut} ({read.cut_tokens:,} tokens)"
+    assert made.told(merge_all(parts))["notes"][-1] == note
+    if name not in ("scored", "pairs"):
+        whole = evaluate(task_of(name), Engine(model_of(name)), given[-3:])
+        assert not any("cut" in note for note in task_of(name).told(whole)["notes"])
 
 
 @each_task
