@@ -124,7 +124,8 @@ def open_table(path: Path, settings: DataSettings, sieve: Sieve) -> Table:
         what = "SQuAD's JSON" if form == "json" else form
         raise HeedfulError(f"{path}: {what} is no table: make it CSV, TSV, JSON lines or Parquet, a row for each input")
     table = _rows_of(file, form, settings, sieve)
-    return replace(table, said=(*said, *table.said))
+    names = tuple(table.first) if isinstance(table.first, dict) else table.names  # what comes later is told by rows
+    return replace(table, names=names, said=(*said, *table.said))
 
 
 def _as_rows(file: File, sieve: Sieve) -> Iterator[tuple[int, list[str]]]:

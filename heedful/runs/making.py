@@ -136,7 +136,8 @@ def refuse_dull(source: Source[Any], found: Survey) -> None:
     """Data from which nothing can be learned are an error."""
     if source.kind in (Labelled, MultiLabelled) and len(found.labels) < (2 if source.kind is Labelled else 1):
         named = " and ".join(f'the label "{label}"' for label in found.labels) or "no label"
-        raise HeedfulError(f"all examples of train have {named}: there is nothing to tell apart")
+        made = "; some of it was made dev, and data.dev=0 leaves all in train" if source.made_dev else ""
+        raise HeedfulError(f"all examples of train have {named}: there is nothing to tell apart{made}")
     if source.labels == (OUTSIDE,):
         raise HeedfulError(f'all words of train have the tag "{OUTSIDE}": there is nothing to tell apart')
     if source.kind is Scored and max(map(abs, (found.low or 0.0, found.high or 0.0))) > LARGEST:
