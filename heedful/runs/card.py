@@ -244,7 +244,7 @@ def _calibration(results: dict[str, Any]) -> Iterator[list[str]]:
 
 def _mistakes(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
     lines = predictions(folder, "dev") if "dev" in results["splits"] else iter(())
-    wrong = (line for line in lines if line["right"] is not True)
+    wrong = (line for line in lines if line["right"] is False or (line["right"] is None and line["gold"] is not None))
     rows = [_mistake(line, results["task"]) for line in islice(wrong, MISTAKES)]
     if rows:
         yield ["## The worst mistakes on dev"]
@@ -265,7 +265,8 @@ def _mistake(line: dict[str, Any], task: str) -> list[str]:
         case "multiple":
             shown = [", ".join(each) or "(none)" for each in (gold, said)]
         case "regress" | "embed":
-            shown = ["(they belong together)" if gold is None else number(gold), number(said)]
+            rank = f", found as number {line['rank']:,}" if "rank" in line else ""
+            shown = ["(they belong together)" if gold is None else number(gold), number(said) + rank]
         case _:
             shown = [gold, said]
     sure = line["answer"].get("probability") if isinstance(line.get("answer"), dict) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -56,7 +56,7 @@ def measure(
     assert predictions is None or ranks.size == 1, "each rank would write its own share"
     with ExitStack() as stack:
         book = stack.enter_context(Book(predictions)) if predictions is not None else None
-        return evaluate(
+        measured = evaluate(
             task,
             asker(task, loaded, precision),
             examples,
@@ -64,16 +64,20 @@ def measure(
             step=ranks.size,
             judged=None if book is None else lambda *told: book.write(task, *told),
         )
+        if book is not None:
+            book.ranks = task.ranks(measured)
+        return measured
 
 
 class Book:
     """Predictions in a file: written as they come, put in order at the end; 17 bytes are kept for each.
 
-    What is wrong comes first, then what is worse.
+    What is wrong comes first, then what is worse: with ranks, what was found later than another.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.ranks: Sequence[int] = ()  # of the lines as they came, where right is what has rank 1
         self._wrong, self._badness, self._places = array("b"), array("d"), array("q")
         self._stack = ExitStack()
 
@@ -88,16 +92,30 @@ class Book:
         self._wrong.append(judged.right is False)
         self._badness.append(judged.badness)
         self._places.append(self._file.tell())
-        self._file.write(json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
+        self._file.write(_line(line))
 
     def __exit__(self, *raised: Any) -> None:
         with self._stack:
             if raised[0] is None:
+                for number, rank in enumerate(self.ranks):
+                    if rank > 1:
+                        self._wrong[number], self._badness[number] = True, rank
                 order = np.lexsort((-np.array(self._badness), -np.array(self._wrong)))
                 with whole(self.path) as part, part.open("xb") as out:
-                    for place in np.array(self._places, dtype=np.int64)[order]:
-                        self._file.seek(int(place))
-                        out.write(self._file.readline())
+                    for number in order.tolist():
+                        self._file.seek(self._places[number])
+                        out.write(self._judged(number, self._file.readline()))
+
+    def _judged(self, number: int, line: bytes) -> bytes:
+        """The line; with its rank, where there are ranks."""
+        if not self.ranks:
+            return line
+        found, rank = json.loads(line), self.ranks[number]
+        return _line(found | {"right": rank == 1, "badness": self._badness[number], "rank": rank})
+
+
+def _line(found: dict[str, Any]) -> bytes:
+    return json.dumps(found, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 def calibrate(task: Task, loaded: Loaded, examples: Iterable[Any]) -> dict[str, float]:

@@ -139,6 +139,9 @@ class Embed(Task):
             return Judged(None, said, None, 1 - said)
         return Judged(example.score, said, None, abs(said - self.target(example)))
 
+    def ranks(self, measure: Measure) -> Sequence[int]:
+        return () if self.scored else measure.metrics["pairs"].ranks()[1].tolist()
+
 
 def _second(sample: Sample) -> bytes:
     """The tokens of a pair's second text."""

@@ -35,7 +35,7 @@ class Judged(NamedTuple):
 
     gold: Any
     said: Any
-    right: bool | None  # None: there is no right and wrong, only more and less
+    right: bool | None  # None: there is no right and wrong, only more and less; or all `ranks` are needed to know it
     badness: float  # the larger, the worse the mistake; for right answers the smaller, the surer
 
 
@@ -208,6 +208,10 @@ class Task(Objective, ABC):
     @abstractmethod
     def judge(self, example: Any, answer: Answer) -> Judged:
         """One answer beside what is right."""
+
+    def ranks(self, measure: Measure) -> Sequence[int]:
+        """Where each example's own was found among those of all, from 1; none: `judge` says already what is right."""
+        return ()
 
     def check(self, examples: Iterable[Any]) -> None:
         """An example that could not be answered is an error, before anything is learned; windows take all of them."""

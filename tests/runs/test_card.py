@@ -245,8 +245,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "regress": ({"input": "text", "gold": 3.5, "said": 1.25, "right": None}, ["text", "3.500", "1.250"]),
     "embed": (
-        {"input": ["one", "other"], "gold": None, "said": 0.25, "right": None},
-        ["one / other", "(they belong together)", "0.250"],
+        {"input": ["one", "other"], "gold": None, "said": 0.25, "rank": 1200},
+        ["one / other", "(they belong together)", "0.250, found as number 1,200"],
     ),
 }
 
@@ -257,6 +257,12 @@ def test_a_mistake_of_each_task(tmp_path: Path, task: str) -> None:
     line = {"n": 0, "right": False, "badness": 1.0, "answer": {}} | line
     found = made.results(task, "score", {"dev": {"score": 0.5, "count": 1}})
     assert rows(card(tmp_path, found, dev=[line]), "## The worst mistakes on dev")[2] == expected
+
+
+def test_a_pair_that_was_found_is_no_mistake(tmp_path: Path) -> None:
+    line = {"n": 0, "badness": 0.9, "input": ["one", "other"], "gold": None, "said": 0.1, "answer": {}}
+    found = made.results("embed", "accuracy", {"dev": {"accuracy": 1.0, "count": 2}})
+    assert "mistakes" not in card(tmp_path, found, dev=[line | {"right": True}, line | {"right": None}])
 
 
 @pytest.mark.parametrize("evil", EVIL)

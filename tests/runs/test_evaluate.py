@@ -324,6 +324,26 @@ def test_mistakes_come_before_right_answers_that_were_unsure(tmp_path: Path, sin
     assert [line["n"] for line in found] == [3, 1, 4, 0, 2]
 
 
+def test_pairs_that_were_not_found_come_first(tmp_path: Path) -> None:
+    """A pair is right where its second text is nearest of all, however near that is."""
+    loaded = attach(load(make(tmp_path / "bare", "bare")), "embedding")
+    words = ["the cat", "a dog ran", "who ?", "love", "in paris", "first program", "she lives", "x"]
+    rows = [{"a": word, "b": words[(n + 1) % 8] if n < 3 else f"{word} {word}"} for n, word in enumerate(words)]
+    found = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), predictions=tmp_path / "said.jsonl")
+    said = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
+    right, ranks = [line["right"] for line in said], [line["rank"] for line in said]
+    assert right == sorted(right) and set(right) == {False, True}
+    assert right == [rank == 1 for rank in ranks]
+    assert (sum(right) / 8, sum(1 / rank for rank in ranks) / 8) == (
+        found.numbers["accuracy"],
+        pytest.approx(found.numbers["mrr"]),
+    )
+    wrong = right.count(False)
+    assert ranks[:wrong] == sorted(ranks[:wrong], reverse=True) == [line["badness"] for line in said[:wrong]]
+    near = [line["said"] for line in said[wrong:]]
+    assert near == sorted(near), "of what was found the least near comes first"
+
+
 def test_pairs_are_compared_on_the_scale_that_was_learned(tmp_path: Path) -> None:
     given = data("embed", tmp_path / "data")
     tune("embed", given, tmp_path / "run", {"train.length.count": 1})

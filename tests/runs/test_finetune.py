@@ -146,7 +146,8 @@ def check_predictions(path: Path, numbers: dict[str, Any]) -> None:
     order = [(line["right"] is False, line["badness"]) for line in found]
     assert order == sorted(order, reverse=True)
     for line in found:
-        assert line.keys() == {"n", "input", "gold", "said", "right", "badness", "answer"}
+        assert line.keys() - {"rank"} == {"n", "input", "gold", "said", "right", "badness", "answer"}
+        assert ("rank" in line) == ("mrr" in numbers)
         assert not {"vector", "vectors"} & line["answer"].keys()
     share = next((numbers[name] for name in ("subset_accuracy", "exact", "accuracy") if name in numbers), None)
     if found[0]["right"] is not None and numbers["count"] == 8 and share is not None:

@@ -52,16 +52,16 @@ class Retrieval:
 
     def result(self) -> Result:
         """{"accuracy", "mrr", "count"}; of equal cosines the pair's own comes last."""
-        _, found = self._ranks()
+        _, found = self.ranks()
         return {"accuracy": float((found == 1).mean()), "mrr": float((1 / found).mean()), "count": len(found)}
 
     def intervals(self, seed: int) -> dict[str, Result]:
         """Of "accuracy" and "mrr": the first texts are drawn anew, and all second ones stay."""
-        ids, found = self._ranks()
+        ids, found = self.ranks()
         drawn = Bootstrap(seed=seed, statistics=3).updated(ids, np.stack([found == 1, 1 / found, found > 0], 1))
         return {name: drawn.interval(formula) for name, formula in (("accuracy", accuracy_of), ("mrr", mrr_of))}
 
-    def _ranks(self) -> tuple[Int64[np.ndarray, " pairs"], Int64[np.ndarray, " pairs"]]:
+    def ranks(self) -> tuple[Int64[np.ndarray, " pairs"], Int64[np.ndarray, " pairs"]]:
         """The number of each pair in the data set, and the place of its second text among its own and its rivals."""
         rows = self.kept.rows(2 + 2 * self.width)
         need_examples(len(rows), "retrieval")
