@@ -108,7 +108,7 @@ class Engine:
                 f"{self.loaded.source} has no tokenizer: put its tokenizer.json, or vocab.txt, beside config.json"
             )
         self.tokenizer: Tokenizer = self.loaded.tokenizer
-        self.limit, self._cut = self.loaded.limit, cut
+        self.limit, self.cut = self.loaded.limit, cut
         stack, on_cuda = self.loaded.model, next(self.loaded.parameters()).device.type == "cuda"
         self._graphs = Graphs(stack) if on_cuda and isinstance(stack, Transformer) else None
 
@@ -198,7 +198,7 @@ class Engine:
         windows = [Window(piece.encoded, piece.places, each) for piece, each in zip(asked.pieces, scores, strict=True)]
         setting = Setting(tokenizer=self.tokenizer, head=self._head, top_k=top_k, thresholds=self.loaded.thresholds)
         answer = asked.answerer.answer(asked.given, windows, setting)
-        return answer if self._cut is None else answer | {"cut": asked.dropped}
+        return answer if self.cut is None else answer | {"cut": asked.dropped}
 
     def explain(self) -> str:
         """How the model is computed: the precision, what was measured, and the attention kernel of a typical batch."""
@@ -238,7 +238,7 @@ class Engine:
         return [Piece(answerer, each, taken) for each, taken in zip(several, places, strict=True) if taken]
 
     def _encode(self, items: list[Item]) -> list[Encoded]:
-        cut = self.limit if all(answerer.long == "cut" for answerer in self._answerers) else self._cut
+        cut = self.limit if all(answerer.long == "cut" for answerer in self._answerers) else self.cut
         truncate: Truncate = "error" if cut is None else "longest_first"
         seen = self.tokenizer.encode_batch(items, max_length=cut, truncate=truncate)
         return open_ended(self.loaded, self.tokenizer, seen)

@@ -88,6 +88,7 @@ def _asked(
     folder, said = name_and_revision(place)
     engine = ready(folder, precision, revision=said or revision or None)
     task, engine.loaded = task_of(engine.loaded, source, split, long)
+    engine.cut = task.cut
     return float(task.result(evaluate(task, engine, source.examples(split)))[main])
 
 

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from heedful.checkpoint import load
 from heedful.checkpoint.attach import attach
+from heedful.data import DataSettings, read
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.engine import Engine
 from heedful.infer.quantize import ready
@@ -31,6 +32,7 @@ from heedful.runs.distil_settings import Asked, DistilSettings, MoreSettings
 from heedful.runs.distil_verdict import Speed, compared, spread
 from heedful.runs.distil_verdict import plot as drawn
 from heedful.settings import from_file
+from heedful.tasks.task import Cut, evaluate
 from heedful.tokenizer import Words
 from heedful.train.fit import Watch
 from heedful.train.loop import Step, Trainer
@@ -84,13 +86,22 @@ class Told(Watch):
             raise KeyError("the power failed")
 
 
-def test_a_verdict_cuts_long_texts_where_the_run_does(teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(loaded: Any, source: Any, split: str, long: str) -> Any:
-        raise HeedfulError(f"{long} on {split}")
+def test_a_verdict_cuts_long_texts_where_the_run_does(
+    tmp_path: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": "the cat sat " * 100, "label": "good"}, {"text": "the dog ran", "label": "bad"}]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source, cut = read(tmp_path / "long.jsonl", settings=DataSettings(dev=0.0)), []
 
-    monkeypatch.setattr(distil_verdict, "task_of", asked)
-    with pytest.raises(HeedfulError, match=r"^cut on test$"):
-        distil_verdict._asked(str(teacher), "float32", "", source=Any, split="test", main="", long="cut")
+    def told(*given: Any) -> Any:
+        measure = evaluate(*given)
+        cut.append(measure.cut)
+        return measure
+
+    monkeypatch.setattr(distil_verdict, "evaluate", told)
+    for long in ("cut", "windows"):
+        distil_verdict._asked(str(teacher), "float32", "", source=source, split="train", main="accuracy", long=long)
+    assert [each != Cut() for each in cut] == [True, False]
 
 
 def test_a_run_ends_in_a_verdict(tmp_path: Path, teacher: Path, labelled: Path) -> None:
