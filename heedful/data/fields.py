@@ -142,7 +142,7 @@ def right_one(answer: Any, candidates: Sequence[str], marks: Sequence[Any], name
         found = {number for number, mark in enumerate(marks) if mark == answer}
         if not marks:
             found |= {number for number, candidate in enumerate(candidates) if candidate.strip() == answer}
-            letter = ord(answer) - ord("A") if len(answer) == 1 else -1
+            letter = ord(answer) - ord("A") if len(answer) == 1 and "A" <= answer <= "Z" else -1
             number = int(answer[:9]) if answer.isascii() and answer.isdigit() else -1
             found |= {each for each in (letter, number) if 0 <= each < len(candidates)}
         if len(found) != 1:

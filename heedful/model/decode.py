@@ -247,9 +247,9 @@ def search(
 
 
 def _greatest(rows: Float[Tensor, "rows places"], count: int) -> Iterator[list[tuple[float, int]]]:
-    """The greatest of each row with their places, best first; of equal ones the first, as `argmax` has it."""
+    """The greatest of each row with their places, best first: NaN above all, of equal ones the first, as `argmax`."""
     least = rows.topk(count, -1).values[:, -1:]
-    for row, enough in zip(rows, rows >= least, strict=True):
+    for row, enough in zip(rows, ~(rows < least), strict=True):
         places = enough.nonzero()[:, 0]
         values, order = row[places].sort(descending=True, stable=True)
         yield list(zip(values[:count].tolist(), places[order[:count]].tolist(), strict=True))

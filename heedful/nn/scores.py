@@ -38,8 +38,10 @@ def cosine(q: Queries, k: Keys) -> Pairs:
 
 
 def unit(x: Float[Tensor, "*some width"]) -> Float[Tensor, "*some width"]:
-    """x / |x|, or 0 where it is zero; in float32 at least, since half the digits of a float16 go with its squares."""
-    return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1, eps=1e-30).to(x.dtype)
+    """x / |x|, or 0 where it is zero; in float32 at least, and brought to about 1 first, for squares to be numbers."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    size = wide.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(wide.dtype).tiny)
+    return F.normalize(wide / size, dim=-1).to(x.dtype)
 
 
 def dot(q: Queries, k: Keys) -> Pairs:

@@ -206,3 +206,27 @@ def test_splits_have_the_same_columns(tmp_path: Path) -> None:
     (tmp_path / "dev.csv").write_text("text,label\na,x\n")
     with pytest.raises(HeedfulError, match=r"train\.csv has a column for pair, and .*dev\.csv has none"):
         read(tmp_path)
+
+
+def test_files_of_which_one_alone_is_called_test(tmp_path: Path) -> None:
+    files = [tmp_path / "plain.csv", tmp_path / "plain-test.csv"]
+    for file in files:
+        file.write_text("text,label\na,x\n")
+    with pytest.raises(HeedfulError, match=r"plain\.csv: the name does not say whether it is train, dev or test"):
+        read(files)
+
+
+def test_a_small_letter_is_no_number_of_a_choice(tmp_path: Path) -> None:
+    choices = [f"choice {number}" for number in range(40)]
+    source = opened(tmp_path / "a.jsonl", [{"question": "q", "choices": choices, "answer": "a"}], Choices)
+    assert not list(source.examples("train"))
+
+
+def test_columns_of_squad_and_of_glue_cannot_be_chosen(tmp_path: Path) -> None:
+    squad = '{"data": [{"paragraphs": []}]}'
+    with pytest.raises(HeedfulError, match=r"SQuAD's JSON, where columns\.question cannot be chosen"):
+        opened(tmp_path / "a.json", squad, columns={"question": "frage"})
+    (tmp_path / "RTE").mkdir()
+    (tmp_path / "RTE" / "train.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n")
+    with pytest.raises(HeedfulError, match=r"GLUE's RTE, where columns\.label cannot be chosen"):
+        read(tmp_path / "RTE", settings=DataSettings(dev=0.0, columns={"label": "index"}))

@@ -287,3 +287,12 @@ def test_with_bfloat16_products(tmp_path: Path, name: str, how: How) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found = write(ours.model, ours.head, how=how, most=5, stop=[stop], **reads)
     assert len(found) == len(PROMPTS) and all(each[0].log_probability < 0 for each in found)
+
+
+def test_scores_that_are_not_numbers_are_written_on_as_the_greatest(tmp_path: Path) -> None:
+    _, ours, _ = both(tmp_path, next(iter(FAMILIES)))
+    assert ours.head is not None
+    head: Any = ours.head
+    how: dict[str, Any] = {"most": 3, "stop": [], **given(next(iter(FAMILIES)))}
+    found = write(ours.model, lambda rows, batch: head(rows, batch) * float("nan"), how=Beam(width=2), **how)
+    assert all(len(each[0].tokens) == 3 for each in found)

@@ -191,3 +191,14 @@ def test_cosine_of_small_and_of_half_precision_vectors() -> None:
     none, some = torch.zeros(1, 4).half(), torch.randn(2, 4).half()
     assert cosine(none, some).tolist() == [[0, 0]]
     assert cosine(some, some).diagonal().float().tolist() == pytest.approx([1, 1], abs=2e-3)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-22, 1e30])
+def test_cosine_does_not_depend_on_the_size(size: float) -> None:
+    x = torch.tensor([[1.0, 2.0, -3.0]], requires_grad=True)
+    y = torch.tensor([[2.0, 0.0, 1.0]])
+    assert cosine(x * size, y).item() == pytest.approx(cosine(x, y).item(), abs=1e-6)
+    plain = torch.nn.functional.cosine_similarity(x, y)
+    (expected,) = torch.autograd.grad(plain.sum(), x)
+    (found,) = torch.autograd.grad(cosine(x, y).sum(), x)
+    torch.testing.assert_close(found, expected)

@@ -19,6 +19,7 @@ from heedful.runs import finetune as module
 from heedful.runs.classic_making import classic_start
 from heedful.runs.settings import StartSettings, WordSettings
 from heedful.serve.attention import attention
+from heedful.shipped import ENCODER
 from heedful.train.fit import Watch
 from heedful.train.loop import Step, Trainer
 
@@ -114,3 +115,9 @@ def test_wrong_wishes(tmp_path: Path) -> None:
     ):
         with pytest.raises(HeedfulError, match=message):
             tune("classify", files, tmp_path / "run", settings)
+    for settings, message in (
+        (CLASSIC, "start.words is of classic models over words: leave it out, or"),
+        ({"start.classic.kind": "bag", "start.steps": 3}, "start.steps is of classic models over words"),
+    ):
+        with pytest.raises(HeedfulError, match=message):
+            tune("classify", files, tmp_path / "run", settings, model=ENCODER)
