@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from heedful.data.bad import BadRow, Sieve, shown
 from heedful.data.examples import Tagged
 from heedful.data.files import File, all_lines
+from heedful.data.tags import OUTSIDE
 from heedful.errors import HeedfulError
 
 BORDER = "-DOCSTART-"
-OUTSIDE = "O"
 TAG = re.compile(r"(?:O|[BIESLUM]-.+)\Z")
 MANY = 10_000  # different tags
 
@@ -150,21 +150,3 @@ def _name(marks: set[str], late: int, bare: int) -> str:
     if "B" not in marks:
         return "IO or IOB1"
     return "IOB1" if bare and not late else "IOB2"
-
-
-def to_iob2(tags: Sequence[str]) -> tuple[str, ...]:
-    """Tags of any scheme as IOB2, as conlleval reads them: I-x after anything but x begins an entity.
-
-    >>> to_iob2(["I-PER", "B-PER", "O", "S-LOC", "B-LOC", "E-LOC"])
-    ('B-PER', 'B-PER', 'O', 'B-LOC', 'B-LOC', 'I-LOC')
-    """
-    found, before = [], ""
-    for tag in tags:
-        mark, kind = tag[0], tag[2:]
-        if tag == OUTSIDE:
-            found.append(tag)
-            before = ""
-            continue
-        found.append(f"{'I' if mark in 'IELM' and before == kind else 'B'}-{kind}")
-        before = kind if mark in "BIM" else ""
-    return tuple(found)

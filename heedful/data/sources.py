@@ -16,6 +16,7 @@ from heedful.data.examples import KINDS, Example, Labelled, MultiLabelled, Tagge
 from heedful.data.folders import SPLITS, split_files, split_several
 from heedful.data.parts import DataSettings, Part, of_object, open_part
 from heedful.data.rows import is_data_object
+from heedful.data.tags import to_iob2
 from heedful.errors import HeedfulError, did_you_mean
 
 Kind = TypeVar("Kind", bound=Example)
@@ -124,7 +125,7 @@ class Source(Generic[Kind]):
             yield from self._raw(split)
             return
         for example in self._raw(split):
-            yield replace(example, tags=conll.to_iob2(example.tags))
+            yield replace(example, tags=to_iob2(example.tags))
 
     def _raw(self, split: str) -> Iterator[Any]:
         for part in self._parts[split]:

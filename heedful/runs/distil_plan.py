@@ -8,6 +8,7 @@ from typing import Any
 
 from heedful.checkpoint import Loaded
 from heedful.data import KINDS, LeaveOut, Source, Stop, read
+from heedful.data.tags import unsaid
 from heedful.errors import HeedfulError
 from heedful.runs.distil_data import Unlabelled, read_unlabelled, task_of, without
 from heedful.runs.distil_more import foresee
@@ -85,7 +86,7 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
     if found.splits == ("train",):
         raise HeedfulError("there is neither dev nor test to compare student and teacher on: set data.dev to a share")
     labels = getattr(teacher.config.head, "labels", None) if task in ("classify", "multiple", "tag") else None
-    if labels is not None and (unknown := [label for label in source.labels if label not in labels]):
+    if labels is not None and (unknown := unsaid(source.labels, labels, tags=task == "tag")):
         raise HeedfulError(
             f"the data has the labels {', '.join(source.labels[:10])}, but {teacher.source} knows "
             f"{', '.join(labels[:10])}: nothing is taught of {', '.join(unknown[:5])}. Rename them in the data"

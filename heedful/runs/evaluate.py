@@ -12,6 +12,7 @@ from heedful.checkpoint import Loaded, load
 from heedful.checkpoint.files import UnfinishedError
 from heedful.data import DataSettings, Source, Stop, read
 from heedful.data.bad import BadRows
+from heedful.data.tags import unsaid
 from heedful.device import precision as precision_of
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.config import Choice, Classes, NextToken, SentenceEmbedding, Span, TokenClasses
@@ -23,7 +24,7 @@ from heedful.tasks.choose import Choose
 from heedful.tasks.classify import Classify, ClassifyMany
 from heedful.tasks.embed import Embed
 from heedful.tasks.extract import NO_ANSWER, Extract
-from heedful.tasks.metrics import GLUE, to_iob2
+from heedful.tasks.metrics import GLUE
 from heedful.tasks.regress import Regress
 from heedful.tasks.rewrite import Rewrite, marks
 from heedful.tasks.tag import Tag
@@ -114,13 +115,12 @@ def _keep_data(predictions: Path, source: Source[Any]) -> None:
 def source_for(loaded: Loaded, data: Any, settings: DataSettings, bad_rows: BadRows) -> Source[Any]:
     """The data, read for what the model's head does; labels go by name, whatever their order.
 
-    Tags are read as IOB2, and the answers of a head whose own labels are IOBES or BILOU are compared as IOB2 too.
+    Tags are read as IOB2, and the answers of a head whose own labels have other marks are compared as IOB2 too.
     """
     source: Source[Any] = read(data, kind_of(loaded).example, settings, bad_rows=bad_rows)
     head = loaded.config.head
     known = head.labels if isinstance(head, Classes | TokenClasses) else source.labels
-    able = {*known, *(tag for label in known for tag in to_iob2([label]))} if kind_of(loaded) is Tag else known
-    if unknown := [label for label in source.labels if label not in able]:
+    if unknown := unsaid(source.labels, known, tags=kind_of(loaded) is Tag):
         raise HeedfulError(
             f"the data has the labels {', '.join(source.labels[:10])}, but {loaded.source} knows "
             f"{', '.join(known[:10])}: {', '.join(unknown[:5])} could never be right. Rename them in the data"

@@ -26,6 +26,7 @@ from heedful.data import (
     Source,
 )
 from heedful.data.bad import in_table
+from heedful.data.tags import OUTSIDE
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.objectives.masked import Masked
@@ -51,7 +52,7 @@ from heedful.tasks.embed import Embed
 from heedful.tasks.extract import NO_ANSWER, Extract
 from heedful.tasks.regress import Regress
 from heedful.tasks.rewrite import BETWEEN, Rewrite, marks
-from heedful.tasks.tag import OUTSIDE, Tag
+from heedful.tasks.tag import Tag
 from heedful.tasks.task import Task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.train.loop import Trainer

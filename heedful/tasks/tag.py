@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heedful.data import Example, Tagged
+from heedful.data.tags import OUTSIDE, in_scheme, to_iob2
 from heedful.model.config import TokenClasses
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack
@@ -26,7 +27,6 @@ from heedful.tasks.metrics import (
     mean_of,
     precision_of,
     recall_of,
-    to_iob2,
 )
 from heedful.tasks.task import Judged, Measure, Task, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer, Words
@@ -35,7 +35,6 @@ BEGIN = "BSU"  # IOB2, IOBES, BILOU and BMES: B-x, S-x and U-x begin an entity
 INSIDE = "IELM"  # and I-x, E-x, L-x and M-x continue it
 OPEN = "BIM"  # the next word may continue the entity; S, E, U and L end it
 MARKS = tuple(BEGIN + INSIDE)
-OUTSIDE = "O"
 
 
 def items(given: Any) -> list[Item] | None:
@@ -144,6 +143,12 @@ class Tag(Task):
         """Whether the labels mark entities, and are not plain classes of words."""
         return all(label == OUTSIDE or label.partition("-")[0] in MARKS for label in self.labels)
 
+    @property
+    def unbegun(self) -> bool:
+        """Whether there is I-x of a type that no label begins, as in IO and often in IOB1."""
+        begun = {label[2:] for label in self.labels if label[:1] in BEGIN}
+        return self.entities and any(label[:1] == "I" and label[2:] not in begun for label in self.labels)
+
     def items(self, example: Any) -> list[Item]:
         return [Words(example.words)]
 
@@ -152,12 +157,13 @@ class Tag(Task):
 
     def learn(self, example: Tagged, seen: list[list[Encoded]]) -> list[Sample]:
         (windows,) = seen
+        tags = in_scheme(example.tags, self.labels) if self.entities else example.tags
         scored = of_windows(places(windows, self.tokenizer), len(windows))
         found = []
         for window, mine in zip(windows, scored, strict=True):
             if mine:
                 words = [word for place in mine if (word := window.words[place]) is not None]
-                labels = tuple(self.labels.index(example.tags[word]) for word in words)
+                labels = tuple(self.labels.index(tags[word]) for word in words)
                 found.append(Sample.of([window.ids], [window.types], target=(tuple(mine), labels)))
         return found
 
@@ -213,4 +219,4 @@ class Tag(Task):
     def _tags(self, answer: Answer) -> list[str]:
         """What is said of each word, entities as IOB2; a word of which no piece is left is outside."""
         said = [word["label"] or OUTSIDE for word in answer["words"]]
-        return to_iob2(said) if self.entities else said
+        return list(to_iob2(said, strict=not self.unbegun)) if self.entities else said

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import strategies
 
 from heedful.data import DataSettings, LeaveOut, Tagged, read
-from heedful.data.conll import scheme, to_iob2
+from heedful.data.conll import scheme
+from heedful.data.tags import in_scheme, to_iob2, unsaid
 from heedful.errors import HeedfulError
 
 IOB2 = ["B-PER", "I-PER", "O", "B-PER", "B-PER", "I-PER", "B-LOC", "O", "B-LOC"]
@@ -55,9 +56,10 @@ def spans(tags: list[str], ends: str, begins: str) -> set[tuple[int, int, str]]:
 @hypothesis.given(strategies.lists(strategies.tuples(strategies.sampled_from("OXY"), strategies.integers(1, 3))))
 def test_every_scheme_keeps_the_entities(parts: list[tuple[str, int]]) -> None:
     one, two, many, bilou, before = [], [], [], [], ""
+    bmes: list[str] = []
     for kind, length in parts:
         if kind == "O":
-            for tags in (one, two, many, bilou):
+            for tags in (one, two, many, bilou, bmes):
                 tags += ["O"] * length
         else:
             one += [("B-" if before == kind else "I-") + kind, *["I-" + kind] * (length - 1)]
@@ -65,8 +67,16 @@ def test_every_scheme_keeps_the_entities(parts: list[tuple[str, int]]) -> None:
             inner = ["I-" + kind] * (length - 2)
             many += ["S-" + kind] if length == 1 else ["B-" + kind, *inner, "E-" + kind]
             bilou += ["U-" + kind] if length == 1 else ["B-" + kind, *inner, "L-" + kind]
+            bmes += [tag.replace("I-", "M-") for tag in many[len(bmes) :]]
         before = kind
-    assert to_iob2(one) == to_iob2(two) == to_iob2(many) == to_iob2(bilou) == tuple(two)
+    assert {to_iob2(tags) for tags in (one, two, many, bilou, bmes)} == {tuple(two)}
+    for marks, tags in (("BI", two), ("BIES", many), ("BILU", bilou), ("BMES", bmes)):
+        labels = ["O", *(f"{mark}-{kind}" for mark in marks for kind in "XY")]
+        assert in_scheme(two, labels) == tuple(tags)
+        assert unsaid(["O", "B-X", "I-X", "B-Z"], labels, tags=True) == ["B-Z"]
+    inside = [tag.replace("B-", "I-") for tag in two]
+    assert in_scheme(two, ["O", "I-X", "I-Y"]) == tuple(inside)
+    assert unsaid(["B-X"], ["I-X"], tags=False) == ["B-X"]
     assert spans(two, "", "B") == spans(many, "ES", "BS") == spans(one, "", "B")
 
 

@@ -18,7 +18,7 @@ from folders import make
 from invented import WORDS, as_csv, classified, data, tune
 from safetensors.torch import load_file
 
-from heedful.checkpoint import load
+from heedful.checkpoint import load, save
 from heedful.checkpoint.attach import attach
 from heedful.data import DataSettings, read
 from heedful.errors import HeedfulError, HeedfulWarning
@@ -426,3 +426,13 @@ def test_settings_that_are_wrong_are_told_first() -> None:
         Asked(teacher="x", assignments=("loss.temprature=4",)).foreseeable()
     with pytest.raises(HeedfulError, match='"tripel" is no recipe of losses'):
         Asked(teacher="x", losses="tripel").foreseeable()
+
+
+@pytest.mark.parametrize("marks", ["BIES", "BILU", "I"])
+def test_a_tagging_teacher_may_have_its_own_marks(tmp_path: Path, marks: str) -> None:
+    files = data("tag", tmp_path / "data")
+    kinds = sorted({label[2:] for label in read(files).labels} - {""})
+    labels = ("O", *(f"{mark}-{kind}" for mark in marks for kind in kinds))
+    save(attach(load(make(tmp_path / "tag", "tag")), "tokens", labels=labels), tmp_path / "teacher")
+    done = distil(tmp_path / "teacher", files, tmp_path / "run", student="layers=1", assignments=ALONE)
+    assert done.why == "done" and load(done.folder / "model").config.head == load(tmp_path / "teacher").config.head

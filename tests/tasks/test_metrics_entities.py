@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from heedful.data.tags import to_iob2
 from heedful.errors import HeedfulError
-from heedful.tasks.metrics import Entities, entity_counts, spans, to_iob2
+from heedful.tasks.metrics import Entities, entity_counts, spans
 
 pytest.importorskip("seqeval", reason="the oracle of entity scores is not installed")
 with warnings.catch_warnings():
@@ -77,7 +78,7 @@ def test_other_notations() -> None:
     iobes = ["S-PER", "O", "B-LOC", "I-LOC", "E-LOC", "B-LOC", "E-LOC"]
     bilou = ["U-PER", "O", "B-LOC", "I-LOC", "L-LOC", "B-LOC", "L-LOC"]
     iob2 = ["B-PER", "O", "B-LOC", "I-LOC", "I-LOC", "B-LOC", "I-LOC"]
-    assert to_iob2(iobes) == to_iob2(bilou) == to_iob2(iob2) == iob2
+    assert {to_iob2(tags, strict=True) for tags in (iobes, bilou, iob2)} == {tuple(iob2)}
     expected = spans(iob2, "strict-iob2")
     assert len(expected) == 3
     assert spans(iobes, "strict-iobes") == spans(bilou, "strict-iobes") == expected
@@ -86,12 +87,15 @@ def test_other_notations() -> None:
 
 def test_turned_into_iob2_entities_stay_the_same() -> None:
     for sentence in sentences(2, "BIES", 4000):
-        turned = to_iob2(sentence)
-        assert {tag[0] for tag in turned} <= set("BIO")
-        assert spans(turned, "conlleval") == spans(sentence, "conlleval"), sentence
+        for strict in (False, True):
+            turned = to_iob2(sentence, strict=strict)
+            assert {tag[0] for tag in turned} <= set("BIO")
+            assert spans(turned, "conlleval") == spans(sentence, "conlleval"), sentence
+        assert spans(to_iob2(sentence), "strict-iob2") == spans(sentence, "conlleval")
     for sentence in sentences(3, "BI", 200):
-        assert to_iob2(sentence) == sentence
-    assert to_iob2(["B-a", "M-a", "E-a", "S", "I", "X-a", ""]) == ["B-a", "I-a", "I-a", "B", "B", "X-a", ""]
+        assert to_iob2(sentence, strict=True) == tuple(sentence)
+    odd = ["B-a", "M-a", "E-a", "S", "I", "X-a", ""]
+    assert to_iob2(odd, strict=True) == ("B-a", "I-a", "I-a", "B", "B", "X-a", "")
 
 
 def test_degenerate_sentences() -> None:
@@ -108,7 +112,11 @@ def test_degenerate_sentences() -> None:
     [
         ([["O"]], [["O", "O"]], 'example "s1" has 1 predicted tags for 2 words: every word needs a tag, also where a'),
         ([["X-PER"]], [["O"]], 'example "s1": "X-PER" is no tag of strict-iob2, which knows B-type, I-type and O'),
-        ([["E-PER"]], [["O"]], 'score with "strict-iobes", or turn both sides into IOB2 with to_iob2'),
+        (
+            [["E-PER"]],
+            [["O"]],
+            'score with "strict-iobes", or turn both sides into IOB2 with heedful.data.tags.to_iob2',
+        ),
         ([["O"]], [], "there are 1 predicted sentences for 0 gold sentences"),
     ],
 )

@@ -277,6 +277,27 @@ def test_heads_with_other_marks_are_compared_as_iob2(name: str) -> None:
     words = [{"label": tag, "start": 2 * n, "end": 2 * n + 1, "probability": 0.5} for n, tag in enumerate(said)]
     spans = [(each["label"], each["start"] // 2, (each["end"] + 1) // 2) for each in entities("w " * 8, words)]
     assert spans == [("PER", 0, 1), ("LOC", 2, 5), ("LOC", 5, 6), ("PER", 6, 8)]
+    (sample,) = made.read([example]).samples  # and learned in their own marks
+    assert [made.labels[number] for number in sample.target[1]] == said
+
+
+@pytest.mark.parametrize(
+    ("labels", "strict"),
+    [
+        (("O", "I-PER", "I-LOC"), 1.0),
+        (("O", "B-LOC", "I-LOC", "I-PER"), 1.0),
+        (("O", "B-LOC", "I-LOC", "B-PER", "I-PER"), 0.0),
+    ],
+)
+def test_what_no_label_begins_begins_with_i(labels: tuple[str, ...], strict: float) -> None:
+    """In IO, and in IOB1 where two of a type never met, I-x begins an entity; where there is B-x it should not."""
+    made = task(labels=labels)
+    example = Tagged(words=("a", "b", "c"), tags=("B-PER", "I-PER", "O"))
+    answer = answered(["I-PER", "I-PER", "O"])
+    found = made.result(made.measured(made.measure(), [example], [answer], [0]))
+    assert (found["f1"], found["strict_f1"]) == (1.0, strict)
+    (sample,) = made.read([example]).samples
+    assert labels[sample.target[1][0]] == ("B-PER" if "B-PER" in labels else "I-PER")
 
 
 def test_mistakes_come_in_order() -> None:

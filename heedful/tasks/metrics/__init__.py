@@ -16,7 +16,7 @@ from heedful.tasks.metrics.bootstrap import (
     recall_of,
 )
 from heedful.tasks.metrics.classes import Accuracy, ConfusionMatrix, MultiLabel, macro_f1, matthews
-from heedful.tasks.metrics.entities import Entities, entity_counts, spans, to_iob2
+from heedful.tasks.metrics.entities import Entities, entity_counts, spans
 from heedful.tasks.metrics.numbers import Calibration, RankedRegression, Regression, TokenLoss
 from heedful.tasks.metrics.retrieval import Retrieval
 from heedful.tasks.metrics.squad import SquadScore, SquadThreshold, answer_scores, apply_threshold, normalised
@@ -58,5 +58,4 @@ __all__ = [
     "precision_of",
     "recall_of",
     "spans",
-    "to_iob2",
 ]

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
+from heedful.data.tags import OUTSIDE, read_tag
 from heedful.errors import HeedfulError
 from heedful.tasks.metrics.base import Ids, Result, called, f1_scores, need_examples, need_length, need_same, ratio
 
@@ -17,8 +18,6 @@ Scheme = Literal["conlleval", "strict-iob2", "strict-iobes"]
 Tags = Sequence[str]
 
 MARKS = {"conlleval": "BIES", "strict-iob2": "BI", "strict-iobes": "BIES"}
-SAME = {"U": "S", "L": "E", "M": "I"}  # BILOU's and BMES's names for what IOBES calls S, E and I
-OUTSIDE = "O"
 
 
 class Span(NamedTuple):
@@ -27,36 +26,6 @@ class Span(NamedTuple):
     kind: str
     start: int
     stop: int  # the first word after it
-
-
-def read_tag(tag: str) -> tuple[str, str]:
-    """The mark and the type.
-
-    >>> read_tag("B-PER"), read_tag("L-a-b"), read_tag("O"), read_tag("I")
-    (('B', 'PER'), ('E', 'a-b'), ('O', ''), ('I', ''))
-    """
-    mark, _, kind = tag.partition("-")
-    return SAME.get(mark, mark), kind
-
-
-def to_iob2(tags: Tags) -> list[str]:
-    """IOBES, BILOU or BMES as IOB2, with the same entities: S-x and U-x become B-x; E-x, L-x and M-x become I-x.
-
-    What goes on with a type right after its entity ended begins one.
-
-    >>> to_iob2(["S-LOC", "O", "B-PER", "L-PER", "I-PER"])
-    ['B-LOC', 'O', 'B-PER', 'I-PER', 'B-PER']
-    """
-    found: list[str] = []
-    ended: str | None = None  # the type of the entity that the last tag ended
-    for tag in tags:
-        mark, kind = read_tag(tag)
-        if mark in ("B", "I", "E", "S"):
-            found.append(("B" if mark in "BS" or kind == ended else "I") + tag[1:])
-        else:
-            found.append(tag)
-        ended = kind if mark in ("E", "S") else None
-    return found
 
 
 def spans(tags: Tags, scheme: Scheme) -> list[Span]:
@@ -96,7 +65,7 @@ def _unknown(tag: str, scheme: Scheme) -> str:
     known = ", ".join(f"{mark}-type" for mark in MARKS[scheme])
     hint = ""
     if scheme == "strict-iob2" and read_tag(tag)[0] in "ES":
-        hint = ': score with "strict-iobes", or turn both sides into IOB2 with to_iob2'
+        hint = ': score with "strict-iobes", or turn both sides into IOB2 with heedful.data.tags.to_iob2'
     return f'"{tag}" is no tag of {scheme}, which knows {known} and O{hint}'
 
 
