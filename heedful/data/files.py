@@ -230,6 +230,15 @@ def _undecodable(file: File, number: int, data: bytes, error: UnicodeDecodeError
 # ---------------------------------------------------------------------------------------------------- JSON
 
 
+def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; of a key that stands there twice one value would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise ValueError(f'an object has the key "{twice[:80]}" twice')
+    return found
+
+
 class JsonText:
     """A JSON file read from front to back: `keys` and `elements` walk in, `value` takes what stands there."""
 
@@ -240,7 +249,7 @@ class JsonText:
         self._text, self._at, self._ended = "", 0, False
         self._line, self._counted = 1, 0  # lines up to a place in the text
         self._before = 0  # characters before the text in its first line
-        self._parse = json.JSONDecoder().raw_decode
+        self._parse = json.JSONDecoder(object_pairs_hook=unrepeated).raw_decode
 
     @property
     def line(self) -> int:

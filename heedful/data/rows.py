@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.data.bad import BadRow, CellError, LeaveOut, Sieve, shown
-from heedful.data.files import FREE, MOST_RATIO, File, Line, NoRowsError, all_lines, json_text, lines
+from heedful.data.files import FREE, MOST_RATIO, File, Line, NoRowsError, all_lines, json_text, lines, unrepeated
 from heedful.errors import HeedfulError
 
 Cells = list[str] | dict[str, Any]
@@ -185,7 +185,7 @@ def json_lines(file: File, sieve: Sieve) -> Table:
             if not line.strip():
                 continue
             try:
-                value = json.loads(line)
+                value = json.loads(line, object_pairs_hook=unrepeated)
                 if not isinstance(value, dict):
                     raise CellError("", f"is {shown(value)}, expected a JSON object")
             except CellError as wrong:
@@ -261,7 +261,7 @@ def parquet(path: Path, sieve: Sieve) -> Table:
         try:
             with ParquetFile(path, pre_buffer=False) as file:
                 for batch in file.iter_batches(batch_size=BATCH, use_threads=False):
-                    for cells in batch.to_pylist():
+                    for cells in _cells(batch):
                         number += 1
                         yield number, cells
         except HeedfulError:
@@ -278,6 +278,22 @@ def parquet(path: Path, sieve: Sieve) -> Table:
     if size > FREE and size > MOST_RATIO * path.stat().st_size:
         raise HeedfulError(f"{path}: unpacks to more than {MOST_RATIO} times its size, which text seldom does")
     return _named(str(path), rows, sieve, **_known(_kept_words(kept)))
+
+
+def _cells(batch: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a batch; where Python has no such time (nanoseconds, years past 9999), the number that is stored."""
+    try:
+        yield from batch.to_pylist()
+    except (ValueError, OverflowError):
+        for row in zip(*batch.columns, strict=True):
+            yield dict(zip(batch.schema.names, map(_cell, row), strict=True))
+
+
+def _cell(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError):
+        return getattr(scalar, "value", None) or str(scalar)
 
 
 def _kept_words(kept: bytes | None) -> dict[str, tuple[str, ...]]:

@@ -148,6 +148,7 @@ def _plan(
         "settings": to_mapping(settings) | {"top_k": top_k},
         "data": to_mapping(as_given(data)),
         "columns": {each.name: list(each.roles) for each in several},
+        "order": [each.name for each in several],
         "files": {each.name: {"bytes": each.size, "sha256": _digest(each.path)} for each in several},
     }
 
@@ -161,7 +162,7 @@ def fingerprint(engine: Engine) -> str:
         digest.update(raw(tensor))
     config, thresholds = loaded.config, sorted(loaded.thresholds.items())
     writing = engine.writing if engine.kind == "next_token" else None
-    about = (config.family, config.model, config.head, thresholds, loaded.between, engine.limit, writing)
+    about = (config.family, config.model, config.head, thresholds, loaded.between, engine.limit, engine.cut, writing)
     digest.update(f"{about!r} {engine.tokenizer.fingerprint}".encode(errors="backslashreplace"))
     return f"sha256:{digest.hexdigest()}"
 

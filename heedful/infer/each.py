@@ -79,9 +79,9 @@ def is_finite(answer: Any) -> bool:
 
 
 def finite(scores: Any) -> bool:
-    """Whether every number is; of texts that were written, their log-probabilities."""
+    """Whether every number is; of texts that were written, their log-probabilities; of tokens, their probabilities."""
     if isinstance(scores, torch.Tensor):
         return bool(scores.isfinite().all())
     if isinstance(scores, list | tuple):
-        return all(math.isfinite(getattr(each, "log_probability", 0.0)) for each in scores)
+        return all(math.isfinite(getattr(each, "log_probability", 0.0)) and is_finite(each) for each in scores)
     return True

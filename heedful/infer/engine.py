@@ -25,13 +25,14 @@ from heedful.nn.attend import explain
 from heedful.nn.layout import Call, Layout
 from heedful.packed import Packed
 from heedful.tasks import ANSWERERS, Answer, Answerer, Setting, Window, Writing
-from heedful.tasks.base import all_windows, of_windows
+from heedful.tasks.base import Vain, all_windows, of_windows
 from heedful.tasks.following import FOLLOWING
 from heedful.tasks.rewrite import open_ended
 from heedful.tokenizer import Encoded, Item, Tokenizer, Truncate
 
 TOKEN_BUDGET = 4096  # of a batch; benchmarks/results/forward-minilm-batches-2026-11-21.md has it beside 2048
 TOGETHER = 1024  # inputs of a call that are tokenized, and sorted into batches, at once
+NUMBERS = 1 << 24  # scores over the vocabulary that are held at once, where few are kept
 TYPICAL = 64  # tokens of a text, for explain()
 
 
@@ -50,6 +51,7 @@ class Asked(NamedTuple):
     answerer: Answerer
     pieces: list[Piece]
     dropped: int = 0  # tokens of its end that are in no window
+    seen: Sequence[Encoded] = ()  # all its windows
 
     @property
     def tokens(self) -> int:
@@ -164,7 +166,7 @@ class Engine:
         pieces = [piece for each in asked for piece in each.pieces]
         scores: dict[int, Any] = {}
         for numbers in self._batches(pieces):
-            scores.update(zip(numbers, self.score([pieces[number] for number in numbers]), strict=True))
+            scores.update(zip(numbers, self.score([pieces[number] for number in numbers], top_k=top_k), strict=True))
         made = (scores[number] for number in range(len(pieces)))
         return [self.answer(each, list(islice(made, len(each.pieces))), top_k=top_k) for each in asked]
 
@@ -178,27 +180,43 @@ class Engine:
         asked = []
         for number, (given, (answerer, items)) in enumerate(zip(inputs, read, strict=True), start=first):
             seen = [next(encoded) for _ in items]
-            pieces = self._pieces(number, answerer, items, seen)
-            asked.append(Asked(given, answerer, pieces, sum(each.dropped for each in seen)))
+            several = self._windows(number, answerer, items, seen)
+            asked.append(
+                Asked(given, answerer, self._pieces(answerer, several), sum(each.dropped for each in seen), several)
+            )
         return asked
 
-    def score(self, pieces: Sequence[Piece], writing: Writing | None = None) -> list[Any]:
-        """The second step: what the head says of each piece of one batch, on the host; one answerer takes them all."""
+    def score(
+        self,
+        pieces: Sequence[Piece],
+        writing: Writing | None = None,
+        *,
+        top_k: int | None = None,
+        vain: Vain = lambda: False,
+    ) -> list[Any]:
+        """The second step: what the head says of each piece of one batch, on the host; one answerer takes them all.
+
+        With `top_k`, as `answer` takes it, so many tokens are kept where there is a score for all of the vocabulary at
+        each place. What is written ends, with an error, as soon as it is `vain`.
+        """
         assert all(piece.answerer is pieces[0].answerer for piece in pieces)
         training = self.loaded.training
         self.loaded.eval()
         try:
             with torch.inference_mode():
-                return self._run(pieces, writing or self.writing)
+                return self._run(pieces, writing or self.writing, top_k, vain)
         finally:
             self.loaded.train(training)
 
     def answer(self, asked: Asked, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
         """The third step: the scores of an input's pieces become its answer."""
         windows = [Window(piece.encoded, piece.places, each) for piece, each in zip(asked.pieces, scores, strict=True)]
-        setting = Setting(tokenizer=self.tokenizer, head=self._head, top_k=top_k, thresholds=self.loaded.thresholds)
-        answer = asked.answerer.answer(asked.given, windows, setting)
+        answer = asked.answerer.answer(asked.given, windows, self._setting(top_k, asked.seen))
         return answer if self.cut is None else answer | {"cut": asked.dropped}
+
+    def _setting(self, top_k: int, seen: Sequence[Encoded] = ()) -> Setting:
+        thresholds = self.loaded.thresholds
+        return Setting(tokenizer=self.tokenizer, head=self._head, top_k=top_k, thresholds=thresholds, seen=seen)
 
     def explain(self) -> str:
         """How the model is computed: the precision, what was measured, and the attention kernel of a typical batch."""
@@ -226,19 +244,23 @@ class Engine:
                 return answerer, [item + self.loaded.between if isinstance(item, str) else item for item in items]
         raise HeedfulError(f"input {number} is {_shown(given)}: this model's {self.kind} head expects {self.expects}")
 
-    def _pieces(self, number: int, answerer: Answerer, items: list[Item], encoded: list[Encoded]) -> list[Piece]:
-        """The windows of an input; those in which nothing is to be scored are left out."""
+    def _windows(self, number: int, answerer: Answerer, items: list[Item], encoded: list[Encoded]) -> list[Encoded]:
         try:
-            several = [each for seen in all_windows(answerer, items, encoded, self.limit) for each in seen]
+            return [each for seen in all_windows(answerer, items, encoded, self.limit) for each in seen]
         except HeedfulError as error:
             raise InputError(str(error), number) from None
+
+    def _pieces(self, answerer: Answerer, several: list[Encoded]) -> list[Piece]:
+        """The windows of an input; those in which nothing is to be scored are left out."""
         if answerer.places is None:
             return [Piece(answerer, each, []) for each in several]
         places = of_windows(answerer.places(several, self.tokenizer), len(several))
         return [Piece(answerer, each, taken) for each, taken in zip(several, places, strict=True) if taken]
 
     def _encode(self, items: list[Item]) -> list[Encoded]:
-        cut = self.limit if all(answerer.long == "cut" for answerer in self._answerers) else self.cut
+        cut = self.cut
+        if self.limit is not None and all(answerer.long == "cut" for answerer in self._answerers):
+            cut = self.limit if cut is None else min(self.limit, cut)
         truncate: Truncate = "error" if cut is None else "longest_first"
         seen = self.tokenizer.encode_batch(items, max_length=cut, truncate=truncate)
         return open_ended(self.loaded, self.tokenizer, seen)
@@ -260,19 +282,23 @@ class Engine:
         if batch:
             yield batch
 
-    def _run(self, pieces: Sequence[Piece], writing: Writing) -> list[Any]:
+    def _run(self, pieces: Sequence[Piece], writing: Writing, top_k: int | None, vain: Vain) -> list[Any]:
         device = next(self.loaded.parameters()).device
         batch = Packed.of([piece.encoded.ids for piece in pieces], [piece.encoded.types for piece in pieces]).to(device)
         answerer = pieces[0].answerer
         if answerer.writes is not None:
-            return answerer.writes(self.loaded, self.tokenizer, batch, writing)
+            return answerer.writes(self.loaded, self.tokenizer, batch, writing, vain)
         head = self._module(answerer)
         if answerer.places is None:
             wanted, read = read_of(head, batch)
             return list(_on_host(head(self._rows(batch, wanted), read)))
         places = [start + place for start, piece in zip(batch.bounds, pieces, strict=False) for place in piece.places]
-        scores = _on_host(head(self._rows(batch, torch.tensor(places, device=device)), batch))
-        return list(scores.split([len(piece.places) for piece in pieces]))
+        rows, counts = self._rows(batch, torch.tensor(places, device=device)), [len(piece.places) for piece in pieces]
+        if answerer.brief is None or top_k is None:
+            return list(_on_host(head(rows, batch)).split(counts))
+        parts, setting = rows.split(max(1, NUMBERS // self.tokenizer.size)), self._setting(top_k)
+        brief = iter([each for part in parts for each in answerer.brief(_on_host(head(part, batch)), setting)])
+        return [list(islice(brief, count)) for count in counts]
 
     def _rows(self, batch: Packed, wanted: Tensor | None) -> Tensor:
         if self._graphs is None or self._graphs.cannot(batch):

@@ -99,6 +99,11 @@ def _need(package: str) -> None:
 
 
 def _check_free(out: Path, overwrite: bool) -> None:
+    if overwrite and out.is_dir() and (weights := sorted(out.glob("*.safetensors")) + sorted(out.glob("*.bin"))):
+        raise HeedfulError(
+            f"{out} holds a model's weights ({weights[0].name}), which would be lost: give another folder, or "
+            f"{out / FILE} to put the graph beside them"
+        )
     if overwrite or not (out.exists() or out.is_symlink()) or (out.is_dir() and not any(out.iterdir())):
         return
     raise HeedfulError(

@@ -24,6 +24,7 @@ from heedful.errors import HeedfulError
 
 PLAN, CLAIMS, PARTS, SUCCESS = "_plan.json", "_claims", "_parts", "_SUCCESS"  # other programs pass over names with _
 OF_PLAN = 1 << 40  # the byte that is locked while the plan is looked at
+LEFT = 600.0  # seconds without a change after which what was begun counts as left behind
 POLL = 0.5  # seconds between looks at parts that others make
 Tally = dict[str, Any]
 
@@ -64,7 +65,7 @@ class Filled:
 
     def write(self, number: int, chunks: Iterable[bytes], tally: Callable[[], Mapping[str, Any]]) -> Tally:
         """Make a part that was claimed; `tally` is asked when all of it is written."""
-        self._sweep(f".{self.path(number).name}.*.part")
+        self._sweep(f".{self.path(number).name}.*.part", LEFT)
         known: Tally = {}
         try:
             with whole(self.path(number), owner=self._owner) as temporary:
@@ -103,11 +104,15 @@ class Filled:
         self._sweep(".part-*.part")
         return {"parts": count, **sums, "each": tallies}
 
-    def _sweep(self, pattern: str) -> None:
-        """Remove what processes that died left of parts that are now claimed, or finished."""
+    def _sweep(self, pattern: str, seconds: float = 0.0) -> None:
+        """Remove what processes that died left of parts that are finished, or claimed and not written to for so long.
+
+        Where locks do not reach, another machine may be writing it.
+        """
         for path in self.out.glob(pattern):
             with suppress(OSError):
-                path.unlink()
+                if time.time() - path.stat().st_mtime >= seconds:
+                    path.unlink()
 
 
 @contextmanager

@@ -178,7 +178,8 @@ def schema_of(engine: Engine, several: Sequence[Inputs], *, inputs: bool) -> pa.
     if inputs and (columns := input_types(several)):
         fields.append(("input", pa.struct(list(columns.items()))))
     roles = next((each.roles for each in several if each.table is not None), ())
-    fields += answer_types(engine, pair="pair" in roles or "b" in roles).items()
+    answer = answer_types(engine, pair="pair" in roles or "b" in roles)
+    fields += (answer if engine.cut is None else answer | {"cut": WHOLE}).items()
     return pa.schema([*fields, ("error", TEXT)])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
@@ -105,15 +105,20 @@ def tried(
     """Every precision, measured in turn on this machine, or as it was measured before.
 
     `main` says how good an engine is on the task, by a number that is better when it is larger; with it, or `anew`,
-    nothing that was kept is taken.
+    nothing that was kept is taken, but what `main` said of these weights before, where it is not given.
     """
+    limits = bounds or Bounds()
     facts = {"machine": kept.machine(device), "weights": _weights(folder_of(name, revision)), "head": head}
-    found = None if anew or main is not None else kept.get(facts)
+    facts |= {"bounds": asdict(limits)}
+    before = None if main is not None else kept.get(facts)
+    found = None if anew else before
     if found is None:
         inputs = sample(Engine(load(name, revision=revision, head=head)))
         several = [each for each in PRECISIONS if each != "int8" or device.type == "cpu"]
         engines = {each: ready(name, each, revision=revision, head=head, device=device) for each in several}
-        trials = _trials(engines, inputs, bounds or Bounds(), main)
+        told = {each["precision"]: each["main"] for each in before["trials"]} if before else {}
+        mains = {name: told.get(name) if main is None else partial(main, engine) for name, engine in engines.items()}
+        trials = _trials(engines, inputs, limits, mains)
         found = {"trials": [asdict(each) for each in trials]}
         kept.keep(facts, found)
     return tuple(Trial(**each) for each in found["trials"])
@@ -140,7 +145,10 @@ def _weights(folder: Path) -> list[list[Any]]:
 
 
 def _trials(
-    engines: dict[Precision, Engine], inputs: Sequence[Any], bounds: Bounds, main: Callable[[Engine], float] | None
+    engines: dict[Precision, Engine],
+    inputs: Sequence[Any],
+    bounds: Bounds,
+    mains: Mapping[Precision, float | Callable[[], float] | None],
 ) -> list[Trial]:
     pieces = _pieces(engines["float32"], inputs)
     few = _first(pieces, FEW)
@@ -149,15 +157,15 @@ def _trials(
     whole = {name: engine for name, engine in engines.items() if name not in brief}
     scores = {name: _scores(engine, few if name in brief else pieces) for name, engine in engines.items()}
     times = timed({name: partial(_scores, engine, pieces) for name, engine in whole.items()}, ROUNDS)
-    mains = {name: None if main is None else main(engine) for name, engine in whole.items()}
-    trials = []
+    numbers = {name: main() if callable(main) else main for name, main in mains.items() if name in whole}
+    least, trials = numbers["float32"], []
     for name in engines:
         fair_scores = scores["float32"][: len(scores[name])]
         off = float((scores[name] - fair_scores).square().mean().sqrt() / scores["float32"].std().clamp(min=1e-6))
         tokens = sum(len(each.encoded) for each in (few if name in brief else pieces))
         seen = looks if name in brief else times
         speed, fair = tokens / seen[name], tokens / seen["float32"]
-        least, found = mains["float32"], mains.get(name)
+        found = numbers.get(name)
         refused = ""
         if not off <= bounds.scores:
             refused = f"its scores differ by {off:.4f} of their spread, and {bounds.scores} is allowed"

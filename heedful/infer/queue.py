@@ -12,12 +12,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
+from heedful.infer.caps import Caps, Counts, Steps, size_of
 from heedful.infer.each import finite
-from heedful.infer.engine import TOKEN_BUDGET, Asked, Piece
+from heedful.infer.engine import Piece
 from heedful.infer.refused import Expired, Failed, Full, TooLong, Unavailable, told
 from heedful.tasks import Answer, Writing
+from heedful.tasks.base import Vain
 
 PACE = 0.001  # seconds after its arrival at which a request's token is due: what is short goes before what is long
 AGED = 0.5  # the share of its time after which a request is due whatever its length: so long ones are not starved
@@ -26,44 +28,6 @@ SHARE = 0.5  # of the time that the most urgent request of a batch has left, for
 SURE = 0.5  # of a request's time, in which it has to be expected to be answered, or it is refused
 FULL = 0.25  # the share of the budget from which a first batch tells the engine's speed; a small one is slow to begin
 KEPT = 0.9  # of tokens and seconds, in the engine's speed, after each batch
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Caps:
-    """What the queue holds at most; none of it is ever exceeded."""
-
-    requests: int = 512  # that wait or run
-    tokens: int = 262_144  # that wait
-    request_tokens: int = 16_384  # of one request
-    batch_tokens: int = TOKEN_BUDGET  # of a batch, or one window that alone has more
-
-
-@dataclass(kw_only=True, slots=True)
-class Counts:
-    """What happened since the start."""
-
-    batches: int = 0
-    sequences: int = 0  # windows that reached the model
-    tokens: int = 0
-    retries: int = 0  # batches that were run again in parts, since one of their inputs made them fail
-    failed: int = 0
-    full: int = 0
-    expired: int = 0
-    cancelled: int = 0
-
-
-@runtime_checkable
-class Steps(Protocol):
-    """What a queue needs of an engine; Engine has it."""
-
-    def encode(self, inputs: Sequence[Any]) -> list[Asked]:
-        """Inputs become windows."""
-
-    def score(self, pieces: Sequence[Piece], writing: Writing | None = None) -> list[Any]:
-        """One batch."""
-
-    def answer(self, asked: Asked, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
-        """Scores become an answer."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -83,6 +47,9 @@ class _Job:
     error: Exception | None = None
 
 
+_Runs = Callable[[list[Any], Vain], list[Any]]
+
+
 class _Item(NamedTuple):
     """A piece that waits; items are in order of `due`."""
 
@@ -93,12 +60,12 @@ class _Item(NamedTuple):
     place: int  # in the job's scores
     piece: Any
     key: Any  # pieces of the same key go into one batch
-    run: Callable[[list[Any]], list[Any]]
+    run: _Runs
 
 
 _Ended = tuple[_Job, Any, Exception | None]  # with its answers, or what went wrong
 _Scored = tuple[_Item, Any, Exception | None]
-_Part = tuple[int, Any, Any, Callable[[list[Any]], list[Any]]]  # of a request: size, piece, key, run
+_Part = tuple[int, Any, Any, _Runs]  # of a request: size, piece, key, run
 
 
 class Lane:
@@ -145,12 +112,14 @@ class Lane:
             job = self._job(engine, deadline, left, finish, len(pieces))
             jobs.append(job)
 
-            def run(batch: list[Piece]) -> list[Any]:
-                return engine.score(batch, writing)
+            def run(batch: list[Piece], vain: Vain) -> list[Any]:
+                return engine.score(batch, writing, top_k=top_k, vain=vain)
 
-            parts = [(len(each.encoded), each, (id(engine), id(each.answerer), writing), run) for each in pieces]
-            self.queue._add(job, parts)
-            return await job.future, sum(size for size, *_ in parts)
+            key = id(engine), top_k, writing
+            parts = [(size_of(len(each.encoded), writing), each, (*key, id(each.answerer)), run) for each in pieces]
+            more = "" if writing is None else ", with all that may be written after them"
+            self.queue._add(job, parts, more)
+            return await job.future, sum(len(each.encoded) for each in pieces)
 
     async def call(
         self, function: Callable[[Any], Any], *, tokens: int, deadline: float, left: Callable[[], bool] = lambda: False
@@ -159,7 +128,7 @@ class Lane:
         async with self._entered(deadline) as (engine, jobs):
             job = self._job(engine, deadline, left, lambda scores: scores[0], 1)
             jobs.append(job)
-            self.queue._add(job, [(tokens, engine, object(), lambda batch: [function(batch[0])])])
+            self.queue._add(job, [(tokens, engine, object(), lambda batch, _: [function(batch[0])])])
             return await job.future
 
     async def read(self, function: Callable[[Any], Any], *, deadline: float) -> Any:
@@ -283,10 +252,10 @@ class Queue:
         self.counts.full += 1
         return Full("too many requests wait already; try again later", self.wait())
 
-    def _add(self, job: _Job, parts: Sequence[_Part]) -> None:
+    def _add(self, job: _Job, parts: Sequence[_Part], more: str = "") -> None:
         total, lane, now = sum(size for size, *_ in parts), job.lane, time.monotonic()
         if total > (most := min(self.caps.request_tokens, self.caps.tokens)):
-            raise TooLong(f"the inputs have {total} tokens in windows, and a request may have {most}")
+            raise TooLong(f"the inputs have {total} tokens in windows{more}, and a request may have {most}")
         if now >= job.deadline:
             self.counts.expired += 1
             raise Expired("the deadline passed before the request was read")
@@ -411,9 +380,15 @@ class Queue:
                 groups.append(rest)
 
     def _tried(self, group: list[_Item], first: bool) -> tuple[list[_Scored], Exception | None]:
+        def vain() -> bool:
+            now = time.monotonic()
+            return all(item.job.dead or now >= item.job.deadline or item.job.gone() for item in group)
+
+        if vain():  # nobody waits for what made it fail, either
+            return [(item, None, Expired("the deadline passed before the answer was there")) for item in group], None
         self.counts.retries += not first
         try:
-            made = group[0].run([item.piece for item in group])
+            made = group[0].run([item.piece for item in group], vain)
             return [
                 (item, scores, None if finite(scores) else Failed("its scores are not finite"))
                 for item, scores in zip(group, made, strict=True)

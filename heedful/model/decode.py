@@ -230,7 +230,7 @@ def search(
         begun = torch.tensor(sums, dtype=torch.float64, device=log_p.device)  # long sums would be equal in float32
         summed = (log_p + begun[:, None]).unflatten(0, (len(running), -1)).flatten(1)
         going, parents, row = [], [], 0
-        for one, best in zip(running, _greatest(summed, min(candidates, summed.shape[1])), strict=True):
+        for one, best in zip(running, greatest(summed, min(candidates, summed.shape[1])), strict=True):
             beams = len(one.open)
             found = [(value, *divmod(place, log_p.shape[-1])) for value, place in best]
             taken = _advance(one, found, how, stop, last=length == one.most)
@@ -246,7 +246,7 @@ def search(
     return [one.complete[: how.best] for one in searches]
 
 
-def _greatest(rows: Float[Tensor, "rows places"], count: int) -> Iterator[list[tuple[float, int]]]:
+def greatest(rows: Float[Tensor, "rows places"], count: int) -> Iterator[list[tuple[float, int]]]:
     """The greatest of each row with their places, best first: NaN above all, of equal ones the first, as `argmax`."""
     least = rows.topk(count, -1).values[:, -1:]
     for row, enough in zip(rows, ~(rows < least), strict=True):

@@ -90,6 +90,7 @@ class Asked(NamedTuple):
     hard: Tensor  # what each target of the task weighs: 0 without a label
     soft: Tensor  # what each target of the soft loss weighs
     sizes: list[int]  # scores of each sample
+    rows: Tensor | None  # what each row weighs in losses of states and relations: 0 where it only fills up; None: 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +162,9 @@ class Distilled(Pretext):
             hard=hard,
             soft=self._soft_weights(known, batch, sizes),
             sizes=sizes,
+            rows=_without_filler(plain),
         )
-        rows = float(batch.packed.bounds[-1])
+        rows = float(batch.packed.bounds[-1]) if asked.rows is None else _total(asked.rows)
         count = {"soft": _total(asked.soft), "hard": _total(hard)}
         return replace(batch, words=asked, counts=tuple(count.get(name, rows) for name, _ in self._weights))
 
@@ -270,8 +272,9 @@ class Distilled(Pretext):
                 ]
                 bounds = batch.packed.bounds
                 parts.append(unrelated(pairs[0], pairs[1], bounds, loss.heads, squares=loss.squares))
-        kind = "states" if isinstance(loss, States) else "relations"
-        return Term(f"{kind}_{number + 1}", torch.stack(parts).mean(0))
+        kind, lost = "states" if isinstance(loss, States) else "relations", torch.stack(parts).mean(0)
+        rows = batch.words.rows
+        return Term(f"{kind}_{number + 1}", lost, None, None if rows is None else rows.to(lost))
 
 
 def maps(losses: Losses, widths: tuple[int, int], seed: int) -> nn.ModuleDict:
@@ -283,6 +286,15 @@ def maps(losses: Losses, widths: tuple[int, int], seed: int) -> nn.ModuleDict:
             for ours, taught in dict.fromkeys(pair for each in losses.states for pair in each.pairs):
                 found[f"{ours} {taught}"] = nn.Linear(widths[0], widths[1])
     return found
+
+
+def _without_filler(samples: Sequence[Sample]) -> Tensor | None:
+    if not any(sample.filler for sample in samples):
+        return None
+    each = [torch.ones(len(sample)) for sample in samples]
+    for weights, sample in zip(each, samples, strict=True):
+        weights[len(sample) - sample.filler :] = 0
+    return torch.cat(each)
 
 
 def _total(weights: Tensor) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from heapq import nlargest
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from heedful.train.settings import Epochs, Minutes, Steps
 
 OUTPUTS, ALONE_RUN, MORE = "outputs", "alone", "more.jsonl"
 PROJECT = 7  # what a seed is mixed with here
+FEW = 64  # of the longest examples, by which it is foreseen whether tokens fit
 
 
 def distil(
@@ -81,7 +83,7 @@ def distil(
     if task_of(known) == "masked":
         from heedful.runs.distil_masked import distil_masked
 
-        return distil_masked(known, asked, data, Path(out), watch=watch or Watch(), ranks=ranks)
+        return distil_masked(known, asked, data, Path(out), skip_bad_rows, watch=watch or Watch(), ranks=ranks)
     return _distil(known, asked, data, Path(out), skip_bad_rows, watch or Watch(), ranks)
 
 
@@ -202,7 +204,9 @@ class _Student(Run):
                 f"nothing would train the head of {made.source}: it is drawn anew, and loss.soft and loss.hard are 0. "
                 "Set loss.hard=1 or loss.soft=1, or take some of the teacher's layers, as layers=3, with its head"
             )
-        make_task(self.settings, self.source, self.survey, made, self.plan.labels)
+        task, loaded = make_task(self.settings, self.source, self.survey, made, self.plan.labels)
+        few = nlargest(FEW, self._examples(), key=lambda each: sum(map(len, each.texts)))
+        self._paired(loaded, *(self._both(each, [], few)[0] for each in (task, self._taught(task))))
         self._made = made
 
     def _start(self) -> Loaded:
@@ -265,10 +269,8 @@ class _Student(Run):
                 given=bool(unlabelled), ranks=self.ranks, said=self.watch.said,
             )  # fmt: skip
         own, taught = self._both(task, unlabelled), self._both(self._taught(task), unlabelled)
-        losses = losses_of(self.asked.loss, loaded, self.planned.teacher)
-        needs = [name for name, each in (("states", losses.states), ("relations", losses.relations)) if each]
-        kind = KIND[self.planned.task]
-        pairing = pair(own[0], taught[0], kind, needs)
+        losses, kind = losses_of(self.asked.loss, loaded, self.planned.teacher), KIND[self.planned.task]
+        pairing, needs = self._paired(loaded, own[0], taught[0])
         if kind == "tokens" and (lost := sum(not pairing.fits(n) for n in range(len(own[0].samples)))):
             self.watch.said(f"{lost:,} samples have other words for the teacher, which says nothing of them")
         teacher = Teacher(task.learning(self._teacher()), self._taught(task), kind, losses.wanted(1))
@@ -281,8 +283,16 @@ class _Student(Run):
             ask=self._ask(teacher, taught[0].samples, needs),
         )
 
-    def _both(self, task: Task, unlabelled: Sequence[Example]) -> tuple[Reading, Read]:
-        first, second = learned(task, self.source.examples("train"), unlabelled)
+    def _paired(self, loaded: Loaded, own: Reading, taught: Reading) -> tuple[Pairing, list[str]]:
+        """What goes with what, and what is needed of the teacher's inside; refused where tokens do not fit."""
+        losses = losses_of(self.asked.loss, loaded, self.planned.teacher)
+        needs = [name for name, each in (("states", losses.states), ("relations", losses.relations)) if each]
+        return pair(own, taught, KIND[self.planned.task], needs), needs
+
+    def _both(
+        self, task: Task, unlabelled: Sequence[Example], labelled: Sequence[Example] | None = None
+    ) -> tuple[Reading, Read]:
+        first, second = learned(task, self.source.examples("train") if labelled is None else labelled, unlabelled)
         owners = [*first.owners, *(first.examples + owner for owner in second.owners)]
         return Reading(samples=[*first.samples, *second.samples], owners=owners), first
 

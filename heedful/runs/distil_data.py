@@ -14,7 +14,7 @@ from heedful.data import read as read_data
 from heedful.data.documents import expand
 from heedful.data.examples import hashed, normalised
 from heedful.data.inputs import ASKS, as_given, open_inputs
-from heedful.data.parts import bare_name
+from heedful.data.parts import SUFFIXES, bare_name
 from heedful.errors import HeedfulError
 from heedful.model.config import Choice, Classes, MaskedTokens, Pretraining, SentenceEmbedding, Span, TokenClasses
 from heedful.objectives.teaching import Kind
@@ -70,9 +70,20 @@ class Unlabelled:
 
 
 def read_unlabelled(
-    files: Sequence[str], task: str, head: str, labels: Sequence[str], settings: DataSettings, *, but: Path
+    files: Sequence[str],
+    task: str,
+    head: str,
+    labels: Sequence[str],
+    settings: DataSettings,
+    measured: Sequence[Example] = (),
+    *,
+    but: Path,
 ) -> Unlabelled:
-    """What files and folders hold: plain texts, rows of which labels are passed over, or data of the task."""
+    """What files and folders hold: plain texts, rows of which labels are passed over, or data of the task.
+
+    Columns that were named for the labelled data are read where a file has them; where it has none of them, they are
+    found by their usual names. Single texts of pairs that are `measured` on are left out before they become pairs.
+    """
     given: list[Any] = []
     bad = 0
     for path, _ in expand([Path(each) for each in files], but)[0]:
@@ -82,19 +93,33 @@ def read_unlabelled(
             continue
         roles = {role for ask in ASKS[head] for role in (*ask.needed, *ask.more)}
         columns = {role: name for role, name in (settings.columns or {}).items() if role in roles}
-        for inputs in open_inputs([path], head, as_given(replace(settings, columns=columns or None)), but=but):
+        own = settings.format if bare_name(path)[1] not in SUFFIXES else None
+        plain = (own or SUFFIXES.get(bare_name(path)[1])) == "text"
+        how = as_given(replace(settings, columns=None if plain else columns or None, format=own))
+        try:
+            several = open_inputs([path], head, how, but=but)
+        except HeedfulError as refused:
+            try:
+                several = open_inputs([path], head, replace(how, columns=None), but=but)
+            except HeedfulError:
+                raise refused from None
+        for inputs in several:
             for row in inputs.rows():
                 found, wrong = inputs.ask(row)
                 bad += wrong is not None
                 given += [found] if wrong is None else []
-    return Unlabelled(examples=tuple(examples_of(given, task, labels)), bad=bad, known=0)
+    known = len(given)
+    if task == "embed":
+        seen = {hashed(normalised(text)) for each in measured for text in each.texts}
+        given = [each for each in given if not isinstance(each, str) or hashed(normalised(each)) not in seen]
+    return Unlabelled(examples=tuple(examples_of(given, task, labels)), bad=bad, known=known - len(given))
 
 
 def without(found: Unlabelled, measured: Iterable[Example]) -> Unlabelled:
     """Those that are not measured on: no text of dev or test, but for case and punctuation, is learned from."""
     seen = {hashed(normalised(each.group)) for each in measured}
     kept = tuple(each for each in found.examples if hashed(normalised(each.group)) not in seen)
-    return replace(found, examples=kept, known=len(found.examples) - len(kept))
+    return replace(found, examples=kept, known=found.known + len(found.examples) - len(kept))
 
 
 def _asked(example: Any) -> Any:

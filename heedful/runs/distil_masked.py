@@ -5,7 +5,7 @@ The student is a run like that of pre-training, in the same loop and the same fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,9 @@ SETTINGS, OUTPUTS, ALONE, TAUGHT = "distil.toml", "outputs", "alone", "teacher.j
 PROJECT = 7
 
 
-def distil_masked(teacher: Loaded, asked: Asked, data: Any, folder: Path, *, watch: Watch, ranks: Ranks) -> Finished:
+def distil_masked(
+    teacher: Loaded, asked: Asked, data: Any, folder: Path, skips: bool, *, watch: Watch, ranks: Ranks
+) -> Finished:
     """Let a student find hidden tokens as a teacher does; `data` are files and folders of text."""
     if asked.unlabelled:
         raise HeedfulError("a teacher of hidden tokens reads plain text alone: give all of it as DATA")
@@ -57,7 +59,7 @@ def distil_masked(teacher: Loaded, asked: Asked, data: Any, folder: Path, *, wat
         if ranks.first:
             _begin(folder, settings, teacher, watch)
         ranks.wait()
-        return _carried_out(teacher, settings, folder, watch if ranks.first else Watch(), ranks)
+        return _carried_out(teacher, settings, folder, skips, watch if ranks.first else Watch(), ranks)
 
 
 def _settled(teacher: Loaded, asked: Asked, data: Any) -> MaskedDistilSettings:
@@ -67,6 +69,12 @@ def _settled(teacher: Loaded, asked: Asked, data: Any) -> MaskedDistilSettings:
         raise HeedfulError("a classic model has no head for hidden tokens: distil it from a teacher of a task")
     usual = defaults("masked", teacher.config.model.width, going_on=not isinstance(told.student, SizeStudent))
     settings: MaskedDistilSettings = asked.laid(MaskedDistilSettings(teacher=asked.teacher, pretrain=usual))
+    longest = max(settings.pretrain.lengths)
+    if teacher.limit is not None and longest > teacher.limit:
+        raise HeedfulError(
+            f"pretrain.length is {longest}, but {teacher.source} reads {teacher.limit} tokens, and has to read all "
+            f"that the student reads: set it to {teacher.limit} or less"
+        )
     train = decided(settings.pretrain.train)
     return replace(settings, pretrain=replace(settings.pretrain, data=tuple(map(str, places)), train=train))
 
@@ -108,9 +116,11 @@ def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, watch:
     write(folder / SETTINGS, to_toml(settings))
 
 
-def _carried_out(teacher: Loaded, settings: MaskedDistilSettings, folder: Path, watch: Watch, ranks: Ranks) -> Finished:
+def _carried_out(
+    teacher: Loaded, settings: MaskedDistilSettings, folder: Path, skips: bool, watch: Watch, ranks: Ranks
+) -> Finished:
     pretrain = _run_settings(settings, folder)
-    student = _Student(teacher, settings, pretrain, folder, watch, ranks)
+    student = _Student(teacher, settings, pretrain, folder, skips, watch, ranks)
     done = student.run()
     if done.why == "asked":
         return Finished(folder=folder, why="asked", results={})
@@ -119,19 +129,18 @@ def _carried_out(teacher: Loaded, settings: MaskedDistilSettings, folder: Path, 
         watch.said("the same student, without the teacher")
         under = folder / ALONE
         with only_run(under) if ranks.first else nullcontext():
-            alone = Run(pretrain, under, watch, ranks, False).run()
+            alone = Run(pretrain, under, watch, ranks, skips).run()
         if alone.why == "asked":
             return Finished(folder=folder, why="asked", results={})
     if not (folder / VERDICT).exists():
-        quality = {"teacher": student.teachers()}  # all ranks look for the corpus together
+        models = {"teacher": teacher, "student": load(folder / RUN_MODEL, head="masked")}
+        if alone is not None:
+            models["alone"] = load(folder / ALONE / RUN_MODEL, head="masked")
+        quality = student.found(models)  # all ranks look for the corpus together
         if ranks.first:
-            results = read_results(folder)
-            quality["student"] = _quality(results)
-            if alone is not None:
-                quality["alone"] = _quality(read_results(folder / ALONE))
-            counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
+            counts = {name: models[name].count() for name in ("teacher", "student")}
             places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
-            speeds = side_by_side(places, settings.verdict, settings.revision)
+            speeds = side_by_side(places, settings.verdict)
             written(folder, ("masked_accuracy", "held out"), quality, counts, speeds)
     if ranks.first:
         write_card(folder)  # again, with the verdict
@@ -143,10 +152,6 @@ def _carried_out(teacher: Loaded, settings: MaskedDistilSettings, folder: Path, 
 def _run_settings(settings: MaskedDistilSettings, folder: Path) -> PretrainSettings:
     """Of the run in the loop of pre-training, with the teacher and without it."""
     return replace(settings.pretrain, model=replace(settings.pretrain.model, start=str(folder / START)))
-
-
-def _quality(results: dict[str, Any]) -> dict[str, Any]:
-    return spread([results["splits"]["held out"]["numbers"]["masked_accuracy"]], "float32")
 
 
 class Numbered(Sequence[Sample]):
@@ -173,9 +178,16 @@ class _Student(Run):
     """Pre-training with a teacher beside it."""
 
     def __init__(
-        self, teacher: Loaded, asked: MaskedDistilSettings, settings: Any, folder: Path, watch: Watch, ranks: Ranks
+        self,
+        teacher: Loaded,
+        asked: MaskedDistilSettings,
+        settings: Any,
+        folder: Path,
+        skips: bool,
+        watch: Watch,
+        ranks: Ranks,
     ) -> None:
-        super().__init__(settings, folder, watch, ranks, False)
+        super().__init__(settings, folder, watch, ranks, skips)
         self.teacher, self.asked = teacher, asked
 
     def _learning(
@@ -227,14 +239,17 @@ class _Student(Run):
 
         return Outputs(found.folder, found.count, at)
 
-    def teachers(self) -> dict[str, Any]:
-        """How often the teacher finds what is hidden in the documents that are held out; the same masks."""
+    def found(self, models: Mapping[str, Loaded]) -> dict[str, dict[str, Any]]:
+        """How often each finds what is hidden in the documents that are held out: the same masks, in float32."""
         pieces = self._pieces()
         samples, held = samples_of(pieces)
-        masked = objective_of(pieces, self.teacher.to(CPU), samples[0])
-        right = total = 0.0
-        for number in range(len(held)):
-            batch = masked.batch([held[number]], [mixed(self.settings.train.seed, HELD, number)])
-            found = masked.measure(self.teacher, batch)["masked_accuracy"]
-            right, total = right + found[0], total + found[1]
-        return spread([right / total], "float32")
+        shares = {}
+        for name, loaded in models.items():
+            masked = objective_of(pieces, loaded.to(CPU).eval(), samples[0])
+            right = total = 0.0
+            for number in range(len(held)):
+                batch = masked.batch([held[number]], [mixed(self.settings.train.seed, HELD, number)])
+                of = masked.measure(loaded, batch)["masked_accuracy"]
+                right, total = right + of[0], total + of[1]
+            shares[name] = spread([right / total], "float32")
+        return shares

@@ -24,6 +24,7 @@ from heedful.objectives.draw import ordinary, uniform
 from heedful.packed import Packed
 from heedful.runs.distil_data import examples_of
 from heedful.runs.distil_settings import MoreSettings
+from heedful.tasks.base import trimmed
 from heedful.tokenizer import Encoded, Item, Tokenizer, Words
 from heedful.train.ranks import Ranks
 
@@ -48,7 +49,7 @@ def more_examples(
     assert settings is not None
     if ranks.first and not path.exists():
         said(f"{settings.times * len(examples):,} more texts are made, with words replaced")
-        model = language_model(planned.settings.teacher, planned.settings.revision, settings)
+        model = language_model(planned.settings.teacher, settings)
         lines = (json.dumps(each) + "\n" for each in variants(model, examples, settings, planned.settings.train.seed))
         with whole(path) as part:
             put(part, (line.encode() for line in lines))
@@ -60,20 +61,20 @@ def more_examples(
     return [*(examples if given else ()), *examples_of(inputs, planned.task, labels)]
 
 
-def foresee(task: str, name: str, revision: str, settings: MoreSettings) -> None:
+def foresee(task: str, name: str, settings: MoreSettings) -> None:
     """Refuse what cannot be made, before anything is written."""
     if task in ("extract", "choose"):
         raise HeedfulError(
             f"more texts cannot be made for {task}: where a word is replaced, the answer may go with it. Leave more out"
         )
-    language_model(name, revision, settings)
+    language_model(name, settings)
 
 
-def language_model(name: str, revision: str, settings: MoreSettings) -> Loaded:
+def language_model(name: str, settings: MoreSettings) -> Loaded:
     """The teacher with its masked head, or the model that is named; refused where there is none."""
-    asked, said = name_and_revision(settings.model or name)
+    asked, revision = name_and_revision(settings.model or name)
     try:
-        found = load(asked, revision=said or (revision if not settings.model else None) or None, head="masked")
+        found = load(asked, revision=revision, head="masked")
     except HeedfulError as error:
         raise HeedfulError(
             f"words are replaced by a masked language model, and {asked} has no such head ({error}): set more.model to "
@@ -183,6 +184,6 @@ def _written(text: Any, encoded: Encoded, names: dict[int, str]) -> Any:
             words[word] = name
         return words
     for place in sorted(names, reverse=True):
-        start, stop = encoded.offsets[place]
+        start, stop = trimmed(text, *encoded.offsets[place])  # some tokenizers count the space before a word to it
         text = text[:start] + names[place] + text[stop:]
     return text

@@ -24,7 +24,7 @@ from heedful.runs.distil_settings import (
 )
 from heedful.runs.distil_students import digest
 from heedful.runs.distil_verdict import VERDICT
-from heedful.runs.finetune import Plan
+from heedful.runs.finetune import Plan, need_dev
 from heedful.runs.folder import read_json, write
 from heedful.runs.making import Survey, of_data, refuse_dull, survey, tokenizer_of, undivided
 from heedful.runs.settings import FinetuneSettings, StartSettings, told_apart
@@ -74,7 +74,7 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
     tokenizer_of(teacher)
     told = asked.foreseen(task)
     if told.more is not None:
-        foresee(task, told.teacher, told.revision, told.more)
+        foresee(task, told.teacher, told.more)
     if told.outputs.top is not None:
         raise HeedfulError("outputs.top is for a vocabulary, of which the most likely tokens are kept: unset it")
     with of_data():
@@ -95,13 +95,15 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
     if told.unlabelled:
         head = teacher.config.head
         assert head is not None
-        extra = read_unlabelled(told.unlabelled, task, head.kind, labels or source.labels or ("O",), told.data, but=but)
-        measured = (each for split in found.splits if split != "train" for each in source.examples(split))
+        measured = [each for split in found.splits if split != "train" for each in source.examples(split)]
+        known = labels or source.labels or ("O",)
+        extra = read_unlabelled(told.unlabelled, task, head.kind, known, told.data, measured, but=but)
         extra = without(extra, measured)
     times = 1 if told.more is None else 1 + told.more.times
     texts = found.counts["train"] + times * len(extra.examples)
     together = told_apart(told.task, found.low is not None)
     settings = _settled(asked, task, (found.counts["train"], texts), told, teacher, together)
+    need_dev(settings, found, lacking)
     return Planned(
         settings=settings,
         task=task,

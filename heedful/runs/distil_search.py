@@ -55,6 +55,8 @@ def search(
     on test; its results have the frontier under "search". A search that was interrupted goes on, also with other
     wishes: what was tried stays.
     """
+    if any(each.partition("=")[0].strip().partition(".")[0] == "student" for each in assignments):
+        raise HeedfulError("a setting of the student was given, but a search makes its own students: leave it out")
     folder, watch = Path(out), watch or Watch()
     given: dict[str, Any] = {
         "losses": losses, "unlabelled": unlabelled, "recipe": recipe, "skip_bad_rows": skip_bad_rows, "ranks": ranks
@@ -83,23 +85,16 @@ def search(
             continue
         if "quality" not in shape:
             watch.said(f"trying {shape['name']}, which answers one text in {shape['p50']:.2f} ms")
-            quick = [*assignments, "seeds=1", "verdict.alone=none", "verdict.split=dev"]
-            done = distil(
-                teacher,
-                data,
-                folder / shape["folder"],
-                student=shape["name"],
-                assignments=last(quick),
-                watch=watch,
-                **given,
-            )
-            if done.why == "asked":
-                return done
-            verdict = ranks.gather(done.results.get("verdict"))[0]
-            shape |= {"quality": verdict["models"]["student"]["quality"]["mean"], "kept": verdict["kept"]}
-            found |= {"main": verdict["main"], "split": verdict["split"]}
-            if ranks.first:
-                write(folder / FOUND, found)
+        quick = last([*assignments, "seeds=1", "verdict.alone=none", "verdict.split=dev"])
+        where = folder / shape["folder"]  # where it is finished, it is the same teacher, data and settings, or refused
+        done = distil(teacher, data, where, student=shape["name"], assignments=quick, watch=watch, **given)
+        if done.why == "asked":
+            return done
+        verdict = ranks.gather(done.results.get("verdict"))[0]
+        shape |= {"quality": verdict["models"]["student"]["quality"]["mean"], "kept": verdict["kept"]}
+        found |= {"main": verdict["main"], "split": verdict["split"]}
+        if ranks.first:
+            write(folder / FOUND, found)
         if keep is not None and shape["kept"] is not None and shape["kept"] >= keep:
             break
     best = chosen_of(found["tried"], under, keep)

@@ -128,7 +128,8 @@ class RelationsSettings(_Weight):
 
     weight: float = 1.0
     of: tuple[Literal["qk", "qq", "kk", "vv"], ...] = ("qq", "kk", "vv")
-    layer: int | None = None  # of the student, from 0; none: the last one
+    layers: Literal["last", "spread"] = "last"  # spread: each of the student's, over the teacher's
+    layer: int | None = None  # instead: of the student, from 0
     teacher: int | None = None  # of the teacher
     heads: int | None = None  # into which both are regrouped; none: as many as the teacher has
     squares: bool = False  # squared differences before the softmax, instead of KL after it
@@ -163,8 +164,9 @@ RECIPES: dict[str, LossSettings] = {  # of papers, with the weights that they gi
     "relations": LossSettings(soft=0.0, hard=0.0, relations=RelationsSettings()),
     "layers": LossSettings(
         temperature=1.0,
+        hard=0.0,
         states=StatesSettings(layers="spread"),
-        relations=RelationsSettings(of=("qk",), squares=True),
+        relations=RelationsSettings(of=("qk",), layers="spread", squares=True),
     ),
 }
 
@@ -225,8 +227,7 @@ class DistilSettings:
     """Everything that decides what a run does."""
 
     task: TaskSettings
-    teacher: str  # a run, a model folder, or a name on the hub
-    revision: str = ""
+    teacher: str  # a run, a model folder, or NAME@REVISION on the hub
     student: StudentSettings = LayersStudent()
     unlabelled: tuple[str, ...] = ()  # files and folders
     more: MoreSettings | None = None
@@ -253,7 +254,6 @@ class MaskedDistilSettings:
     """The same of hidden tokens, learned from plain text."""
 
     teacher: str
-    revision: str = ""
     student: StudentSettings = LayersStudent()
     loss: LossSettings = LossSettings()
     outputs: OutputSettings = OutputSettings(keep="none")  # on the disk: with static masks, pretrain.objective.versions
@@ -273,7 +273,7 @@ class MaskedDistilSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What was asked for by hand: names on the command line, a recipe, and assignments, which go over both."""
+    """What was asked for by hand: a recipe, names on the command line, which go over it, and assignments over both."""
 
     teacher: str
     student: str = ""
@@ -320,12 +320,18 @@ class Asked:
         return settings
 
     def laid(self, settings: Any) -> Any:
-        """The same of any settings that have a student and losses."""
+        """The same of any settings that have a teacher, a student and losses."""
+        settings = replace(overlay(settings, self.table, source=self.recipe), teacher=self.teacher)
         if self.student:
             settings = replace(settings, student=student_of(self.student))
         if self.losses:
             settings = replace(settings, loss=_recipe(self.losses))
-        return apply(overlay(settings, self.table, source=self.recipe), self.assignments)
+        settings = apply(settings, self.assignments)
+        if settings.teacher != self.teacher:
+            raise HeedfulError(
+                f'teacher is set to "{settings.teacher}", but {self.teacher} was given: name it once, before the data'
+            )
+        return settings
 
 
 def _recipe(given: str) -> LossSettings:

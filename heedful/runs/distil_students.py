@@ -79,14 +79,36 @@ def spread(layers: int, count: int) -> tuple[int, ...]:
     return tuple(floor(n * (layers - 1) / max(1, count - 1) + 0.5) for n in range(count))
 
 
+def _near(stack: StackConfig, layer: int) -> bool:
+    """Whether a layer sees what is near alone, which its number decides."""
+    return stack.window is not None and not (stack.global_every and layer % stack.global_every == 0)
+
+
+def _fitting(stack: StackConfig, wanted: Sequence[int]) -> tuple[int, ...]:
+    """The layers nearest to those that see as far as the layer whose place they take."""
+    period = (stack.global_every or 1) if stack.window is not None else 1
+    room = (stack.layers - len(wanted)) // period * period  # by how far all may move up and stay of their kinds
+    found: list[int] = []
+    for place, layer in enumerate(wanted):
+        first = found[-1] + 1 if found else 0
+        alike = [each for each in range(first, place + room + 1) if _near(stack, each) == _near(stack, place)]
+        found.append(min(alike, key=lambda each: (abs(each - layer), each)))
+    return tuple(found)
+
+
 def cut(teacher: Loaded, asked: LayersStudent) -> Loaded:
     """The teacher with those of its layers, in another family if one is named."""
     model, stack = teacher.config.model, stack_of(teacher.config.model, teacher.source)
     if asked.layers > stack.layers:
         raise HeedfulError(f"layers is {asked.layers}, but {teacher.source} has {stack.layers}")
-    take = asked.take or spread(stack.layers, asked.layers)
+    take = asked.take or _fitting(stack, spread(stack.layers, asked.layers))
     if wrong := [number for number in take if not 0 <= number < stack.layers]:
         raise HeedfulError(f"take names the layers {wrong}, but {teacher.source} has {stack.layers}, from 0")
+    if strangers := [(taken, n) for n, taken in enumerate(take) if _near(stack, n) != _near(stack, taken)]:
+        raise HeedfulError(
+            "take puts layer {} in the place of layer {}, but of these two one sees all of the text and the other what "
+            "is near: name layers of one kind, or leave take out".format(*strangers[0])
+        )
     shared = stack.blocks is not None and stack.blocks < stack.layers
     blocks = list(take) if not shared else list(range(min(stack.blocks or 1, len(take))))
     part = "encoder" if model.encoder is not None else "decoder"
@@ -113,6 +135,13 @@ def _tensors(
     made: Loaded, known: dict[str, Tensor], part: str, blocks: Sequence[int], stack: StackConfig
 ) -> dict[str, Tensor]:
     names = {name: _theirs(name, part, blocks, stack) for name in made.named()}
+    taken = {name for name in known if any(name.startswith(f"{part}.blocks.{block}.") for block in blocks)}
+    asked = {name for name in names.values() if name.startswith(f"{part}.blocks.")}
+    if different := sorted(taken ^ asked):
+        raise HeedfulError(
+            f"the layers {' '.join(map(str, blocks))} cannot stand in this order: {different[0]} would be lacking "
+            "or lost, since this teacher's first layer is of another form, and has to come first and nowhere else"
+        )
     return {name: known[theirs].detach().clone() for name, theirs in names.items()}
 
 
@@ -187,19 +216,20 @@ def _like(config: Config) -> str:
 
 def losses_of(asked: LossSettings, student: Loaded, teacher: Loaded) -> Losses:
     """The losses with the layers and heads of these two."""
-    states, relations = [], []
+    states: list[States] = []
+    relations: tuple[Relations, ...] = ()
     if asked.states is not None or asked.relations is not None:
         stacks = stack_of(student.config.model, student.source), stack_of(teacher.config.model, teacher.source)
         if asked.states is not None:
             states.append(_states(asked.states, *stacks))
         if asked.relations is not None:
-            relations.append(_relations(asked.relations, *stacks))
+            relations = _relations(asked.relations, *stacks)
     return Losses(
         soft=asked.soft,
         temperature=asked.temperature,
         hard=asked.hard,
         states=tuple(states),
-        relations=tuple(relations),
+        relations=relations,
     )
 
 
@@ -224,13 +254,25 @@ def _states(asked: StatesSettings, mine: StackConfig, theirs: StackConfig) -> St
     raise AssertionError(asked.how)
 
 
-def _relations(asked: RelationsSettings, mine: StackConfig, theirs: StackConfig) -> Relations:
+def _relations(asked: RelationsSettings, mine: StackConfig, theirs: StackConfig) -> tuple[Relations, ...]:
+    """One, or one for each of the student's layers, which then share the weight."""
     heads = asked.heads or theirs.heads
-    layers = mine.layers - 1 if asked.layer is None else asked.layer, asked.teacher
-    pair = layers[0], theirs.layers - 1 if layers[1] is None else layers[1]
-    for who, number, stack in (("student", pair[0], mine), ("teacher", pair[1], theirs)):
-        if not 0 <= number < stack.layers:
-            raise HeedfulError(f"relations: layer {number} of the {who} was named, but it has {stack.layers}, from 0")
+    if asked.layers == "spread" and asked.layer is None and asked.teacher is None:
+        pairs = [(n - 1, floor(n * theirs.layers / mine.layers + 0.5) - 1) for n in range(1, mine.layers + 1)]
+        pairs = [(ours, max(0, taught)) for ours, taught in pairs]
+    else:
+        pairs = [
+            (
+                mine.layers - 1 if asked.layer is None else asked.layer,
+                theirs.layers - 1 if asked.teacher is None else asked.teacher,
+            )
+        ]
+    for who, numbers, stack in (
+        ("student", [one for one, _ in pairs], mine),
+        ("teacher", [one for _, one in pairs], theirs),
+    ):
+        if wrong := [number for number in numbers if not 0 <= number < stack.layers]:
+            raise HeedfulError(f"relations: layer {wrong[0]} of the {who} was named, but it has {stack.layers}, from 0")
         if stack.heads * stack.head_width % heads:
             raise HeedfulError(
                 f"relations: the {who}'s {stack.heads * stack.head_width} numbers of queries and keys cannot be parted "
@@ -242,7 +284,10 @@ def _relations(asked: RelationsSettings, mine: StackConfig, theirs: StackConfig)
                 f'relations: "qk" is attention where nothing is added to the scores and all tokens see each other, and '
                 f"that is not so in the {who}: use qq, kk and vv"
             )
-    return Relations(weight=asked.weight, of=tuple(asked.of), pair=pair, heads=heads, squares=asked.squares)
+    share = asked.weight / len(pairs)
+    return tuple(
+        Relations(weight=share, of=tuple(asked.of), pair=pair, heads=heads, squares=asked.squares) for pair in pairs
+    )
 
 
 def width_of(loaded: Loaded) -> int:

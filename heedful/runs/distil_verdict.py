@@ -58,19 +58,19 @@ def verdict(
     split = next(name for name in (settings.verdict.split, "test", "dev") if name in results["splits"])
     watch.said("measuring speed, side by side")
     places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
-    speeds = side_by_side(places, settings.verdict, settings.revision)
+    speeds = side_by_side(places, settings.verdict)
     seeds = [each["seed"] for each in results["seeds"]]
     served = {
-        "teacher": ([settings.teacher], speeds["teacher"].precision, settings.revision),
-        "student": (_models(folder, seeds), speeds["student"].precision, ""),
+        "teacher": ([settings.teacher], speeds["teacher"].precision),
+        "student": (_models(folder, seeds), speeds["student"].precision),
     }
     if alone is not None:
-        served["alone"] = (_models(alone, seeds), speeds["student"].precision, "")
+        served["alone"] = (_models(alone, seeds), speeds["student"].precision)
     quality = {}
-    for name, (models, precision, revision) in served.items():
+    for name, (models, precision) in served.items():
         watch.said(f"measuring {NAMES[name]} on {split} in {precision}")
         ask = partial(_asked, source=source, split=split, main=results["main"], long=settings.long)
-        quality[name] = spread([ask(each, precision, revision) for each in models], precision)
+        quality[name] = spread([ask(each, precision) for each in models], precision)
     counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
     grain = 1 / results["splits"][split]["numbers"]["count"]
     return written(folder, (results["main"], split), quality, counts, speeds, grain)
@@ -81,12 +81,10 @@ def _models(run: Path, seeds: Sequence[int]) -> list[str]:
     return [str((run / f"seed-{seed}" if len(seeds) > 1 else run) / RUN_MODEL) for seed in seeds]
 
 
-def _asked(
-    place: str, precision: Precision, revision: str, *, source: Source[Any], split: str, main: str, long: Long
-) -> float:
+def _asked(place: str, precision: Precision, *, source: Source[Any], split: str, main: str, long: Long) -> float:
     """The main number of a model in the precision in which it is served."""
     folder, said = name_and_revision(place)
-    engine = ready(folder, precision, revision=said or revision or None)
+    engine = ready(folder, precision, revision=said)
     task, engine.loaded = task_of(engine.loaded, source, split, long)
     engine.cut = task.cut
     return float(task.result(evaluate(task, engine, source.examples(split)))[main])
@@ -123,14 +121,13 @@ def written(
 
 
 def side_by_side(
-    places: dict[str, str], settings: VerdictSettings, revision: str = "", inputs: Sequence[Any] | None = None
+    places: dict[str, str], settings: VerdictSettings, inputs: Sequence[Any] | None = None
 ) -> dict[str, Speed]:
     """Each engine in the precision in which it would be served, in turns, so that the machine is the same for all."""
     engines: dict[str, Engine] = {}
     precisions: dict[str, Precision] = {}
     for name, place in places.items():
-        folder, said = name_and_revision(place)
-        held = said or (revision if name == "teacher" and revision else None)
+        folder, held = name_and_revision(place)
         asked = settings.precision
         precisions[name] = fastest(tried(folder, revision=held)) if asked == "auto" else asked
         engines[name] = ready(folder, precisions[name], revision=held)

@@ -160,12 +160,7 @@ def prepare(
     settings = replace(wishes.over(settings), start=start, data=reading)
     whole_groups(settings.train, together)
     settings = replace(settings, train=decided(settings.train))
-    if "dev" not in found.splits and _calibrates(settings, found):
-        raise HeedfulError(
-            f"thresholds are calibrated on dev, and there is none: {lacking or 'set data.dev to a share of train'}"
-            + ("; give a dev file, or " if lacking else ", or ")
-            + ("task.threshold=zero" if isinstance(settings.task, ExtractSettings) else "task.thresholds=half")
-        )
+    need_dev(settings, found, lacking)
     empty = [f"{lacking}, so all are train"] if lacking else []
     empty += [f"{split} has no examples and is left out" for split in found.counts if split not in found.splits]
     bad = [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
@@ -178,7 +173,17 @@ def _looked_at(task: str, data: Any, settings: DataSettings, skip_bad_rows: bool
     return source, survey(source, ("train", *(split for split in source.splits if split != "train")))
 
 
-def _calibrates(settings: FinetuneSettings, found: Survey) -> bool:
+def need_dev(settings: Any, found: Survey, lacking: str) -> None:
+    """Refuse to calibrate thresholds without dev; what is `lacking` for one is told."""
+    if "dev" not in found.splits and _calibrates(settings, found):
+        raise HeedfulError(
+            f"thresholds are calibrated on dev, and there is none: {lacking or 'set data.dev to a share of train'}"
+            + ("; give a dev file, or " if lacking else ", or ")
+            + ("task.threshold=zero" if isinstance(settings.task, ExtractSettings) else "task.thresholds=half")
+        )
+
+
+def _calibrates(settings: Any, found: Survey) -> bool:
     match settings.task:
         case MultipleSettings(thresholds="calibrated"):
             return True

@@ -235,7 +235,6 @@ class ModelFacts(Struct, kw_only=True):
 
     name: str
     platform: str
-    versions: list[str]
     inputs: list[Described]
     outputs: list[Described]
 

@@ -172,7 +172,6 @@ def _protocol(service: Service) -> list[Route]:
         return {
             "name": name,
             "platform": "heedful",
-            "versions": ["1"],
             "inputs": protocol.reads(kind_of(lane)),
             "outputs": protocol.gives(kind_of(lane), _labels(lane.engine)),
         }

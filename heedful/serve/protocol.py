@@ -42,9 +42,9 @@ async def infer(call: Call, name: str, body: s.InferBody) -> Any:
         raise HeedfulError("a model that chooses is asked by /choose")
     if set(given) != set(wanted) and not (kind in _PAIRS and set(given) == {"text", "pair"}):
         raise HeedfulError(f"this model reads the tensors {', '.join(wanted)}: see /v2/models/{name}")
-    columns = {each.name: each.data for each in body.inputs}
+    columns = {each.name: _flat(each.data) for each in body.inputs}
     for tensor in body.inputs:
-        if (count := len(tensor.data)) != tensor.shape[0] or {*tensor.shape[1:]} - {1}:
+        if (count := len(columns[tensor.name])) != tensor.shape[0] or {*tensor.shape[1:]} - {1}:
             raise HeedfulError(f"a tensor has {count} texts: its shape is to be [{count}], or [{count}, 1]")
     if len({len(column) for column in columns.values()}) != 1:
         raise HeedfulError("the tensors have different lengths")
@@ -60,6 +60,13 @@ async def infer(call: Call, name: str, body: s.InferBody) -> Any:
             raise HeedfulError(f"there is no output {missing[0][:80]!r}: this model gives {', '.join(made)}")
         made = {each.name: made[each.name] for each in body.outputs}
     return {"model_name": name, "outputs": list(made.values())} | ({} if body.id is None else {"id": body.id})
+
+
+def _flat(data: list[str | list[str]]) -> list[str]:
+    """Texts, whether they stand in a list or in lists of one."""
+    if any(len(each) != 1 for each in data if isinstance(each, list)):
+        raise HeedfulError("a tensor has lists in its data that are not of one text")
+    return [each if isinstance(each, str) else each[0] for each in data]
 
 
 def _rows(columns: dict[str, list[str]]) -> list[Any]:

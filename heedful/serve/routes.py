@@ -111,12 +111,19 @@ async def vectors(
     unit: bool = True,
 ) -> np.ndarray:
     """A vector for each text, [texts, dimensions], of length 1 if asked."""
+    longest = max(map(len, texts), default=0)
     if truncate is False:
         fits(lane, *texts)
     elif limit := getattr(lane.engine, "limit", None):
-        texts = [text[: LETTERS * limit] for text in texts]
-    call.texts(*texts)
-    answers = await call.ask(lane, texts)
+        longest = LETTERS * limit
+    most = call.service.settings.limits.characters // max(1, len(texts))
+    while True:
+        call.texts(*(text[:longest] for text in texts))
+        answers = await call.ask(lane, list(call.given))
+        unread = any(len(text) > longest and not each["cut"] for text, each in zip(texts, answers, strict=True))
+        if not unread or longest >= most:
+            break
+        longest = min(most, LETTERS * longest)  # much white space, or few tokens: the model can read more than that
     if truncate is False and (cut := max((answer["cut"] for answer in answers), default=0)):
         raise TooLong(f"a text has {cut} tokens more than this model reads, and truncate is false")
     if not answers:

@@ -167,7 +167,7 @@ class Tensor(Struct, forbid_unknown_fields=True, frozen=True):
     name: str
     shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1, max_length=8)]
     datatype: Literal["BYTES"]
-    data: list[str]
+    data: list[str | list[str]]  # flat or nested, as the shape says
     parameters: Parameters | None = None
 
 

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any, cast
 
 from heedful.errors import HeedfulError
+from heedful.infer.caps import Caps
 from heedful.infer.precision import PrecisionOrAuto
-from heedful.infer.queue import Caps, Lane, Queue
+from heedful.infer.queue import Lane, Queue
 from heedful.infer.refused import Unavailable
 from heedful.serve.guard import Trouble
 from heedful.serve.metrics import Metrics

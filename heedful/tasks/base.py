@@ -15,6 +15,8 @@ from heedful.tokenizer.encoded import cut_windows, pair_windows
 
 Answer = dict[str, Any]  # plain data: text, numbers, lists and dicts of them
 Place = tuple[int, int]  # the number of a window, and a place in it
+Vain = Callable[[], bool]  # whether nobody waits for it any more
+Writes = Callable[[Loaded, Tokenizer, Packed, Any, Vain], list[Any]]
 
 
 class Window(NamedTuple):
@@ -33,6 +35,7 @@ class Setting:
     head: Head
     top_k: int  # candidates that are listed
     thresholds: Mapping[str, float] = field(default_factory=dict)  # what was calibrated, by name
+    seen: Sequence[Encoded] = ()  # all windows of the input, those in which nothing was scored among them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +48,8 @@ class Answerer:
     places: Callable[[list[Encoded], Tokenizer], list[Place]] | None = None  # the tokens to score; None: whole windows
     long: Literal["windows", "cut", "refuse"] = "windows"  # what happens to more tokens than the model reads
     windows: Callable[[list[Encoded], int | None], list[list[Encoded]]] | None = None  # of items that go together
-    writes: Callable[[Loaded, Tokenizer, Packed, Any], list[Any]] | None = None  # texts; None: the head's scores do
+    writes: Writes | None = None  # texts; None: the head's scores answer
+    brief: Callable[[Any, Setting], list[Any]] | None = None  # what is kept of the scores of places; None: all of them
 
 
 def read_text(given: Any) -> list[Item] | None:

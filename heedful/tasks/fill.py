@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from heedful.errors import HeedfulError
+from heedful.model.decode import greatest
 from heedful.tasks.base import Answer, Answerer, Place, Setting, Window, best_places, read_text
 from heedful.tokenizer import Encoded, Tokenizer
 
@@ -20,9 +21,9 @@ def places(windows: list[Encoded], tokenizer: Tokenizer) -> list[Place]:
 def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
     """{"masks": [{"start", "end", "tokens": [{"token", "text", "probability"}]}]}, most likely token first."""
     masks = [
-        {"start": start, "end": stop, "tokens": likely_tokens(scores, setting.tokenizer, setting.top_k)}
+        {"start": start, "end": stop, "tokens": tokens}
         for window in windows
-        for place, scores in zip(window.places, window.scores, strict=True)
+        for place, tokens in zip(window.places, window.scores, strict=True)
         for start, stop in [window.encoded.offsets[place]]
     ]
     found: Answer = {"masks": sorted(masks, key=lambda mask: mask["start"]), "windows": len(windows)}
@@ -33,18 +34,26 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
 
 def likely_tokens(scores: Tensor, tokenizer: Tokenizer, count: int) -> list[Answer]:
     """The tokens with the largest softmax(scores) over the whole vocabulary; ids without a token are passed over."""
-    probabilities = scores.softmax(-1)
-    found: list[Answer] = []
-    for id in probabilities.argsort(descending=True, stable=True).tolist():
-        if len(found) == count:
-            break
-        try:
-            token = tokenizer.name(id)
-        except HeedfulError:  # the embedding may have more rows than there are tokens
-            continue
-        text = tokenizer.decode([id], skip_special=False).strip()
-        found.append({"token": token, "text": text, "probability": float(probabilities[id])})
-    return found
+    probabilities, listed = scores.softmax(-1), count
+    while True:
+        listed = min(listed, len(scores))
+        (best,) = greatest(probabilities[None], listed)
+        found: list[Answer] = []
+        for probability, id in best:
+            try:
+                token = tokenizer.name(id)
+            except HeedfulError:  # the embedding may have more rows than there are tokens
+                continue
+            text = tokenizer.decode([id], skip_special=False).strip()
+            found.append({"token": token, "text": text, "probability": probability})
+        if len(found) >= count or listed == len(scores):
+            return found[:count]
+        listed *= 2
+
+
+def brief(scores: Tensor, setting: Setting) -> list[list[Answer]]:
+    """The likeliest tokens of each place: scores of many places would be a vocabulary each."""
+    return [likely_tokens(each, setting.tokenizer, setting.top_k) for each in scores]
 
 
 def mask_name(tokenizer: Tokenizer) -> str:
@@ -59,4 +68,5 @@ FILL = Answerer(
     items=read_text,
     places=places,
     answer=answer,
+    brief=brief,
 )

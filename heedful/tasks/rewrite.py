@@ -19,7 +19,7 @@ from heedful.model.decode import Beam, Greedy, How, Written, write
 from heedful.objectives import Batch, Loss, Sample
 from heedful.objectives.base import pack, weighted
 from heedful.packed import Packed
-from heedful.tasks.base import Answer, Answerer, Setting, Window, read_text
+from heedful.tasks.base import Answer, Answerer, Setting, Vain, Window, read_text
 from heedful.tasks.metrics import Bleu, Result, SquadScore, has_bleu
 from heedful.tasks.metrics.bleu import NEEDED, STATISTICS, bleu_of, bleu_statistics
 from heedful.tasks.metrics.bootstrap import mean_of
@@ -77,17 +77,29 @@ def open_ended(loaded: Loaded, tokenizer: Tokenizer, seen: Sequence[Encoded]) ->
     return [each.until(len(each) - (len(probe) - 1 - last)) for each in seen]
 
 
-def write_all(loaded: Loaded, tokenizer: Tokenizer, given: Packed, writing: Writing) -> list[list[Written]]:
-    """What the model writes for each sequence: the encoder's text, or what the decoder goes on from."""
+def write_all(
+    loaded: Loaded, tokenizer: Tokenizer, given: Packed, writing: Writing, vain: Vain = lambda: False
+) -> list[list[Written]]:
+    """What the model writes for each sequence: the encoder's text, or what the decoder goes on from.
+
+    It ends with an error before the next token where that is `vain`.
+    """
     mark = marks(loaded.config.model, tokenizer)
-    if loaded.head is None:
+    if (head := loaded.head) is None:
         raise HeedfulError("this model has no head over the vocabulary, so it cannot write")
+
+    def score(rows: Tensor, batch: Packed) -> Tensor:
+        if vain():
+            raise HeedfulError("nobody waits for what is written any more")
+        scores: Tensor = head(rows, batch)
+        return scores
+
     prompts, source = given, None
     if mark.start is not None:
         prompts, source = Packed.of([[mark.start]] * len(given)).to(given.tokens.device), given
     return write(
         loaded.model,
-        loaded.head,
+        score,
         prompts,
         writing.how,
         most=writing.most,

@@ -60,7 +60,7 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
     """
     head = setting.head
     assert isinstance(head, TokenClasses)
-    text, spans = _text_and_spans(given, [window.encoded for window in windows])
+    text, spans = _text_and_spans(given, setting.seen or [window.encoded for window in windows])
     said: dict[int | None, tuple[str, float]] = {}
     for window in windows:
         probabilities, numbers = window.scores.softmax(-1).max(-1)
@@ -74,7 +74,7 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
     return {"words": words, "entities": entities(text, words), "windows": len(windows)}
 
 
-def _text_and_spans(given: Any, windows: list[Encoded]) -> tuple[str, dict[int, tuple[int, int]]]:
+def _text_and_spans(given: Any, windows: Sequence[Encoded]) -> tuple[str, dict[int, tuple[int, int]]]:
     """The whole text, and where each word stands in it."""
     if not isinstance(given, str):
         words: Sequence[str] = given.words if isinstance(given, Words) else given

@@ -288,3 +288,13 @@ def test_a_column_that_the_first_object_lacks(tmp_path: Path) -> None:
     data = '{"text": "a", "label": "x"}\n{"text": "b", "text2": "c", "label": "y"}\n'
     with pytest.raises(HeedfulError, match=r"a\.jsonl:1:text2: is missing"):
         list(read(written(tmp_path / "a.jsonl", data), settings=DataSettings(dev=0.0)).examples("train"))
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    """One of its values would be lost."""
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "label": "x"}\n{"text": "a", "text": "b", "label": "x"}\n')
+    with pytest.raises(HeedfulError, match=r'a.jsonl:2: .*an object has the key "text" twice'):
+        list(read(tmp_path / "a.jsonl", settings=DataSettings(dev=0.0)).examples("train"))
+    (tmp_path / "a.json").write_text('[{"text": "a", "label": "x", "label": "y"}]')
+    with pytest.raises(HeedfulError, match='an object has the key "label" twice'):
+        list(read(tmp_path / "a.json", settings=DataSettings(dev=0.0)).examples("train"))

@@ -439,6 +439,60 @@ def test_another_run_is_refused_by_name(single: Engine, folders: dict[str, Path]
     assert contents(out) == before and (tmp_path / "taken" / "mine.txt").read_text() == "mine"
 
 
+def test_files_in_another_order_are_another_run(single: Engine, tmp_path: Path) -> None:
+    files = [jsonl(tmp_path / f"{name}.jsonl", [{"text": text} for text in TEXTS[:4]]) for name in "ab"]
+    predict_files(single, files, tmp_path / "out", JSONL)
+    with pytest.raises(HeedfulError, match="order was"):
+        predict_files(single, files[::-1], tmp_path / "out", JSONL)
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_an_engine_that_cuts_is_another_one(folders: dict[str, Path], tmp_path: Path, form: Any) -> None:
+    path = jsonl(tmp_path / "a.jsonl", [{"text": long_text(100)}, {"text": "the cat"}])
+    for name, folder in {"single": folders["single"], "embed": embedder()}.items():
+        loaded = load(folder)
+        settings, out = BatchSettings(format=form), tmp_path / name
+        predict_files(Engine(loaded), path, out, settings)
+        with pytest.raises(HeedfulError, match="model was"):
+            predict_files(Engine(loaded, cut=8), path, out, settings)
+        predict_files(Engine(loaded, cut=8), path, tmp_path / f"{name}-8", settings)
+        long, short = written(tmp_path / f"{name}-8")
+        assert (long["cut"], short["cut"]) == (Engine(loaded, cut=8)([long_text(100)])[0]["cut"], 0) and long[
+            "cut"
+        ] > 50
+
+
+def test_times_that_python_has_not(single: Engine, tmp_path: Path) -> None:
+    times = [1, 1_000_000_001, None, 0]
+    columns = {
+        "text": TEXTS[:4],
+        "when": pa.array(times, pa.timestamp("ns")),
+        "day": pa.array([0, 2**30, 1, None], pa.date32()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    predict_files(single, tmp_path / "a.parquet", tmp_path / "out")
+    table = pq.read_table(tmp_path / "out")
+    assert table["error"].null_count == 4
+    assert table["input"].combine_chunks().field("when").cast(pa.int64()).to_pylist() == times
+    predict_files(single, tmp_path / "a.parquet", tmp_path / "lines", JSONL)
+    assert [each["input"]["when"] for each in written(tmp_path / "lines")][:2] == [1, 1_000_000_001]
+
+
+def test_a_part_that_another_machine_writes_is_left_to_it(
+    single: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where locks do not reach, both make it, and it is right."""
+    monkeypatch.setattr(filled, "_lock", lambda *given, **more: True)
+    path, out = texts(tmp_path / "a.jsonl", 5), tmp_path / "out"
+
+    def other(progress: Progress) -> None:
+        if not list(out.glob("part-*")):
+            predict_files(single, path, out, JSONL)
+
+    found = predict_files(single, path, out, JSONL, told=other)
+    assert found.rows == 5 and [row["error"] for row in written(out)] == [None] * 5
+
+
 def test_equal_models_have_equal_fingerprints(folders: dict[str, Path]) -> None:
     one, other = (Engine(folders["single"]) for _ in range(2))
     assert batch.fingerprint(one) == batch.fingerprint(other)

@@ -156,6 +156,16 @@ def test_a_folder_has_what_others_read(tmp_path: Path, capsys: pytest.CaptureFix
     assert "of the largest number" in capsys.readouterr().out
 
 
+def test_weights_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make(tmp_path / "model", "multiple")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert ends("export", str(folder), str(folder), "--overwrite") == 2
+    assert "holds a model's weights (model.safetensors), which would be lost" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert ends("export", str(folder), str(folder / "model.onnx")) == 0
+    assert (folder / "model.onnx").is_file() and (folder / "model.safetensors").is_file()
+
+
 def test_a_graph_that_differs_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self: Graph, notes: Any, right: Any = Graph.model) -> Any:
         self.tensors["head.out.bias"] = self.tensors["head.out.bias"] + np.float32([0, 0.01, 0])

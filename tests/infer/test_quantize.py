@@ -130,3 +130,16 @@ def test_a_file_of_predictions_may_be_empty_but_not_wrong(tmp_path: Path) -> Non
         file.write_text(bad)
         with pytest.raises(HeedfulError, match=r"predictions-dev.jsonl is no file of predictions .*: evaluate the run"):
             sample(engine)
+
+
+def test_a_bench_without_data_keeps_what_one_with_data_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
+    clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
+    main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
+    wide = Bounds(scores=9.0)
+    first = tried(folder, bounds=wide, main=lambda engine: main[engine.way.precision])  # type: ignore[union-attr]
+    assert fastest(tried(folder, bounds=wide, anew=True)) == fastest(first) == "bfloat16"
+    assert fastest(tried(folder, bounds=wide)) == "bfloat16"
+    assert verdicts(tried(folder, bounds=Bounds(scores=9.0, main=0.1)))["int8"] == ""  # other bounds, another verdict

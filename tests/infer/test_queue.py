@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 import heedful.infer.queue as queue_module
 from heedful.errors import HeedfulError
+from heedful.infer.caps import Caps
 from heedful.infer.engine import Asked, Engine, Piece
-from heedful.infer.queue import Caps, Queue
+from heedful.infer.queue import Queue
 from heedful.infer.refused import Expired, Failed, Full, TooLong, Unavailable
 from heedful.tasks.embed import EMBED
 from heedful.tokenizer import Encoded
@@ -45,7 +46,7 @@ class Fake:
             for given in inputs
         ]
 
-    def score(self, pieces: Sequence[Piece], writing: Any = None) -> list[Any]:
+    def score(self, pieces: Sequence[Piece], writing: Any = None, **more: Any) -> list[Any]:
         texts = [bytes(piece.encoded.ids).decode() for piece in pieces]
         self.batches.append(texts)
         assert self.go.wait(20)
@@ -65,8 +66,8 @@ class Slow(Fake):
         super().__init__(name=name)
         self.clock, self.step, self.order = clock, step, order
 
-    def score(self, pieces: Sequence[Piece], writing: Any = None) -> list[Any]:
-        scores = super().score(pieces, writing)
+    def score(self, pieces: Sequence[Piece], writing: Any = None, **more: Any) -> list[Any]:
+        scores = super().score(pieces, writing, **more)
         self.clock[0] += self.step
         self.order.append(self.name)
         return scores
@@ -350,7 +351,7 @@ def test_a_batch_that_fails_once_is_no_ones_fault(made: Any) -> None:
     lane = queue.lane(engine)
     score, calls = engine.score, []
 
-    def flaky(pieces: Sequence[Piece], writing: Any = None) -> list[Any]:
+    def flaky(pieces: Sequence[Piece], writing: Any = None, **more: Any) -> list[Any]:
         calls.append(len(pieces))
         if len(calls) == 2:
             raise MemoryError

@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 import torch
 from folders import make
+from tiny import save_tiny
 from torch import Tensor
 
 from heedful.checkpoint import Loaded, load
+from heedful.errors import HeedfulError
+from heedful.model.config import StackConfig
 from heedful.objectives import Sample
 from heedful.objectives import likeness as like
 from heedful.objectives.distilled import Distilled, Losses, Relations, States, maps
@@ -23,7 +26,7 @@ from heedful.objectives.teaching import Inside, Kind, Pairing, Reading, Teacher,
 from heedful.packed import Packed
 from heedful.runs.distil_outputs import Form, made, online
 from heedful.runs.distil_settings import LayersStudent
-from heedful.runs.distil_students import cut
+from heedful.runs.distil_students import _fitting, cut, spread
 from heedful.tasks.choose import Choose
 from heedful.tasks.classify import Classify, ClassifyMany
 from heedful.tasks.embed import Embed
@@ -251,8 +254,6 @@ def test_the_teacher_reads_its_own_types_and_drops_nothing_out(folders: Callable
 
 
 def test_layers_are_those_of_the_recipe(folders: Callable[[str], Path]) -> None:
-    from heedful.runs.distil_students import spread
-
     assert spread(12, 6) == (0, 2, 4, 7, 9, 11)
     teacher = load(folders("single"))
     student = cut(teacher, LayersStudent(layers=1, take=(1,)))
@@ -319,3 +320,40 @@ def test_looking_inside_keeps_the_graph(folders: Callable[[str], Path]) -> None:
     gradient = student.named()["encoder.blocks.0.attention.qkv.weight"].grad
     assert gradient is not None and gradient.abs().max() > 0
     assert isinstance(Inside(what=(), wanted=Wanted()), Inside)
+
+
+def test_what_fills_a_row_up_is_not_compared(folders: Callable[[str], Path]) -> None:
+    """Trap 46: a mean over tokens has no padding in it."""
+    teacher = load(folders("tag"))
+    losses = replace(EVERYTHING, states=(States(weight=2.0, how="cosine", pairs=((1, 2),)),), relations=())
+    found, samples = objective("tag", cut(teacher, LayersStudent(layers=1)), teacher, losses)
+    last = samples[-1]
+    filled = replace(
+        last,
+        tokens=np.pad(last.tokens, (0, 3)),
+        types=np.pad(last.types, (0, 3)),
+        bounds=(*last.bounds, len(last) + 3),
+        filler=3,
+    )
+    plain, more = (found.batch([*samples[:-1], each], [1, 2, 3]) for each in (last, filled))
+    assert more.packed.bounds[-1] == plain.packed.bounds[-1] + 3
+    assert more.counts == plain.counts and more.words.rows.tolist() == [1.0] * plain.packed.bounds[-1] + [0.0] * 3
+
+
+def test_a_layer_sees_as_far_as_the_one_whose_place_it_takes() -> None:
+    stack = StackConfig(width=8, layers=22, heads=2, head_width=4, inner_width=8, window=4, global_every=3)
+    for count in range(1, 23):
+        taken = _fitting(stack, spread(22, count))
+        assert [each % 3 == 0 for each in taken] == [n % 3 == 0 for n in range(count)] and len({*taken}) == count
+    assert _fitting(stack, spread(22, 6)) == (0, 4, 8, 12, 17, 20)
+    assert _fitting(replace(stack, window=None), spread(22, 6)) == spread(22, 6)
+
+
+def test_layers_that_cannot_stand_in_a_place_are_refused(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "modernbert", "ModernBertModel")
+    teacher = load(tmp_path)
+    assert cut(teacher, LayersStudent(layers=2)).config.model.encoder is not None
+    with pytest.raises(HeedfulError, match="take puts layer 3 in the place of layer 1"):
+        cut(teacher, LayersStudent(layers=2, take=(0, 3)))
+    with pytest.raises(HeedfulError, match="has to come first and nowhere else"):
+        cut(teacher, LayersStudent(layers=2, take=(3, 1)))

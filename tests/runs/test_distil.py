@@ -20,20 +20,22 @@ from safetensors.torch import load_file
 
 from heedful.checkpoint import load, save
 from heedful.checkpoint.attach import attach
-from heedful.data import DataSettings, read
+from heedful.data import DataSettings, Pair, read
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.engine import Engine
 from heedful.infer.quantize import ready
-from heedful.runs import distil_search, distil_verdict, finetune, pretrain, timing
+from heedful.runs import distil_more, distil_search, distil_verdict, finetune, pretrain, timing
 from heedful.runs.distil import distil
+from heedful.runs.distil_data import read_unlabelled, without
 from heedful.runs.distil_more import Replacer
 from heedful.runs.distil_search import last, search, usual
-from heedful.runs.distil_settings import Asked, DistilSettings, MoreSettings
+from heedful.runs.distil_settings import Asked, DistilSettings, MoreSettings, student_of
+from heedful.runs.distil_students import losses_of
 from heedful.runs.distil_verdict import Speed, compared, spread
 from heedful.runs.distil_verdict import plot as drawn
 from heedful.settings import from_file
 from heedful.tasks.task import Cut, evaluate
-from heedful.tokenizer import Words
+from heedful.tokenizer import Encoded, Words
 from heedful.train.fit import Watch
 from heedful.train.loop import Step, Trainer
 
@@ -100,7 +102,7 @@ def test_a_verdict_cuts_long_texts_where_the_run_does(
 
     monkeypatch.setattr(distil_verdict, "evaluate", told)
     for long in ("cut", "windows"):
-        distil_verdict._asked(str(teacher), "float32", "", source=source, split="train", main="accuracy", long=long)
+        distil_verdict._asked(str(teacher), "float32", source=source, split="train", main="accuracy", long=long)
     assert [each != Cut() for each in cut] == [True, False]
 
 
@@ -336,6 +338,8 @@ def test_the_search_takes_the_fastest_that_keeps_enough(tmp_path: Path, teacher:
     assert kept <= {"best", "best-bag", "best-layers=1"} and "best" in kept
     with pytest.raises(HeedfulError, match="Ask for less: what was tried stays"):
         search(teacher, labelled, tmp_path / "run", keep=1.0, under=1e-6, **given)
+    with pytest.raises(HeedfulError, match="a run with other settings"):
+        search(teacher, labelled, tmp_path / "run", keep=0.01, under=1e4, losses="triple", **given)
     with pytest.raises(HeedfulError, match="another shapes"):
         search(teacher, labelled, tmp_path / "run", shapes=["bag"], assignments=QUICK)
     with pytest.raises(HeedfulError, match="a search tries 1 to 6"):
@@ -436,3 +440,88 @@ def test_a_tagging_teacher_may_have_its_own_marks(tmp_path: Path, marks: str) ->
     save(attach(load(make(tmp_path / "tag", "tag")), "tokens", labels=labels), tmp_path / "teacher")
     done = distil(tmp_path / "teacher", files, tmp_path / "run", student="layers=1", assignments=ALONE)
     assert done.why == "done" and load(done.folder / "model").config.head == load(tmp_path / "teacher").config.head
+
+
+def test_names_go_over_a_recipe_and_the_teacher_is_named_once(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('teacher = "of-before"\n[student]\nkind = "layers"\nlayers = 2\n[loss]\nsoft = 3.0\n')
+    asked = Asked(teacher="mine", student="bag", losses="triple", recipe=str(recipe))
+    settings = asked.foreseen()
+    assert (settings.teacher, settings.student, settings.loss.soft) == ("mine", student_of("bag"), 5.0)
+    assert Asked(teacher="mine", recipe=str(recipe)).foreseen().loss.soft == 3.0
+    with pytest.raises(HeedfulError, match='teacher is set to "other", but mine was given'):
+        Asked(teacher="mine", assignments=("teacher=other",)).foreseen()
+    with pytest.raises(HeedfulError, match="a search makes its own students"):
+        search("mine", tmp_path, tmp_path / "run", keep=0.9, assignments=["student.layers=2"])
+
+
+def test_tinyberts_losses_are_of_every_layer(tmp_path: Path) -> None:
+    teacher = load(make(tmp_path / "teacher", "single"))
+    losses = losses_of(Asked(teacher="x", losses="layers").foreseen().loss, teacher, teacher)
+    assert [each.pair for each in losses.relations] == [(0, 0), (1, 1)] and losses.hard == 0
+    assert [each.weight for each in losses.relations] == [0.5, 0.5]
+    assert losses.states[0].pairs == ((0, 0), (1, 1), (2, 2))
+
+
+def test_what_can_be_foreseen_is_refused_before_anything_is_written(
+    tmp_path: Path, teacher: Path, labelled: Path
+) -> None:
+    no = tmp_path / "no"
+    span = make(tmp_path / "span", "span")
+    rows = [{"id": str(n), "question": "who ?", "context": "ada ran", "answers": []} for n in range(6)]
+    rows += [{"id": "x", "question": "who ?", "context": "ada ran", "answers": [{"text": "ada", "answer_start": 0}]}]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = [tmp_path / "train.jsonl", tmp_path / "test.jsonl"]
+    with pytest.raises(HeedfulError, match=r"thresholds are calibrated on dev, and there is none.*task.threshold=zero"):
+        distil(span, files, no, student="layers=1", assignments=[*ALONE, "data.dev=0"])
+    other = make(tmp_path / "other", "bare")
+    words = (other / "vocab.txt").read_text().splitlines()
+    (other / "vocab.txt").write_text("".join(f"{word if word != 'the' else 'xyz'}\n" for word in words))
+    wishes = [*ALONE, "loss.states.weight=1"]
+    with pytest.raises(HeedfulError, match="other tokens, or other windows, but states compare"):
+        distil(teacher, labelled, no, student=str(other), assignments=wishes)
+    masked, text = of_text(tmp_path)
+    with pytest.raises(HeedfulError, match=r"pretrain.length is 64, but .* reads 48 tokens"):
+        distil(masked, text, no, student="tiny", assignments=["pretrain.length=64", *MASKED[:2]])
+    assert not no.exists()
+
+
+def test_bad_rows_of_text_are_left_out_where_that_is_asked_for(tmp_path: Path) -> None:
+    teacher, text = of_text(tmp_path)
+    lines = [json.dumps({"text": each}) for each in text.read_text().split("\n\n")]
+    (tmp_path / "text.jsonl").write_text("\n".join([*lines[:9], "{broken", *lines[9:]]) + "\n")
+    given: dict[str, Any] = {"student": "layers=1", "assignments": [*MASKED[:-1]]}
+    with pytest.raises(HeedfulError, match="--bad-rows skip"):
+        distil(teacher, tmp_path / "text.jsonl", tmp_path / "run", **given)
+    done = distil(teacher, tmp_path / "text.jsonl", tmp_path / "run", skip_bad_rows=True, **given)
+    models = done.results["verdict"]["models"]
+    assert models["student"]["quality"]["mean"] == pytest.approx(
+        done.results["splits"]["held out"]["numbers"]["masked_accuracy"], abs=0.02
+    )
+    assert {each["quality"]["precision"] for each in models.values()} == {"float32"}
+
+
+def test_texts_without_labels_need_not_have_the_columns_of_others(tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("one two\nthree\n")
+    (tmp_path / "more.csv").write_text("text\nfour\n")
+    (tmp_path / "same.csv").write_text("review,text\nfive,six\n")
+    files = [str(tmp_path / name) for name in ("more.txt", "more.csv", "same.csv")]
+    settings = DataSettings(columns={"text": "review", "label": "stars"}, format="csv")
+    found = read_unlabelled(files, "classify", "classes", ("a",), settings, but=tmp_path / "run")
+    assert [each.texts for each in found.examples] == [("one two",), ("three",), ("four",), ("five",)]
+
+
+def test_texts_that_pairs_are_measured_on_are_not_learned(tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("one two\nnew\nThree four\nfresh\n")
+    measured = [Pair(a="one two", b="x"), Pair(a="y", b="three four")]
+    found = read_unlabelled(
+        [str(tmp_path / "more.txt")], "embed", "embedding", (), DataSettings(), measured, but=tmp_path / "run"
+    )
+    assert [each.texts for each in found.examples] == [("new", "fresh")] and found.known == 2
+    assert without(found, measured).known == 2
+
+
+def test_a_word_is_replaced_without_the_space_before_it() -> None:
+    encoded = Encoded(ids=(1, 2), types=(0, 0), segments=(0, 0), offsets=((0, 3), (3, 7)), words=(0, 1))
+    assert distil_more._written("the cat sat", encoded, {1: "dog"}) == "the dog sat"

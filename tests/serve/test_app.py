@@ -7,6 +7,7 @@ import json
 import math
 import re
 import struct
+import time
 from typing import Any
 
 import msgspec
@@ -156,6 +157,16 @@ def test_forms_of_other_servers_clients(served: Running) -> None:
     assert reply.status == 200 and reply.json["outputs"][0]["shape"] == [2]
 
 
+def test_masks_are_filled_as_alone(served: Running, engines: dict[str, Engine]) -> None:
+    texts = ["the [MASK] sat", "[MASK] " * 30]
+    found = ask(served.port, "/fill", {"inputs": texts, "top_k": 7, "model": "masked"}).json
+    for here, alone in zip(found, engines["masked"](texts, top_k=7), strict=True):
+        assert [each["start"] for each in here["masks"]] == [each["start"] for each in alone["masks"]]
+        for mask, expected in zip(here["masks"], alone["masks"], strict=True):
+            assert [each["token"] for each in mask["tokens"]] == [each["token"] for each in expected["tokens"]]
+            assert len(mask["tokens"]) == 7
+
+
 def test_texts_are_written_as_alone(served: Running, engines: dict[str, Engine]) -> None:
     port, texts = served.port, ["a b", "c d e", "h"]
     for how, more in (
@@ -169,6 +180,17 @@ def test_texts_are_written_as_alone(served: Running, engines: dict[str, Engine])
     assert ask(port, "/generate", {"inputs": "a", "beams": 2, "temperature": 1.0}).status == 422
     assert ask(port, "/generate", {"inputs": "a", "most": 10_000}).status == 413
     assert ask(port, "/generate", {"inputs": "a " * 60}).status == 422  # it would have to be read at once
+    reply = ask(port, "/generate", {"inputs": ["a"] * 100, "most": 100, "beams": 16})
+    assert reply.status == 413 and "with all that may be written after them" in reply.json["error"]
+
+
+def test_what_nobody_waits_for_is_not_written_on(served: Running) -> None:
+    body = {"inputs": ["a b c"] * 10, "most": 512, "beams": 3}  # many thousand steps
+    before = served.service.queue.counts.retries
+    assert ask(served.port, "/generate", body, **{"x-request-timeout-ms": "50"}).status == 504
+    start = time.monotonic()
+    assert ask(served.port, "/predict", {"inputs": "the cat", "model": "single"}).status == 200
+    assert time.monotonic() - start < 5 and served.service.queue.counts.retries == before
 
 
 def test_attention_rows_sum_to_one(served: Running) -> None:
@@ -226,6 +248,12 @@ def test_open_inference_protocol(served: Running, engines: dict[str, Engine]) ->
         {"inputs": []},
     ):
         assert ask(port, "/v2/models/single/infer", wrong).status == 422
+    nested = tensor("text", texts) | {"shape": [2, 1], "data": [[text] for text in texts]}
+    assert ask(port, "/v2/models/single/infer", {"inputs": [nested]}).json["outputs"][1]["data"] == [
+        labels["label"] for labels in engines["single"](texts)
+    ]
+    assert ask(port, "/v2/models/single/infer", {"inputs": [nested | {"data": [texts]}]}).status == 422
+    assert "versions" not in facts  # there are none, and no paths with them
     assert ask(port, "/v2/models/choice/infer", {"inputs": [tensor("text", texts)]}).status == 422
 
 

@@ -47,11 +47,11 @@ class Held(Engine):
             raise BaseException("the tokenizer panicked")
         return super().encode(inputs)
 
-    def score(self, pieces: Any, writing: Any = None) -> Any:
+    def score(self, pieces: Any, writing: Any = None, **more: Any) -> Any:
         self.batches.append(len(pieces))
         assert self.go.wait(30)
         time.sleep(self.seconds)
-        scores = super().score(pieces, writing)
+        scores = super().score(pieces, writing, **more)
         bad, worse = self.tokenizer.id("love"), self.tokenizer.id("who")
         if any(worse in piece.encoded.ids for piece in pieces):
             raise RuntimeError("poisoned")

@@ -199,6 +199,14 @@ def test_texts_are_cut_or_refused_before_they_are_tokenised(served: Running, tex
     assert ask(served.port, "/tokenize", json.dumps({"inputs": text}, ensure_ascii=False).encode()).status == 413
 
 
+def test_white_space_costs_no_text(served: Running, engines: dict[str, Engine]) -> None:
+    """Where 16 characters for each token that is read do not fill the model, more are taken."""
+    for text in (" " * 20_000 + "the cat", "x" * 3_000 + " the cat"):
+        (vector,) = ask(served.port, "/embed", {"inputs": text, "normalize": False}).json
+        (alone,) = engines["embed"]([text])
+        assert vector == pytest.approx(alone["vector"], abs=1e-5) and alone["cut"] == 0
+
+
 def test_far_too_many_tokens_are_refused_part_by_part(served: Running, engines: dict[str, Engine]) -> None:
     """No more is tokenised than tells that they are too many; what is cut anyway counts as far as it is read."""
     held: list[int] = []

@@ -177,12 +177,12 @@ class Watched(Engine):
             named.update({id(piece.encoded): text.split()[0] for piece in asked.pieces})
         return made
 
-    def score(self, pieces, writing=None):
+    def score(self, pieces, writing=None, **more):
         now = time.monotonic()
         for piece in pieces:
             came[named.pop(id(piece.encoded))] = now
         time.sleep(0.02)
-        return super().score(pieces, writing)
+        return super().score(pieces, writing, **more)
 
 named, came = {}, {}
 with background({"tag": sys.argv[1]}, loader=Watched) as running:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import seqeval.metrics
 import torch
-from folders import LIMIT, NAMES, long_text
+from folders import LIMIT, NAMES, long_text, make
 from hypothesis import given
 from hypothesis import strategies as st
 from seqeval.scheme import IOB2
@@ -318,3 +319,10 @@ def test_mistakes_come_in_order() -> None:
     assert badness == sorted(badness, reverse=True) and len(set(badness)) == len(badness)
     assert [each.right for each in judged] == [False, False, False, False, True, True]
     assert judged[0].gold == ["B-PER", "O"] and judged[3].said == ["O", "O"]
+
+
+def test_the_last_word_ends_where_it_ends(tmp_path: Path) -> None:
+    """Windows in which no word begins are not scored, but tell how far the last one goes."""
+    text = "ada " + "qwertyuiop" * 9
+    (found,) = Engine(make(tmp_path, "tag"))([text])
+    assert [(word["start"], word["end"]) for word in found["words"]] == [(0, 3), (4, 94)]

@@ -179,3 +179,8 @@ def test_ids_without_a_token_are_passed_over(tokenizer: Tokenizer) -> None:
     assert first["probability"] == pytest.approx(scores.softmax(0)[7].item())
     assert len(likely_tokens(scores, tokenizer, 10**6)) == tokenizer.size
     assert mask_name(tokenizer) == "[MASK]"
+
+
+def test_equal_scores_are_listed_by_their_ids(tokenizer: Tokenizer) -> None:
+    found = likely_tokens(torch.zeros(tokenizer.size), tokenizer, 9)
+    assert [each["token"] for each in found] == [tokenizer.name(number) for number in range(9)]

@@ -1,0 +1,60 @@
+"""What a queue holds at most, what it counts, and what it needs of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from heedful.infer.engine import TOKEN_BUDGET, Asked, Piece
+from heedful.model.decode import Beam
+from heedful.tasks import Answer, Writing
+from heedful.tasks.base import Vain
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caps:
+    """What the queue holds at most; none of it is ever exceeded."""
+
+    requests: int = 512  # that wait or run
+    tokens: int = 262_144  # that wait
+    request_tokens: int = 16_384  # of one request
+    batch_tokens: int = TOKEN_BUDGET  # of a batch, or one window that alone has more
+
+
+@dataclass(kw_only=True, slots=True)
+class Counts:
+    """What happened since the start."""
+
+    batches: int = 0
+    sequences: int = 0  # windows that reached the model
+    tokens: int = 0
+    retries: int = 0  # batches that were run again in parts, since one of their inputs made them fail
+    failed: int = 0
+    full: int = 0
+    expired: int = 0
+    cancelled: int = 0
+
+
+@runtime_checkable
+class Steps(Protocol):
+    """What a queue needs of an engine; Engine has it."""
+
+    def encode(self, inputs: Sequence[Any]) -> list[Asked]:
+        """Inputs become windows."""
+
+    def score(
+        self, pieces: Sequence[Piece], writing: Writing | None = None, *, top_k: int | None = None, vain: Vain = ...
+    ) -> list[Any]:
+        """One batch."""
+
+    def answer(self, asked: Asked, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
+        """Scores become an answer."""
+
+
+def size_of(tokens: int, writing: Writing | None) -> int:
+    """What a piece counts: its tokens, and those that may be written for it, for each of the beams."""
+    if writing is None:
+        return tokens
+    beams = writing.how.width if isinstance(writing.how, Beam) else 1
+    return (tokens + writing.most) * beams
