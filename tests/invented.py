@@ -32,13 +32,14 @@ Row = dict[str, Any]
 
 def tune(task: str, data: Any, out: Path, settings: Row | None = None, **more: Any) -> Finished:
     """A run of SMALL settings, with some that go over them."""
-    return finetune(task, data, out, assignments=assignments(settings), **more)
+    return finetune(task, data, out, assignments=assignments(settings, bool(more.get("model"))), **more)
 
 
-def assignments(settings: Row | None = None) -> tuple[str, ...]:
-    """As --set takes them."""
+def assignments(settings: Row | None = None, named: bool = False) -> tuple[str, ...]:
+    """As --set takes them; a model that is named has a size of its own."""
     given = SMALL | (settings or {})
-    if any(name.startswith(("start.classic", "start.transformer")) for name in given):
+    named |= str(given["start.model"]) not in ("", '""')
+    if named or any(name.startswith(("start.classic", "start.transformer")) for name in given):
         given = {name: value for name, value in given.items() if name not in ENCODER}
     return tuple(f"{name}={value}" for name, value in given.items())
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import transformers
 from test_tokenizer import ANGLED, pieces, random_texts, write_bytes, write_pieces
 
@@ -363,3 +364,27 @@ def test_a_byte_vocabulary_that_loses_text_is_told(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
     with pytest.warns(HeedfulWarning, match="1 of the 256 bytes are not in the vocabulary, first 'z'"):
         Tokenizer.load(tmp_path)
+
+
+def test_flags_of_added_tokens_are_those_of_tokenizer_json(tmp_path: Path) -> None:
+    """added_tokens.json, which folders of before transformers 4.34 have beside it, knows none."""
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "c", "##at"]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece({t: n for n, t in enumerate(vocabulary)}, unk_token="[UNK]")
+    )
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    backend.add_special_tokens(vocabulary[:5])
+    backend.add_tokens([tokenizers.AddedToken("at", single_word=True, normalized=True)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"at": 8}))
+    expected = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)("the cat at").input_ids
+    assert list(Tokenizer.load(tmp_path).encode("the cat at").ids) == expected == [5, 6, 7, 8]
+
+
+def test_gpt2s_tokenizer_json_names_its_end(tmp_path: Path) -> None:
+    """The published folder has nothing beside it but a length."""
+    write_bytes(tmp_path, ["<|endoftext|>"])
+    Tokenizer.load(tmp_path).save(tmp_path / "whole")
+    (tmp_path / "whole/tokenizer_config.json").write_text('{"model_max_length": 1024}')
+    special = Tokenizer.load(tmp_path / "whole").special
+    assert special.first == special.separator == 0

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -55,6 +55,7 @@ class Loaded(nn.Module):
         super().__init__()
         self.config, self.tokenizer, self.source = config, tokenizer, source
         self.unused: tuple[str, ...] = ()  # tensors of the folder that belong to other heads
+        self.spare: dict[str, Tensor] = {}  # of these, what other heads have, by published names: for `attach`
         self.thresholds: dict[str, float] = {}  # of answers, where they were calibrated: by label, or "no_answer"
         self.scores: dict[str, float] = {}  # of train: the "mean" and "deviation" of numbers, "low" and "high" of pairs
         self.between = ""  # stands after a text from which a decoder goes on, where it learned so
@@ -155,17 +156,25 @@ def load(
             raise HeedfulError(f"{folder} holds {slots[modern_name(key)].key} and {key}, two names of one tensor")
         slots[modern_name(key)] = slot
     _check_depth(config.model, slots, values, folder)
+    every = slots
     config, slots, unused = _fit(config, slots, folder, chosen=head is not None)
     loaded = _empty(config, folder)
     family = FAMILIES[config.family]
     table = family.table(config.model, config.head)
+    for copied, name in table.copied.items():  # transformers 4 saves the first name of what it shares
+        if name not in slots and copied in slots:
+            slots[name] = slots[copied]
     _check_names(table, save_names(table, loaded.named()), slots, values, folder)
     assign(loaded, _load_tensors(table, slots, dtype, folder), place)
     loaded.tokenizer = _load_tokenizer(folder, config.family, config.model)
+    if isinstance(config.head, SentenceEmbedding):
+        sentences.check_case(folder, loaded.tokenizer)
     loaded.thresholds, loaded.scores, loaded.between = (_fact(folder, name) for name in FACTS)
     local = os.path.isdir(name) or shipped(str(name))
     loaded.source = str(name) if local else f"{name}@{folder.name}"
     loaded.unused = unused
+    if unused:
+        loaded.spare = _spare(config, every, unused, folder, dtype)
     stacks = [stack for stack in (config.model.encoder, config.model.decoder) if stack is not None]
     if dtype == torch.float16 and any(stack.norm == "rms" and stack.score_scale == 1.0 for stack in stacks):
         told = "the published models of this kind overflow in float16: load it in bfloat16 or float32"
@@ -173,7 +182,8 @@ def load(
     if unused and head is None and not isinstance(config.head, SentenceEmbedding):
         warnings.warn(
             f"{folder}: {len(unused)} tensors belong to other heads than the one that config.json names and were not "
-            f'loaded: {", ".join(unused[:4])}; load(..., head="...") takes one of {", ".join(family.kinds())}',
+            f'loaded: {", ".join(unused[:4])}; load(..., head="...") takes one of {", ".join(family.kinds())}, and '
+            "attach, by which fine-tuning begins, takes what its head has of them",
             HeedfulWarning,
             stacklevel=2,
         )
@@ -259,6 +269,18 @@ def _others(config: Config, folder: Path) -> Iterator[Table]:
         keys = Keys(config.origin, str(folder / "config.json"))
         model = entry.part(family.read(keys))
         yield family.table(model, entry.read(keys, model))
+
+
+def _spare(
+    config: Config, slots: Mapping[str, Slot], unused: Sequence[str], folder: Path, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """What heads that were not asked for have in this folder; parts of a body that they need beside it are left out."""
+    family = FAMILIES[config.family]
+    bare = not any(name.startswith(family.prefix) for name in slots)
+    known = {family.inner_name(name, bare): slot for name, slot in slots.items()}
+    named = {row for each in _others(config, folder) for row in each.rows if row.ours.startswith("head.")}
+    heads = Table(rows=tuple(named))
+    return read_tensors({name: known[name] for name in unused if claims(heads, name)}, dtype)
 
 
 def _has_pooler(config: Config, slots: Mapping[str, Slot]) -> bool:

@@ -132,6 +132,11 @@ def _top(made: Loaded, count: int) -> list[nn.Module]:
     blocks = list(stack.blocks) if stack is not None else []
     if not 0 <= count <= len(blocks):
         raise HeedfulError(f"redraw is {count}, but this model has {len(blocks)} blocks: give how many, from 0")
+    if count and stack is not None and len(blocks) < stack.config.layers:
+        raise HeedfulError(
+            f"redraw is {count}, but the {stack.config.layers} layers of this model share {len(blocks)} of weights, so "
+            "that lower ones would be drawn anew too: leave it out"
+        )
     return blocks[len(blocks) - count :]
 
 
@@ -140,9 +145,16 @@ def _shared(loaded: Loaded, made: Loaded) -> dict[str, Tensor]:
     old, new = (FAMILIES[each.config.family].table(each.config.model, each.config.head) for each in (loaded, made))
     known, wanted = _published(old, loaded.named(), HEAD), _published(new, made.named(), HEAD)
     names = {name for name in known.keys() & wanted.keys() if known[name].shape == wanted[name].shape}
+    spare = {name for name in loaded.spare.keys() - known.keys() & wanted.keys() if _fits(loaded.spare, wanted, name)}
     if _answers(loaded.config.head) != _answers(made.config.head):
         names -= _published(old, loaded.named(), OUT).keys()
-    return load_names(new, {name: known[name] for name in names})
+    spare -= _published(new, made.named(), OUT).keys()  # what the last layer of a head that was not read answers
+    spared = {name: loaded.spare[name] for name in spare}
+    return load_names(new, {name: known[name] for name in names} | spared)
+
+
+def _fits(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], name: str) -> bool:
+    return given[name].shape == wanted[name].shape
 
 
 def _answers(head: Head | None) -> tuple[object, ...]:

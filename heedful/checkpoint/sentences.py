@@ -9,6 +9,7 @@ from typing import Any
 from heedful.checkpoint.files import read_json, read_value
 from heedful.errors import HeedfulError
 from heedful.model.config import Pooling, SentenceEmbedding
+from heedful.tokenizer import Tokenizer
 
 MODULES = "modules.json"
 
@@ -60,6 +61,17 @@ def _pooling(path: Path) -> tuple[Pooling, ...]:
     if not isinstance(given, list) or not given or not all(str(name) in _POOLINGS for name in given):
         raise HeedfulError(f"{path}: the pooling is {given}; expected some of {', '.join(sorted(_POOLINGS))}")
     return tuple(_POOLINGS[name] for name in given)
+
+
+def check_case(folder: Path, tokenizer: Tokenizer | None) -> None:
+    """Refuse texts that sentence-transformers would lower-case first where the tokenizer keeps their case."""
+    path = folder / "sentence_bert_config.json"
+    if tokenizer is None or not path.exists() or not read_json(path).get("do_lower_case"):
+        return
+    if tokenizer.encode("Aa").ids != tokenizer.encode("aa").ids:
+        raise HeedfulError(
+            f"{path} says do_lower_case, but the tokenizer tells Aa from aa: give lower-cased texts and set it to false"
+        )
 
 
 def _max_length(folder: Path) -> int | None:

@@ -17,7 +17,9 @@ def read(keys: Keys) -> ModelConfig:
     keys.only("inner_group_num", 1, why="several blocks in a group are not built")
     for name, value in (("net_structure_type", 0), ("gap_size", 0), ("num_memory_blocks", 0), ("down_scale_factor", 1)):
         keys.only(name, value, why=MEMORY)
-    model = bert.read(keys, default_dropout=0.0, attention_out_dropout=keys.number("hidden_dropout_prob", 0.0))
+    model = bert.read(
+        keys, default_dropout=0.0, relative=False, attention_out_dropout=keys.number("hidden_dropout_prob", 0.0)
+    )
     assert model.encoder is not None
     blocks = keys.integer("num_hidden_groups", 1, most=model.encoder.layers)
     return replace(

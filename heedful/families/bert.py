@@ -33,7 +33,8 @@ NAMES = {  # our word -> their key
     "std": "initializer_range",
     "padding": "pad_token_id",
 }
-POSITIONS = {"absolute": "absolute", "relative_key": "relative_key"}  # of relative_key_query: both, not built
+ABSOLUTE = {"absolute": "absolute"}
+POSITIONS = {**ABSOLUTE, "relative_key": "relative_key"}  # of relative_key_query: both, not built
 IRRELEVANT = frozenset(
     {
         "classifier_dropout",  # of no matter without a classifier
@@ -53,9 +54,14 @@ def read(
     offset: int = 0,
     default_dropout: float = 0.1,
     attention_out_dropout: float | None = None,
+    relative: bool = True,
 ) -> ModelConfig:
-    """Their config.json, by their keys; keys that `names` lacks stand for what this family does not have."""
-    kind = keys.choice("position_embedding_type", POSITIONS, "absolute")
+    """Their config.json, by their keys; keys that `names` lacks stand for what this family does not have.
+
+    Relative positions stand in the place of absolute ones, whose table is there and never added (transformers 4).
+    """
+    kind = keys.choice("position_embedding_type", POSITIONS if relative else ABSOLUTE, "absolute")
+    shaw = Shaw(reach=keys.integer(names["positions"]) - 1, values=False) if kind == "relative_key" else None
     width, heads = keys.integer(names["width"]), keys.integer(names["heads"])
     keys.divides(names["heads"], heads, names["width"], width)
     vocabulary, dropout = keys.integer(names["vocabulary"]), keys.number(names["dropout"], default_dropout)
@@ -66,7 +72,7 @@ def read(
         embedding=EmbeddingConfig(
             vocabulary=vocabulary,
             width=width,
-            positions=Learned(count=positions, offset=offset, padding=padding if offset else None),
+            positions=None if shaw else Learned(count=positions, offset=offset, padding=padding if offset else None),
             types=keys.integer(names["types"]) if "types" in names else 0,
             padding=padding,
             norm="layer",
@@ -84,7 +90,7 @@ def read(
             dropout=dropout,
             attention_out_dropout=attention_out_dropout,
             attention_dropout=keys.number(names["attention_dropout"], default_dropout),
-            relation=Shaw(reach=positions - 1, values=False) if kind == "relative_key" else None,
+            relation=shaw,
         ),
         initialisation=Normal(std=keys.number(names["std"], 0.02)),
     )
@@ -93,7 +99,11 @@ def read(
 def write(model: ModelConfig, names: Mapping[str, str] = NAMES) -> dict[str, Any]:
     """The same as their config.json."""
     embedding, encoder, positions = model.embedding, model.encoder, model.embedding.positions
-    assert encoder is not None and isinstance(positions, Learned)
+    assert encoder is not None
+    count = encoder.relation.reach + 1 if isinstance(encoder.relation, Shaw) else 0
+    if not count:
+        assert isinstance(positions, Learned)
+        count = positions.count
     ours = {
         "vocabulary": embedding.vocabulary,
         "width": encoder.width,
@@ -103,7 +113,7 @@ def write(model: ModelConfig, names: Mapping[str, str] = NAMES) -> dict[str, Any
         "activation": activation_name(encoder.activation),
         "dropout": encoder.dropout,
         "attention_dropout": encoder.attention_dropout,
-        "positions": positions.count,
+        "positions": count,
         "types": embedding.types,
         "eps": encoder.norm_eps,
         "std": getattr(model.initialisation, "std", 0.02),
@@ -136,7 +146,10 @@ def body(model: ModelConfig, prefix: str) -> Table:
                 else []
             ),
         ),
-        ignored=frozenset({f"{prefix}embeddings.position_ids", f"{prefix}embeddings.token_type_ids"}),
+        ignored=frozenset(
+            f"{prefix}embeddings.{name}"
+            for name in ("position_ids", "token_type_ids", *(["position_embeddings"] if relative else []))
+        ),
     )
 
 

@@ -43,7 +43,7 @@ _FIRST = (("pre_classifier", "head.first.dense"), ("classifier", "head.out"))
 
 FAMILY = Family(
     prefix="distilbert.",
-    read=partial(bert.read, names=NAMES, attention_out_dropout=0.0),
+    read=partial(bert.read, names=NAMES, attention_out_dropout=0.0, relative=False),
     write=partial(bert.write, names=NAMES),
     irrelevant=frozenset({"sinusoidal_pos_embds", "tie_weights_", "qa_dropout", "seq_classif_dropout"}),
     body=lambda model: Table(

@@ -176,7 +176,7 @@ IRRELEVANT = frozenset(
     encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values begin_suppress_tokens
     suppress_tokens exponential_decay_length_penalty finetuning_task num_labels _num_labels label2id id2label
     problem_type is_encoder_decoder language model_max_length directionality tie_word_embeddings
-    cross_attention_hidden_size
+    cross_attention_hidden_size _attn_implementation_autoset sentence_transformers
     """.split()  # noqa: SIM905
 )
 
@@ -187,7 +187,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # key -> the values that ca
     "auto_map": ((None, {}), _CODE),
     "custom_pipelines": ((None, {}), _CODE),
     "trust_remote_code": ((None, False), _CODE),
-    "_attn_implementation_internal": ((None,), _CODE),
+    "_attn_implementation_internal": ((None, "eager", "sdpa", "flash_attention_2"), _CODE),
     "_experts_implementation_internal": ((None,), _CODE),
     "quantization_config": ((None,), "write the weights out unquantised first"),
     "pruned_heads": ((None, {}), "write the weights out at full size first"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any
@@ -255,6 +256,11 @@ def weights(samples: Sequence[Sample]) -> Float[Tensor, " samples"]:
 def wide(scores: Tensor) -> Tensor:
     """Scores in float32 at least: losses are never of half precision."""
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+
+def exact(scores: Tensor) -> AbstractContextManager[None]:
+    """Where products in a loss are of the precision of their factors, whatever the model's are computed in."""
+    return torch.autocast(scores.device.type, enabled=False)
 
 
 def weighted(losses: Float[Tensor, " targets"], weights: Float[Tensor, " targets"]) -> Loss:

@@ -13,6 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from heedful.objectives.base import exact, wide
+
 Rows = Float[Tensor, "rows width"]
 
 
@@ -104,8 +106,9 @@ def alike(student: Rows, teacher: Float[Tensor, "rows other"], together: int) ->
     """
     found = []
     for mine, theirs in zip(student.split(together), teacher.split(together), strict=True):
-        a, b = F.normalize(mine, dim=-1), F.normalize(theirs, dim=-1)
-        found.append((a @ a.T - b @ b.T).square().sum(-1) / max(1, len(a) - 1))
+        a, b = F.normalize(wide(mine), dim=-1), F.normalize(wide(theirs), dim=-1)
+        with exact(a):
+            found.append((a @ a.T - b @ b.T).square().sum(-1) / max(1, len(a) - 1))
     return torch.cat(found)
 
 
@@ -115,7 +118,8 @@ def related(x: Rows, y: Rows, heads: int) -> Float[Tensor, "heads rows rows"]:
     The heads need not be those of the model: they are regrouped (Wang et al. 2021, section 3.2).
     """
     a, b = (each.unflatten(-1, (heads, -1)) for each in (x, y))
-    scores: Tensor = torch.einsum("ihd,jhd->hij", a, b) / a.shape[-1] ** 0.5
+    with exact(a):
+        scores: Tensor = torch.einsum("ihd,jhd->hij", a, b) / a.shape[-1] ** 0.5
     return scores
 
 

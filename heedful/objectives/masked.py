@@ -189,7 +189,8 @@ def _spans(
             break
         if owner[place] >= 0:
             continue
-        words = min(MOST, 1 + int(log1p(-sizes[place]) / log(1 - SHORTER)))
+        share = sizes[place] * (1 - (1 - SHORTER) ** MOST)  # of lengths up to MOST, as the published code draws them
+        words = min(MOST, 1 + int(log1p(-share) / log(1 - SHORTER)))
         at = int(np.searchsorted(places, place))
         stop = min(int(stops[min(at + words, len(places)) - 1]), place + left)
         inside = np.arange(place, stop)

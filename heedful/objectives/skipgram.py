@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from heedful.checkpoint import Loaded
 from heedful.data.order import mixed
 from heedful.errors import HeedfulError
-from heedful.objectives.base import Batch, Loss, Objective, Sample, pack, wide
+from heedful.objectives.base import Batch, Loss, Objective, Sample, exact, pack, wide
 from heedful.objectives.draw import below, uniform
 
 NOISE = 1  # what a key is mixed with for the words that are not there
@@ -124,7 +124,8 @@ def pair_losses(
     v: Float[Tensor, "pairs width"], u: Float[Tensor, "pairs targets width"]
 ) -> Float[Tensor, "pairs targets"]:
     """-log sigmoid(u v) of the first target of each pair, and -log sigmoid(-u v) of the others."""
-    scores = torch.einsum("pd,ptd->pt", v, u)
+    with exact(v):
+        scores = torch.einsum("pd,ptd->pt", v, u)
     signs = torch.ones_like(scores)
     signs[:, 1:] = -1.0
     return -F.logsigmoid(signs * scores)

@@ -73,7 +73,8 @@ def dry_run(
     folder = Path(out)
     plan = prepare(task, data, model=model, recipe=recipe, assignments=assignments, skip_bad_rows=skip_bad_rows)
     refuse_other(folder)
-    settings = replace(plan.settings, start=replace(plan.settings.start, steps=0))
+    train = replace(plan.settings.train, shard=1)  # one process looks: parts are as fast, and take less memory each
+    settings = replace(plan.settings, start=replace(plan.settings.start, steps=0), train=train)
     base = start(settings.start, plan.source, settings.train.seed, settings.max_length, lambda text: None)
     made, loaded = make_task(settings, plan.source, plan.survey, base)
     learned = made.read(plan.source.examples("train"))
@@ -87,6 +88,8 @@ def dry_run(
         assert trainer.total is not None
         seconds = learned.tokens * trainer.total / trainer.order.steps / speed
     weights, several = 4 * loaded.count(), settings.seeds > 1
+    best = settings.fit.keep == "best" and "dev" in plan.survey.splits
+    more = weights * (best + STATE * settings.fit.behind)  # weights of the best step, and what is written meanwhile
     models = settings.seeds + several + (not settings.start.model)
     return Estimate(
         examples=learned.examples,
@@ -97,7 +100,7 @@ def dry_run(
         steps=trainer.total,
         seconds=seconds,
         tokens_per_second=speed,
-        memory=memory(),
+        memory=memory() + more,
         disk=weights * (models + STATE * (settings.seeds * settings.fit.checkpoints + 1)),
         free=shutil.disk_usage(_existing(folder)).free,
         notes=(*plan.notes, plan.why, *notes(learned), *_on_gpu(trainer.device)),

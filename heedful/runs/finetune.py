@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import statistics
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from heedful.checkpoint import RUN_MODEL, Loaded, config_of, load, save
 from heedful.checkpoint.hub import name_and_revision
 from heedful.data import DataSettings, LeaveOut, MultiLabelled, Source, Stop, source_of
 from heedful.device import idle, precision
-from heedful.durable import whole
+from heedful.durable import put, whole
 from heedful.errors import HeedfulError
 from heedful.native import unused
 from heedful.objectives import Objective, Sample
@@ -41,9 +40,12 @@ from heedful.runs.plots import draw
 from heedful.runs.results import JOURNAL, RESULTS, read_results
 from heedful.runs.scoring import calibrate, measure
 from heedful.runs.settings import (
+    EmbedSettings,
     ExtractSettings,
     FinetuneSettings,
     MultipleSettings,
+    RegressSettings,
+    StartSettings,
     Wishes,
     WordSettings,
     defaults,
@@ -145,6 +147,14 @@ def prepare(
         start = replace(start, model=os.path.normpath(start.model))  # one folder, however it is written
     if start.writer is not None and start.model:
         raise HeedfulError(f"{start.model} was named, but what is to learn to write starts from random weights")
+    if start.model and start.classic is None and start.writer is None:
+        usual = {each.name: each.default for each in fields(StartSettings)}
+        for name in ("layers", "width", "vocabulary", "steps"):
+            if getattr(start, name) != usual[name]:
+                raise HeedfulError(
+                    f"start.{name} is of an encoder that is trained on the spot, but {start.model} has a size of its "
+                    "own: leave it out, or set start.model= to train one"
+                )
     width = config_of(start.model, revision=start.revision or None).model.width if start.model else 0
     if start.classic is None and start.words != WordSettings():
         raise HeedfulError("start.words is of classic models: say which with start.classic.kind=bag, or leave it out")
@@ -161,6 +171,7 @@ def prepare(
     whole_groups(settings.train, together)
     settings = replace(settings, train=decided(settings.train))
     need_dev(settings, found, lacking)
+    unused_settings(settings, found)
     empty = [f"{lacking}, so all are train"] if lacking else []
     empty += [f"{split} has no examples and is left out" for split in found.counts if split not in found.splits]
     bad = [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
@@ -181,6 +192,29 @@ def need_dev(settings: Any, found: Survey, lacking: str) -> None:
             + ("; give a dev file, or " if lacking else ", or ")
             + ("task.threshold=zero" if isinstance(settings.task, ExtractSettings) else "task.thresholds=half")
         )
+
+
+def unused_settings(settings: FinetuneSettings, found: Survey) -> None:
+    """Refuse what was asked for and would change nothing."""
+    task, train = settings.task, settings.train
+    usual = EmbedSettings()
+    paired = task if isinstance(task, EmbedSettings) and found.low is not None else usual
+    classic = settings.start.classic is not None and not settings.start.model
+    scored, dev = isinstance(task, EmbedSettings | RegressSettings), "dev" in found.splits
+    if scored and "dev" in found.alike and (settings.fit.keep == "best" or settings.fit.patience):
+        raise HeedfulError(
+            "all scores of dev are the same, so that nothing correlates with them and no step is the best: give other "
+            "rows, or set fit.keep=last and no fit.patience"
+        )
+    for name, asked, why in (
+        ("fit.patience", settings.fit.patience and not dev, "it counts evaluations on dev, and there is none"),
+        ("train.recompute", train.recompute and classic, "a classic model has no blocks to compute again"),
+        ("train.compile", train.compile and classic, "a classic model has no blocks to compile"),
+        ("task.negatives", paired.negatives != usual.negatives, "pairs with scores have no negatives"),
+        ("task.scale", paired.scale != usual.scale, "pairs with scores learn their cosine itself"),
+    ):
+        if asked:
+            raise HeedfulError(f"{name} would change nothing: {why}; leave it out")
 
 
 def _calibrates(settings: Any, found: Survey) -> bool:
@@ -237,8 +271,10 @@ class Run:
         kept = self.folder / START
         if settings.model:
             return start(settings, self.source, seed, longest, self.watch.said)
-        if not kept.exists() and self.ranks.first:
-            save(start(settings, self.source, seed, longest, self.watch.said), kept)
+        if not kept.exists():  # every rank makes it: others would not wait for as long as that may take
+            made = start(settings, self.source, seed, longest, self.watch.said)
+            if self.ranks.first:
+                save(made, kept)
         self.ranks.wait()
         base = load(kept)
         base.source = "a small encoder, trained on the spot" if settings.classic is None else "a classic model"
@@ -327,8 +363,8 @@ class Run:
             folder, best = max(done, key=lambda each: float(each[1]["splits"]["dev"]["numbers"][main]))
         if folder != self.folder:
             for name in (JOURNAL, *(f"predictions-{split}.jsonl" for split in self.measured)):
-                with whole(self.folder / name) as part:
-                    shutil.copyfile(folder / name, part)
+                with whole(self.folder / name) as part, (folder / name).open("rb") as file:
+                    put(part, iter(partial(file.read, 1 << 20), b""))
             save(load(folder / RUN_MODEL), self.folder / RUN_MODEL, overwrite=True)
         loaded, about = load(self.folder / RUN_MODEL), environment()
         results = {

@@ -85,6 +85,7 @@ class Survey:
     impossible: bool  # some question of some split has no answer
     mean: float = 0.0  # of its scores
     deviation: float = 1.0
+    alike: tuple[str, ...] = ()  # splits all of whose scores are the same, so that nothing correlates with them
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -95,7 +96,7 @@ class Survey:
 def survey(source: Source[Any], splits: Sequence[str]) -> Survey:
     """Read splits once."""
     labels: Counter[str] = Counter()
-    scores: list[float] = []  # the lowest and the highest
+    ranges: dict[str, tuple[float, float]] = {}  # the lowest and the highest score of each split
     seen, mean, squares = 0, 0.0, 0.0  # of them all; squares of the distances to the mean (Welford 1962)
     impossible = False
     counts = dict.fromkeys(splits, 0)
@@ -103,6 +104,9 @@ def survey(source: Source[Any], splits: Sequence[str]) -> Survey:
         for example in source.examples(split):
             counts[split] += 1
             impossible |= isinstance(example, Question) and not example.answers
+            if (score := getattr(example, "score", None)) is not None:
+                lowest, highest = ranges.get(split, (score, score))
+                ranges[split] = min(lowest, score), max(highest, score)
             if split != splits[0]:
                 continue
             match example:
@@ -111,21 +115,23 @@ def survey(source: Source[Any], splits: Sequence[str]) -> Survey:
                 case MultiLabelled(labels=several):
                     labels.update(several)
                 case Scored(score=float(score)) | Pair(score=float(score)):
-                    scores = [min([score, *scores]), max([score, *scores])]
                     seen, away = seen + 1, score - mean
                     mean += away / seen
                     squares += away * (score - mean)
     if not counts[splits[0]] and not (source.made_dev and counts.get("dev")):
         raise HeedfulError(f"{splits[0]} has no examples: nothing can be learned or measured")
-    low, high = scores or (None, None)
+    low, high = ranges.get(splits[0], (None, None))
     deviation = sqrt(squares / seen) if squares else 1.0
     found = Survey(counts=counts, labels=labels, low=low, high=high, impossible=impossible)
-    return replace(found, mean=mean, deviation=deviation)
+    alike = tuple(split for split, (lowest, highest) in ranges.items() if lowest == highest)
+    return replace(found, mean=mean, deviation=deviation, alike=alike)
 
 
 def undivided(source: Source[Any], found: Survey) -> str:
     """Why no dev split can be made of train, whose examples would all be on one side; "": it can, or one was given."""
     train, dev = (found.counts.get(split, 0) for split in ("train", "dev"))
+    if source.made_dev and train and dev and "dev" in found.alike:
+        return f"no dev split can be made: all scores of its {dev:,} examples would be the same"
     if not source.made_dev or (train and dev):
         return ""
     what = {Question: "contexts", Choices: "prompts"}.get(source.kind, "texts")

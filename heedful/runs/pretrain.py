@@ -163,6 +163,11 @@ class Run:
         foresee_model(settings, started)
         teacher = _loaded(settings.objective.teacher) if isinstance(settings.objective, TaughtSettings) else None
         tokenizer = self._tokenizer(started)
+        if started is not None and started.tokenizer is None:
+            if tokenizer.size > (known := started.config.model.embedding.vocabulary):
+                told = f"the tokenizer has {tokenizer.size} tokens, but {started.source} knows {known}"
+                raise HeedfulError(f"{told}: it is another model's")
+            started.tokenizer = tokenizer.limited(max(settings.lengths))
         foresee_tokens(settings, tokenizer)
         corpus = self._corpus(tokenizer)
         return Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=started, teacher=teacher)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from heedful.checkpoint import Loaded
-from heedful.durable import whole
+from heedful.durable import put, whole
 from heedful.infer.engine import Engine
 from heedful.tasks.base import Answer
 from heedful.tasks.classify import ClassifyMany
@@ -101,10 +101,12 @@ class Book:
                     if rank > 1:
                         self._wrong[number], self._badness[number] = True, rank
                 order = np.lexsort((-np.array(self._badness), -np.array(self._wrong)))
-                with whole(self.path) as part, part.open("xb") as out:
-                    for number in order.tolist():
-                        self._file.seek(self._places[number])
-                        out.write(self._judged(number, self._file.readline()))
+                with whole(self.path) as part:
+                    put(part, map(self._at, order.tolist()))
+
+    def _at(self, number: int) -> bytes:
+        self._file.seek(self._places[number])
+        return self._judged(number, self._file.readline())
 
     def _judged(self, number: int, line: bytes) -> bytes:
         """The line; with its rank, where there are ranks."""

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from heedful.data import Example, Pair
 from heedful.errors import HeedfulError
 from heedful.objectives import Batch, Sample
-from heedful.objectives.base import pack, weights
+from heedful.objectives.base import exact, pack, weights, wide
 from heedful.tasks.base import Answer, Answerer, Setting, Window, read_text
 from heedful.tasks.metrics import Result, Retrieval
 from heedful.tasks.regress import correlated, correlation
@@ -103,7 +103,7 @@ class Embed(Task):
         return Batch(packed=pack(samples), targets=targets, weights=weights(samples))
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
-        vectors = F.normalize(scores, dim=-1)
+        vectors = F.normalize(wide(scores), dim=-1)
         a, b = vectors[0::2], vectors[1::2]
         if self.scored:
             return ((a * b).sum(-1) - batch.targets.to(a)).square()
@@ -114,7 +114,9 @@ class Embed(Task):
         """The losses of one group, whose second texts have these numbers, equal ones the same."""
         own = torch.arange(len(x), device=x.device)
         twins = (texts[:, None] == texts) & (own[:, None] != own)
-        return F.cross_entropy((self.scale * x @ y.T).masked_fill(twins, -torch.inf), own, reduction="none")
+        with exact(x):  # cosines times the scale would be rounded to eighths
+            likeness = self.scale * x @ y.T
+        return F.cross_entropy(likeness.masked_fill(twins, -torch.inf), own, reduction="none")
 
     def measure(self) -> Measure:
         return correlation() if self.scored else Measure(metrics={"pairs": Retrieval()})

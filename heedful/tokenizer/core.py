@@ -20,7 +20,7 @@ from heedful.durable import put, whole
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.packed import Packed
 from heedful.tokenizer import files
-from heedful.tokenizer.build import TYPICAL
+from heedful.tokenizer.build import END_OF_TEXT, TYPICAL
 from heedful.tokenizer.encoded import (
     Encoded,
     Item,
@@ -363,7 +363,11 @@ def _special(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> Special:
             contents.append(state["model"].get("unk_token"))
             number = state["model"].get("unk_id")
             contents.extend([tokenizer.name(number)] if number is not None else [])
-        contents.extend(token for token in TYPICAL[keys[0]] if token in added and not outside.get(role))
+        typical = (
+            *TYPICAL[keys[0]],
+            *([END_OF_TEXT] if role in outside else []),
+        )  # GPT-2 names none
+        contents.extend(token for token in typical if token in added and not outside.get(role))
         ids = [tokenizer.id(token) for token in contents if token is not None]
         ids += around[role] if outside.get(role) else []
         found[role] = next((number for number in ids if number is not None), None)

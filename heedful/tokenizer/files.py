@@ -164,7 +164,11 @@ def _add_named(backend: tokenizers.Tokenizer, config: dict[str, Any], folder: Pa
     path = folder / "tokenizer_config.json"
     with guarded(f"{path}: its added tokens cannot be used", "correct added_tokens_decoder"):
         listed = sorted((int(number), entry) for number, entry in (config.get("added_tokens_decoder") or {}).items())
+        there = {token.content for token in backend.get_added_tokens_decoder().values()}
         for number, entry in listed:
+            bare = entry.keys() == {"content"} and entry["content"] in there
+            if bare and backend.token_to_id(entry["content"]) == number:
+                continue  # added_tokens.json, of before transformers 4.34, knows no flags; tokenizer.json does
             backend.add_tokens([_added(entry, special=bool(entry.get("special")))])
             if backend.token_to_id(entry["content"]) != number:
                 raise HeedfulError(

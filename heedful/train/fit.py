@@ -144,7 +144,8 @@ class _Run:
         if not self._patient():
             return "patience"
         if self.trainer.done >= 1 and not self._must_look():
-            return "done"
+            stopping = self.trainer.ranks.numbers(self.trainer.stopping)  # it may have come after the last step
+            return "asked" if any(asked for (asked,) in stopping) else "done"
         if self.trainer.step != self.saved:
             self._save()
         return "asked"

@@ -54,7 +54,7 @@ def factor(schedule: Schedule, progress: int | float, total: int | float) -> flo
         case Google():
             return max(0.0, 1.0 - progress / total)
         case Noam():
-            return math.sqrt(max(1.0, warmup) / progress) if progress else 1.0
+            return math.sqrt(max(1.0, warmup) / max(1.0, warmup, progress))
 
 
 # -- rates ------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from torch import Tensor
 import heedful
 from heedful.checkpoint import Config, Loaded, create, load, save
 from heedful.checkpoint.attach import attach, rescaled
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES
 from heedful.model.config import Classes, EmbeddingConfig, Learned, ModelConfig, SentenceEmbedding, StackConfig
 from tests.tiny import LABELS, TINY, our_outputs, packed, save_tiny, sequences, their_outputs
@@ -390,3 +390,40 @@ def test_the_limit_is_the_least_of_all(start: Start) -> None:
         ).limit
         == 7
     )
+
+
+def test_what_other_heads_have_in_a_folder_is_taken(tmp_path: Path) -> None:
+    """The published BERT says that it is a masked language model, and has its pooler and what follows beside it."""
+    save_tiny(tmp_path, "bert", "BertForPreTraining")
+    config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["BertForMaskedLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = load_file(tmp_path / "model.safetensors")
+    with pytest.warns(HeedfulWarning, match="takes what its head has of them"):
+        loaded = load(tmp_path)
+    assert set(loaded.spare) == {
+        f"{name}.{part}" for name in ("bert.pooler.dense", "cls.seq_relationship") for part in ("weight", "bias")
+    }
+    classes = attach(loaded, "classes", labels=("x", "y")).named()
+    assert torch.equal(classes["head.first.dense.weight"], theirs["bert.pooler.dense.weight"])
+    pretraining = attach(loaded, "pretraining").named()
+    assert torch.equal(pretraining["head.next.first.dense.weight"], theirs["bert.pooler.dense.weight"])
+    assert torch.equal(pretraining["head.next.out.weight"], theirs["cls.seq_relationship.weight"])
+    expected = transformers.BertForSequenceClassification.from_pretrained(tmp_path, num_labels=2)
+    assert torch.equal(expected.bert.pooler.dense.weight, classes["head.first.dense.weight"])
+
+
+def test_the_last_layer_of_a_head_that_was_not_read_is_not_taken(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "bert", "BertForSequenceClassification")
+    config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["BertModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.warns(HeedfulWarning, match="belong to other heads"):
+        loaded = load(tmp_path)
+    classes = attach(loaded, "classes", labels=("x", "y", "z")).named()
+    theirs = load_file(tmp_path / "model.safetensors")
+    assert not torch.equal(classes["head.out.weight"], theirs["classifier.weight"]), "its labels may be others"
+
+
+def test_shared_layers_are_not_drawn_anew(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "albert", "AlbertModel")
+    with pytest.raises(HeedfulError, match="layers of this model share"):
+        attach(load(tmp_path), "classes", labels=("x", "y"), redraw=1)

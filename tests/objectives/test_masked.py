@@ -18,7 +18,7 @@ import heedful
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample
 from heedful.objectives.base import ratios
-from heedful.objectives.masked import MOST, Masked, MaskedPairs
+from heedful.objectives.masked import MOST, Masked, MaskedPairs, _spans
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from tests.learning import same_gradients
 from tests.tiny import Exact, save_tiny
@@ -192,3 +192,12 @@ def test_terms_are_means_over_the_whole_step(tmp_path: Path) -> None:
     found = objective.measure(ours, objective.batch(samples, [1, 2]))
     assert set(found) == {"masked_loss", "masked_accuracy", "next_loss", "next_accuracy"}
     assert found["next_accuracy"][1] == 3
+
+
+def test_lengths_of_spans_are_those_of_the_published_code(words: Tokenizer) -> None:
+    """Geometric, of lengths up to 10 alone (Joshi et al. 2020, section 3.1): 3.8 on average."""
+    free, starts = np.ones(400_000, dtype=bool), np.ones(400_000, dtype=bool)
+    draws = np.random.default_rng(1).random((2, 400_000))
+    _, begins = _spans(starts, draws[0], draws[1], free, 20_000)
+    lengths = np.unique(begins, return_counts=True)[1]
+    assert abs(lengths.mean() - 3.797) < 0.15 and abs((lengths >= 10).mean() - 0.03) < 0.02

@@ -749,3 +749,51 @@ def test_a_run_starts_from_another_run_of_another_task(tmp_path: Path, bare: Pat
     done = tune("tag", data("tag", tmp_path / "tags"), tmp_path / "two", model=tmp_path / "one")
     assert done.results["base"] == str(tmp_path / "one")
     assert theirs(tmp_path / "two" / "model")[0].config.id2label[1] == "B-LOC"
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "message"),
+    [
+        ("classify", {"start.layers": 6}, "start.layers is of an encoder that is trained on the spot, but"),
+        ("classify", {"start.steps": 5}, "start.steps is of an encoder"),
+        (
+            "classify",
+            {"data.dev": 0, "fit.patience": 2},
+            "fit.patience would change nothing: it counts",
+        ),
+        ("classify", {"start.classic.kind": "bag", "train.recompute": "true"}, "train.recompute would change nothing"),
+    ],
+)
+def test_settings_that_would_change_nothing_are_refused(
+    task: str, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    rows = [{"text": f"word {n}", "label": "ab"[n % 2]} for n in range(40)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(HeedfulError, match=message):
+        module.prepare(task, tmp_path / "a.jsonl", assignments=[f"{name}={value}" for name, value in settings.items()])
+
+
+def test_a_dev_of_one_score_chooses_nothing(tmp_path: Path) -> None:
+    rows = [{"text": f"word {n}", "score": n} for n in range(40)]
+    for name, some in (("train", rows), ("dev", rows[:1])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    with pytest.raises(HeedfulError, match="all scores of dev are the same"):
+        module.prepare("regress", tmp_path)
+    assert module.prepare("regress", tmp_path, assignments=["fit.keep=last"]).settings.fit.keep == "last"
+    alone = module.prepare("regress", tmp_path / "train.jsonl", assignments=["data.dev=0.001", "data.seed=3"])
+    assert "dev" not in alone.survey.splits or "dev" not in alone.survey.alike
+
+
+def test_a_signal_after_the_last_step_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other seed begins; the same command goes on with it."""
+    rows = [{"text": f"word {n}", "label": "ab"[n % 2]} for n in range(40)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    class Late(Watch):
+        def step(self, step: Any, trainer: Any) -> None:
+            trainer.stopping = trainer.done >= 1
+
+    settings = {"start.model": "", "seeds": 2, "train.length.count": 1}
+    done = tune("classify", tmp_path / "a.jsonl", tmp_path / "run", settings, watch=Late())
+    assert done.why == "asked" and not list((tmp_path / "run").glob("seed-*/seed.json"))
+    assert tune("classify", tmp_path / "a.jsonl", tmp_path / "run", settings).why == "done"

@@ -400,8 +400,12 @@ def test_t10_a_signal_before_an_evaluation_leaves_it_out(tmp_path: Path, whole: 
     assert left(tmp_path) == left(whole[0].folder)
 
 
-def test_t10_a_signal_at_the_very_end_changes_nothing(tmp_path: Path) -> None:
-    assert Run(tmp_path, scores=None).fit(Told(stop=12)).why == "done"
+def test_t10_a_signal_at_the_very_end_is_heard(tmp_path: Path) -> None:
+    """What would come next, another seed or an evaluation, does not begin; all of the run is there."""
+    run = Run(tmp_path, scores=None)
+    assert run.fit(Told(stop=12)).why == "asked"
+    again = Run(tmp_path, scores=None)
+    assert again.fit().why == "done" and again.trainer.step == run.trainer.step == 12
 
 
 def test_t10_a_signal_before_the_first_step(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:

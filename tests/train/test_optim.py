@@ -530,3 +530,8 @@ def test_a_name_of_unknown_depth(name: str) -> None:
     with pytest.raises(HeedfulError, match=re.escape(f"the depth of {name} is not known")):
         layer_rates(["embedding.tokens.weight", name], HALVED)
     assert layer_rates([name], AdamW(rate=0.1)) == {name: 0.1}
+
+
+def test_noam_over_seconds_never_exceeds_its_rate() -> None:
+    """A warm-up below a second is none, and the rate falls after the first one."""
+    assert max(factor(Noam(warmup=0.1), seconds / 100, 6.0) for seconds in range(601)) == 1.0
