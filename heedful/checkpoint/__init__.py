@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from heedful.checkpoint import hub, sentences
+from heedful.checkpoint.belonging import check_depth, check_names
 from heedful.checkpoint.files import WEIGHTS, Slot, find_tensors, read_json, read_tensors, whole_folder
 from heedful.device import device_of
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
@@ -155,7 +154,7 @@ def load(
         if modern_name(key) in slots:
             raise HeedfulError(f"{folder} holds {slots[modern_name(key)].key} and {key}, two names of one tensor")
         slots[modern_name(key)] = slot
-    _check_depth(config.model, slots, values, folder)
+    check_depth(config.model, slots, values, folder)
     every = slots
     config, slots, unused = _fit(config, slots, folder, chosen=head is not None)
     loaded = _empty(config, folder)
@@ -164,7 +163,7 @@ def load(
     for copied, name in table.copied.items():  # transformers 4 saves the first name of what it shares
         if name not in slots and copied in slots:
             slots[name] = slots[copied]
-    _check_names(table, save_names(table, loaded.named()), slots, values, folder)
+    check_names(table, save_names(table, loaded.named()), slots, values, folder)
     assign(loaded, _load_tensors(table, slots, dtype, folder), place)
     loaded.tokenizer = _load_tokenizer(folder, config.family, config.model)
     if isinstance(config.head, SentenceEmbedding):
@@ -294,18 +293,6 @@ def _claimed(table: Table, slots: Mapping[str, Slot]) -> set[str]:
     return {name for name in slots if claims(table, name)}
 
 
-def _check_depth(model: ModelConfig, slots: Mapping[str, Slot], values: Mapping[str, Any], folder: Path) -> None:
-    """Before anything is built: no more layers than tensors, and no more tensors than layers can have."""
-    layers = sum(stack.blocks or stack.layers for stack in (model.encoder, model.decoder) if stack is not None)
-    few = layers > len(slots)
-    if few or len(slots) > 64 * (layers + 4):
-        raise HeedfulError(
-            f"{folder}: config.json asks for {layers} layers{_see(values, {layers})}, but the weights hold "
-            f"{'only ' if few else ''}{len(slots)} tensors: {', '.join(list(slots)[:4]) or 'none'}"
-            f"{', ...' * (len(slots) > 4)}"
-        )
-
-
 def _empty(config: Config, folder: Path) -> Loaded:
     """The model without memory for its parameters."""
     try:
@@ -313,47 +300,6 @@ def _empty(config: Config, folder: Path) -> Loaded:
             return Loaded(config)
     except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise HeedfulError(f"{folder / 'config.json'} describes a model that cannot be built: {error}") from error
-
-
-def _check_names(
-    table: Table, expected: Mapping[str, Tensor], slots: Mapping[str, Slot], values: Mapping[str, Any], folder: Path
-) -> None:
-    """Names and shapes in the headers equal what config.json implies, before anything is allocated."""
-    wrong = []
-    for name, tensor in expected.items():
-        if name in slots and slots[name].shape != tuple(tensor.shape):
-            sizes = {size for size, held in zip_longest(tensor.shape, slots[name].shape) if size != held}
-            wrong.append(
-                f"{name} has the shape {list(slots[name].shape)}, but config.json implies {list(tensor.shape)}"
-                f"{_see(values, sizes)}"
-            )
-    for what, names in (
-        ("missing", [name for name in expected if name not in slots and name not in table.copied]),
-        ("not expected", [name for name in slots if _beyond(name, expected, table)]),
-    ):
-        if names:
-            wrong.append(f"{what}: {', '.join(names[:6])}" + (f" and {len(names) - 6} more" if names[6:] else ""))
-    asked, held = _depth(expected), _depth(slots)
-    if wrong and asked != held:
-        wrong.insert(0, f"config.json asks for {asked} layers{_see(values, {asked})}, but the weights have {held}")
-    if wrong:
-        raise HeedfulError(f"{folder}: config.json and the weights do not belong together. " + "; ".join(wrong[:6]))
-
-
-def _depth(names: Iterable[str]) -> int:
-    return 1 + max((int(number) for name in names for number in re.findall(r"\.(\d+)\.", name)), default=-1)
-
-
-def _see(values: Mapping[str, Any], sizes: set[int | None]) -> str:
-    """The fields of config.json that say such a size."""
-    said = {key: len(value) if isinstance(value, dict) else value for key, value in values.items()}
-    fields = [key for key, value in said.items() if type(value) is int and value in sizes]
-    return f" (see {', '.join(fields)})" if fields else ""
-
-
-def _beyond(name: str, expected: Mapping[str, Tensor], table: Table) -> bool:
-    """Not part of this model: unknown, a layer too many, a bias where there is none."""
-    return not (name in expected or name in table.tied or table.skips(name))
 
 
 def _load_tensors(table: Table, slots: Mapping[str, Slot], dtype: torch.dtype, folder: Path) -> dict[str, Tensor]:
