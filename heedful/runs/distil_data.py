@@ -81,8 +81,8 @@ def read_unlabelled(
 ) -> Unlabelled:
     """What files and folders hold: plain texts, rows of which labels are passed over, or data of the task.
 
-    Columns that were named for the labelled data are read where a file has them; where it has none of them, they are
-    found by their usual names. Single texts of pairs that are `measured` on are left out before they become pairs.
+    Columns that were named for the labelled data are read where a file has all of them; elsewhere they are found by
+    their usual names. Single texts of pairs that are `measured` on are left out before they become pairs.
     """
     given: list[Any] = []
     bad = 0

@@ -363,10 +363,8 @@ def _special(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> Special:
             contents.append(state["model"].get("unk_token"))
             number = state["model"].get("unk_id")
             contents.extend([tokenizer.name(number)] if number is not None else [])
-        typical = (
-            *TYPICAL[keys[0]],
-            *([END_OF_TEXT] if role in outside else []),
-        )  # GPT-2 names none
+        ends = [END_OF_TEXT] if role in outside else []  # GPT-2's published folders name none
+        typical = (*TYPICAL[keys[0]], *ends)
         contents.extend(token for token in typical if token in added and not outside.get(role))
         ids = [tokenizer.id(token) for token in contents if token is not None]
         ids += around[role] if outside.get(role) else []

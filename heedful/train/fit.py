@@ -141,11 +141,11 @@ class _Run:
             raise
         except _LeftError:
             pass
-        if not self._patient():
-            return "patience"
-        if self.trainer.done >= 1 and not self._must_look():
+        if not self._patient() or (self.trainer.done >= 1 and not self._must_look()):
             stopping = self.trainer.ranks.numbers(self.trainer.stopping)  # it may have come after the last step
-            return "asked" if any(asked for (asked,) in stopping) else "done"
+            if any(asked for (asked,) in stopping):
+                return "asked"
+            return "done" if self._patient() else "patience"
         if self.trainer.step != self.saved:
             self._save()
         return "asked"

@@ -408,6 +408,19 @@ def test_t10_a_signal_at_the_very_end_is_heard(tmp_path: Path) -> None:
     assert again.fit().why == "done" and again.trainer.step == run.trainer.step == 12
 
 
+def test_t10_a_signal_where_patience_ends_is_heard(tmp_path: Path) -> None:
+    scores = iter([0.3, 0.2])
+    run = Run(tmp_path, lambda trainer: Scored(main=next(scores), numbers={}))
+
+    class Late(Told):
+        def scored(self, step: int, scored: Scored, best: bool) -> None:
+            run.trainer.stopping = not best
+
+    assert run.fit(Late(), patience=1).why == "asked"
+    again = Run(tmp_path, lambda trainer: Scored(main=1.0, numbers={}))
+    assert again.fit(patience=1).why == "patience" and again.trainer.step == run.trainer.step
+
+
 def test_t10_a_signal_before_the_first_step(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
     run = Run(tmp_path)
     run.trainer.stopping = True
