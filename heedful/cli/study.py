@@ -36,6 +36,9 @@ def study(
     if toy is not None:
         if name is not None:
             raise HeedfulError(f"--toy writes files, and {name} is a study: give one of them")
+        given = {"--seeds": seeds, "--out": out, "--quick": quick, "--full": full, "--data": data}
+        if idle := [option for option, value in given.items() if value]:
+            raise HeedfulError(f"{idle[0]} is of studies, and --toy writes files to its folder: give one of them")
         return _write_toy(toy, train, as_json)
     if train is not None:
         raise HeedfulError("--train is of the toy world's files: give --toy FOLDER too")

@@ -1,16 +1,23 @@
-"""Static word vectors from a file: the text formats of GloVe (Pennington et al. 2014) and word2vec."""
+"""Static word vectors from a file: the text of GloVe (Pennington et al. 2014) and word2vec, and word2vec's own form."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import lzma
+import zlib
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
+from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float32
 
 from heedful.errors import HeedfulError
-from heedful.tokenizer.training import lines
+from heedful.tokenizer.training import OPENERS, lines
+
+LONGEST_WORD = 10_000  # bytes
+Row = Callable[[], Float32[np.ndarray, " width"]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -21,16 +28,43 @@ class WordVectors:
     rows: Float32[np.ndarray, "words width"]
 
 
-def read_vectors(path: str | Path, *, wanted: Collection[str] = (), others: int | None = None) -> WordVectors:
-    """Read a word and its numbers from each line, all divided by spaces; .gz, .xz and .bz2 too.
+def read_vectors(
+    path: str | Path,
+    *,
+    wanted: Collection[str] = (),
+    others: int | None = None,
+    form: Callable[[str], str | None] = lambda written: written,
+) -> WordVectors:
+    """Read a word and its numbers from each line, all divided by spaces, or what word2vec itself writes, from a name
+    with .bin; .gz, .xz and .bz2 too.
 
     A first line of two whole numbers, how many words and how wide, is word2vec's. Of words that are not wanted only the
-    first so many are kept (None: all), so that memory does not grow with the file. Of a word that stands there twice
-    the first line counts.
+    first so many are kept (None: all), so that memory does not grow with the file. `form` makes of a word what is
+    wanted, in lower case, say; None: nothing. Of a word that stands there twice the first one counts, or the first one
+    that is written in that form.
     """
+    path, asked, kept = Path(path), frozenset(wanted), 0
     found: dict[str, np.ndarray] = {}
-    width, kept, asked, said, number = 0, 0, frozenset(wanted), None, 0
-    for number, line in enumerate(lines([Path(path)]), 1):
+    exact: set[str] = set()
+    for written, row in _binary(path) if ".bin" in path.suffixes else _text(path, asked):
+        word = form(written)
+        if word is None or word in exact or (word in found and word != written):
+            continue
+        if word not in found:
+            if word not in asked and others is not None and kept >= others:
+                continue
+            kept += word not in asked
+        found[word] = row()
+        if word == written:
+            exact.add(word)
+    if not found:
+        raise HeedfulError(f"{path} has no vector of a word that is wanted: is it of another language, or in capitals?")
+    return WordVectors(words=tuple(found), rows=np.stack(list(found.values())))
+
+
+def _text(path: Path, asked: frozenset[str]) -> Iterator[tuple[str, Row]]:
+    width, said, number = 0, None, 0
+    for number, line in enumerate(lines([path]), 1):
         parts = line.rstrip(" ").split(" ")
         if number == 1 and len(parts) == 2 and all(part.isdecimal() for part in parts):
             said, width = int(parts[0]), int(parts[1])
@@ -42,18 +76,39 @@ def read_vectors(path: str | Path, *, wanted: Collection[str] = (), others: int 
         if width < 1 or not word:
             form = f"a word and {width or 'its'} numbers"
             raise HeedfulError(f"{path}, line {number} has {len(parts)} parts; expected {form}")
-        if word in found or (word not in asked and others is not None and kept >= others):
-            continue
-        found[word] = _numbers(parts[len(parts) - width :], path, number)
-        kept += word not in asked
+        yield word, partial(_numbers, parts[len(parts) - width :], f"{path}, line {number}")
     if said is not None and number - 1 != said:
         raise HeedfulError(
             f"{path}: its first line says {said:,} words, and {number - 1:,} lines follow: it is cut off or damaged; "
             "mend that line if it is meant so"
         )
-    if not found:
-        raise HeedfulError(f"{path} has no vector of a word that is wanted: is it of another language, or in capitals?")
-    return WordVectors(words=tuple(found), rows=np.stack(list(found.values())))
+
+
+def _binary(path: Path) -> Iterator[tuple[str, Row]]:
+    """How many words and how wide on a line; then each word, a space, its numbers in 4 bytes each, or a line's end."""
+    number = 0
+    try:
+        with OPENERS.get(path.suffix, open)(path, "rb") as opened:
+            file = BufferedReader(opened)
+            head = file.readline(64).split()
+            if len(head) != 2 or not all(part.isdigit() for part in head) or not int(head[1]):
+                raise HeedfulError(
+                    f"{path} does not begin with how many words it has and how wide they are, as word2vec's own files "
+                    "do: give a text file a name without .bin"
+                )
+            count, width = int(head[0]), int(head[1])
+            for number in range(1, count + 1):
+                word = bytearray()
+                while len(word) < LONGEST_WORD and (one := file.read(1)) not in (b" ", b""):
+                    word += one
+                row = file.read(4 * width)
+                if len(row) < 4 * width:
+                    raise HeedfulError(f"{path} says {count:,} words and ends within number {number:,}: it is cut off")
+                yield word.lstrip(b"\n").decode(), partial(_numbers, row, f"{path}, word {number}")
+    except UnicodeDecodeError as error:
+        raise HeedfulError(f"{path}, word {number} is not UTF-8 ({error.reason}): save the words as UTF-8") from None
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise HeedfulError(f"{path} cannot be read after word {number}: {error}; check the file") from error
 
 
 def _is_number(part: str) -> bool:
@@ -64,12 +119,12 @@ def _is_number(part: str) -> bool:
     return True
 
 
-def _numbers(parts: list[str], path: str | Path, number: int) -> Float32[np.ndarray, " width"]:
+def _numbers(parts: list[str] | bytes, where: str) -> Float32[np.ndarray, " width"]:
     try:
         with np.errstate(over="ignore"):  # told below
-            row = np.array(parts, dtype=np.float32)
+            row = np.frombuffer(parts, "<f4") if isinstance(parts, bytes) else np.array(parts, dtype=np.float32)
     except ValueError as error:
-        raise HeedfulError(f"{path}, line {number}: {error}; expected a word and {len(parts)} numbers") from None
+        raise HeedfulError(f"{where}: {error}; expected a word and {len(parts)} numbers") from None
     if not np.isfinite(row).all():
-        raise HeedfulError(f"{path}, line {number} holds NaN or infinite numbers: the file is damaged")
+        raise HeedfulError(f"{where} holds NaN or infinite numbers: the file is damaged")
     return row

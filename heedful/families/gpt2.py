@@ -26,6 +26,7 @@ def read(keys: Keys) -> ModelConfig:
     keys.only("scale_attn_weights", True, why=why)
     keys.only("scale_attn_by_inverse_layer_idx", False, why=why)
     width, heads = keys.integer("n_embd"), keys.integer("n_head")
+    layers = keys.integer("n_layer", most=1024)
     keys.divides("n_head", heads, "n_embd", width)
     return ModelConfig(
         embedding=EmbeddingConfig(
@@ -36,7 +37,7 @@ def read(keys: Keys) -> ModelConfig:
         ),
         decoder=StackConfig(
             width=width,
-            layers=keys.integer("n_layer", most=1024),
+            layers=layers,
             heads=heads,
             head_width=width // heads,
             inner_width=keys.integer("n_inner", None) or 4 * width,
@@ -48,7 +49,7 @@ def read(keys: Keys) -> ModelConfig:
             dropout=keys.number("resid_pdrop", 0.1),
             attention_dropout=keys.number("attn_pdrop", 0.1),
         ),
-        initialisation=Normal(std=keys.number("initializer_range", 0.02)),
+        initialisation=Normal(std=keys.number("initializer_range", 0.02), outputs=(2 * layers) ** -0.5),
     )
 
 

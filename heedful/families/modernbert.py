@@ -60,7 +60,11 @@ def read(keys: Keys) -> ModelConfig:
             attention_dropout=attention_dropout,
             inner_dropout=keys.number("mlp_dropout", 0.0),
         ),
-        initialisation=TruncatedNormal(std=keys.number("initializer_range", 0.02)),
+        initialisation=TruncatedNormal(
+            std=keys.number("initializer_range", 0.02),
+            cut=keys.number("initializer_cutoff_factor", 2.0, least=0.5, most=100.0),
+            outputs=(2 * layers) ** -0.5,
+        ),
     )
 
 
@@ -119,6 +123,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "attention_dropout": encoder.attention_dropout,
         "mlp_dropout": encoder.inner_dropout,
         "initializer_range": getattr(model.initialisation, "std", 0.02),
+        "initializer_cutoff_factor": getattr(model.initialisation, "cut", 2.0),
     }
 
 
@@ -186,7 +191,7 @@ FAMILY = Family(
     write=write,
     irrelevant=frozenset(
         {
-            *("max_position_embeddings", "initializer_cutoff_factor", "deterministic_flash_attn", "sparse_prediction"),
+            *("max_position_embeddings", "deterministic_flash_attn", "sparse_prediction"),
             *("sparse_pred_ignore_index", "reference_compile", "repad_logits_with_grad", "position_embedding_type"),
             *("classifier_pooling", "classifier_dropout", "classifier_bias", "classifier_activation", "decoder_bias"),
             *("gradient_checkpointing", "layer_norm_eps"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from heedful.families.table import Portrait
 
-TABLE_14 = "Lan et al. 2020, table 14, single models, dev (RACE: test)"
+SQUAD_RACE = "Lan et al. 2020, results on SQuAD and RACE, single models, dev (RACE: test)"
 README = "README of DistilBERT in transformers' research projects"
 
 PORTRAITS = (
@@ -16,7 +16,7 @@ PORTRAITS = (
         paper="Devlin et al. 2019",
         best="bert-large-uncased",
         results="SQuAD 1.1 F1 90.9, SQuAD 2.0 F1 81.8, RACE 72.0",
-        source=TABLE_14,
+        source=SQUAD_RACE,
         records=("forward-minilm", "finetune"),
     ),
     Portrait(
@@ -27,7 +27,7 @@ PORTRAITS = (
         paper="Liu et al. 2019",
         best="roberta-large",
         results="SQuAD 1.1 F1 94.6, SQuAD 2.0 F1 89.4, RACE 83.2",
-        source=TABLE_14,
+        source=SQUAD_RACE,
     ),
     Portrait(
         name="DistilBERT",
@@ -47,7 +47,7 @@ PORTRAITS = (
         paper="Yang et al. 2019",
         best="xlnet-large-cased",
         results="SQuAD 1.1 F1 94.5, SQuAD 2.0 F1 88.8, RACE 81.8",
-        source=TABLE_14,
+        source=SQUAD_RACE,
     ),
     Portrait(
         name="ALBERT",
@@ -57,7 +57,7 @@ PORTRAITS = (
         paper="Lan et al. 2020",
         best="albert-xxlarge-v2",
         results="SQuAD 1.1 F1 94.8, SQuAD 2.0 F1 90.2, RACE 86.5",
-        source=f"{TABLE_14}: 1.5M steps",
+        source=f"{SQUAD_RACE}: 1.5M steps",
         records=("forward-albert",),
     ),
     Portrait(

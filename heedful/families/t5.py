@@ -9,7 +9,7 @@ from typing import Any
 
 from heedful.families import entries
 from heedful.families.table import JOIN, Family, HeadEntry, Keys, Row, Table, rows
-from heedful.model.config import Buckets, EmbeddingConfig, ModelConfig, NextToken, Normal, StackConfig
+from heedful.model.config import Buckets, EmbeddingConfig, FanIn, ModelConfig, NextToken, StackConfig
 
 MLPS = {  # their word -> activation, gated
     "relu": ("relu", False),
@@ -58,7 +58,7 @@ def read(keys: Keys) -> ModelConfig:
             layers=keys.integer("num_decoder_layers", None, most=1024) or layers, causal=True, cross=True, **side
         ),
         start=keys.integer("decoder_start_token_id", padding, least=0, most=vocabulary - 1),
-        initialisation=Normal(std=0.02 * keys.number("initializer_factor", 1.0, most=100.0)),
+        initialisation=FanIn(factor=keys.number("initializer_factor", 1.0, most=100.0)),
     )
 
 
@@ -79,7 +79,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "relative_attention_max_distance": encoder.relation.reach,
         "layer_norm_epsilon": encoder.norm_eps,
         "dropout_rate": encoder.dropout,
-        "initializer_factor": getattr(model.initialisation, "std", 0.02) / 0.02,
+        "initializer_factor": getattr(model.initialisation, "factor", 1.0),
     } | (
         {}
         if model.decoder is None

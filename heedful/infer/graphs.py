@@ -91,8 +91,8 @@ class Graphs:
         """Why a batch has to be computed in the usual way, or nothing."""
         if self.device.type != "cuda":
             return "graphs are CUDA's"
-        if self.model.encoder and self.model.decoder:
-            return "the model has an encoder and a decoder"
+        if type(self.model) is not Transformer or (self.model.encoder and self.model.decoder):
+            return "only one stack of layers is recorded"
         if self.model.training or torch.is_grad_enabled():
             return "what is recorded has no gradients and no dropout"
         if torch.is_autocast_enabled("cuda"):

@@ -87,10 +87,10 @@ class BothWays(nn.Module):
     Rows go through it time by time, those of all sequences that are long enough at once: nothing is filled up.
     """
 
-    def __init__(self, config: Recurrent, width: int) -> None:
+    def __init__(self, config: Recurrent, width: int, *, dropout: float = 0.0) -> None:
         super().__init__()
         cell = nn.LSTM if config.cell == "lstm" else nn.GRU
-        self.cells = cell(width, config.width, config.layers, bidirectional=True)
+        self.cells = cell(width, config.width, config.layers, bidirectional=True, dropout=dropout)
         self.width = 2 * config.width
 
     def forward(self, x: Rows, bounds: Bounds) -> Float[Tensor, "rows both_widths"]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from heedful.errors import HeedfulError
-from heedful.model.config import ModelConfig, Normal, TruncatedNormal, Xavier
+from heedful.model.config import Initialisation, ModelConfig, Xavier
 
 
 def _least(config: object, **least: int) -> None:
@@ -206,7 +206,7 @@ class Writer:
     layers: int = 1
     look: Everywhere | Hard | Monotonic | Predictive | None = Everywhere()
     feed: bool = True
-    dropout: float = 0.0  # between layers, and of what is written from
+    dropout: float = 0.0  # of words, between the layers of both nets, and of what is written from
 
     def __post_init__(self) -> None:
         _least(self, width=2, layers=1)
@@ -222,7 +222,7 @@ class ClassicConfig(ModelConfig):
 
     reader: Bag | Attention | Structured | Hierarchical | Writer = Bag()
     frozen: bool = False  # embedding and encoder stay as they are, and nothing is dropped out in them
-    initialisation: TruncatedNormal | Normal | Xavier = Xavier()  # noqa: RUF009  # frozen
+    initialisation: Initialisation = Xavier()  # noqa: RUF009  # frozen
 
     def __post_init__(self) -> None:
         if self.decoder is not None:

@@ -172,6 +172,8 @@ class TruncatedNormal:
 
     kind: Literal["truncated_normal"] = "truncated_normal"
     std: float = 0.02
+    cut: float = 2.0  # in standard deviations
+    outputs: float = 1.0  # times std, for the matrices that end a residual branch (Radford et al. 2019, section 2.3)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,6 +182,16 @@ class Normal:
 
     kind: Literal["normal"] = "normal"
     std: float = 0.02
+    outputs: float = 1.0  # as above
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FanIn:
+    """T5's: normal with factor * (fan in)^-0.5; queries times (head width)^-0.5 besides, since its scores are not
+    scaled; embeddings with factor, biases of distances with factor * width^-0.5 (Raffel et al. 2020, as released)."""
+
+    kind: Literal["fan_in"] = "fan_in"
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,6 +199,9 @@ class Xavier:
     """Uniform with variance 2 / (fan in + fan out) (Glorot and Bengio 2010); embeddings normal with width^-0.5."""
 
     kind: Literal["xavier"] = "xavier"
+
+
+Initialisation = TruncatedNormal | Normal | FanIn | Xavier
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,7 +213,7 @@ class ModelConfig:
     decoder: StackConfig | None = None
     decoder_embedding: EmbeddingConfig | None = None
     start: int | None = None  # the token with which the decoder begins
-    initialisation: TruncatedNormal | Normal | Xavier = TruncatedNormal()
+    initialisation: Initialisation = TruncatedNormal()
 
     @property
     def reads(self) -> bool:

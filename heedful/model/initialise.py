@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from heedful.model.config import Normal, TruncatedNormal, Xavier
-from heedful.model.stack import Attention, CrossAttention
+from heedful.model.config import FanIn, Initialisation, Normal, TruncatedNormal, Xavier
+from heedful.model.stack import Attention, CrossAttention, Stack
 from heedful.nn.layers import Mlp
+from heedful.nn.positions import BucketRelation
 
 
 class _Undrawn(TorchFunctionMode):
@@ -33,52 +34,60 @@ def undrawn() -> Iterator[None]:
 
 
 @torch.no_grad()
-def initialise(
-    module: nn.Module, scheme: TruncatedNormal | Normal | Xavier, generator: torch.Generator | None = None
-) -> None:
+def initialise(module: nn.Module, scheme: Initialisation, generator: torch.Generator | None = None) -> None:
     """Draw every weight below the module afresh: biases 0, norms 1 and 0, padding rows 0, the rest by the scheme."""
     drawn: set[torch.Tensor] = set()
-    stacked = {each: count for part in module.modules() for each, count in _stacked(part)}
+    special = {each: factors for part in module.modules() for each, factors in _special(part, scheme)}
     # embeddings first: an output that is tied to one is not drawn again, and its padding row stays 0
     for part in sorted(module.modules(), key=lambda part: not isinstance(part, nn.Embedding)):
         if isinstance(part, nn.Linear | nn.Embedding) and part.weight not in drawn:
-            for matrix in part.weight.chunk(stacked.get(part, 1)):
-                _draw(matrix, scheme, isinstance(part, nn.Embedding), generator)
+            factors = special.get(part, (1.0,))
+            for matrix, factor in zip(part.weight.chunk(len(factors)), factors, strict=True):
+                _draw(matrix, scheme, isinstance(part, nn.Embedding), factor, generator)
             drawn.add(part.weight)
         if isinstance(part, nn.Linear | nn.LayerNorm) and part.bias is not None:
             part.bias.zero_()
         if isinstance(part, nn.LayerNorm | nn.RMSNorm):
             part.weight.fill_(1.0)
         if not isinstance(part, nn.Linear | nn.Embedding | nn.LayerNorm | nn.RMSNorm):
-            for loose in part.parameters(recurse=False):
-                _draw(loose.view(-1, loose.shape[-1]), scheme, True, generator)
+            for name, loose in part.named_parameters(recurse=False):
+                if name.startswith("bias"):  # of recurrent nets
+                    loose.zero_()
+                    continue
+                _draw(loose.view(-1, loose.shape[-1]), scheme, True, 1.0, generator)
         if isinstance(part, nn.Embedding) and part.padding_idx is not None:
             part.weight[part.padding_idx].zero_()
 
 
-def _stacked(part: nn.Module) -> list[tuple[nn.Module, int]]:
-    """Linear layers that are several below each other, each drawn by its own fan-out."""
+def _special(part: nn.Module, scheme: Initialisation) -> list[tuple[nn.Module, Sequence[float]]]:
+    """Layers that are several matrices below each other, each drawn by its own fan-out, or with a factor of its own."""
+    ends = (getattr(scheme, "outputs", 1.0),)
+    unscaled = isinstance(scheme, FanIn)
     match part:
         case Attention():
-            return [(part.qkv, 3)]
+            return [(part.qkv, (part.head_width**-0.5 if unscaled else 1.0, 1.0, 1.0)), (part.out, ends)]
         case CrossAttention():
-            return [(part.kv, 2)]
-        case Mlp(gated=True):
-            return [(part.up, 2)]
+            query = (part.q.out_features // part.heads) ** -0.5 if unscaled else 1.0
+            return [(part.q, (query,)), (part.kv, (1.0, 1.0)), (part.out, ends)]
+        case Mlp():
+            return [(part.up, (1.0, 1.0) if part.gated else (1.0,)), (part.down, ends)]
+        case Stack() if unscaled:
+            width = part.config.width**-0.5
+            return [(each.table, (width,)) for each in part.relations if isinstance(each, BucketRelation)]
     return []
 
 
 def _draw(
-    weight: torch.Tensor,
-    scheme: TruncatedNormal | Normal | Xavier,
-    embedding: bool,
-    generator: torch.Generator | None,
+    weight: torch.Tensor, scheme: Initialisation, embedding: bool, factor: float, generator: torch.Generator | None
 ) -> None:
     match scheme:
-        case TruncatedNormal(std=std):
-            nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)
+        case TruncatedNormal(std=std, cut=cut):
+            std *= factor
+            nn.init.trunc_normal_(weight, std=std, a=-cut * std, b=cut * std, generator=generator)
         case Normal(std=std):
-            weight.normal_(0.0, std, generator=generator)
+            weight.normal_(0.0, std * factor, generator=generator)
+        case FanIn(factor=whole):
+            weight.normal_(0.0, whole * factor * (1.0 if embedding else weight.shape[1] ** -0.5), generator=generator)
         case Xavier() if embedding:
             weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
         case Xavier():

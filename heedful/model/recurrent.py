@@ -32,7 +32,7 @@ from heedful.model.classic_config import (
 from heedful.model.config import ModelConfig
 from heedful.model.embedding import Embedding
 from heedful.model.stack import Transformer, only
-from heedful.model.trace import Attended, Trace
+from heedful.model.trace import Trace
 from heedful.nn.dropout import dropout
 from heedful.nn.layout import Layout
 from heedful.nn.local import LocalPredictive, local_monotonic
@@ -186,11 +186,11 @@ class RecurrentWriter(Transformer):
         self.embedding = Embedding(config.embedding, given)
         self.encoder = self.decoder = None
         width, layers, lstm = writer.width, writer.layers, writer.cell == "lstm"
-        self.reading = BothWays(Recurrent(cell=writer.cell, width=width // 2, layers=layers), given)
+        between = writer.dropout if layers > 1 else 0.0
+        self.reading = BothWays(Recurrent(cell=writer.cell, width=width // 2, layers=layers), given, dropout=between)
         self.bridge = nn.Linear(width, layers * width * (2 if lstm else 1))
         self.feeds = writer.feed and writer.look is not None
         cell = nn.LSTM if lstm else nn.GRU
-        between = writer.dropout if layers > 1 else 0.0
         self.writing = cell(given + (given if self.feeds else 0), width, layers, dropout=between)
         self.look = None if writer.look is None else Look(writer.look, width)
         self.mix = nn.Linear(width if self.look is None else 2 * width, given)
@@ -252,8 +252,7 @@ class RecurrentWriter(Transformer):
         if trace is not None and seen is not None:
             for number, (start, stop) in enumerate(pairwise(batch.bounds)):
                 if trace.sequences is None or number in trace.sequences:
-                    weights = seen[start:stop, : cache.read.lengths[number]].detach()[None]
-                    trace.attention["cross", 0, number] = Attended(scale=1.0, weights=weights)
+                    trace.keep_weights("cross", 0, number, seen[start:stop, : cache.read.lengths[number]][None])
         cache.advance(batch.lengths)
         return rows
 

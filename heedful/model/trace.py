@@ -94,6 +94,11 @@ class Trace:
                 start, stop = spans[number]
                 self.states[part, layer, number] = x[start:stop].detach()[self._rows(stop - start)].clone()
 
+    def keep_weights(self, part: Part, layer: int, number: int, weights: Float[Tensor, "heads n m"]) -> None:
+        """Keep what was asked for of weights that were made in another way."""
+        chosen = weights.detach()[self._heads(len(weights))][:, self._rows(weights.shape[1])]
+        self.attention[part, layer, number] = Attended(scale=1.0, weights=chosen)
+
     def _numbers(self, count: int) -> Sequence[int]:
         return within("trace: sequences", self.sequences, count)
 

@@ -6,8 +6,9 @@ Where a model is named, its rows are read instead: words in context, from an enc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from heedful.objectives import Sample
 from heedful.objectives.skipgram import SkipGram
 from heedful.runs.settings import StartSettings, WordSettings
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
-from heedful.tokenizer.words import count_words, word_tokenizer
+from heedful.tokenizer.words import count_words, one_word, word_tokenizer
 from heedful.train.loop import Trainer
 from heedful.train.settings import AdamW, Steps, TrainSettings
 
@@ -32,17 +33,22 @@ ENDS = (".", "!", "?", "…", "。", "！", "？")  # tokens that end a sentence
 Said = Callable[[str], None]
 
 
-def classic_start(settings: StartSettings, texts: Sequence[str], seed: int, said: Said) -> Loaded:
-    """The classic model that training starts from, without a head."""
+def classic_start(
+    settings: StartSettings, texts: Sequence[str], seed: int, said: Said, *, every: Iterable[str] | None = None
+) -> Loaded:
+    """The classic model that training starts from, without a head.
+
+    Words are those of every text, where `texts` are some of them: subwords and skip-gram learn from these.
+    """
     assert settings.classic is not None
     if settings.model:
         return _in_context(settings, seed)
-    words = settings.words
+    words, mine, known = settings.words, list[str](), None
     if words.tokens == "subwords":
         names = TokenizerSettings(vocabulary=words.vocabulary, lower_case=words.lower_case)
-        tokenizer, known = train(texts, names), None
+        tokenizer = train(texts, names)
     else:
-        tokenizer, known = _words(words, texts)
+        tokenizer, known, mine = _words(words, texts if every is None else every)
     config = ClassicConfig(
         embedding=EmbeddingConfig(
             vocabulary=tokenizer.size,
@@ -54,7 +60,7 @@ def classic_start(settings: StartSettings, texts: Sequence[str], seed: int, said
     made = create(Config(family=FAMILY, model=config), tokenizer, seed=seed)
     said(f"a classic model of {made.count():,} parameters without its head, over {tokenizer.size:,} {words.tokens}")
     if known is not None:
-        said(put_vectors(made, known))
+        said(put_vectors(made, known, mine))
     if settings.steps:
         said(_learn(made, texts, settings.steps, seed))
     return frozen(made) if words.frozen else made
@@ -84,34 +90,38 @@ def _in_context(settings: StartSettings, seed: int) -> Loaded:
     return made.eval()
 
 
-def _words(settings: WordSettings, texts: Sequence[str]) -> tuple[Tokenizer, WordVectors | None]:
+def _words(settings: WordSettings, texts: Iterable[str]) -> tuple[Tokenizer, WordVectors | None, list[str]]:
     """The words of the texts, the most frequent first, and then those of the file, as many as there may be."""
     counted = count_words(texts, lower_case=settings.lower_case)
     most = settings.vocabulary - 1  # one stands for all others
     mine = [word for word, _ in counted.most_common(most)]
     known = None
     if settings.vectors:
-        known = read_vectors(settings.vectors, wanted=mine, others=most - len(mine))
+        form = partial(one_word, lower_case=settings.lower_case)
+        known = read_vectors(settings.vectors, wanted=mine, others=most - len(mine), form=form)
         if not set(known.words) & set(mine):
             raise HeedfulError(
                 f"{settings.vectors} has a vector for none of the {len(mine):,} words of the training texts: is it of "
-                "another language, or in capitals (words.lower_case = false)?"
+                "another language?"
             )
-        seen = set(mine)
-        mine += [word for word in known.words if word not in seen]
-    return word_tokenizer(mine, lower_case=settings.lower_case), known
+    more = [] if known is None else known.words
+    return word_tokenizer([*mine, *more], lower_case=settings.lower_case), known, mine
 
 
 @torch.no_grad()
-def put_vectors(loaded: Loaded, known: WordVectors) -> str:
-    """Give the tokens that are words of the file their vectors, and say of how many that is true."""
+def put_vectors(loaded: Loaded, known: WordVectors, mine: Sequence[str]) -> str:
+    """Give the tokens that are words of the file their vectors, and say how many words of the texts are among them."""
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
     ids = [tokenizer.id(word) for word in known.words]
     there = [number for number, id in enumerate(ids) if id is not None]
     table = loaded.model.embedding.tokens.weight
     table[torch.tensor([ids[number] for number in there])] = torch.from_numpy(known.rows[there]).to(table)
-    return f"{len(there):,} of {tokenizer.size:,} tokens have a vector from the file; the others are drawn"
+    have = len(set(mine) & set(known.words))
+    return (
+        f"{have:,} of {len(mine):,} words of the texts have a vector from the file, the others are drawn; "
+        f"{len(there) - have:,} more words of the file are known"
+    )
 
 
 def _learn(loaded: Loaded, texts: Sequence[str], steps: int, seed: int) -> str:
@@ -150,7 +160,8 @@ def _ended(reader: Readers, tokenizer: Tokenizer) -> Readers:
             f"no token ends a sentence: the vocabulary has none of {' '.join(ENDS)}; give their ids in "
             "start.classic.ends, or take another kind than hierarchical"
         )
-    return replace(reader, ends=ends)
+    after = tokenizer.special.separator  # which ends a text, and is no sentence of its own
+    return replace(reader, ends=ends if after is None else (*ends, after))
 
 
 def frozen(loaded: Loaded) -> Loaded:

@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import nlargest
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,12 @@ from heedful.runs.distil_data import KIND, learned, task_of
 from heedful.runs.distil_more import more_examples
 from heedful.runs.distil_outputs import Form, made, online
 from heedful.runs.distil_plan import TAUGHT, Planned, described, judged_anew, labelled_source, prepare, same_teacher
-from heedful.runs.distil_settings import Asked
+from heedful.runs.distil_settings import Asked, ClassicStudent, SizeStudent
 from heedful.runs.distil_students import losses_of, student_of, untaught
 from heedful.runs.distil_verdict import VERDICT, verdict
 from heedful.runs.finetune import Finished, Plan, Run
-from heedful.runs.folder import SETTINGS, START, begin, explained, read_json, refuse_other
-from heedful.runs.making import MOST_TEXTS, make_task, tokenizer_of
+from heedful.runs.folder import SETTINGS, begin, explained, read_json, refuse_other
+from heedful.runs.making import make_task, some, tokenizer_of
 from heedful.runs.results import RESULTS, read_results
 from heedful.runs.settings import whole_groups
 from heedful.tasks.task import Read, Task
@@ -150,18 +149,23 @@ class _Distillation:
             if self.ranks.first:
                 begin(folder, plan.settings, plan.source, plan.survey.counts, lambda bad: plan.source)
             self.ranks.wait()
-            return _Alone(plan, folder, self.watch, self.ranks, self.folder / START).run()
+            return _Alone(plan, folder, self.watch, self.ranks, self.student).run()
 
 
 class _Alone(Run):
     """Fine-tuning from the same start."""
 
-    def __init__(self, plan: Plan, folder: Path, watch: Watch, ranks: Ranks, kept: Path) -> None:
+    def __init__(self, plan: Plan, folder: Path, watch: Watch, ranks: Ranks, student: _Student) -> None:
         super().__init__(plan, folder, watch, ranks)
-        self.kept = kept
+        self.student = student
 
-    def _start(self) -> Loaded:
-        base = load(self.kept)
+    @property
+    def fresh(self) -> bool:
+        """As the student."""
+        return self.student.fresh
+
+    def _start(self, seed: int) -> Loaded:
+        base = load(self.student.kept(seed))
         base.source = "the student as it was before it learned"
         return base
 
@@ -192,12 +196,9 @@ class _Student(Run):
 
     def foresee(self) -> None:
         """Make the student, and refuse what these two cannot learn, before anything is written."""
-        if (self.folder / START).exists() or not self.ranks.first:
+        if self.kept(self.asked.train.seed).exists() or not self.ranks.first:
             return
-        each = [text for example in self._examples() for text in example.texts]
-        texts = list(islice(each, MOST_TEXTS))
-        seed, longest, teacher = self.asked.train.seed, self.asked.max_length, self.planned.teacher
-        made = student_of(self.asked.student, teacher, texts, longest=longest, seed=seed, said=self.watch.said)
+        made, teacher = self._make(self.asked.train.seed), self.planned.teacher
         losses_of(self.asked.loss, made, teacher)
         if untaught(self.asked.loss, made, teacher):
             raise HeedfulError(
@@ -209,13 +210,27 @@ class _Student(Run):
         self._paired(loaded, *(self._both(each, [], few)[0] for each in (task, self._taught(task))))
         self._made = made
 
-    def _start(self) -> Loaded:
+    @property
+    def fresh(self) -> bool:
+        """Whether there is nothing in it of the teacher, or of another model."""
+        return isinstance(self.asked.student, SizeStudent | ClassicStudent)
+
+    def _make(self, seed: int) -> Loaded:
+        texts = [text for example in self._examples() for text in example.texts]
+        longest, said = self.asked.max_length, self.watch.said
+        read = list(some(texts, len(texts)))
+        return student_of(self.asked.student, self.planned.teacher, read, longest=longest, seed=seed, said=said)
+
+    def _start(self, seed: int) -> Loaded:
         """The student before it learns, which is kept."""
-        kept = self.folder / START
-        if self._made is not None and self.ranks.first:
-            save(self._made, kept)
-            self._made = None
-        self.ranks.wait()
+        kept = self.kept(seed)
+        if seed == self.asked.train.seed:
+            if self._made is not None and self.ranks.first:
+                save(self._made, kept)
+                self._made = None
+            self.ranks.wait()
+        else:
+            self._keep(kept, partial(self._make, seed))
         base = load(kept)
         base.source = described(self.asked)
         return base
@@ -236,7 +251,7 @@ class _Student(Run):
         return self.planned.teacher.to(device_of(self.asked.train.device or CPU))
 
     def _task(self) -> tuple[Task, Loaded]:
-        return make_task(self.settings, self.source, self.survey, self._start(), self.plan.labels)
+        return make_task(self.settings, self.source, self.survey, self._start(self.asked.train.seed), self.plan.labels)
 
     def _learning(self, task: Task, loaded: Loaded) -> tuple[Objective, Sequence[Sample], Read]:
         losses = losses_of(self.asked.loss, loaded, self.planned.teacher)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from heedful.runs.finetune import notes, prepare
+from heedful.runs.finetune import prepare
 from heedful.runs.folder import refuse_other
-from heedful.runs.making import make_task, start
+from heedful.runs.making import make_task, notes, start
 from heedful.runs.timing import memory
 from heedful.train.loop import Minutes, Trainer
 
@@ -75,7 +75,8 @@ def dry_run(
     refuse_other(folder)
     train = replace(plan.settings.train, shard=1)  # one process looks: parts are as fast, and take less memory each
     settings = replace(plan.settings, start=replace(plan.settings.start, steps=0), train=train)
-    base = start(settings.start, plan.source, settings.train.seed, settings.max_length, lambda text: None)
+    counts, seed, longest = plan.survey.counts, settings.train.seed, settings.max_length
+    base = start(settings.start, plan.source, counts, seed, longest, lambda text: None)
     made, loaded = make_task(settings, plan.source, plan.survey, base)
     learned = made.read(plan.source.examples("train"))
     trainer = Trainer(loaded, made, learned.samples, settings.train)
@@ -90,7 +91,7 @@ def dry_run(
     weights, several = 4 * loaded.count(), settings.seeds > 1
     best = settings.fit.keep == "best" and "dev" in plan.survey.splits
     more = weights * (best + STATE * settings.fit.behind)  # weights of the best step, and what is written meanwhile
-    models = settings.seeds + several + (not settings.start.model)
+    models = settings.seeds + several + (0 if settings.start.model else settings.seeds)
     return Estimate(
         examples=learned.examples,
         samples=len(learned.samples),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -35,7 +35,7 @@ from heedful.runs.folder import (
     refuse_other,
     write,
 )
-from heedful.runs.making import Survey, make_task, of_data, refuse_dull, start, survey, undivided
+from heedful.runs.making import Survey, make_task, notes, of_data, refuse_dull, start, survey, undivided
 from heedful.runs.plots import draw
 from heedful.runs.results import JOURNAL, RESULTS, read_results
 from heedful.runs.scoring import calibrate, measure
@@ -245,11 +245,11 @@ class Run:
                 self.watch.said(sentence)
             if (self.folder / BAD_ROWS).exists():
                 self.watch.said(f"bad rows are set aside in {self.folder / BAD_ROWS}")
-            base, done = self._start(), []
-            seeds = range(self.settings.train.seed, self.settings.train.seed + self.settings.seeds)
+            first, done = self.settings.train.seed, []
+            base, seeds = self._start(first), range(first, first + self.settings.seeds)
             for seed in seeds:
                 folder = self.folder if len(seeds) == 1 else self.folder / f"seed-{seed}"
-                found = self._one(base, seed, folder)
+                found = self._one(base if seed == first or not self.fresh else None, seed, folder)
                 if found is None:
                     return Finished(folder=self.folder, why="asked", results={})
                 done.append((folder, found))
@@ -265,27 +265,41 @@ class Run:
         draw(self.folder)
         write_card(self.folder)
 
-    def _start(self) -> Loaded:
-        """The model to start from; one that was trained on the spot is kept in the run."""
-        settings, seed, longest = self.settings.start, self.settings.train.seed, self.settings.max_length
-        kept = self.folder / START
+    @property
+    def fresh(self) -> bool:
+        """Whether a seed decides what training starts from, too."""
+        return not self.settings.start.model or self.settings.start.classic is not None
+
+    def kept(self, seed: int) -> Path:
+        """Where what is made for the training with a seed is kept, before it learns."""
+        return self.folder / (START if seed == self.settings.train.seed else f"{START}-{seed}")
+
+    def _start(self, seed: int) -> Loaded:
+        """The model to start from; one that was made for this run is kept in it."""
+        settings, counts, longest = self.settings.start, self.survey.counts, self.settings.max_length
+        make = partial(start, settings, self.source, counts, seed, longest, self.watch.said)
         if settings.model:
-            return start(settings, self.source, seed, longest, self.watch.said)
-        if not kept.exists():  # every rank makes it: others would not wait for as long as that may take
-            made = start(settings, self.source, seed, longest, self.watch.said)
-            if self.ranks.first:
-                save(made, kept)
-        self.ranks.wait()
-        base = load(kept)
+            return make()
+        self._keep(self.kept(seed), make)
+        base = load(self.kept(seed))
         base.source = "a small encoder, trained on the spot" if settings.classic is None else "a classic model"
         if settings.transformer is not None:
             base.source = "a Transformer with random weights"
         return base
 
-    def _one(self, base: Loaded, seed: int, folder: Path) -> dict[str, Any] | None:
-        """Train and measure with one seed; None: a stop was asked for."""
+    def _keep(self, folder: Path, make: Callable[[], Loaded]) -> None:
+        """Every rank makes it, as others would not wait for as long as that may take; the first one saves it."""
+        if not folder.exists():
+            made = make()
+            if self.ranks.first:
+                save(made, folder)
+        self.ranks.wait()
+
+    def _one(self, base: Loaded | None, seed: int, folder: Path) -> dict[str, Any] | None:
+        """Train and measure with one seed, from a base or one of its own; None: a stop was asked for."""
         if (folder / SEED).exists():
             return read_json(folder / SEED)
+        base = base or self._start(seed)
         settings = replace(self.settings, train=replace(self.settings.train, seed=seed))
         task, loaded = make_task(settings, self.source, self.survey, base, self.plan.labels)
         for split in self.measured:
@@ -394,27 +408,6 @@ class Run:
 def _scored(task: Task, shares: list[Measure]) -> Scored:
     numbers = task.result(merge_all(shares))
     return Scored(main=float(numbers[task.main]), numbers={k: v for k, v in numbers.items() if _is_number(v)})
-
-
-def notes(learned: Read) -> list[str]:
-    """What reading the training examples cost, in sentences."""
-    found = [f"{learned.examples:,} training examples are {_samples(learned)} of {learned.tokens:,} tokens"]
-    if learned.windowed:
-        found.append(f"{learned.windowed:,} training examples are longer than the model reads and are seen in windows")
-    if learned.cut:
-        found.append(
-            f"{learned.cut:,} training examples are longer than the model reads and were cut: {learned.cut_tokens:,} "
-            "tokens are lost"
-        )
-    if learned.left_out:
-        found.append(
-            f"{learned.left_out:,} training examples were left out: no tokens match what should be learned of them"
-        )
-    return found
-
-
-def _samples(learned: Read) -> str:
-    return f"{len(learned.samples):,} sample" + ("s" if len(learned.samples) != 1 else "")
 
 
 def _is_number(value: Any) -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from math import hypot, sqrt
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -53,13 +52,15 @@ from heedful.tasks.extract import NO_ANSWER, Extract
 from heedful.tasks.regress import Regress
 from heedful.tasks.rewrite import BETWEEN, Rewrite, marks
 from heedful.tasks.tag import Tag
-from heedful.tasks.task import Task
+from heedful.tasks.task import Read, Task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.train.loop import Trainer
 from heedful.train.settings import AdamW, Steps, TrainSettings
 
+Item = TypeVar("Item")
+
 LONGEST = 256  # tokens that an encoder reads that is trained on the spot
-MOST_TEXTS = 50_000  # that it is trained on
+MOST = 50_000  # examples whose texts it is trained on, and vocabularies are made of
 NUMBER = "score"  # what a regression's one output is called
 LARGEST = 1e30  # score that is learned: weights in float32 have room for it
 FINE = 100 * 2.0**-23  # the least deviation for each unit of distance from 0: the last layer's bias is in float32
@@ -162,22 +163,30 @@ def refuse_dull(source: Source[Any], found: Survey) -> None:
 
 
 def start(
-    settings: StartSettings, source: Source[Any], seed: int, longest: int | None, said: Callable[[str], None]
+    settings: StartSettings,
+    source: Source[Any],
+    counts: Mapping[str, int],
+    seed: int,
+    longest: int | None,
+    said: Callable[[str], None],
 ) -> Loaded:
-    """The model that training starts from: what was named, or a small encoder trained on the spot."""
+    """The model that training starts from: what was named, or a small encoder trained on the spot.
+
+    `counts` says how many examples each split has, of which those of train are read, or MOST of them.
+    """
     if settings.writer is not None:
-        return writer_start(settings, list(islice(_texts(source), MOST_TEXTS)), seed, longest, said)
+        return writer_start(settings, list(_texts(source, counts)), seed, longest, said)
     if source.kind is Rewritten and settings.model in ("", ENCODER):
         raise HeedfulError(
             "no model was given, and to rewrite texts one with a decoder is needed: give --model the folder of one, or "
             "let one learn from random weights: --set start.transformer.size=small, or start.classic.kind=recurrent"
         )
     if settings.classic is not None:
-        return classic_start(settings, list(islice(_texts(source), MOST_TEXTS)), seed, said)
+        return classic_start(settings, list(_texts(source, counts)), seed, said, every=_texts(source, counts, None))
     if settings.model:
         return load(settings.model, revision=settings.revision or None)
     longest = longest or LONGEST
-    texts = list(islice(_texts(source), MOST_TEXTS))
+    texts = list(_texts(source, counts))
     tokenizer = train(texts, TokenizerSettings(vocabulary=settings.vocabulary, max_length=longest))
     bare = create(Config(family="heedful", model=_model(settings, tokenizer, longest)), tokenizer, seed=seed)
     said(
@@ -220,9 +229,21 @@ def _model(settings: StartSettings, tokenizer: Tokenizer, longest: int) -> Model
     )
 
 
-def _texts(source: Source[Any]) -> Iterator[str]:
-    for example in source.examples("train"):
+def _texts(source: Source[Any], counts: Mapping[str, int], most: int | None = MOST) -> Iterator[str]:
+    """Those of train, or of so many of its examples, as far apart as they can be: files may be sorted."""
+    for example in some(source.examples("train"), counts["train"], most):
         yield from example.texts
+
+
+def some(items: Iterable[Item], count: int, most: int | None = MOST) -> Iterator[Item]:
+    """All of so many, or as many as there may be.
+
+    >>> list(some("abcdefgh", 8, 3))
+    ['c', 'f', 'h']
+    """
+    for number, item in enumerate(items):
+        if most is None or count <= most or (number + 1) * most // count > number * most // count:
+            yield item
 
 
 def make_task(
@@ -303,6 +324,27 @@ def _made(kind: type[Task], settings: FinetuneSettings, loaded: Loaded, **more: 
             raise HeedfulError(f"max_length is {settings.max_length}, but {loaded.source} reads {made.limit} tokens")
         tokenizer = made.tokenizer = tokenizer.limited(settings.max_length)
     return kind(tokenizer=tokenizer, limit=made.limit, long=settings.long, **more), made
+
+
+def notes(learned: Read) -> list[str]:
+    """What reading the training examples cost, in sentences."""
+    found = [f"{learned.examples:,} training examples are {_samples(learned)} of {learned.tokens:,} tokens"]
+    if learned.windowed:
+        found.append(f"{learned.windowed:,} training examples are longer than the model reads and are seen in windows")
+    if learned.cut:
+        found.append(
+            f"{learned.cut:,} training examples are longer than the model reads and were cut: {learned.cut_tokens:,} "
+            "tokens are lost"
+        )
+    if learned.left_out:
+        found.append(
+            f"{learned.left_out:,} training examples were left out: no tokens match what should be learned of them"
+        )
+    return found
+
+
+def _samples(learned: Read) -> str:
+    return f"{len(learned.samples):,} sample" + ("s" if len(learned.samples) != 1 else "")
 
 
 def tokenizer_of(loaded: Loaded) -> Tokenizer:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, did_you_mean
-from heedful.model.classic_config import Attention, Bag, Hierarchical, Structured, Writer
+from heedful.model.classic_config import Attention, Bag, Hierarchical, Readers, Structured, Writer
 from heedful.settings import apply, load_mapping, overlay, to_mapping
 from heedful.shipped import ENCODER
 from heedful.train.settings import AdamW, Epochs, FitSettings, Noam, TrainSettings
@@ -136,7 +136,7 @@ class WordSettings:
     vocabulary: int = 30_000  # words of the training texts first, then of the file of vectors
     lower_case: bool = True
     width: int = WORD_WIDTH  # of their vectors, unless a file gives them
-    vectors: str = ""  # a text file of GloVe or word2vec; "": drawn, and with start.steps learned by skip-gram first
+    vectors: str = ""  # a file of GloVe or word2vec; "": drawn, and with start.steps learned by skip-gram first
     frozen: bool = False  # they stay as they are
     dropout: float = 0.0  # of the vectors, and of what a text is read as
 
@@ -235,6 +235,10 @@ class StartSettings:
                         f"start.{name} is of an encoder that is trained on the spot: {what} has sizes of its own, and "
                         f"{'start.words' if self.writer is None else 'start.pieces'} those of its vocabulary"
                     )
+        if self.classic is not None and self.redraw:
+            raise HeedfulError(
+                "start.redraw is of a model that learns on: what start.classic stands over stays as it is"
+            )
         if self.writer is not None and self.steps:
             raise HeedfulError("start.steps is of models that read: one that learns to write is not trained before")
         for name, right, expected in (
@@ -276,11 +280,22 @@ class FinetuneSettings:
             what = "start.transformer" if writer is self.start.transformer else 'start.classic.kind = "recurrent"'
             kind = "classify" if self.task.kind == "multiple" else self.task.kind
             raise HeedfulError(f"{what} writes texts, and {kind} needs none: it is for rewrite")
+        if not writes and isinstance(self.start.classic, Readers):
+            _readable(self.task.kind, self.start.classic)
         if writes and self.start.classic is not None and writer is None:
             raise HeedfulError(
                 f'start.classic.kind is "{self.start.classic.kind}", which reads texts and writes none: to rewrite, '
                 'use "recurrent", or start.transformer'
             )
+
+
+def _readable(task: str, reader: Readers) -> None:
+    """Refuse what nobody would take of a reader."""
+    if task in ("multiple", "regress") and reader.binary == "sigmoid":
+        raise HeedfulError('start.classic.binary is "sigmoid", which is of one label of two: leave it out')
+    if task in ("tag", "extract", "choose", "embed") and reader != Bag(over=reader.over):
+        what = f'start.classic.kind is "{reader.kind}", or has settings that are of classes'
+        raise HeedfulError(f'{what}: {task} takes the rows themselves; give kind = "bag", and over')
 
 
 def defaults(
@@ -310,9 +325,8 @@ def defaults(
         train=TrainSettings(length=Epochs(count=epochs), batch=batch, optimiser=AdamW(rate=rate)),
         fit=FitSettings(evaluate=1.0 if epochs > 2 else 0.5),
     )
-    encoder = "a fresh encoder" if fresh else f"a trained encoder {width} wide"
-    encoder = "a classic model" if classic else encoder
-    return settings, f"defaults for {examples:,} examples and {encoder}"
+    model = "a classic model" if classic else "a fresh encoder" if fresh else f"a trained model {width} wide"
+    return settings, f"defaults for {examples:,} examples and {model}"
 
 
 def whole_groups(train: TrainSettings, together: int) -> None:

@@ -86,7 +86,7 @@ def _real(plan: Plan, data: Path) -> Outcome:
     train, dev = (list(source.examples(split)) for split in ("train", "dev"))
     tokenizer, labels = words(each.text for each in train), source.labels
     limit = max(len(ids) for ids in tokenizer.ids([each.text for each in (*train, *dev)]))
-    bench, steps = Bench(plan), 2 * len(train) // 64
+    bench, steps = Bench(plan), max(1, 2 * len(train) // 64)
     for seed in plan.seeds:
         for arm in ARMS:
             loaded = model(arm, tokenizer, labels, seed)
@@ -95,11 +95,12 @@ def _real(plan: Plan, data: Path) -> Outcome:
             task = classify(tokenizer, labels, loaded)
             learn(loaded, task, task.read(train).samples, steps=steps, seed=seed, rate=1e-3, batch=64)
             found = accuracy(loaded, task, dev, _turned)
-            bench.note(arm, seed, all=found["all"], turned=found.get("turned", 0.0), plain=found.get("plain", 0.0))
+            bench.note(arm, seed, **found)
     count = sum(_turned(each) == "turned" for each in dev)
-    tests = {"all": len(dev), "turned": count, "plain": len(dev) - count}
+    parts = {"all": len(dev), "turned": count, "plain": len(dev) - count}
+    tests = {name: number for name, number in parts.items() if number}
     measures = tuple(bench.measure(name, tests=number) for name, number in tests.items())
-    verdicts = compared(measures[:2], PAIRS)
+    verdicts = compared([each for each in measures if each.name != "plain"], PAIRS)
     about = (
         f"{len(train):,} labelled texts, twice; accuracy on {len(dev):,} others, of which {count:,} are turned: they "
         f"have one of the words {', '.join(TURNS)}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
@@ -42,6 +43,17 @@ def count_words(texts: Iterable[str], *, lower_case: bool = True) -> Counter[str
     return counted
 
 
+def one_word(written: str, *, lower_case: bool = True) -> str | None:
+    """How a word of another vocabulary stands in texts that are read so; None: as several words, or not at all.
+
+    >>> one_word("Schön"), one_word("schön", lower_case=False), one_word("U.S.")
+    ('schon', 'schön', None)
+    """
+    parts = pre_tokenizers.BertPreTokenizer().pre_tokenize_str(_normalizer(lower_case).normalize_str(written))
+    return parts[0][0] if len(parts) == 1 else None
+
+
+@cache
 def _normalizer(lower_case: bool) -> normalizers.Normalizer:
     return normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=lower_case, lowercase=lower_case

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from heedful.data.vectors import read_vectors
@@ -50,3 +51,42 @@ def test_a_wanted_word_with_a_number_too_many_is_refused(tmp_path: Path) -> None
     with pytest.raises(HeedfulError, match="line 2 has 3 numbers; expected 2 as before"):
         read_vectors(tmp_path / "vectors.txt", wanted=["bad"])
     assert read_vectors(tmp_path / "vectors.txt").words == ("good", "bad 4")
+
+
+WORDS = {"the": [0.5, -0.01, 3], ",": [1, 2, 3], "café": [7, 8, 9]}
+
+
+def _binary(entries: dict[str, list[float]], head: str = "3 3\n", end: bytes = b"\n") -> bytes:
+    """As word2vec writes it with -binary 1: a line's end after each word's numbers; others leave that out."""
+    rows = (word.encode() + b" " + np.array(row, "<f4").tobytes() + end for word, row in entries.items())
+    return head.encode() + b"".join(rows)
+
+
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_what_word2vec_itself_writes(tmp_path: Path, end: bytes) -> None:
+    (tmp_path / "news.bin").write_bytes(_binary(WORDS, end=end))
+    (tmp_path / "news.bin.gz").write_bytes(gzip.compress(_binary(WORDS, end=end)))
+    for name in ("news.bin", "news.bin.gz"):
+        found = read_vectors(tmp_path / name)
+        assert found.words == tuple(WORDS)
+        assert np.array_equal(found.rows, np.array(list(WORDS.values()), "float32"))
+        assert read_vectors(tmp_path / name, wanted=["café"], others=0).words == ("café",)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (_binary(WORDS)[:-6], "says 3 words and ends within number 3: it is cut off"),
+        (_binary(WORDS, "4 3\n"), "says 4 words and ends within number 4"),
+        (GLOVE.encode(), "does not begin with how many words it has and how wide they are"),
+        (b"3 0\nthe \n", "does not begin with how many words"),
+        (b"1 1\n\xff\xfe \0\0\0\0", "word 1 is not UTF-8"),
+        (_binary({"the": [1, float("nan"), 2]}, "1 3\n"), "word 1 holds NaN or infinite numbers"),
+    ],
+)
+def test_a_bad_one_of_these_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "vectors.bin").write_bytes(content)
+    with pytest.raises(HeedfulError, match=message):
+        read_vectors(tmp_path / "vectors.bin")
+    with pytest.raises(HeedfulError, match="cannot be read"):
+        read_vectors(tmp_path / "none.bin")

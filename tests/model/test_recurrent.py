@@ -119,6 +119,10 @@ def test_each_is_its_formulas_packed_and_alone(name: str) -> None:
         if seen:
             weights = trace.attention["cross", 0, number].weights
             assert weights is not None and torch.allclose(weights[0], torch.stack(seen), atol=1e-12)
+            some = Trace(rows=[0, 2], sequences=[number])
+            loaded.model(Packed.of(SOURCE), Packed.of(TARGET), trace=some)
+            found = some.attention["cross", 0, number].weights
+            assert found is not None and torch.equal(found, weights[:, [row for row in (0, 2) if row < len(target)]])
     assert loaded.model(Packed.of([]), Packed.of([])).shape == (0, 6)
 
 
@@ -216,6 +220,14 @@ def test_cells_are_torchs_own_and_half_precision_runs() -> None:
         assert rows.dtype == torch.float32
         loaded.head(rows, Packed.of(TARGET)).float().sum().backward()  # type: ignore[misc]
     assert torch.allclose(rows, body(Packed.of(SOURCE), Packed.of(TARGET)))
+
+
+def test_dropout_stands_between_the_layers_of_both_nets_and_biases_begin_at_0() -> None:
+    loaded = made(Writer(width=8, layers=2, dropout=0.5))
+    body: Any = loaded.model
+    assert body.reading.cells.dropout == body.writing.dropout == 0.5
+    biases = [each for name, each in loaded.named().items() if "bias" in name]
+    assert len(biases) > 10 and not any(each.any() for each in biases)
 
 
 def test_what_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from invented import classified, data, tune
 import heedful
 from heedful.checkpoint import load
 from heedful.errors import HeedfulError
-from heedful.model.classic_config import ClassicConfig, Hierarchical
+from heedful.model.classic import sentences
+from heedful.model.classic_config import Bag, ClassicConfig, Hierarchical
+from heedful.packed import Packed
 from heedful.runs import finetune as module
 from heedful.runs.classic_making import classic_start
 from heedful.runs.settings import StartSettings, WordSettings
@@ -79,7 +82,7 @@ def test_vectors_come_from_a_file_or_from_skip_gram(tmp_path: Path) -> None:
     for word, row in (("cat", [1, 2]), ("zebra", [3, 4]), ("love", [5, 6]), ("yak", [7, 8])):
         number = made.tokenizer.id(word)
         assert number is not None and made.model.embedding.tokens.weight[number].tolist() == row
-    assert any(sentence.startswith("4 of ") for sentence in said)
+    assert "1 of 26 words of the texts have a vector from the file, the others are drawn; 3 more words" in "".join(said)
 
     by_steps = StartSettings(model="", classic=start.classic, words=WordSettings(width=8), steps=3)
     learned = classic_start(by_steps, texts, 0, said.append)
@@ -92,6 +95,77 @@ def test_vectors_come_from_a_file_or_from_skip_gram(tmp_path: Path) -> None:
     (tmp_path / "vectors.txt").write_text("zebra 3 4\n")
     with pytest.raises(HeedfulError, match=r"has a vector for none of the \d+ words of the training texts"):
         classic_start(start, texts, 0, said.append)
+
+
+def test_words_of_a_file_are_read_as_texts_are(tmp_path: Path) -> None:
+    """Trap: a file in another spelling than the texts', lower-cased and without accents, has vectors for none."""
+    (tmp_path / "vectors.txt").write_text(
+        "für 1 1\nDie 2 2\ndie 3 3\nKatze 4 4\nNew_York 5 5\nU.S. 6 6\nRöße 7 7\n", "utf-8"
+    )
+    words = WordSettings(vectors=str(tmp_path / "vectors.txt"))
+    said: list[str] = []
+    made = classic_start(
+        StartSettings(model="", classic=Bag(), words=words), ["für die Katze", "schön"], 0, said.append
+    )
+    assert made.tokenizer is not None
+    table, (ids, _) = made.model.embedding.tokens.weight.detach(), made.tokenizer.ids(["für die Katze", "rosse Röße"])
+    assert table[torch.from_numpy(ids)].tolist() == [[1, 1], [3, 3], [4, 4]], (
+        "the spelling of the texts goes before others"
+    )
+    assert said[-1].startswith("3 of 4 words of the texts have a vector from the file")
+    assert {made.tokenizer.name(number) for number in range(made.tokenizer.size)} >= {"roße", "katze"}
+    assert made.tokenizer.size == 6, "nothing that no text can reach"
+
+    cased = replace(words, lower_case=False)
+    made = classic_start(StartSettings(model="", classic=Bag(), words=cased), ["für die Katze"], 0, said.append)
+    assert said[-1].startswith("3 of 3 words")
+
+
+def test_words_are_those_of_all_texts_and_subwords_those_of_some() -> None:
+    said: list[str] = []
+    start = StartSettings(model="", classic=Bag())
+    made = classic_start(start, ["one two"], 0, said.append, every=iter(["one two", "three"]))
+    assert made.tokenizer is not None and made.tokenizer.id("three") is not None
+
+
+def test_each_seed_has_weights_of_its_own(tmp_path: Path) -> None:
+    files = data("single", tmp_path / "data")
+    more = CLASSIC | {"start.classic.over.kind": "recurrent", "start.classic.over.width": 4, "train.length.count": 1}
+    tune("classify", files, tmp_path / "two", more | {"seeds": 2, "train.seed": 1})
+    tune("classify", files, tmp_path / "alone", more | {"train.seed": 2})
+    both = [load(tmp_path / "two" / name).named() for name in ("start", "start-2")]
+    assert not any(torch.equal(each, both[1][name]) for name, each in both[0].items() if "bias" not in name)
+    second, alone = (tmp_path / name / "model/model.safetensors" for name in ("two/seed-2", "alone"))
+    assert second.read_bytes() == alone.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("task", "start", "message"),
+    [
+        ("embed", {"kind": "structured"}, 'start.classic.kind is "structured".* embed takes the rows themselves'),
+        ("tag", {"kind": "bag", "how": "sum"}, "tag takes the rows themselves"),
+        ("regress", {"kind": "bag", "binary": "sigmoid"}, 'start.classic.binary is "sigmoid", which is of one label'),
+    ],
+)
+def test_what_a_task_would_not_read_is_refused(tmp_path: Path, task: str, start: dict[str, str], message: str) -> None:
+    files = data(task, tmp_path / "data")
+    with pytest.raises(HeedfulError, match=message):
+        tune(task, files, tmp_path / "run", {f"start.classic.{name}": value for name, value in start.items()})
+
+
+def test_what_ends_a_text_is_no_sentence_of_its_own() -> None:
+    texts = ["one two three. four five!", "six seven."] * 9
+    start = StartSettings(model="", classic=Hierarchical(), words=WordSettings(tokens="subwords", vocabulary=60))
+    made = classic_start(start, texts, 0, lambda text: None)
+    assert made.tokenizer is not None and isinstance(made.config.model, ClassicConfig)
+    assert isinstance(reader := made.config.model.reader, Hierarchical)
+    batch = Packed.of([ids.tolist() for ids in made.tokenizer.ids(texts[:2])])
+    assert sentences(batch, reader.ends)[1] == (0, 2, 3)
+
+
+def test_a_classic_model_is_not_redrawn() -> None:
+    with pytest.raises(HeedfulError, match=r"start\.redraw is of a model that learns on"):
+        StartSettings(model=ENCODER, classic=Bag(), redraw=1)
 
 
 def test_over_another_model_words_are_in_context(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import random
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from folders import make, their_logits, theirs
 from invented import as_csv, as_lines, classified, data, tune
 
 from heedful.checkpoint import load
-from heedful.data import DataSettings, Scored, read
+from heedful.data import DataSettings, LeaveOut, Scored, read, source_of
 from heedful.data.cells import escape_cell
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.look.checkpoints import at_step
 from heedful.runs import finetune as module
 from heedful.runs.evaluate import evaluate
+from heedful.runs.folder import BAD_ROWS, DATA, begin, read_json
 from heedful.runs.making import make_task, survey
 from heedful.runs.scoring import best_threshold
 from heedful.runs.settings import ClassifySettings, FinetuneSettings, MultipleSettings, StartSettings
@@ -244,7 +246,7 @@ def check_tags(model: Path, words: list[str], answer: Any) -> None:
 def test_classes_weigh_by_how_rare_they_are(tmp_path: Path) -> None:
     rows = [{"text": f"the cat {number}", "label": "x" if number < 9 else "y"} for number in range(12)]
     source = read(as_csv(tmp_path / "a.csv", rows), None, DataSettings(dev=0.0))
-    loaded = module.start(StartSettings(steps=0, layers=1, width=32), source, 1, None, lambda text: None)
+    loaded = module.start(StartSettings(steps=0, layers=1, width=32), source, {"train": 9}, 1, None, lambda text: None)
 
     def weights(kind: Any) -> Any:
         task, _ = make_task(FinetuneSettings(task=kind), source, survey(source, ["train"]), loaded)
@@ -696,6 +698,22 @@ def test_bad_rows_are_set_aside_and_counted(tmp_path: Path) -> None:
         assert f"bad rows of {name}.csv that are left out: {count}" in done.results["notes"]
     assert f"bad rows are set aside in {run / 'bad-rows.jsonl'}" in told.sentences
     assert tune("classify", given, run, skip_bad_rows=True).results == done.results, "the same command again"
+
+
+def test_bad_rows_of_files_that_are_called_the_same(tmp_path: Path) -> None:
+    """They are counted apart, and a first row that is bad is no other than the rest."""
+    files = []
+    for number, name in enumerate(("a", "b"), start=1):
+        (tmp_path / name).mkdir()
+        files.append(tmp_path / name / "train.jsonl")
+        files[-1].write_text("broken\n" * number + '{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n')
+    settings = FinetuneSettings(task=ClassifySettings(), data=DataSettings(dev=0.0))
+    source = source_of("classify", files, settings.data, LeaveOut())
+    assert len(list(source.examples("train"))) == 4
+    (tmp_path / "run").mkdir()
+    begin(tmp_path / "run", settings, source, {"train": 4}, partial(source_of, "classify", files, settings.data))
+    assert read_json(tmp_path / "run" / DATA)["bad_rows"] == {"a/train.jsonl": 1, "b/train.jsonl": 2}
+    assert len(lines(tmp_path / "run" / BAD_ROWS)) == 3
 
 
 # -- labels -----------------------------------------------------------------------------------------------------

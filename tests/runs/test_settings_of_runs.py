@@ -56,7 +56,7 @@ def test_defaults_follow_from_the_size(examples: int, epochs: int, batch: int, e
     found, why = defaults("classify", examples, fresh=False)
     assert (found.train.length, found.train.batch, found.fit.evaluate) == (Epochs(count=float(epochs)), batch, evaluate)
     assert found.train.optimiser.rate == 5e-5
-    encoder = "a trained encoder 768 wide"
+    encoder = "a trained model 768 wide"
     said = f"defaults for {examples:,} examples and {encoder}: {epochs} epochs, batches of {batch}, rate 5e-05"
     assert summary(found, why) == said
     for width, rate in ((256, 2e-4), (384, 1e-4), (1024, 4e-5)):

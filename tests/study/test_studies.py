@@ -115,6 +115,8 @@ def test_masks_with_other_shares() -> None:
         ("limits --full --data nowhere", "nowhere: there is no such file or folder"),
         ("limits --seeds 0", "--seeds is 0; expected a whole number from 1"),
         ("limits --toy here", "--toy writes files, and limits is a study"),
+        ("--toy here --seeds 9", "--seeds is of studies, and --toy writes files"),
+        ("--toy here --quick", "--quick is of studies"),
         ("--train 90", "--train is of the toy world's files: give --toy FOLDER too"),
     ],
 )
@@ -122,6 +124,15 @@ def test_what_is_refused(arguments: str, told: str, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as ended:
         main(["study", *arguments.split()])
     assert ended.value.code == 2 and told in capsys.readouterr().err
+
+
+def test_a_part_without_examples_has_no_number(tmp_path: Path) -> None:
+    for split in ("train", "dev"):
+        rows = "".join(f"das ist {word} {number},{word}\n" for number in range(8) for word in ("gut", "schlecht"))
+        (tmp_path / f"{split}.csv").write_text(f"text,label\n{rows}")
+    plan = Plan(seeds=(1,), scale="full", data=tmp_path, said=lambda text: None)
+    done = study("limits", plan, tmp_path / "out")
+    assert [measure.name for measure in done.outcome.measures] == ["all", "plain"]
 
 
 def test_the_family_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

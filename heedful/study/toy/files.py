@@ -18,7 +18,8 @@ LEAST = 80  # training examples
 
 
 def write(folder: Path, *, train: int = 20_000, seed: int = 0) -> list[Path]:
-    """Write both sets, each with so many training examples and a tenth as many in dev and in test; a new folder.
+    """Write both sets, each with so many training examples and a tenth as many in dev and in test, those of
+    order in groups of eight; a new folder.
 
     What is train, dev or test depends on a text alone: sets of other seeds or sizes do not leak into each other.
     """

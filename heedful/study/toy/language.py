@@ -7,7 +7,7 @@ whom ends in -n; "ne" after the verb denies it. A second clause stands before th
     vesta rum el kalor vemor ta mirin suda un tirar ne
     the old sailors do not see a red bird near the river today
 
-Sentences say one thing each: two meanings never share one (about 10^9 of one clause).
+Sentences say one thing each: two meanings never share one (about 8 * 10^9 of one clause).
 """
 
 from __future__ import annotations

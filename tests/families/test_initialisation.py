@@ -1,0 +1,37 @@
+"""Fresh weights of every family are spread as transformers spreads them, matrix by matrix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+import heedful
+from heedful.checkpoint import read_config
+from tests.tiny import TINY
+
+BODIES = {family: kind.__name__.removesuffix("Config") + "Model" for family, (kind, _) in TINY.items()}
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_as_transformers(family: str, tmp_path: Path) -> None:
+    kind, settings = TINY[family]
+    theirs = getattr(transformers, BODIES[family])(kind(**settings))
+    values = theirs.config.to_dict() | {"architectures": [BODIES[family]]}
+    fresh = heedful.checkpoint.create(read_config(values, "config.json"))
+    heedful.save(fresh, tmp_path / "ours")
+    ours = load_file(tmp_path / "ours/model.safetensors")
+    said = {name: tensor for name, tensor in theirs.state_dict().items() if tensor.is_floating_point()}
+    compared = 0
+    for name, tensor in ours.items():
+        mean, std, count = tensor.mean(), tensor.std(), tensor.numel()
+        if said[name].std() == 0:
+            assert torch.equal(tensor, said[name]), name
+        elif tensor.ndim > 1 and count >= 64:
+            compared += 1
+            assert abs(mean) < 6 * said[name].std() / count**0.5, name
+            assert abs(std / said[name].std() - 1) < 6 / count**0.5, name  # two spreads of 1 / sqrt(2 count) each
+    assert compared >= 10
