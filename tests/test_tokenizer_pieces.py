@@ -127,6 +127,8 @@ def test_a_model_folder_with_its_pieces(tmp_path: Path, family: str) -> None:
     again = heedful.load(tmp_path / "saved").tokenizer
     assert again is not None and again.fingerprint == ours.fingerprint
     assert again.encode("Ada reads").ids == ours.encode("Ada reads").ids
+    (tmp_path / "saved/tokenizer_config.json").unlink()
+    assert Tokenizer.load(tmp_path / "saved").special == ours.special, "what stands in tokenizer.json alone tells it"
 
 
 def test_what_the_configuration_says_counts(tmp_path: Path) -> None:

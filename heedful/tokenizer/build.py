@@ -17,8 +17,8 @@ from heedful.tokenizer.settings import ANGLED
 TYPICAL: dict[str, tuple[str, ...]] = {
     "pad_token": ("[PAD]", "<pad>"),
     "unk_token": ("[UNK]", "<unk>"),
-    "cls_token": ("[CLS]", "<s>"),
-    "sep_token": ("[SEP]", "</s>"),
+    "cls_token": ("[CLS]", "<cls>", "<s>"),
+    "sep_token": ("[SEP]", "<sep>", "</s>"),
     "bos_token": ("<s>",),
     "eos_token": ("</s>",),
     "mask_token": ("[MASK]", "<mask>"),

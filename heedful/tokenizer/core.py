@@ -352,8 +352,9 @@ def _special(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> Special:
     """What tokenizer_config.json names; else what stands around a text; else the published names."""
     config, state = tokenizer._config, tokenizer._state
     added = {token["content"] for token in state["added_tokens"]}
-    around = {"first": probe.ids[:1], "separator": probe.ids[-1:]}
     segments = probe.sequence_ids
+    end = len(segments) - next((back for back, each in enumerate(reversed(segments)) if each is not None), 0)
+    around = {"first": probe.ids[:1], "separator": probe.ids[end : end + 1]}  # some end a text in <sep> <cls>
     outside = {"first": segments[:1] == [None], "separator": segments[-1:] == [None]}
     found: dict[str, int | None] = {}
     for role, keys in ROLES.items():
