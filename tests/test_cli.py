@@ -214,7 +214,7 @@ def test_quickstart_does_the_main_job(run: Any, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("heedful.runs.timing.ROUNDS", 5)
     folder = tmp_path / "my first run"
     done = run("quickstart", "--out", folder)
-    assert done.code == 0 and "a trained encoder 256 wide" in done.err
+    assert done.code == 0 and "a trained model 256 wide" in done.err
     for words in ("test, 90 examples", "The worst mistakes on test", "New messages", "YOUR-DATA.csv", "'", "Next:"):
         assert words in done.out
     results = json.loads((folder / "results.json").read_text())
@@ -485,6 +485,8 @@ def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatc
         (["classify", given, "--out", given], "data is no run: it holds "),
         (["classify", given, "--out", tuned / "run", "--set", "seeds=3"], "seeds was 1 and is 3 now"),
         (["tag", given], "train.csv: which column is the words?"),
+        (["classify", given, "--dry-run", "--nproc", "2"], "--nproc would change nothing: a dry run looks in one"),
+        (["classify", given, "--set", "data.dev=0.2"], "--set data.dev=0.2 would change nothing: a dev split is given"),
         (["classify", given, "--out", "diverges", *diverges], "The weights are those from before this step."),
     ):
         done = run("finetune", *arguments)
@@ -556,6 +558,8 @@ def test_evaluate_shows_and_writes(run: Any, tuned: Path, tmp_path: Path, monkey
     assert done.out.startswith("a.csv, "), "a file alone is not called train"
     assert done.code == 0 and "that are left out: 1; they are set aside in a-bad-rows.jsonl" in done.err
     assert len((tmp_path / "a-bad-rows.jsonl").read_text().splitlines()) == 1
+    assert run("evaluate", tuned / "run", "--data", "test=a.csv", "--bad-rows", "skip").code == 0
+    assert not list(tmp_path.glob("test=*")), "it is called after the file"
 
 
 def test_data_of_which_no_dev_split_can_be_made(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -651,6 +655,7 @@ def test_evaluate_errors_teach(run: Any, tuned: Path) -> None:
         ([*given, "--split", "tests"], 'there is no split "tests", but train, dev, test (did you mean "test"?)'),
         ([*given, "--set", "fromat=csv"], 'fromat is not a setting (did you mean "format"?)'),
         ([*given, "--suite", "glue"], "nothing to evaluate"),
+        ([*given, "--overwrite"], "--overwrite would change nothing: it is for a file of --predictions"),
     ):
         done = run("evaluate", tuned / "run", *arguments)
         assert done.code == 2 and done.out == "" and message in done.err, (arguments, done)

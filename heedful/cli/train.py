@@ -95,11 +95,12 @@ def finetune(
     from heedful.runs.settings import Wishes
 
     Wishes.read(task, recipe, assignments or ())  # what is wrong with them is told before torch is imported
-    if nproc and not dry_run:
+    if nproc and dry_run:
+        raise HeedfulError("--nproc would change nothing: a dry run looks in one process; leave one of them out")
+    if nproc:
         return several(nproc, context.obj)
     given: Any = as_said(data)
-    first = data[0] if not isinstance(given, dict) else next(iter(given.values()))[0]
-    folder = out or Path(f"{task}-{first.absolute().stem}")
+    folder = out or Path(f"{task}-{_first(given).absolute().stem}")
     options: dict[str, Any] = {
         "model": model,
         "recipe": recipe,
@@ -166,12 +167,15 @@ def evaluate(
     from heedful.settings import apply
 
     how = _precision(precision)
+    if overwrite and predictions is None:
+        raise HeedfulError("--overwrite would change nothing: it is for a file of --predictions; leave it out")
     usual, _ = as_trained(run)
     settings = apply(usual, assignments or [])
-    aside = Path(f"{data[0].absolute().stem}-bad-rows.jsonl") if skips(bad_rows) else None
+    given: Any = as_said(data)
+    aside = Path(f"{_first(given).absolute().stem}-bad-rows.jsonl") if skips(bad_rows) else None
     if suite is not None:
-        for name, given in (("split", split), ("predictions", predictions), ("set", assignments), ("bad-rows", aside)):
-            if given:
+        for name, asked in (("split", split), ("predictions", predictions), ("set", assignments), ("bad-rows", aside)):
+            if asked:
                 raise HeedfulError(f"--{name} is not for a suite, which says itself what is measured")
         return _suite(run, data, suite, how, device, as_json)
 
@@ -185,7 +189,7 @@ def evaluate(
     name, revision = name_and_revision(run)
     done = measure(
         name,
-        as_said(data),
+        given,
         split=split,
         settings=settings,
         bad_rows=SetAside(file=aside) if aside else Stop(),
@@ -207,6 +211,13 @@ def evaluate(
         note(clean(f"bad rows of {file} that are left out: {count:,}; they are set aside in {aside}"))
     whole = done.split == "train" and split is None and len(data) == 1 and data[0].is_file()
     show_split(data[0].name if whole else done.split, done.numbers, done.intervals)
+
+
+def _first(given: Any) -> Path:
+    """The first of the files."""
+    if isinstance(given, dict):
+        given = next(iter(given.values()))
+    return given if isinstance(given, Path) else given[0]
 
 
 def _suite(

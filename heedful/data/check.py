@@ -15,7 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heedful.data.bad import BadRow, shown
-from heedful.data.examples import Choices, Example, Labelled, MultiLabelled, Question, Tagged, hashed, normalised
+from heedful.data.examples import (
+    Choices,
+    Example,
+    Labelled,
+    MultiLabelled,
+    Question,
+    Rewritten,
+    Tagged,
+    hashed,
+    normalised,
+)
 from heedful.data.sources import Source
 
 ODD: dict[str, re.Pattern[str]] = {
@@ -54,7 +64,7 @@ class Leak:
     splits: tuple[str, str]
     texts: int  # to the letter
     alike: int  # without case and punctuation, the former among them
-    groups: int  # contexts or prompts, where an example is more than that
+    groups: int  # contexts, prompts or sources, where an example is more than that
     places: tuple[tuple[str, str], ...]
 
 
@@ -99,6 +109,7 @@ class _Tally:
     labels: Counter[str] = field(default_factory=Counter)
     odd: Counter[str] = field(default_factory=Counter)
     empty: int = 0
+    several: bool = False  # whether a line may hold several examples
     places: dict[str, list[str]] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)
 
@@ -108,7 +119,8 @@ class _Tally:
         texts = example.texts
         self.exact.append(hashed("\x1f".join(texts)))
         self.alike.append(hashed("\x1f".join(map(normalised, texts))))
-        if isinstance(example, Question | Choices):
+        if isinstance(example, Question | Choices | Rewritten):
+            self.several = not isinstance(example, Rewritten)
             self.groups.append(hashed(normalised(example.group)))
         self.targets.append(hashed(example.target))
         self.lengths.append(length)
@@ -128,7 +140,7 @@ class _Tally:
 
     def place(self, index: int) -> str:
         name = Path(list(self.names)[self.files[index]]).name
-        return f"{name}:{self.lines[index]}" + (f" (example {index + 1})" if self.groups else "")
+        return f"{name}:{self.lines[index]}" + (f" (example {index + 1})" if self.several else "")
 
 
 def words(example: Example) -> int:
@@ -170,7 +182,7 @@ def check(
     order = [*source.labels] if source.kind in (Labelled, MultiLabelled) else []
     return Report(
         stated=source.stated,
-        splits={split: _split_report(tally, order, limit) for split, tally in tallies.items()},
+        splits={split: _split_report(tally, source.kind, order, limit) for split, tally in tallies.items()},
         leaks=tuple(_leaks(tallies)),
         bad=dict(source.sieve.bad),
         bad_rows=tuple(source.sieve.first),
@@ -184,16 +196,19 @@ def _numbers(values: array[int]) -> NDArray[np.uint64]:
     return np.frombuffer(values, dtype=np.uint64) if values else np.zeros(0, np.uint64)
 
 
-def _split_report(tally: _Tally, order: Sequence[str], limit: int) -> SplitReport:
+def _split_report(tally: _Tally, kind: type[Example], order: Sequence[str], limit: int) -> SplitReport:
     count = len(tally.lines)
     lengths, alike, targets = _numbers(tally.lengths), _numbers(tally.alike), _numbers(tally.targets)
     distinct, where = np.unique(alike, return_index=True)
-    by = np.lexsort((targets, alike))
-    pairs = (np.diff(alike[by]) == 0) & (np.diff(targets[by]) != 0)
-    at_odds = np.unique(alike[by][1:][pairs])
+    asked = _numbers(tally.groups) if kind is Rewritten else alike  # texts without what is to be written
+    by = np.lexsort((targets, asked))
+    pairs = (np.diff(asked[by]) == 0) & (np.diff(targets[by]) != 0)
+    at_odds = np.unique(asked[by][1:][pairs])
     places = dict(tally.places)
     if len(at_odds):
-        places["contradicting"] = [tally.place(int(i)) for i in np.sort(where[np.isin(distinct, at_odds)])[:EXAMPLES]]
+        _, first = np.unique(asked[np.isin(asked, at_odds)], return_index=True)
+        rows = np.flatnonzero(np.isin(asked, at_odds))[np.sort(first)[:EXAMPLES]]
+        places["contradicting"] = [tally.place(int(index)) for index in rows]
     if len(distinct) < count:
         again = np.setdiff1d(np.arange(count), where)[:EXAMPLES]
         places["alike"] = [tally.place(int(index)) for index in again]
@@ -252,7 +267,7 @@ def _split_lines(split: SplitReport, unit: str, limit: int) -> Iterator[str]:
         (split.too_long, f"longer than {limit:,} {unit}", "too long"),
         (split.empty, "with an empty text", "empty"),
         (split.alike, f"that repeat earlier ones but for case and punctuation ({split.repeated:,} exactly)", "alike"),
-        (split.contradicting, "of these texts with different targets", "contradicting"),
+        (split.contradicting, "texts with different targets", "contradicting"),
         *((number, f"with {what}", what) for what, number in split.odd.items()),
     ):
         if count:
@@ -263,6 +278,6 @@ def _leak_line(leak: Leak) -> str:
     text = f"{leak.splits[0]} and {leak.splits[1]} share texts: {leak.alike:,} but for case and punctuation"
     text += f" ({leak.texts:,} exactly)"
     if leak.groups:
-        text += f", and contexts or prompts: {leak.groups:,}"
+        text += f", and contexts, prompts or sources: {leak.groups:,}"
     some = ", ".join(f"{one} = {two}" for one, two in leak.places)
     return text + (f", like {some}" if some else "")

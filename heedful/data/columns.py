@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
+from itertools import pairwise
 from shlex import quote
+from tokenize import COMMENT, NL, STRING, generate_tokens
 from typing import Any
 
 from heedful.data.bad import CellError, shown
@@ -83,6 +89,11 @@ INPUTS = (  # a first row with names for all of one of these is a header too; "p
     ("a", "b"),
     ("source",),
 )
+SEVERAL = {  # roles that more than one column may have: texts, which are joined, and lists
+    *("text", "pair", "question", "context", "source", "target", "a", "b", "prompt", "ask"),
+    *("labels", "words", "candidates"),
+}
+LIST = re.compile(r"""\[(\s*["'\d[\]-]|.*,)""", re.DOTALL)  # how one begins in a cell of text
 SEPARATOR = "|"  # between labels, words or candidates of one cell
 
 
@@ -183,6 +194,12 @@ def find_columns(
         if role not in roles:
             raise HeedfulError(f"column {shown(role)} is not one of {', '.join(roles)}{did_you_mean(role, roles)}")
     chosen = {role: _given(table, keys) for role, keys in given.items()}
+    for role, names in chosen.items():
+        if len(names) > 1 and role not in SEVERAL:
+            raise HeedfulError(
+                f"{table.shown}: {' and '.join(map(shown, names))} are given as the {role}, which is one column: say "
+                f"which, as {column(role, names[0])}"
+            )
     found: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
     for role in roles:
@@ -322,6 +339,8 @@ class Reader:
                 raise CellError(empty[0], "is empty, but a candidate after it is not")
             return tuple(self.checked(value, name) for value, name in values)
         value, name = values[0]
+        if role == "words":
+            value = listed(value, name)
         if isinstance(value, str):
             parts = self.checked(value, name).split(SEPARATOR if role != "words" and role != "tags" else None)
             return tuple(part.strip() for part in parts)
@@ -353,8 +372,41 @@ class Reader:
         value, name = self.values(cells, role)[0]
         try:
             found = float(value.strip() if isinstance(value, str) else value)
-            if isinstance(value, bool) or not math.isfinite(found):
+            if isinstance(value, bool) or not math.isfinite(found) or "_" in str(value):
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             raise CellError(name, f"is {shown(value)}, expected a number") from None
         return found
+
+
+def listed(value: Any, name: str) -> Any:
+    """The list that a cell of text holds between brackets, as JSON or as Python writes it; any other value as it is.
+
+    >>> listed('["B-ORG", "O"]', "tags"), listed("['B-ORG', 'O']", "tags"), listed("B-ORG O", "tags")
+    (['B-ORG', 'O'], ['B-ORG', 'O'], 'B-ORG O')
+    >>> listed("[ Applause ]", "words")
+    '[ Applause ]'
+    """
+    text = value.strip() if isinstance(value, str) else ""
+    if not LIST.match(text) or text[-1] != "]":
+        return value
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        with warnings.catch_warnings(action="error"):  # of escapes that mean nothing
+            found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        found = None
+    if found is None or any(not isinstance(each, str | int | float) for each in found) or _runs_on(text):
+        raise CellError(
+            name, f'is {shown(value)}, which looks like a list and is none: write it as JSON, like ["one", "two"]'
+        )
+    return found
+
+
+def _runs_on(text: str) -> bool:
+    """Whether texts follow each other without a comma, as NumPy writes them; Python would make one of them."""
+    tokens = [token for token in generate_tokens(StringIO(text).readline) if token.type not in (NL, COMMENT)]
+    return any(one.type == two.type == STRING for one, two in pairwise(tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, Literal
 
 from heedful.data.bad import Sieve
 from heedful.data.examples import Plain
-from heedful.data.files import LONGEST, File, NoRowsError, find, head_of, lines
+from heedful.data.files import LONGEST, File, NoRowsError, find, head_of, lines, need_file
 from heedful.data.parts import SUFFIXES, DataSettings, bare_name, open_part
 from heedful.errors import HeedfulError
 
@@ -48,9 +49,8 @@ def expand(files: Sequence[Path], but: Path | None = None) -> tuple[list[tuple[P
     found: list[tuple[Path, str]] = []
     said: list[str] = []
     for path in files:
-        if not path.is_dir():
-            if not path.is_file():
-                raise HeedfulError(f"{path}: there is no such file")
+        if not os.path.isdir(path):
+            need_file(path)
             found.append((path, path.name))
             continue
         inside = sorted(each for each in path.rglob("*") if each.is_file() and not _hidden(each.relative_to(path)))

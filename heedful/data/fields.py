@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from heedful.data.bad import BadRow, CellError, Sieve, shown
-from heedful.data.columns import SEPARATOR, Columns, Reader
+from heedful.data.columns import SEPARATOR, Columns, Reader, listed
 from heedful.data.examples import (
     Choices,
     Example,
@@ -44,6 +44,7 @@ def _multi(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
             labels += [name] * (value in (1, "1"))
     else:
         ((value, name),) = values
+        value = listed(value, name)
         each = value.split(SEPARATOR) if isinstance(value, str) and value.strip() else value
         if not isinstance(each, list | tuple):
             if each is None or isinstance(each, str):
@@ -60,6 +61,7 @@ def _scored(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
 
 def _tagged(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
     words, (value, name) = read.texts(cells, "words"), read.values(cells, "tags")[0]
+    value = listed(value, name)
     each = value.split() if isinstance(value, str) else value
     if not isinstance(each, list | tuple):
         raise CellError(name, "is missing" if each is None else f"is {shown(value)}, expected a list of tags")

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, BinaryIO, NoReturn
 
 from heedful.data.bad import BadRow, Sieve, shown
@@ -59,8 +60,7 @@ class File:
 
 def find(path: Path, *, encoding: str | None = None, longest: int = LONGEST) -> tuple[File, list[str]]:
     """The file with its encoding, and what should be said about it."""
-    if not path.is_file():
-        raise HeedfulError(f"{path}: {'is not a file' if path.exists() else 'there is no such file'}")
+    need_file(path)
     given = None
     if encoding is not None:
         try:
@@ -89,6 +89,18 @@ def find(path: Path, *, encoding: str | None = None, longest: int = LONGEST) -> 
     if not file.wide and b"\r" in head and b"\n" not in head:
         raise HeedfulError(f"{path}: its lines end with a carriage return alone: convert it, tr '\\r' '\\n' <in >out")
     return file, said
+
+
+def need_file(path: Path) -> None:
+    """Refuse a path where no file is, or none that may be looked at."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # no path may hold a NUL
+        raise HeedfulError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise HeedfulError(f"{path}: cannot be read: {error.strerror}") from None
+    if not S_ISREG(mode):
+        raise HeedfulError(f"{path}: is not a file")
 
 
 # ---------------------------------------------------------------------------------------------------- bytes
@@ -161,7 +173,7 @@ Line = tuple[int, str, BadRow | None]  # number from 1, text with its line end, 
 
 
 def all_lines(file: File) -> Iterator[Line]:
-    """All lines, those that cannot be used too: too long, not in the encoding, or with a NUL in them."""
+    """All lines, those that cannot be used too: with a NUL, not in the encoding (as far as it is), too long (empty)."""
     with _unpacked(file.path) as stream:
         stream.read(file.mark)
         if file.wide:
@@ -178,7 +190,7 @@ def all_lines(file: File) -> Iterator[Line]:
             try:
                 text = data.decode(file.encoding)
             except UnicodeDecodeError as error:
-                yield number, "", _undecodable(file, number, data, error)
+                yield number, data.decode(file.encoding, "replace"), _undecodable(file, number, data, error)
                 continue
             yield number, text, _zero(file, number, text) if "\0" in text else None
 

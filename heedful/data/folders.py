@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -93,7 +94,7 @@ def as_said(words: Sequence[Path]) -> Any:
     found: dict[str, list[Path]] = {}
     for word in words:
         name, equals, file = str(word).partition("=")
-        if equals and file and name.casefold() in SPLITS and not word.exists():
+        if equals and file and name.casefold() in SPLITS and not os.path.exists(word):
             found.setdefault(SPLITS[name.casefold()], []).append(Path(file))
     if not found:
         return words[0] if len(words) == 1 else words

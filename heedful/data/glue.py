@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -71,7 +72,7 @@ ORIGINAL = "msr_paraphrase_train.txt"  # MRPC's train and dev in one file
 
 def task_of(folder: Path) -> str | None:
     """The task whose folder this is, by its name."""
-    if not any((folder / layout).is_file() for layout in ("train.tsv", "dev.tsv", "dev_matched.tsv")):
+    if not any(os.path.isfile(folder / layout) for layout in ("train.tsv", "dev.tsv", "dev_matched.tsv")):
         return None
     names = {name.replace("-", "").casefold(): name for name in LAYOUTS}
     return names.get(folder.absolute().name.replace("-", "").replace("_", "").casefold())

@@ -14,7 +14,7 @@ from heedful.data.bad import Sieve, shown
 from heedful.data.columns import ROLES, Columns, MissingColumnError, is_header, resolve
 from heedful.data.examples import Example, Plain, Question, Tagged
 from heedful.data.fields import examples
-from heedful.data.files import LONGEST, PACKED, File, find, head_of, lines
+from heedful.data.files import LONGEST, PACKED, File, find, head_of, lines, need_file
 from heedful.data.rows import Table, data_object, json_lines, json_list, parquet, separated
 from heedful.errors import HeedfulError
 
@@ -85,8 +85,7 @@ def bare_name(path: Path) -> tuple[str, str]:
 def open_part(path: Path, kind: type[Example] | None, settings: DataSettings, sieve: Sieve) -> Part:
     """A file as a part of a split."""
     if settings.format == "parquet" or (settings.format is None and bare_name(path)[1] == ".parquet"):
-        if not path.is_file():
-            raise HeedfulError(f"{path}: there is no such file")
+        need_file(path)
         return of_table(parquet(path, sieve), kind, settings)
     file, said = find(path, encoding=settings.encoding, longest=settings.longest)
     form = settings.format or _found(file, kind)
@@ -110,8 +109,7 @@ def open_table(path: Path, settings: DataSettings, sieve: Sieve) -> Table:
     """A file as rows and columns, whatever these are for; of plain text each line is a row."""
     suffix = bare_name(path)[1]
     if settings.format == "parquet" or (settings.format is None and suffix == ".parquet"):
-        if not path.is_file():
-            raise HeedfulError(f"{path}: there is no such file")
+        need_file(path)
         return parquet(path, sieve)
     file, said = find(path, encoding=settings.encoding, longest=settings.longest)
     form = settings.format or SUFFIXES.get(suffix)

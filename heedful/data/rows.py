@@ -67,7 +67,7 @@ class _Feed:
         line = self._again.popleft() if self._again else next(self._source)
         self.taken.append(line)
         self._length += len(line[1])
-        if line[2] is not None:
+        if line[2] is not None and not line[1]:
             raise _SpoiltError(line[2].reason, unclosed=False)
         if self._length > self._longest:
             raise _SpoiltError(f"is longer than {self._longest:,} characters: is a quote not closed?", unclosed=True)
@@ -89,26 +89,34 @@ def _quoted(file: File, delimiter: str, sieve: Sieve) -> Iterator[tuple[int, lis
         except StopIteration:
             return
         except (csv.Error, _SpoiltError) as error:
-            first, last = feed.taken[0][0], feed.taken[-1][0]
-            own = feed.taken[-1][2] if len(feed.taken) == 1 else None
-            sieve.refuse(own or _broken(file, feed.taken, error, first, last))
-            if getattr(error, "unclosed", "unexpected end" in str(error)):
+            unclosed = getattr(error, "unclosed", "unexpected end" in str(error))
+            sieve.refuse(_broken(file, feed.taken[:1] if unclosed else feed.taken, error))
+            if unclosed:
                 feed.give_back()
             reader = csv.reader(feed, delimiter=delimiter, strict=True)
             continue
-        if cells:
+        if any(bad for _, _, bad in feed.taken):
+            sieve.refuse(_broken(file, feed.taken))
+        elif cells:
             yield feed.taken[0][0], cells
 
 
-def _broken(file: File, taken: Sequence[Line], error: Exception, first: int, last: int) -> BadRow:
+def _broken(file: File, taken: Sequence[Line], error: Exception | None = None) -> BadRow:
+    """A row of these lines, one of which cannot be used, or for which the csv module has an error."""
+    fault = next((bad for _, _, bad in taken if bad), None)
+    if fault and len(taken) == 1:
+        return fault
+    first, last = taken[0][0], taken[-1][0]
     reason = str(error)
-    if "unexpected end" in reason:
+    if fault:
+        reason = fault.reason
+    elif "unexpected end" in reason:
         reason = "a quote that opens in this line is not closed before the file ends"
     elif isinstance(error, csv.Error):
         reason = f"is not CSV: {reason}" + (
             " (a quote inside a quoted cell is written twice)" if "'\"'" in reason else ""
         )
-    if last > first and not getattr(error, "unclosed", "unexpected end" in str(error)):
+    if last > first:
         reason = f"the row of the lines {first} to {last}: {reason}"
     text = "".join(line[1][:200] for line in taken[:3])[:200]
     return BadRow(file=file.shown, line=first, column="", reason=reason, text=text)
@@ -168,7 +176,9 @@ def separated(
 def _ragged(file: File, number: int, cells: list[str], width: int, start: int, delimiter: str, quoted: bool) -> BadRow:
     mark = "tab" if delimiter == "\t" else delimiter
     hint = (
-        f"a {mark} inside a text needs quotes around it" if quoted else "quotes count as text here: --quoting quoted?"
+        f"a {mark} inside a text needs quotes around it"
+        if quoted
+        else "quotes count as text here: if they wrap cells, say --set quoting=quoted"
     )
     reason = f"has {len(cells)} cells, expected {width} as in line {start}; {hint}"
     return BadRow(file=file.shown, line=number, column="", reason=reason, text=delimiter.join(cells)[:200])
@@ -272,11 +282,13 @@ def parquet(path: Path, sieve: Sieve) -> Table:
     try:
         with ParquetFile(path, pre_buffer=False) as file:
             size = sum(file.metadata.row_group(index).total_byte_size for index in range(file.num_row_groups))
-            kept = (file.schema_arrow.metadata or {}).get(b"huggingface")
+            kept, names = (file.schema_arrow.metadata or {}).get(b"huggingface"), file.schema_arrow.names
     except faults as error:
         raise HeedfulError(f"{path}: is no Parquet file that can be read: {error}") from None
     if size > FREE and size > MOST_RATIO * path.stat().st_size:
         raise HeedfulError(f"{path}: unpacks to more than {MOST_RATIO} times its size, which text seldom does")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise HeedfulError(f"{path}: two columns are called {shown(twice[0])}")
     return _named(str(path), rows, sieve, **_known(_kept_words(kept)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -10,11 +11,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 from heedful.data import conll, glue
-from heedful.data.bad import BadRow, BadRows, Sieve, Stop, shown
+from heedful.data.bad import BadRow, BadRows, LeaveOut, Sieve, Stop, shown
 from heedful.data.columns import MissingColumnError
 from heedful.data.examples import KINDS, Example, Labelled, MultiLabelled, Tagged, takes
 from heedful.data.folders import SPLITS, split_files, split_several
-from heedful.data.parts import DataSettings, Part, of_object, open_part
+from heedful.data.parts import SUFFIXES, DataSettings, Part, bare_name, of_object, open_part
 from heedful.data.rows import is_data_object
 from heedful.data.tags import to_iob2
 from heedful.errors import HeedfulError, did_you_mean
@@ -64,11 +65,10 @@ class Source(Generic[Kind]):
             return self._scheme.labels
         if self.kind not in (Labelled, MultiLabelled):
             return ()
-        first = self._first_split
-        if known := self._parts[first][0].labels:
-            return known
+        if self._named:
+            return self._named
         seen: set[str] = set()
-        for example in self._whole(first):
+        for example in self._whole(self._first_split):
             assert isinstance(example, Labelled | MultiLabelled)
             seen.update((example.label,) if isinstance(example, Labelled) else example.labels)
             if len(seen) > MANY:
@@ -93,27 +93,33 @@ class Source(Generic[Kind]):
         return tuple(said)
 
     def examples(self, split: str) -> Iterator[Kind]:
-        """The examples of a split in the order of its files; a label that train lacks makes a bad row."""
+        """The examples of a split in the order of its files; a label that is not one of `labels` makes a bad row."""
         if split not in self.splits:
             has = ", ".join(self.splits)
             raise HeedfulError(f"there is no split {shown(split)}, but {has}{did_you_mean(split, self.splits)}")
-        if self.made_dev and split in ("train", "dev"):
-            dev, seed = self.settings.dev, self.settings.seed
-            yield from (each for each in self._whole("train") if takes(each, dev, seed) == (split == "dev"))
-            return
-        known = frozenset(self.labels if split != self._first_split else ())
-        for number, example in enumerate(self._whole(split)):
+        made = self.made_dev and split in ("train", "dev")
+        dev, seed = self.settings.dev, self.settings.seed
+        first, named = self._first_split, self._named
+        whole = "train" if made else split
+        known = frozenset(self.labels if named or whole != first else ())
+        for number, example in enumerate(self._whole(whole)):
             if unseen := next((label for label in _labels(example) if label not in known) if known else iter(()), None):
-                reason = f"the label {shown(unseen)} is not in {self._first_split}, which has {_some(self.labels)}"
+                where = f"among those that come with {first}:" if named else f"in {first}, which has"
+                reason = f"the label {shown(unseen)} is not {where} {_some(self.labels)}"
                 text = example.texts[0][:200]
                 bad = BadRow(file=example.file, line=example.line, column="", reason=reason, text=text)
                 self.sieve.refuse(bad, number=number, stage="label")
-            else:
+            elif not made or takes(example, dev, seed) == (split == "dev"):
                 yield example
 
     @property
     def _first_split(self) -> str:
         return "train" if "train" in self._parts else next(iter(self._parts))
+
+    @property
+    def _named(self) -> tuple[str, ...]:
+        """The labels whose names come with the data."""
+        return self._parts[self._first_split][0].labels if self.kind in (Labelled, MultiLabelled) else ()
 
     @cached_property
     def _scheme(self) -> conll.Scheme:
@@ -193,7 +199,7 @@ def read(
     `kind` is the class of the examples; None: the one that the data speak of.
     """
     sieve = Sieve(bad_rows)
-    if isinstance(data, str | Path) and Path(data).is_dir():
+    if isinstance(data, str | Path) and os.path.isdir(data):
         folder = Path(data)
         task = glue.task_of(folder) if settings.format in (None, "glue") else None
         if task:
@@ -210,7 +216,7 @@ def read(
     found: dict[str, tuple[Part, ...]] = {}
     first: Part | None = None
     for split, places in given.items():
-        opened = []
+        opened: list[Part] = []
         for place in places:
             try:
                 part = _open(split, place, kind, settings, sieve)
@@ -227,6 +233,11 @@ def read(
                     f"{has.shown} has a column for {' and '.join(sorted(differing & has.more))}, and {lacks.shown} has "
                     "none: make them alike, or say which column it is"
                 )
+            if opened and part.labels and opened[0].labels and {*part.labels} != {*opened[0].labels}:
+                raise HeedfulError(
+                    f"{part.shown} comes with the labels {_some(part.labels)}, but {opened[0].shown} with "
+                    f"{_some(opened[0].labels)}: name them alike, or give the files apart"
+                )
             opened.append(part)
         if opened:
             found[split] = tuple(opened)
@@ -237,18 +248,42 @@ def read(
 
 
 def source_of(task: str, data: Any, settings: DataSettings, bad_rows: BadRows) -> Source[Any]:
-    """The data of a task; for classify also rows with any number of labels, where that is what they have."""
-    if task == "classify" and "labels" in (settings.columns or {}):
-        return read(data, MultiLabelled, settings, bad_rows=bad_rows)
-    if task == "classify":
-        try:
-            found = read(data, None, settings, bad_rows=bad_rows)
-        except HeedfulError:
-            pass  # what is missing for this task is said below
-        else:
-            if found.kind is MultiLabelled:
-                return found
-    return read(data, KINDS[task], settings, bad_rows=bad_rows)
+    """The data of a task; for classify also rows with any number of labels, where that is what they have.
+
+    Settings that were chosen and would change nothing are refused.
+    """
+    several = task == "classify" and _have_several(data, settings)
+    source = read(data, MultiLabelled if several else KINDS[task], settings, bad_rows=bad_rows)
+    _refuse_unused(source)
+    return source
+
+
+def _have_several(data: Any, settings: DataSettings) -> bool:
+    """Whether rows have any number of labels."""
+    if "labels" in (settings.columns or {}):
+        return True
+    try:
+        return read(data, None, settings, bad_rows=LeaveOut()).kind is MultiLabelled
+    except HeedfulError:  # what is missing for the task is said when it is read
+        return False
+
+
+def _refuse_unused(source: Source[Any]) -> None:
+    settings = source.settings
+    files = [Path(place) for places in source.places.values() for place in places if os.path.isfile(place)]
+    forms = {settings.format or SUFFIXES.get(bare_name(file)[1], "conll") for file in files}
+    given = "dev" in source.places
+    for name, asked, why in (
+        ("dev", given and settings.dev not in (0.0, DEFAULT.dev), "a dev split is given"),
+        ("seed", given and settings.seed != DEFAULT.seed, "a dev split is given"),
+        *(
+            (name, getattr(settings, name) is not None and not forms & {"csv", "tsv", "glue"}, "no file is CSV or TSV")
+            for name in ("header", "delimiter", "quoting")
+        ),
+        ("encoding", settings.encoding is not None and not forms - {"parquet"}, "no file is text"),
+    ):
+        if asked:
+            raise HeedfulError(f"--set {name}={getattr(settings, name)} would change nothing: {why}; leave it out")
 
 
 def _source(

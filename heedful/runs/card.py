@@ -126,14 +126,27 @@ def _chosen(results: dict[str, Any]) -> list[str]:
     seed = next((each for each in results.get("seeds", []) if each["seed"] == results.get("seed")), None)
     if seed is None or "dev" not in results["splits"]:
         return []
-    if results.get("settings", {}).get("fit", {}).get("keep", "best") == "best":
-        step = f"The weights are those of step {seed['best_step']:,} of {seed['steps']:,}, the best on dev;"
-        return [step + " so the numbers of dev are a little too good" + _but_test(results)]
-    return [f"The weights are those after {seed['steps']:,} steps."]
+    best, fitted = _fit(results).get("keep", "best") == "best", _calibrated(results)
+    said = f"The weights are those after {seed['steps']:,} steps"
+    if best:
+        said = f"The weights are those of step {seed['best_step']:,} of {seed['steps']:,}, the best on dev"
+    said += ", and thresholds were fitted on dev" if fitted else ""
+    if best or fitted:
+        test = ", and those of test are not" if "test" in results["splits"] else ""
+        said += f"; so the numbers of dev are a little too good{test}"
+    return [f"{said}."]
 
 
-def _but_test(results: dict[str, Any]) -> str:
-    return ", and those of test are not." if "test" in results["splits"] else "."
+def _fit(results: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = results.get("settings", {}).get("fit", {})
+    return found
+
+
+def _calibrated(results: dict[str, Any]) -> bool:
+    """Whether answers have thresholds that were fitted on dev; those of questions, where some have no answer."""
+    task = results.get("settings", {}).get("task", {})
+    some = results["task"] != "extract" or any("best_f1_threshold" in s["numbers"] for s in results["splits"].values())
+    return some and "calibrated" in (task.get("thresholds"), task.get("threshold"))
 
 
 def _is_score(value: Any) -> bool:
@@ -245,15 +258,15 @@ def _calibration(results: dict[str, Any]) -> Iterator[list[str]]:
 def _mistakes(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
     lines = predictions(folder, "dev") if "dev" in results["splits"] else iter(())
     wrong = (line for line in lines if line["right"] is False or (line["right"] is None and line["gold"] is not None))
-    rows = [_mistake(line, results["task"]) for line in islice(wrong, MISTAKES)]
+    rows = [_mistake(line, results) for line in islice(wrong, MISTAKES)]
     if rows:
         yield ["## The worst mistakes on dev"]
         yield table(["text", "right", "said"], rows)
         yield ["They are quoted from the data: leave them out before you publish a model of private texts."]
 
 
-def _mistake(line: dict[str, Any], task: str) -> list[str]:
-    given, gold, said = line["input"], line["gold"], line["said"]
+def _mistake(line: dict[str, Any], results: dict[str, Any]) -> list[str]:
+    given, gold, said, task = line["input"], line["gold"], line["said"], results["task"]
     match task:
         case "tag":
             words = [(each, a, b) for each, a, b in zip(given, gold, said, strict=False) if a != b]
@@ -264,6 +277,9 @@ def _mistake(line: dict[str, Any], task: str) -> list[str]:
             shown = [(gold[0] if gold else "") or "(no answer)", said or "(no answer)"]
         case "multiple":
             shown = [", ".join(each) or "(none)" for each in (gold, said)]
+        case "embed" if gold is not None and "scores" in results:
+            low, high = (as_float(results["scores"][name]) for name in ("low", "high"))  # of cosines 0 and 1
+            shown = [number(gold), f"{number(low + as_float(said) * (high - low))} (a cosine of {number(said)})"]
         case "regress" | "embed":
             rank = f", found as number {line['rank']:,}" if "rank" in line else ""
             shown = ["(they belong together)" if gold is None else number(gold), number(said) + rank]
@@ -300,7 +316,11 @@ def _limits(results: dict[str, Any]) -> Iterator[str]:
         else "Not measured at all."
     )
     if splits and "test" not in splits:
-        yield "There is no test split: what is known comes from dev, by which the model was chosen."
+        fit, several = _fit(results), len(results.get("seeds", [])) > 1
+        chosen = fit.get("keep", "best") == "best" or fit.get("patience") or several
+        used = ["by which the model was chosen"] if chosen else []
+        used += ["on which its thresholds were fitted"] if _calibrated(results) else []
+        yield f"There is no test split: what is known comes from dev{', ' if used else ''}{' and '.join(used)}."
     if len(results.get("seeds", [])) < 2:
         yield "Trained with one seed: how much its numbers depend on the seed is not known."
     for split, what, rows in _each_class(results):
@@ -309,9 +329,12 @@ def _limits(results: dict[str, Any]) -> Iterator[str]:
             shown = ", ".join(plain(label, 60) for label in rare[:10]) + (" and more" if rare[10:] else "")
             each = f"on {plain(split)} {len(rare)} of {len(rows)} have fewer than {FEW} examples"
             yield f"Scores of each {what} are rough where there are few: {each} ({shown})."
+    notes: dict[str, list[str]] = {}
     for name, split in splits.items():
         for note in split["numbers"].get("notes", []):
-            yield f"On {plain(name)}: {plain(note, 400)}."
+            notes.setdefault(note, []).append(plain(name))
+    for note, names in notes.items():
+        yield f"On {' and '.join(names)}: {plain(note, 400)}."
     for note in results.get("notes", []):
         yield f"{plain(note, 400)}."
 

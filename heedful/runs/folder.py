@@ -146,12 +146,17 @@ def begin(
         for split in again.splits:
             deque(again.examples(split), maxlen=0)
     write(folder / ENVIRONMENT, environment())
+    shorts = {
+        place: name
+        for split, places in source.places.items()
+        for place, name in zip(places, _shorts(source, split), strict=True)
+    }
     about = {
         "stated": list(source.stated),
         "splits": {split: {"examples": count} for split, count in counts.items()},
         "files": _hashes(source),
         "trained_on": _shorts(source, "train"),
-        "bad_rows": {Path(name).name: count for name, count in source.sieve.bad.items()},
+        "bad_rows": {shorts.get(file, Path(file).name): count for file, count in source.sieve.bad.items()},
     }
     write(folder / DATA, about)
     write(folder / SETTINGS, to_toml(settings))  # last: a run has all of them

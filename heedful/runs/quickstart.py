@@ -68,4 +68,6 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         mark.write_text(MARKED, encoding="utf-8")
     except OSError as error:
-        raise HeedfulError(f"{folder} cannot be written: {error.strerror}: give another folder with --out") from None
+        raise HeedfulError(
+            f"{folder} cannot be written: {error.strerror or error}: give another folder with --out"
+        ) from None

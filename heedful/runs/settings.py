@@ -280,22 +280,20 @@ class FinetuneSettings:
             what = "start.transformer" if writer is self.start.transformer else 'start.classic.kind = "recurrent"'
             kind = "classify" if self.task.kind == "multiple" else self.task.kind
             raise HeedfulError(f"{what} writes texts, and {kind} needs none: it is for rewrite")
-        if not writes and isinstance(self.start.classic, Readers):
+        if isinstance(self.start.classic, Readers):
             _readable(self.task.kind, self.start.classic)
-        if writes and self.start.classic is not None and writer is None:
-            raise HeedfulError(
-                f'start.classic.kind is "{self.start.classic.kind}", which reads texts and writes none: to rewrite, '
-                'use "recurrent", or start.transformer'
-            )
 
 
 def _readable(task: str, reader: Readers) -> None:
     """Refuse what nobody would take of a reader."""
+    if task == "rewrite":
+        what = f'start.classic.kind is "{reader.kind}", which reads texts and writes none'
+        raise HeedfulError(f'{what}: to rewrite, use "recurrent", or start.transformer')
     if task in ("multiple", "regress") and reader.binary == "sigmoid":
         raise HeedfulError('start.classic.binary is "sigmoid", which is of one label of two: leave it out')
     if task in ("tag", "extract", "choose", "embed") and reader != Bag(over=reader.over):
-        what = f'start.classic.kind is "{reader.kind}", or has settings that are of classes'
-        raise HeedfulError(f'{what}: {task} takes the rows themselves; give kind = "bag", and over')
+        what = f'start.classic.kind is "{reader.kind}", or has settings of classes: {task} takes the rows themselves'
+        raise HeedfulError(f'{what}; give kind = "bag", and over')
 
 
 def defaults(
@@ -325,8 +323,8 @@ def defaults(
         train=TrainSettings(length=Epochs(count=epochs), batch=batch, optimiser=AdamW(rate=rate)),
         fit=FitSettings(evaluate=1.0 if epochs > 2 else 0.5),
     )
-    model = "a classic model" if classic else "a fresh encoder" if fresh else f"a trained model {width} wide"
-    return settings, f"defaults for {examples:,} examples and {model}"
+    start = "a classic model" if classic else "a fresh encoder" if fresh else f"a trained model {width} wide"
+    return settings, f"defaults for {examples:,} examples and {start}"
 
 
 def whole_groups(train: TrainSettings, together: int) -> None:

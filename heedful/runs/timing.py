@@ -6,6 +6,7 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,12 +55,21 @@ def latency(loaded: Loaded, rounds: int | None = None) -> dict[str, Any]:
         "latency": {
             str(length): {
                 "p50": round(1000 * statistics.median(found), 2),
-                "p99": round(1000 * found[min(len(found) - 1, int(0.99 * len(found)))], 2),
+                "p99": round(1000 * percentile(found, 99), 2),
             }
             for length, found in times.items()
         },
         "throughput": round(BATCH // length * length / many),
     }
+
+
+def percentile(values: Sequence[float], per_cent: int) -> float:
+    """The least of these sorted values that so many per cent of them do not exceed (nearest rank).
+
+    >>> percentile(range(1, 101), 99), percentile(range(1, 6), 99)
+    (99, 5)
+    """
+    return values[-(-per_cent * len(values) // 100) - 1]
 
 
 def resident() -> int:

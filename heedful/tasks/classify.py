@@ -161,7 +161,10 @@ class Classify(Texts):
         )
 
     def result(self, measure: Measure) -> Result:
-        found: Result = measure.metrics["matrix"].result()
+        matrix = measure.metrics["matrix"]
+        found: Result = matrix.result()
+        if matrix.positive is not None:
+            found["notes"] = [f'precision, recall and f1 are those of "{matrix.positive}"', *found["notes"]]
         calibration = measure.metrics["calibration"].result()
         loss = measure.metrics["loss"].result()["loss"]
         return found | {"loss": loss, "ece": calibration["ece"], "calibration": calibration["table"]}

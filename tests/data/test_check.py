@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from heedful.data import Choices, DataSettings, LeaveOut, Report, check, read
+from heedful.data import Choices, DataSettings, LeaveOut, Report, Rewritten, check, read
 
 TRAIN = [
     ("a fine day", "pos"),
@@ -70,7 +70,7 @@ def test_lines(tmp_path: Path) -> None:
         "train: 1 longer than 384 words, like train.jsonl:11",
         "train: 1 with an empty text, like train.jsonl:5",
         "train: 2 that repeat earlier ones but for case and punctuation (1 exactly), like train.jsonl:2, train.jsonl:3",
-        "train: 1 of these texts with different targets, like train.jsonl:1",
+        "train: 1 texts with different targets, like train.jsonl:1",
         "train: 1 with text that was decoded twice, like Ã© or â€™, like train.jsonl:6",
         "train: 1 with markup like <br /> or &amp;, like train.jsonl:7",
         "train: 1 with replacement characters (U+FFFD), like train.jsonl:8",
@@ -107,7 +107,7 @@ def test_questions_of_one_passage(tmp_path: Path) -> None:
     found = check(read(tmp_path, Choices))
     assert found.splits["train"].labels == {"candidate 0": 1, "candidate 1": 1}
     assert [(leak.alike, leak.groups) for leak in found.leaks] == [(0, 1)]
-    assert found.lines()[-1].endswith("(0 exactly), and contexts or prompts: 1")
+    assert found.lines()[-1].endswith("(0 exactly), and contexts, prompts or sources: 1")
 
 
 def test_another_measure(tmp_path: Path) -> None:
@@ -120,3 +120,15 @@ def test_another_measure(tmp_path: Path) -> None:
         read(tmp_path / "a.txt", settings=DataSettings(dev=0.0)), limit=4, length=characters, unit="characters"
     )
     assert "train: 1 longer than 4 characters, like a.txt:2" in found.lines()
+
+
+def test_texts_that_are_rewritten(tmp_path: Path) -> None:
+    """One source with other targets is at odds in a split, and a leak between two."""
+    pairs = {"train": [("One way.", "a"), ("two", "b"), ("one way", "c")], "dev": [("two!", "d"), ("three", "e")]}
+    for name, rows in pairs.items():
+        lines = [json.dumps({"source": source, "target": target}) for source, target in rows]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    found = check(read(tmp_path, Rewritten))
+    assert found.splits["train"].contradicting == 1 and found.splits["dev"].contradicting == 0
+    assert found.splits["train"].places["contradicting"] == ("train.jsonl:1",)
+    assert [(leak.alike, leak.groups) for leak in found.leaks] == [(0, 1)]

@@ -230,3 +230,52 @@ def test_columns_of_squad_and_of_glue_cannot_be_chosen(tmp_path: Path) -> None:
     (tmp_path / "RTE" / "train.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n")
     with pytest.raises(HeedfulError, match=r"GLUE's RTE, where columns\.label cannot be chosen"):
         read(tmp_path / "RTE", settings=DataSettings(dev=0.0, columns={"label": "index"}))
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("['EU', 'rejects']", "['B-ORG', 'O']"),
+        ('["EU", "rejects"]', '["B-ORG","O"]'),
+        ("['EU','rejects']", " ['B-ORG', 'O'] "),
+        ("EU rejects", "B-ORG O"),
+    ],
+)
+def test_lists_that_a_cell_holds_as_text(tmp_path: Path, cells: tuple[str, str]) -> None:
+    """As tables write them that had lists in memory."""
+    quoted = ",".join('"' + cell.replace('"', '""') + '"' for cell in cells)
+    source = opened(tmp_path / "a.csv", f"words,tags\n{quoted}\n", Tagged)
+    assert list(source.examples("train")) == [Tagged(words=("EU", "rejects"), tags=("B-ORG", "O"))]
+    source = opened(tmp_path / "b.csv", "text,labels\na,\"['x', 'y']\"\nb,[]\nc,x|y\nd,[3]\n")
+    assert [each.labels for each in source.examples("train")] == [("x", "y"), (), ("x", "y"), ("3",)]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "['EU' 'rejects']",
+        "['EU'\n 'rejects']",
+        "[EU, rejects]",
+        "[1 2]",
+        "['EU', ['x']]",
+        "['EU', nan]",
+        "[" * 300 + "]",
+    ],
+)
+def test_what_looks_like_a_list_and_is_none(tmp_path: Path, cell: str) -> None:
+    """NumPy writes no commas, and Python would make one text of both."""
+    source = opened(tmp_path / "a.csv", f'words,tags\n"{cell}",O O\n', Tagged)
+    assert not list(source.examples("train"))
+    (bad,) = source.sieve.first
+    assert (
+        bad.column == "words" and 'looks like a list and is none: write it as JSON, like ["one", "two"]' in bad.reason
+    )
+
+
+def test_a_role_that_is_one_column(tmp_path: Path) -> None:
+    data = "text,stars,label\na,5,x\n"
+    for kind, columns in ((Labelled, {"label": ("stars", "label")}), (Scored, {"score": ["stars", "label"]})):
+        with pytest.raises(
+            HeedfulError, match=r"are given as the (label|score), which is one column: say which, as --set"
+        ):
+            opened(tmp_path / "a.csv", data, kind, columns=columns)

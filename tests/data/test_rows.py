@@ -127,6 +127,9 @@ def test_plain_text(tmp_path: Path) -> None:
         ("text,label\na,1\nb\rb,2\nc,2\n", "3: is not CSV: new-line character seen in unquoted field", "ac"),
         (b"text,label\na,1\nb\0,2\nc,2\n", "3:2: holds a NUL character", "ac"),
         (b'text,label\na,1\n"b\nb\xff",2\nc,2\n', "3: the row of the lines 3 to 4: byte 0xff is no utf-8", "ac"),
+        (b'text,label\na,1\n"b\xff\nb\n",2\nc,2\n', "3: the row of the lines 3 to 5: byte 0xff is no utf-8", "ac"),
+        (b'text,label\na,1\n"b\0\nb",2\nc,2\n', "3: the row of the lines 3 to 4: holds a NUL character", "ac"),
+        (b'text,label\na,1\n"\xff,2\nc,2\n', "3:2: byte 0xff is no utf-8", "ac"),
         (b"text,label\na,1\n\xe9,2\nc,2\n", "3:1: byte 0xe9 is no utf-8: invalid continuation byte; if", "ac"),
         ("text,label\na,1\nb,\nc,2\n", "3:label: is empty, expected a label", "ac"),
     ],
@@ -298,3 +301,61 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[{"text": "a", "label": "x", "label": "y"}]')
     with pytest.raises(HeedfulError, match='an object has the key "label" twice'):
         list(read(tmp_path / "a.json", settings=DataSettings(dev=0.0)).examples("train"))
+
+
+def test_a_bad_byte_in_a_text_of_several_lines_costs_that_row_alone(tmp_path: Path) -> None:
+    """Its end is no row of its own."""
+    source = opened(tmp_path / "a.csv", b'text,label\n"caf\xe9 was\nthe rest",pos\n"ok",neg\n')
+    assert rows(source) == [(4, "ok", "neg")]
+    assert [bad.line for bad in source.sieve.first] == [2]
+
+
+def test_a_row_of_tsv_with_quoted_cells_says_how_to_read_it(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text('text\tlabel\n"a\tb"\tx\n')
+    with pytest.raises(HeedfulError, match="if they wrap cells, say --set quoting=quoted"):
+        rows(read(tmp_path / "a.tsv", settings=DataSettings(dev=0.0)))
+    assert rows(opened(tmp_path / "a.tsv", 'text\tlabel\n"a\tb"\tx\n', quoting="quoted")) == [(2, "a\tb", "x")]
+
+
+def test_parquet_with_two_columns_of_one_name(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = [pyarrow.array(["a"]), pyarrow.array(["b"]), pyarrow.array([1])]
+    table = pyarrow.Table.from_arrays(columns, names=["text", "text", "label"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(HeedfulError, match=r'a\.parquet: two columns are called "text"'):
+        read(tmp_path / "a.parquet")
+
+
+def test_a_number_with_underscores_is_none(tmp_path: Path) -> None:
+    source = opened(tmp_path / "a.csv", "text,score\na,1_000\nb,1000\n")
+    assert [each.score for each in source.examples("train")] == [1000.0]
+    assert said(source) == ['2:score: is "1_000", expected a number']
+
+
+def test_label_names_that_come_with_the_data(tmp_path: Path) -> None:
+    """They are those of every file, and of every row."""
+    import pyarrow
+    import pyarrow.parquet
+
+    def kept(name: str, *names: str) -> Path:
+        about = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
+        table = pyarrow.table({"text": ["a", "b"], "label": [0, 1]})
+        pyarrow.parquet.write_table(
+            table.replace_schema_metadata({"huggingface": json.dumps(about)}), tmp_path / f"{name}.parquet"
+        )
+        return tmp_path / f"{name}.parquet"
+
+    one, other, turned = kept("a", "neg", "pos"), kept("b", "negative", "positive"), kept("c", "pos", "neg")
+    with pytest.raises(
+        HeedfulError, match=r'b\.parquet comes with the labels "negative", "positive", but .*a\.parquet'
+    ):
+        read([one, other])
+    source = read([one, turned], settings=DataSettings(dev=0.0))
+    assert [each.label for each in source.examples("train")] == ["neg", "pos", "pos", "neg"]
+    more = written(tmp_path / "d.csv", "text,label\nc,pos\nd,good\n")
+    for dev, found in ((0.0, "abc"), (1e-9, "abc")):
+        source = read([one, more], settings=DataSettings(dev=dev), bad_rows=LeaveOut())
+        assert "".join(each.text for each in source.examples("train")) == found
+        assert said(source) == ['3: the label "good" is not among those that come with train: "neg", "pos"']

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from heedful.data import DataSettings, Labelled, LeaveOut, Source, read
+from heedful.data import DataSettings, Labelled, LeaveOut, MultiLabelled, SetAside, Source, read, source_of
+from heedful.data.documents import expand
+from heedful.data.folders import as_said
 from heedful.errors import HeedfulError
 
 
@@ -198,3 +201,59 @@ def test_another_type_after_a_million_rows(tmp_path: Path) -> None:
     count, bad, growth = measured(tmp_path / "a.jsonl")
     assert (count, bad) == (1_001_000, 1)
     assert growth < 40
+
+
+def test_a_bad_row_that_is_met_in_opening_is_set_aside_once(tmp_path: Path) -> None:
+    """What a task's data are is found out by a look of its own."""
+    for name, data in (
+        ("a.jsonl", 'broken\n{"text": "a", "label": "x"}\n'),
+        ("b.jsonl", 'broken\n{"text": "a", "labels": ["x"]}\n'),
+    ):
+        (tmp_path / name).write_text(data)
+        aside = tmp_path / f"aside-{name}"
+        source = source_of("classify", tmp_path / name, DataSettings(dev=0.0), SetAside(file=aside))
+        assert texts(source, "train") == ["a"] and source.kind is (Labelled if name == "a.jsonl" else MultiLabelled)
+        assert len(aside.read_text().splitlines()) == 1 and source.sieve.bad == {str(tmp_path / name): 1}
+
+
+@pytest.mark.parametrize(
+    ("files", "settings", "message"),
+    [
+        (("a.csv", "b.csv"), {"dev": 0.2}, r"--set dev=0\.2 would change nothing: a dev split is given; leave it out"),
+        (("a.csv", "b.csv"), {"seed": 3}, "--set seed=3 would change nothing: a dev split is given"),
+        (("a.jsonl",), {"header": True}, "--set header=True would change nothing: no file is CSV or TSV"),
+        (("a.jsonl",), {"delimiter": ";"}, "--set delimiter=; would change nothing: no file is CSV or TSV"),
+        (("a.parquet",), {"quoting": "quoted"}, "--set quoting=quoted would change nothing: no file is CSV or TSV"),
+        (("a.parquet",), {"encoding": "cp1252"}, "--set encoding=cp1252 would change nothing: no file is text"),
+        (("a.csv", "b.csv"), {"dev": 0.0, "header": True, "encoding": "cp1252", "quoting": "quoted"}, ""),
+        (("a.csv", "a.jsonl"), {"header": True, "delimiter": ","}, ""),
+        (("a.csv",), {"dev": 0.2, "seed": 3}, ""),
+        (("a.jsonl", "a.parquet"), {"encoding": "cp1252"}, ""),
+    ],
+)
+def test_settings_that_would_change_nothing(
+    tmp_path: Path, files: tuple[str, ...], settings: dict[str, Any], message: str
+) -> None:
+    import pyarrow.parquet
+
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("text,label\na,x\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "label": "x"}\n')
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "label": ["x"]}), tmp_path / "a.parquet")
+    given = dict(zip(("train", "dev"), (tmp_path / name for name in files), strict=False))
+    with pytest.raises(HeedfulError, match=message) if message else nullcontext():
+        source_of("classify", given, DataSettings(**settings), LeaveOut())
+
+
+def test_a_path_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    for path in (tmp_path / ("x" * 300 + ".csv"), tmp_path / ("x" * 300 + ".parquet")):
+        with pytest.raises(
+            HeedfulError, match=r"x: cannot be read: File name too long|x\.\w+: cannot be read: File name"
+        ):
+            read(path)
+    with pytest.raises(HeedfulError, match="cannot be read: File name too long"):
+        read(as_said([Path("train=" + "x" * 300 + ".csv")]))
+    with pytest.raises(HeedfulError, match="cannot be read: File name too long"):
+        expand([tmp_path / ("x" * 300)])
+    with pytest.raises(HeedfulError, match="there is no such file"):
+        read(tmp_path / "a\0b.csv")

@@ -166,12 +166,48 @@ def test_what_the_numbers_are_of(tmp_path: Path) -> None:
     assert "those of step 250 of 300, the best on dev; so the numbers of dev are a little too good, and those" in text
     assert "There is no test split" not in text
     del found["splits"]["test"]
-    assert "There is no test split: what is known comes from dev" in card(tmp_path, found, dev=lines)
+    chosen = "There is no test split: what is known comes from dev, by which the model was chosen."
+    assert chosen in card(tmp_path, found, dev=lines)
     found["settings"]["fit"] = {"keep": "last"}
-    assert "The weights are those after 300 steps." in card(tmp_path, found, dev=lines)
+    text = card(tmp_path, found, dev=lines)
+    assert "The weights are those after 300 steps." in text
+    assert "There is no test split: what is known comes from dev.\n" in text, "which decided nothing"
+    found["settings"]["fit"] = {"keep": "last", "patience": 2}
+    assert chosen in card(tmp_path, found, dev=lines)
     found["splits"] = {}
     text = card(tmp_path, found)
     assert "Nothing was measured" in text and "- Not measured at all." in text and "mistakes" not in text
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_thresholds_that_were_fitted_on_dev(tmp_path: Path, keep: str) -> None:
+    results = made.results("multiple", "micro_f1", {"dev": made.labelled(["x", "y"])})
+    settings = {"task": {"kind": "multiple", "thresholds": "calibrated"}, "fit": {"keep": keep}}
+    seeds = [{"seed": 1, "best_step": 9, "steps": 10, "seconds": 2.0, "splits": {"dev": 0.5}}]
+    text = card(tmp_path, results | {"settings": settings, "seeds": seeds, "seed": 1})
+    assert ", and thresholds were fitted on dev; so the numbers of dev are a little too good." in text
+    chosen = "by which the model was chosen and " if keep == "best" else ""
+    assert f"what is known comes from dev, {chosen}on which its thresholds were fitted." in text
+    extract = made.results("extract", "f1", {"dev": {"f1": 0.5, "best_f1_threshold": -1.0, "count": 9}})
+    settings = {"task": {"kind": "extract", "threshold": "calibrated"}, "fit": {"keep": keep}}
+    extract |= {"settings": settings, "seeds": seeds, "seed": 1}
+    assert "thresholds were fitted on dev" in card(tmp_path, extract)
+    del extract["splits"]["dev"]["numbers"]["best_f1_threshold"]
+    assert "thresholds" not in card(tmp_path, extract).replace('"threshold"', ""), "every question has an answer"
+
+
+def test_a_note_of_several_splits_stands_there_once(tmp_path: Path) -> None:
+    found, lines = classified()
+    for split in found["splits"].values():
+        split["numbers"]["notes"] = ['f1 is that of "good"']
+    assert card(tmp_path, found, dev=lines).count('- On dev and test: f1 is that of "good".') == 1
+
+
+def test_scores_and_cosines_stand_on_one_scale(tmp_path: Path) -> None:
+    line = {"n": 0, "right": None, "badness": 0.5, "answer": {}, "input": ["one", "other"], "gold": 4.2, "said": 0.25}
+    found = made.results("embed", "spearman", {"dev": {"spearman": 0.5, "count": 1}}, scores={"low": 1, "high": 5})
+    table = rows(card(tmp_path, found, dev=[line]), "## The worst mistakes on dev")
+    assert table[2] == ["one / other", "4.200", "2.000 (a cosine of 0.250)"]
 
 
 def test_several_seeds(tmp_path: Path) -> None:

@@ -89,3 +89,11 @@ def test_t13_one_that_is_running_stays(tmp_path: Path, runs: list[Path]) -> None
     with only_run(folder), pytest.raises(HeedfulError, match=re.escape("another run, pid ")):
         quickstart(folder)
     assert (folder / "predictions-test.jsonl").is_file() and len(runs) == 1
+
+
+def test_a_link_is_not_replaced(tmp_path: Path, runs: list[Path]) -> None:
+    quickstart(tmp_path / "run")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with pytest.raises(HeedfulError, match="link cannot be written: Cannot call rmtree on a symbolic link: give"):
+        quickstart(tmp_path / "link")
+    assert (tmp_path / "run" / "predictions-test.jsonl").is_file()

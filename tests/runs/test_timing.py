@@ -10,7 +10,7 @@ from folders import make
 
 from heedful.checkpoint import Loaded, load
 from heedful.packed import Packed
-from heedful.runs.timing import BATCH, latency, memory
+from heedful.runs.timing import BATCH, latency, memory, percentile
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +57,8 @@ def test_memory_is_of_this_process() -> None:
     for line in lines:
         if line.startswith("VmHWM"):
             assert memory() == pytest.approx(1024 * int(line.split()[1]), rel=0.05)
+
+
+def test_one_of_a_hundred_is_above_the_99th_percentile() -> None:
+    assert percentile([float(number) for number in range(1, 101)], 99) == 99
+    assert [percentile([1.0, 2.0], each) for each in (50, 51, 100)] == [1, 2, 2] and percentile([3.0], 99) == 3

@@ -272,3 +272,14 @@ def test_the_surest_mistake_is_the_worst() -> None:
     assert [each.right for each in sets] == [False, False, True]
     assert sets[0].badness > sets[1].badness > sets[2].badness == pytest.approx(-math.log(0.9))
     assert (sets[0].gold, sets[0].said) == (["bad", "good"], ["fair"])
+
+
+def test_of_two_labels_the_one_that_f1_is_of_is_named() -> None:
+    two = task(labels=("spam", "legit"))
+    answers = [{"label": "legit", "probability": 0.9, "probabilities": {"spam": 0.1, "legit": 0.9}}]
+    example = Labelled(text="a", label="legit")
+    found = two.result(two.measured(two.measure(), [example], answers, [0]))
+    assert found["notes"][0] == 'precision, recall and f1 are those of "legit"' and found["f1"] == 1.0
+    three = task(labels=("spam", "legit", "other"))
+    found = three.result(three.measured(three.measure(), [example], answers, [0]))
+    assert "f1" not in found and not any("are those of" in note for note in found["notes"])
