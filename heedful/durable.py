@@ -56,7 +56,11 @@ def put_folder(path: Path) -> None:
     """Make a folder, and what is missing above it."""
     if not path.is_dir():
         put_folder(path.parent)
-        _mkdir(path)
+        try:
+            _mkdir(path)
+        except FileExistsError:  # another process was faster
+            if not path.is_dir():
+                raise
         sync(path.parent)
 
 

@@ -606,3 +606,20 @@ def test_no_second_copy_of_the_tensors_is_made(tmp_path: Path) -> None:
     assert saving < 25, "MB; the tensors have 200, each of them 20"
     assert loading < 25
     assert last == 9
+
+
+def test_a_folder_that_another_process_made_meanwhile_is_as_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = durable._mkdir
+
+    def later(path: Path) -> None:
+        make(path)  # the other one
+        make(path)
+
+    monkeypatch.setattr(durable, "_mkdir", later)
+    durable.put_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError):
+        durable.put_folder(tmp_path / "file")

@@ -63,6 +63,11 @@ class Loaded(nn.Module):
         self.head = None if config.head is None else make_head(config.head, self.model)
         self.settle: Callable[[], None] = _nothing  # while it is trained: all weights become those of the last step
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has the weights of the last step."""
+        self.settle()
+        return self.__dict__.copy()
+
     def forward(self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None) -> Any:
         """The head's outputs, or the last hidden states where there is no head."""
         return self.rows(batch, target, trace=trace) if self.head is None else self.said(batch, target, trace=trace)

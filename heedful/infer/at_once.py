@@ -63,7 +63,9 @@ class AtOnce:
 
     def __call__(self, block: Block, x: Tensor, sight: Sight, placed: Placed) -> Tensor | None:
         """The block's rows; None: it has to be computed part by part."""
-        if torch.is_grad_enabled() or sight.cache is not None or sight.memory is not None or sight.trace is not None:
+        if torch.is_grad_enabled() or block.training:
+            return None
+        if sight.cache is not None or sight.memory is not None or sight.trace is not None:
             return None
         if (
             x.dtype != torch.bfloat16

@@ -17,7 +17,7 @@ from heedful.errors import HeedfulError, InputError
 from heedful.families import FAMILIES
 from heedful.infer.graphs import Graphs
 from heedful.infer.precision import Precision, PrecisionOrAuto
-from heedful.infer.prepare import Way, dtype_of, prepare
+from heedful.infer.prepare import Way, dtype_of, like_bias, prepare
 from heedful.model.config import Head
 from heedful.model.heads import PretrainingHead, read_of
 from heedful.model.stack import Transformer, only
@@ -233,7 +233,9 @@ class Engine:
         q = torch.zeros(count * length, stack.heads, stack.head_width, dtype=parameter.dtype, device=parameter.device)
         layout = Layout.of(range(0, count * length + 1, length))
         first = self.way.attention if self.way else ""
-        call = Call(layout=layout, scale=stack.head_width**-0.5, causal=stack.causal, window=stack.window, first=first)
+        bias = like_bias(stack, len(q), length, q.dtype, q.device)
+        seen: dict[str, Any] = {"causal": stack.causal, "window": stack.window, "bias": bias}
+        call = Call(layout=layout, scale=stack.head_width**-0.5, first=first, **seen)
         where = f"{parameter.device.type}, {str(parameter.dtype).removeprefix('torch.')}"
         with torch.inference_mode():
             yield f"attention of {count} texts of {length} tokens on {where}:\n{explain(q, q, q, call)}"

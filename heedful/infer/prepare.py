@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from heedful.checkpoint import Loaded
-from heedful.device import fast_bfloat16
+from heedful.device import CPU, fast_bfloat16
 from heedful.infer import kept
 from heedful.infer.at_once import AtOnce, fits
 from heedful.infer.precision import Precision
-from heedful.model.config import Shaw, StackConfig
+from heedful.model.config import Buckets, Shaw, StackConfig, TransformerXl
 from heedful.model.stack import Attention, Block
 from heedful.nn.attend import KERNELS, attend_as
 from heedful.nn.layers import ACTIVATIONS, Mlp
-from heedful.nn.layout import Call, Layout
+from heedful.nn.layout import Bias, Call, Distance, Layout
 from heedful.nn.linear import FUSED, Laid, Panels, Rounded, cannot_lay, cannot_panel
 from heedful.nn.native import usable
 
@@ -110,6 +110,11 @@ def _as_it_is(x: Tensor) -> Tensor:
 # -- the fastest way ------------------------------------------------------------------------------------------
 
 
+def measures() -> bool:
+    """Whether ways are measured at all: not where HEEDFUL_MEASURE is off."""
+    return os.environ.get(MEASURE) != "off"
+
+
 def fastest(loaded: Loaded, precision: Precision) -> Way:
     """Of a model in its precision on its device: as was measured on this machine before, or now, in a moment."""
     stack = loaded.config.model.encoder or loaded.config.model.decoder
@@ -118,7 +123,7 @@ def fastest(loaded: Loaded, precision: Precision) -> Way:
         return Way(precision=precision, why=("without a stack of blocks there is one way",))
     if parameter.device.type != "cpu":
         return Way(precision=precision, why=(f"on {parameter.device.type} PyTorch's own products are taken",))
-    if os.environ.get(MEASURE) == "off":
+    if not measures():
         linears: Linears = "rounded" if precision == "int8" else "plain"
         return Way(precision=precision, linears=linears, why=(f"nothing was measured: {MEASURE} is off",))
     facts = {"machine": kept.machine(), "precision": precision, "stack": repr(stack)}
@@ -133,7 +138,8 @@ def _measured(loaded: Loaded, config: StackConfig, precision: Precision) -> Way:
     way = Way(precision=precision)
     dtype = next(loaded.parameters()).dtype
     with torch.inference_mode():
-        if loaded.model.encoder is not None and not isinstance(config.relation, Shaw):
+        # those have a bias of each row's own, beside which kernels take their time for other things
+        if loaded.model.encoder is not None and not isinstance(config.relation, Shaw | TransformerXl):
             way = _with_attention(way, config, dtype)
         if precision == "int8":
             return replace(way, linears="rounded", why=(*way.why, "linear layers: products of whole numbers"))
@@ -146,12 +152,30 @@ def _with_attention(way: Way, config: StackConfig, dtype: torch.dtype) -> Way:
     q, k, v = _rows(3 * bounds[-1], config.heads * config.head_width, dtype).view(
         3, bounds[-1], config.heads, config.head_width
     )
-    call = Call(layout=Layout.of(bounds), scale=1.0, window=config.window)
+    bias = like_bias(config, bounds[-1], max(TEXTS), dtype, CPU)
+    call = Call(layout=Layout.of(bounds), scale=1.0, window=config.window, bias=bias)
     names = [each.name for each in KERNELS if not each.cannot(q, k, v, call)]
 
     times = timed({name: partial(attend_as, q, k, v, replace(call, first=name)) for name in names})
     best = min(times, key=times.__getitem__)
     return replace(way, attention=best, why=(*way.why, f"attention: {best} ({_shown(times)} for {bounds[-1]} tokens)"))
+
+
+def like_bias(config: StackConfig, rows: int, longest: int, dtype: torch.dtype, device: torch.device) -> Bias | None:
+    """A bias of the kind and shape that a stack adds to the scores of texts with so many rows; all of it is 0."""
+    match config.relation:
+        case Buckets(reach=reach):
+            heads: tuple[int, ...] = (config.heads,)
+        case Shaw(reach=reach):
+            heads = (rows, config.heads)
+        case TransformerXl():
+            heads, reach = (rows, config.heads), longest
+        case _:
+            return None
+    gaps = 2 * min(reach, longest - 1) + 1
+    has_values = isinstance(config.relation, Shaw) and config.relation.values
+    values = torch.zeros(gaps, config.head_width, dtype=dtype, device=device) if has_values else None
+    return Distance(table=torch.zeros(*heads, gaps, dtype=dtype, device=device), values=values, blocks={})
 
 
 def _with_linears(way: Way, plain: nn.Linear) -> Way:

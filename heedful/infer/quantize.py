@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -25,7 +26,7 @@ from heedful.errors import HeedfulError
 from heedful.infer import kept
 from heedful.infer.engine import Engine, Piece
 from heedful.infer.precision import Precision, PrecisionOrAuto
-from heedful.infer.prepare import dtype_of, prepare, timed
+from heedful.infer.prepare import dtype_of, measures, prepare, timed
 from heedful.packed import Packed
 from heedful.tasks.fill import mask_name
 
@@ -88,7 +89,7 @@ def decide(
 
 
 def fastest(trials: Sequence[Trial]) -> Precision:
-    """The fastest that is not refused."""
+    """The fastest that is not refused; float32 never is."""
     return max((each for each in trials if not each.refused), key=lambda each: each.speed).precision
 
 
@@ -108,8 +109,8 @@ def tried(
     nothing that was kept is taken, but what `main` said of these weights before, where it is not given.
     """
     limits = bounds or Bounds()
-    facts = {"machine": kept.machine(device), "weights": _weights(folder_of(name, revision)), "head": head}
-    facts |= {"bounds": asdict(limits)}
+    facts: dict[str, Any] = {"machine": kept.machine(device), "weights": _weights(folder_of(name, revision))}
+    facts |= {"head": head, "bounds": asdict(limits), "measured": measures()}
     before = None if main is not None else kept.get(facts)
     found = None if anew else before
     if found is None:
@@ -159,22 +160,36 @@ def _trials(
     times = timed({name: partial(_scores, engine, pieces) for name, engine in whole.items()}, ROUNDS)
     numbers = {name: main() if callable(main) else main for name, main in mains.items() if name in whole}
     least, trials = numbers["float32"], []
+    if not (scores["float32"].isfinite().all() and math.isfinite(least or 0.0)):
+        raise HeedfulError(
+            f"{engines['float32'].loaded.source}: in float32 its scores, or its main number ({least}), are not finite; "
+            "expected finite ones, which other precisions are compared with: check its weights, or take float32"
+        )
+    spread = scores["float32"].std(correction=0).clamp(min=1e-6)
     for name in engines:
         fair_scores = scores["float32"][: len(scores[name])]
-        off = float((scores[name] - fair_scores).square().mean().sqrt() / scores["float32"].std().clamp(min=1e-6))
+        off = float((scores[name] - fair_scores).square().mean().sqrt() / spread)
         tokens = sum(len(each.encoded) for each in (few if name in brief else pieces))
         seen = looks if name in brief else times
         speed, fair = tokens / seen[name], tokens / seen["float32"]
         found = numbers.get(name)
-        refused = ""
-        if not off <= bounds.scores:
-            refused = f"its scores differ by {off:.4f} of their spread, and {bounds.scores} is allowed"
-        elif least is not None and found is not None and not found >= least - bounds.main:
-            refused = f"the main number falls from {least:.4f} to {found:.4f}, and {bounds.main} is allowed"
-        elif name != "float32" and speed <= fair:
-            refused = f"it is not faster: {speed:,.0f} tokens/s against {fair:,.0f} in float32"
+        refused = "" if name == "float32" else _refusal(off, (least, found), (fair, speed), bounds)
         trials.append(Trial(precision=name, speed=speed, scores=off, main=found, refused=refused, brief=name in brief))
     return trials
+
+
+def _refusal(
+    off: float, numbers: tuple[float | None, float | None], speeds: tuple[float, float], bounds: Bounds
+) -> str:
+    """Why a precision is not taken, or nothing; numbers and speeds are float32's and its own."""
+    (least, found), (fair, speed) = numbers, speeds
+    if not off <= bounds.scores:
+        return f"its scores differ by {off:.4f} of their spread, and {bounds.scores} is allowed"
+    if least is not None and found is not None and not found >= least - bounds.main:
+        return f"the main number falls from {least:.4f} to {found:.4f}, and {bounds.main} is allowed"
+    if speed <= fair:
+        return f"it is not faster: {speed:,.0f} tokens/s against {fair:,.0f} in float32"
+    return ""
 
 
 def _pieces(engine: Engine, inputs: Sequence[Any]) -> list[Piece]:

@@ -264,6 +264,7 @@ def _stem(one: str, other: str) -> bool:
 
 def _related(loaded: Loaded) -> Float[Tensor, "tokens width"]:
     """The unit vectors of the embedding table around their mean."""
+    loaded.settle()
     table = loaded.model.embedding.tokens.weight.detach().float()
     return torch.nn.functional.normalize(table - table.mean(0), dim=-1)
 

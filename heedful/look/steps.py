@@ -111,6 +111,7 @@ def _embedding(inside: Inside, part: str, row: int) -> Iterator[Step]:
     embedding: Embedding = model.output_embedding if both else model.embedding
     side = inside.sides[inside.view(part).rows]
     config, id = embedding.config, int(side[row]["id"])
+    inside.loaded.settle()
     vector = embedding.tokens.weight[id] * config.scale
     about = "The token's own vector, a row of the embedding table; the same wherever the token stands."
     yield Step(name="Embedding", formula="e = E[token]", about=about, vectors={"e": vector})

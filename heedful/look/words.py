@@ -130,6 +130,7 @@ def static(loaded: Loaded, word: str) -> tuple[Float[Tensor, " width"], list[int
         raise HeedfulError(f'"{word}" has no tokens: give a word')
     if tokenizer.special.unknown in ids:
         raise HeedfulError(f'"{word}" is not in the vocabulary, so it has no vector of its own: give another word')
+    loaded.settle()
     return loaded.model.embedding.tokens.weight[ids].detach().float().mean(0), ids
 
 
@@ -149,6 +150,7 @@ def analogy(loaded: Loaded, a: str, b: str, c: str, count: int = NEIGHBOURS) -> 
 def _closest(loaded: Loaded, vector: Tensor, without: set[int], count: int) -> list[dict[str, Any]]:
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
+    loaded.settle()
     table = loaded.model.embedding.tokens.weight.detach().float()[: tokenizer.size]
     cosines = F.cosine_similarity(table, vector[None])
     special = tokenizer.special

@@ -68,8 +68,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "attention_gradient": (None, [*_CALL, _P, _I, _P, _P, _I, _P, _P, _P, _I, _N]),
     "cross_entropy": (None, [_P, _I, _I, _P, _N, _P, _P, _N]),
     "block": (None, [_P, _P, _I, _I, _P, _I, _P, _P, _N]),
-    "adamw": (None, [_I, _P, _P, _F, _F, _F, _F, _N]),
-    "adamw_rows": (None, [_P, _P, _P, _P, _I, _P, _I, _P, _I, _P, _F, _F, _F, _F, _N]),
+    "adamw": (None, [_I, _P, _P, _F, _D, _D, _D, _N]),
+    "adamw_rows": (None, [_P, _P, _P, _P, _I, _P, _I, _P, _I, _P, _F, _D, _D, _D, _N]),
 }
 
 

@@ -12,7 +12,9 @@ struct Step {
 };
 
 struct Adam {
-    float b1, b2, eps;
+    float b1, b2, new1, new2, eps;  // new: 1 - b, of which float32 would keep few digits
+    Adam(double b1, double b2, double eps)
+        : b1((float)b1), b2((float)b2), new1((float)(1 - b1)), new2((float)(1 - b2)), eps((float)eps) {}
 };
 
 static inline V root_of(V x) {
@@ -32,8 +34,8 @@ static inline bool any(V x) {
 }
 
 static inline void move(V& p, V& m, V& v, V g, Adam a, Step s) {
-    m = m * a.b1 + g * (1 - a.b1);
-    v = v * a.b2 + g * g * (1 - a.b2);
+    m = m * a.b1 + g * a.new1;
+    v = v * a.b2 + g * g * a.new2;
     p = p * s.decay - m / (root_of(v) * s.root + a.eps) * s.rate;
 }
 
@@ -74,11 +76,11 @@ struct Tensors {
 extern "C" {
 
 // One step of `many` tensors of any size, each with the gradient g times `scale`.
-void heedful_adamw(int64_t many, const void* tensors, const void* step, float scale, float b1, float b2, float eps,
+void heedful_adamw(int64_t many, const void* tensors, const void* step, float scale, double b1, double b2, double eps,
                    int threads) {
     const Tensors* all_of_them = (const Tensors*)tensors;
     Step s = *(const Step*)step;
-    Adam a = {b1, b2, eps};
+    Adam a(b1, b2, eps);
     const Tensors& end = all_of_them[many - 1];
     int64_t pieces = end.before + (end.count + PIECE - 1) / PIECE;
 #pragma omp parallel for schedule(static) num_threads(threads)
@@ -111,10 +113,10 @@ void heedful_adamw(int64_t many, const void* tensors, const void* step, float sc
 // this history, are brought to have had `many` of them: without a gradient; but where `g` [count, width] is given, it
 // is that of the last step.
 void heedful_adamw_rows(float* p, float* m, float* v, int32_t* moved, int64_t width, const int64_t* chosen,
-                        int64_t count, const void* steps, int64_t many, const float* g, float scale, float b1, float b2,
-                        float eps, int threads) {
+                        int64_t count, const void* steps, int64_t many, const float* g, float scale, double b1,
+                        double b2, double eps, int threads) {
     const Step* history = (const Step*)steps;
-    Adam a = {b1, b2, eps};
+    Adam a(b1, b2, eps);
 #pragma omp parallel num_threads(threads)
     {
 #if defined(__SSE__)

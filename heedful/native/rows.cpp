@@ -132,10 +132,10 @@ static void cross_entropy(const typename E::T* scores, int64_t rows, int64_t cla
         float top = largest(most);
         V total = where(there, exp2_of((last - top) * LOG2_E), V{});
         for (int64_t j = 0; j < whole; j += LANES) total += exp2_of((E::load(x + j) - top) * LOG2_E);
-        float log_sum = std::log(sum(total)), one = -(top + log_sum) * LOG2_E;
-        losses[row] = top + log_sum - E::one(x[targets[row]]);
-        for (int64_t j = 0; j < whole; j += LANES) E::store(dx + j, exp2_of(E::load(x + j) * LOG2_E + one));
-        E::store(rest, exp2_of(last * LOG2_E + one));
+        float log_sum = std::log(sum(total)), less = log_sum * LOG2_E;
+        losses[row] = log_sum - (E::one(x[targets[row]]) - top);
+        for (int64_t j = 0; j < whole; j += LANES) E::store(dx + j, exp2_of((E::load(x + j) - top) * LOG2_E - less));
+        E::store(rest, exp2_of((last - top) * LOG2_E - less));
         for (int64_t i = whole; i < classes; i++) dx[i] = rest[i - whole];
         // the target's own, in float32: where it is nearly certain little is left of 1
         float own = std::exp(-losses[row]) - 1;

@@ -35,7 +35,8 @@ def attend(
     """softmax(scale q k + bias) v in each sequence of the layout; a query that may see no key gets zeros.
 
     Causal masks and windows align the last query with the last key; windows include both ends. Dropout draws from
-    torch's global generator. "auto" takes the first kernel that can; a named kernel that cannot is an error.
+    torch's global generator. "auto" takes the first kernel that can; a named kernel that cannot is an error, as are
+    shapes that do not go together.
     """
     call = Call(layout=layout, scale=scale, causal=causal, window=window, bias=bias, dropout=dropout)
     return attend_as(q, k, v, call, backend=backend)
@@ -50,9 +51,24 @@ def attend_as(
     backend: str = "auto",
 ) -> Float[Tensor, "queries heads value_width"]:
     """The same, with everything but q, k and v in one."""
+    _check(q, k, v, call.layout)
     if len(q) == 0 or len(k) == 0:
         return q.new_zeros(len(q), *v.shape[1:])
     return choose(q, k, v, call, backend).run(q, k, v, call)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> None:
+    """Numbers on the host alone; kernels read and write where a layout says."""
+    if not q.ndim == k.ndim == v.ndim == 3 or k.shape[1:] != q.shape[1:] or v.shape[:2] != k.shape[:2]:
+        raise HeedfulError(
+            f"q is {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)}; expected [queries, heads, width], [keys, "
+            "heads, width] and [keys, heads, value width]: repeat the heads of k and v where several of q share them"
+        )
+    if layout.rows != len(q) or layout.keys_needed > len(k):
+        raise HeedfulError(
+            f"the layout is of {layout.rows} query rows and of key rows up to {layout.keys_needed}, and there are "
+            f"{len(q)} and {len(k)}: give the bounds of these rows"
+        )
 
 
 def choose(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str = "auto") -> Kernel:

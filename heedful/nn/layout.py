@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from heedful.errors import HeedfulError
 from heedful.packed import Packed
 
 Span = tuple[int, int]
@@ -53,6 +54,23 @@ class Layout:
     def rows(self) -> int:
         """How many query rows there are."""
         return self.queries[-1][1] if self.queries else 0
+
+    @property
+    def keys_needed(self) -> int:
+        """How many key rows there are at least; a HeedfulError where the spans are not such as they have to be."""
+        found: int = self.plan(("keys needed",), self._keys_needed)
+        return found
+
+    def _keys_needed(self) -> int:
+        at = 0
+        for number, ((start, stop), (first, last)) in enumerate(zip(self.queries, self.keys, strict=True)):
+            if start != at or stop < start or not 0 <= first <= last:
+                raise HeedfulError(
+                    f"layout: sequence {number} has the query rows {start} to {stop} and the key rows {first} to "
+                    f"{last}; expected query rows from {at} on, and no span that ends before it begins"
+                )
+            at = stop
+        return max((last for first, last in self.keys if first < last), default=0)
 
     def sizes(self) -> list[tuple[int, int]]:
         """(n, m) of each sequence."""

@@ -80,8 +80,8 @@ def spans(layout: Layout) -> Int[Tensor, "sequences 4"]:
 
 
 def _shares(layout: Layout) -> bool:
-    seen = sorted(layout.keys)
-    return any(one[1] > other[0] and other[0] < other[1] for one, other in pairwise(seen))
+    seen = sorted((first, last) for first, last in layout.keys if first < last)
+    return any(one[1] > other[0] for one, other in pairwise(seen))
 
 
 def _in_lines(x: Tensor) -> Tensor:

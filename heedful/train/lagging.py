@@ -21,7 +21,9 @@ from heedful.train.optim import Optimizer
 def lagging(models: Sequence[nn.Module], parameters: Mapping[str, Tensor], optimizer: Optimizer) -> list[nn.Embedding]:
     """The tables of which that becomes true: read by rows and by nothing else, no scores among it.
 
-    They bring rows up to date as they are read; whoever reads a table in another way calls optimizer.settle() before.
+    They bring rows up to date as they are read, and all rows before `state_dict` and `load_state_dict`; so do
+    `Loaded.named` and copies of a `Loaded`. Whoever reads a table in another way, as `loaded.parameters()`, calls
+    `loaded.settle()` before.
     While `sparse` is set on a table, its gradient has the touched rows alone.
     """
     uses = Counter(id(each) for model in models for part in model.modules() for each in part._parameters.values())
@@ -38,25 +40,33 @@ def lagging(models: Sequence[nn.Module], parameters: Mapping[str, Tensor], optim
         ):
             continue
         optimizer.lag(name)
-        table.register_forward_pre_hook(Settling(optimizer, name))
+        settling = Settling(optimizer, name)
+        table.register_forward_pre_hook(settling.rows)
+        table.register_state_dict_pre_hook(settling)
+        table.register_load_state_dict_pre_hook(settling)
         found.append(table)
     return found
 
 
 class Settling:
-    """Brings rows of one table up to date before they are read, or all tables; nothing once the optimiser is gone."""
+    """Brings rows up to date before they are read or replaced; nothing once the optimiser is gone."""
 
     def __init__(self, optimizer: Optimizer | None, name: str = "") -> None:
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
         self._name = name
 
-    def __call__(self, module: nn.Module | None = None, given: tuple[Tensor, ...] = ()) -> None:
-        """As a hook before a module's forward pass, or by itself."""
-        optimizer = None if self._optimizer is None else self._optimizer()
-        if optimizer is not None and given:
-            optimizer.catch_up(self._name, given[0])
-        elif optimizer is not None:
+    def __call__(self, *given: Any) -> None:
+        """All rows of all tables: by itself, or as a hook before weights are written down or replaced."""
+        if (optimizer := self._of()) is not None:
             optimizer.settle()
+
+    def rows(self, module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        """Those that the table is asked for, as a hook before its forward pass."""
+        if (optimizer := self._of()) is not None:
+            optimizer.catch_up(self._name, given[0])
+
+    def _of(self) -> Optimizer | None:
+        return None if self._optimizer is None else self._optimizer()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the model is trained by nobody."""

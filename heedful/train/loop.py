@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 import warnings
@@ -86,7 +87,7 @@ class Stage(NamedTuple):
 
 
 class Trainer:
-    """Trains a model on samples; `loaded` always holds the current weights, in float32, and is in eval mode."""
+    """Trains a model on samples; `loaded` is in eval mode, and has the current weights, in float32, once it settled."""
 
     def __init__(
         self,
@@ -364,15 +365,14 @@ class Trainer:
         """Micro-batches, after memory was not enough for one of so many tokens."""
         what = f"step {self.step + 1}: memory was not enough for a micro-batch of {tokens:,} tokens"
         if alone:
-            raise HeedfulError(
-                f"{what}, which cannot be parted; nothing was changed. Set train.recompute = true, or let sequences be "
-                "shorter"
-            )
+            more = "Set train.recompute = true, or let sequences be shorter"
+            raise HeedfulError(f"{what}, which cannot be parted; nothing was changed. {more}")
         if not self.settings.halve:
             raise HeedfulError(
                 f"{what}; nothing was changed. Set train.tokens below {tokens:,}, train.halve = true or "
                 "train.recompute = true"
             )
+        gc.collect()  # an error's frames may hold each other, and with them what was computed
         self._tokens = max(1, tokens // 2)
         warnings.warn(f"{what}; from here on they have {self._tokens:,} at most", HeedfulWarning, stacklevel=2)
 

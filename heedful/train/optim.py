@@ -148,10 +148,14 @@ class Optimizer:
         self._lagging[name] = _Lag(moved=torch.zeros(len(self._parameters[name]), dtype=torch.int32, device="cpu"))
 
     def catch_up(self, name: str, rows: Tensor | None = None) -> None:
-        """Bring these rows up to date; all of them, unless some are given."""
+        """Bring these rows up to date; all of them, unless some are given. Rows that are not there move nothing."""
         lag = self._lagging[name]
+        if rows is not None and lag.steps:
+            rows = rows.flatten().to(torch.int64).unique()
+            if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < len(lag.moved):
+                return  # whoever reads them says what is wrong
         if lag.steps:
-            self._move_rows(name, None if rows is None else rows.flatten().unique(), None, 1.0)
+            self._move_rows(name, rows, None, 1.0)
         if rows is None:
             lag.steps.clear()
             lag.moved.zero_()
@@ -194,6 +198,8 @@ class Optimizer:
             for name in (name for name in names if name in gradients and gradients[name].is_sparse):
                 self._move_some(name, gradients[name], rate * factor, decay, scale)
             if names := [name for name in names if name in gradients and not gradients[name].is_sparse]:
+                for name in self._lagging.keys() & names:  # their steps so far come before this one
+                    self.catch_up(name)
                 self._move(names, [gradients[name].contiguous() for name in names], rate * factor, decay, scale)
 
     def _move(self, names: list[str], gradients: list[Tensor], rate: float, decay: float, scale: float) -> None:

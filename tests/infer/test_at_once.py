@@ -143,3 +143,17 @@ def test_weights_that_moved_are_not_read_where_they_were(
         assert made.up.panels == at(up.panels if linears == "panels" else up.panels.panels)
         assert [made.attended.gain, made.attended.bias] == [at(x) for x in each.attention_norm.parameters()]
         assert [made.done.gain, made.done.bias] == [at(x) for x in each.mlp_norm.parameters()]
+
+
+def test_what_drops_is_computed_part_by_part(native: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    stand_in = replace(native, half=True, bytes=True, block=lambda address, *rest: asked.append(address))
+    monkeypatch.setattr(library, "_found", lambda: stand_in)
+    loaded = ready(monkeypatch, "panels")
+    rows(loaded)
+    assert asked
+    asked.clear()
+    monkeypatch.setattr(type(loaded.model.encoder.blocks[0]), "_residual", lambda self, x, *given: x)  # type: ignore[union-attr]
+    loaded.train()
+    rows(loaded)
+    assert not asked

@@ -21,6 +21,7 @@ from heedful.infer.batch import fingerprint
 from heedful.infer.engine import Engine
 from heedful.infer.prepare import Way, prepare, timed
 from heedful.model.decode import Beam, Greedy, write
+from heedful.nn.layout import Call, Distance
 from heedful.nn.linear import Laid, cannot_lay
 from heedful.packed import Packed
 
@@ -173,3 +174,21 @@ def test_the_faster_one_has_the_smaller_time() -> None:
 
     times = timed({"slow": run("slow", long), "quick": run("quick", short)}, rounds=3)
     assert times["quick"] < times["slow"] and calls == ["slow", "quick"] * 4
+
+
+@pytest.mark.parametrize(("family", "architecture"), [("t5", "T5EncoderModel"), ("xlnet", "XLNetModel")])
+def test_attention_is_measured_with_the_bias_of_the_model(
+    family: str, architecture: str, tmp_path: Path, measuring: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Call] = []
+    usual = module.attend_as
+    monkeypatch.setattr(module, "attend_as", lambda q, k, v, call: calls.append(call) or usual(q, k, v, call))
+    save_tiny(tmp_path, family, architecture)
+    loaded = load(tmp_path)
+    way = module.fastest(loaded, "float32")
+    if family == "xlnet":  # a bias of each row's own: nothing is measured, and no kernel is named
+        assert not calls and way.attention == ""
+        return
+    assert calls and all(isinstance(call.bias, Distance) for call in calls)
+    stack = loaded.config.model.encoder
+    assert stack is not None and calls[0].bias.table.shape[0] == stack.heads  # type: ignore[union-attr]

@@ -143,3 +143,37 @@ def test_a_bench_without_data_keeps_what_one_with_data_refused(
     assert fastest(tried(folder, bounds=wide, anew=True)) == fastest(first) == "bfloat16"
     assert fastest(tried(folder, bounds=wide)) == "bfloat16"
     assert verdicts(tried(folder, bounds=Bounds(scores=9.0, main=0.1)))["int8"] == ""  # other bounds, another verdict
+
+
+def test_one_number_is_something_to_compare_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
+    usual = module._scores
+    monkeypatch.setattr(module, "_scores", lambda engine, pieces: usual(engine, pieces)[:1])
+    found = tried(folder)
+    assert verdicts(found)["float32"] == "" and all(each.scores == each.scores for each in found)
+    assert fastest(found) in verdicts(found)
+
+
+@pytest.mark.parametrize("main", [None, float("nan")])
+def test_float32_that_is_not_finite_is_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, main: float | None
+) -> None:
+    clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
+    if main is None:
+        usual = module._scores
+        monkeypatch.setattr(module, "_scores", lambda engine, pieces: usual(engine, pieces) * float("nan"))
+    with pytest.raises(HeedfulError, match=r"in float32 its scores, or its main number \(.*\), are not finite"):
+        tried(folder, main=None if main is None else lambda engine: main)
+
+
+def test_what_was_found_without_measuring_ways_is_kept_apart(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
+    clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
+    tried(folder)
+    monkeypatch.setattr(module, "_trials", lambda *given: pytest.fail("it is measured anew"))
+    tried(folder)
+    monkeypatch.setattr(module, "measures", lambda: True)
+    with pytest.raises(pytest.fail.Exception):
+        tried(folder)

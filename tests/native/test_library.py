@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,17 @@ def test_what_was_built_is_right_here_and_what_is_wrong_is_not_used(
     assert kernels() is not None and why() == ""
     monkeypatch.setattr(check, "_gelu", lambda found, x: x)
     assert kernels() is None and "gelu in float32 is off by" in why()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [each for each in library.SIGNATURES if each not in ("lanes", "half", "bytes", "compiler", "packed_words")],
+)
+def test_a_function_that_does_nothing_is_noticed(name: str, built: Path) -> None:
+    found = library.load(built)
+    if (name in ("pack8", "linear8") and not found.bytes) or (name == "block" and not found.half):
+        pytest.skip("this processor does not multiply bfloat16 or bytes")
+    assert "is off by" in check.wrong(replace(found, **{name: lambda *given: None}))
 
 
 def test_it_says_that_it_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

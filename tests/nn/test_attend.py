@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from itertools import accumulate
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -298,3 +299,30 @@ def test_explain_names_every_kernel_once_and_takes_one(dropout: float) -> None:
     assert list(said) == names and text.count("\n") == len(names) - 1
     assert [name for name, verdict in said.items() if verdict == "taken"] == [choose(q, k, v, call).name]
     assert all(verdict == "taken" or verdict.startswith(("no: ", "could, ")) for verdict in said.values())
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v", "layout", "said"),
+    [
+        ((8, 4, 32), (8, 2, 32), (8, 2, 32), Layout.of([0, 8]), r"q is \[8, 4, 32\], k \[8, 2, 32\] and v"),
+        ((8, 4, 32), (8, 4, 16), (8, 4, 16), Layout.of([0, 8]), r"k \[8, 4, 16\] and v \[8, 4, 16\]; expected"),
+        ((8, 4, 32), (8, 4, 32), (5, 4, 32), Layout.of([0, 8]), r"v \[5, 4, 32\]; expected"),
+        ((8, 32), (8, 32), (8, 32), Layout.of([0, 8]), r"expected \[queries, heads, width\]"),
+        ((8, 4, 32), (8, 4, 32), (8, 4, 32), Layout.of([0, 5]), "of 5 query rows and of key rows up to 5, and there"),
+        ((8, 4, 32), (8, 4, 32), (8, 4, 32), Layout.of([0, 3, 12]), "of 12 query rows .* there are 8 and 8: give the"),
+        ((8, 4, 32), (8, 4, 32), (8, 4, 32), Layout.of([0, 3, 8], [0, 3, 9]), "of key rows up to 9"),
+        ((8, 4, 32), (8, 4, 32), (8, 4, 32), Layout.of([0, 9, 8]), "sequence 1 has the query rows 9 to 8"),
+        ((8, 4, 32), (8, 4, 32), (8, 4, 32), Layout(((0, 3), (4, 8)), ((0, 3), (3, 8))), "expected query rows from 3"),
+        ((8, 4, 32), (8, 4, 32), (8, 4, 32), Layout(((0, 8),), ((-1, 8),)), "key rows -1 to 8"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_shapes_that_do_not_go_together(
+    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], layout: Layout, said: str, backend: str
+) -> None:
+    jaxtyping.config.update("jaxtyping_disable", True)  # a user gets our own messages
+    try:
+        with pytest.raises(HeedfulError, match=said):
+            attend(*(torch.zeros(each) for each in (q, k, v)), layout, scale=1.0, backend=backend)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)

@@ -379,3 +379,19 @@ def test_a_second_derivative_is_refused(native: Kernels) -> None:
     (first,) = torch.autograd.grad(z.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
+
+
+def test_an_empty_sequence_between_hides_no_keys_that_several_have() -> None:
+    q = torch.zeros(8, 2, 32)
+    call = Call(layout=Layout(((0, 3), (3, 3), (3, 8)), ((0, 6), (2, 2), (3, 8))), scale=1.0)
+    assert "same keys" in attending.cannot_attend(q, q, q, call)
+    assert choose(q, q, q, call).name != "native"
+
+
+@pytest.mark.parametrize("level", [0.0, 300.0, 1e4, 1e6])
+def test_cross_entropy_of_large_scores(native: Kernels, level: float) -> None:
+    scores, targets = drawn(20, 100) + level, torch.arange(20)
+    found = of.cross_entropy(scores, targets)
+    assert found is not None
+    for mine, theirs in zip(found, published(scores, targets), strict=True):
+        assert off(mine, theirs) < 3e-7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,13 @@ from torch import Tensor
 import heedful
 from heedful.checkpoint import Config, Loaded, create
 from heedful.data import Labelled
+from heedful.look.inside import Inside
+from heedful.look.patterns import _related
+from heedful.look.steps import _embedding
+from heedful.look.words import _closest, static
 from heedful.model.config import Classes, EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig
 from heedful.native import library
+from heedful.packed import Packed
 from heedful.tasks.classify import Classify
 from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.optim import Optimizer
@@ -150,8 +156,15 @@ def test_a_copy_of_the_model_goes_its_own_way() -> None:
     steps = iter(mine)
     for _ in range(3):
         next(steps)
-    for copied in (copy.deepcopy(mine.loaded), pickle.loads(pickle.dumps(mine.loaded.model))):
-        assert all(each.isfinite().all() for each in copied.parameters())
+    copied = [copy.deepcopy(mine.loaded), pickle.loads(pickle.dumps(mine.loaded))]
+    assert mine._optimizer._lagging and not any(lag.steps for lag in mine._optimizer._lagging.values())
+    at = weights(mine.loaded)
+    next(steps)
+    for each in (*copied, pickle.loads(pickle.dumps(mine.loaded.model))):
+        each(Packed.of([[5, 6, 7]]))
+        assert all(one.isfinite().all() for one in each.parameters())
+    for each in copied:
+        assert all(torch.equal(one, at[name]) for name, one in each.named().items())
     assert not mine.loaded.model.embedding.tokens.sparse
 
 
@@ -170,3 +183,79 @@ def test_several_ranks_have_whole_gradients() -> None:
     task = Classify(tokenizer=tokenizer(), limit=None, labels=LABELS)
     samples = task.read([Labelled(text="a cat", label="good")]).samples
     assert not Trainer(loaded, task, samples, TrainSettings(length=Steps(count=1)), Ranks(rank=0, size=2))._tables
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda loaded: loaded.state_dict(),
+        lambda loaded: static(loaded, "cat"),
+        lambda loaded: _closest(loaded, torch.ones(32), set(), 3),
+        lambda loaded: _related(loaded),
+        lambda loaded: next(_embedding(Inside(loaded, "a cat"), "encoder", 1)),
+    ],
+    ids=["state_dict", "static", "closest", "related", "steps"],
+)
+def test_who_reads_the_table_has_the_weights_of_the_last_step(read: Callable[[Loaded], Any]) -> None:
+    mine = trainer()
+    steps = iter(mine)
+    for _ in range(3):
+        next(steps)
+    assert any(lag.steps for lag in mine._optimizer._lagging.values())
+    read(mine.loaded)
+    assert not any(lag.steps for lag in mine._optimizer._lagging.values())
+
+
+def test_a_state_dict_in_a_step_is_that_of_rows_that_do_not_lag() -> None:
+    mine, other = trainer(), trainer()
+    for _, _ in zip(range(4), mine, strict=False):
+        found = {name: each.clone() for name, each in mine.loaded.state_dict().items()}
+    for _, _ in zip(range(4), other, strict=False):
+        expected = {f"model.{name}": each.clone() for name, each in other.parameters.items()}
+    name = "model.embedding.tokens.weight"
+    assert torch.equal(found[name], expected[name])
+
+
+def test_weights_that_are_put_back_are_not_moved_by_steps_before() -> None:
+    mine = trainer()
+    steps = iter(mine)
+    best = {name: each.clone() for name, each in mine.loaded.state_dict().items()}
+    for _ in range(5):
+        next(steps)
+    mine.loaded.load_state_dict(best)
+    for name, each in mine.loaded.named().items():
+        assert torch.equal(each, best[name if name in best else f"model.{name}"]), name
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_ids_of_any_kind(kind: torch.dtype) -> None:
+    mine = trainer()
+    steps = iter(mine)
+    for _ in range(2):
+        next(steps)
+    table, count = mine._tables[0], tokenizer().size
+    ids = torch.tensor([3, 3, 1, count - 1], dtype=kind)
+    rows = table(ids)
+    assert torch.equal(rows, weights(mine.loaded)["embedding.tokens.weight"][ids.long()])
+    next(steps)
+    for bad in (count, -1, 1 << 30):
+        with pytest.raises(IndexError):
+            table(torch.tensor([0, bad], dtype=kind))
+
+
+def test_a_gradient_of_the_whole_table_comes_after_the_steps_before() -> None:
+    begin, settings, found = torch.randn(30, 48), AdamW(rate=1e-2, clip=None), []
+    for often in (False, True):
+        table, draw = begin.clone(), torch.Generator().manual_seed(3)
+        optimizer = Optimizer({"table": table}, settings)
+        optimizer.lag("table")
+        for step in range(9):
+            rows, values = torch.arange(step, step + 5), torch.randn(5, 48, generator=draw)
+            gradient = torch.sparse_coo_tensor(rows[None], values, (30, 48), check_invariants=True).coalesce()
+            if often:
+                optimizer.settle()
+            given = {"table": gradient.to_dense() if step == 4 else gradient}
+            optimizer.step(given, factor=1.0, scale=1.0, norm=1.0)
+        optimizer.settle()
+        found.append(table)
+    assert torch.equal(*found)

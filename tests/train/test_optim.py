@@ -535,3 +535,19 @@ def test_a_name_of_unknown_depth(name: str) -> None:
 def test_noam_over_seconds_never_exceeds_its_rate() -> None:
     """A warm-up below a second is none, and the rate falls after the first one."""
     assert max(factor(Noam(warmup=0.1), seconds / 100, 6.0) for seconds in range(601)) == 1.0
+
+
+@pytest.mark.parametrize("last", [0.999, 0.9999, 0.99999])
+@pytest.mark.usefixtures("native")
+def test_kernels_take_one_minus_beta_exactly(last: float) -> None:
+    ours, draw = torch.zeros(100, 64), torch.Generator().manual_seed(1)
+    settings = AdamW(rate=1e-3, betas=(0.9, last), decay=0.0, clip=None)
+    optimizer = Optimizer({"head.out": ours}, settings)
+    p, m, v = (torch.zeros(100, 64, dtype=torch.float64) for _ in range(3))
+    for step in range(1, 4):
+        gradient = torch.randn(100, 64, generator=draw)
+        g = gradient.double()
+        m, v = 0.9 * m + 0.1 * g, last * v + (1 - last) * g * g
+        p = p - 1e-3 * (m / (1 - 0.9**step)) / ((v / (1 - last**step)).sqrt() + settings.eps)
+        take(optimizer, {"head.out": gradient})
+    assert float((ours.double() - p).norm() / p.norm()) < 6e-7
