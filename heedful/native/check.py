@@ -67,7 +67,8 @@ def _half(x: Tensor) -> int:
 
 
 def _room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty(shape, dtype=dtype)
+    """What was not written is no number, whatever lay there before."""
+    return torch.full(shape, torch.nan, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
 
 
 # -- linear layers ----------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ def _whole_numbers(found: Kernels, draw: _Draw) -> Iterator[Case]:
 def _rows(found: Kernels, draw: _Draw) -> Iterator[tuple[str, Tensor, Tensor]]:
     x, dy = draw(ROWS, WIDTH), draw(ROWS, WIDTH)
     yield "gelu", _gelu(found, x), F.gelu(x.float())
-    dx = torch.empty_like(x)
+    dx = _room(*x.shape, dtype=x.dtype)
     found.gelu_gradient(x.data_ptr(), dy.data_ptr(), x.numel(), _half(x), dx.data_ptr(), 1)
     yield "gelu_gradient", dx, torch.ops.aten.gelu_backward(dy.float(), x.float())
     y, gain, bias, dz = 1 + draw(ROWS, WIDTH).abs(), draw.single(WIDTH), draw.single(WIDTH), draw.single(ROWS, WIDTH)
@@ -153,7 +154,7 @@ def _rows(found: Kernels, draw: _Draw) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 
 def _gelu(found: Kernels, x: Tensor) -> Tensor:
-    y = torch.empty_like(x)
+    y = _room(*x.shape, dtype=x.dtype)
     found.gelu(x.data_ptr(), x.numel(), _half(x), y.data_ptr(), 1)
     return y
 
@@ -161,7 +162,7 @@ def _gelu(found: Kernels, x: Tensor) -> Tensor:
 def _norms(
     found: Kernels, x: Tensor, y: Tensor, gain: Tensor, bias: Tensor, dz: Tensor, p: float
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    half, z, kept, moments = _half(x), torch.empty_like(x), _room(*x.shape), _room(len(x), 2)
+    half, z, kept, moments = _half(x), _room(*x.shape, dtype=x.dtype), _room(*x.shape), _room(len(x), 2)
     rows = [part for each in (x, y, z) for part in (each.data_ptr(), half)]
     more = (kept.data_ptr(), moments.data_ptr(), 1)
     found.add_norm(*x.shape, EPS, gain.data_ptr(), bias.data_ptr(), p, 5, *rows, *more)
@@ -171,7 +172,12 @@ def _norms(
     s = x.float() + factors * y.float()
     normed, scale = _normed(s)
     yield "add_norm", z, normed * gain + bias
-    dx, dy, gains, parts = _room(*x.shape), torch.empty_like(x), _room(2, WIDTH), _room(-(-ROWS // 32), 2, WIDTH)
+    dx, dy, gains, parts = (
+        _room(*x.shape),
+        _room(*x.shape, dtype=x.dtype),
+        _room(2, WIDTH),
+        _room(-(-ROWS // 32), 2, WIDTH),
+    )
     given = [each.data_ptr() for each in (kept, moments, dz, dx, dy)]
     found.add_norm_gradient(*x.shape, EPS, gain.data_ptr(), p, 5, *given, half, gains.data_ptr(), parts.data_ptr(), 1)
     slope = dz * gain
@@ -196,7 +202,7 @@ def _share(stays: Tensor, p: float) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 def _scores(found: Kernels, draw: _Draw) -> Iterator[tuple[str, Tensor, Tensor]]:
     scores = 3 * draw(ROWS, 37)
-    targets, gradients, losses = torch.arange(ROWS), torch.empty_like(scores), _room(ROWS)
+    targets, gradients, losses = torch.arange(ROWS), _room(*scores.shape, dtype=scores.dtype), _room(ROWS)
     given = (scores.data_ptr(), *scores.shape, targets.data_ptr(), _half(scores))
     found.cross_entropy(*given, gradients.data_ptr(), losses.data_ptr(), 1)
     logs = scores.float().log_softmax(-1)
@@ -226,7 +232,7 @@ def _attentions(found: Kernels, draw: _Draw) -> Iterator[tuple[str, Tensor, Tens
         dropped = weights * factors
         out, sums, given = _attention(found, q, k, v, spans, how)
         yield "attention", out, (dropped[..., None] * third).sum(1)
-        made = torch.empty(ROWS, 3, HEADS, width, dtype=q.dtype)
+        made = _room(ROWS, 3, HEADS, width, dtype=q.dtype)
         to = [each.data_ptr() for each in made.unbind(1)]
         found.attention_gradient(
             *given, out.data_ptr(), WIDTH, sums.data_ptr(), dout.data_ptr(), WIDTH, *to, 3 * WIDTH, 1
@@ -242,7 +248,7 @@ def _attention(
     found: Kernels, q: Tensor, k: Tensor, v: Tensor, spans: Tensor, how: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
     """The result, the logarithms of sums, and what the gradient is to be given."""
-    out, sums = torch.empty(q.shape, dtype=q.dtype), _room(*q.shape[:2])
+    out, sums = _room(*q.shape, dtype=q.dtype), _room(*q.shape[:2])
     lines = [part for each in (q, k, v) for part in (each.data_ptr(), each.stride(0))]
     given = (len(spans), HEADS, q.shape[2], spans.data_ptr(), *lines, 0.2, *how)
     found.attention(*given, out.data_ptr(), out.stride(0), sums.data_ptr(), 1)
@@ -262,7 +268,7 @@ def _block(found: Kernels, draw: _Draw) -> Case:
     ]
     parts += [struct.pack("2qd", *(each.data_ptr() for each in pair), EPS) for pair in gains]
     described = torch.frombuffer(bytearray(b"".join(parts) + struct.pack("2qd", HEADS, 0, 0.2)), dtype=torch.uint8)
-    z, space = torch.empty_like(x), _room(ROWS * 32 * WIDTH, dtype=torch.uint8)
+    z, space = _room(*x.shape, dtype=x.dtype), _room(ROWS * 32 * WIDTH, dtype=torch.uint8)
     given = (described.data_ptr(), x.data_ptr(), ROWS, len(spans), spans.data_ptr(), -1)
     found.block(*given, z.data_ptr(), space.data_ptr(), 1)
     qkv, out, up, down = (
