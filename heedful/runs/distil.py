@@ -35,7 +35,7 @@ from heedful.runs.distil_students import losses_of, student_of, untaught
 from heedful.runs.distil_verdict import VERDICT, verdict
 from heedful.runs.finetune import Finished, Plan, Run
 from heedful.runs.folder import SETTINGS, begin, explained, read_json, refuse_other
-from heedful.runs.making import make_task, some, tokenizer_of
+from heedful.runs.making import make_task, tokenizer_of
 from heedful.runs.results import RESULTS, read_results
 from heedful.runs.settings import whole_groups
 from heedful.tasks.task import Read, Task
@@ -218,8 +218,7 @@ class _Student(Run):
     def _make(self, seed: int) -> Loaded:
         texts = [text for example in self._examples() for text in example.texts]
         longest, said = self.asked.max_length, self.watch.said
-        read = list(some(texts, len(texts)))
-        return student_of(self.asked.student, self.planned.teacher, read, longest=longest, seed=seed, said=said)
+        return student_of(self.asked.student, self.planned.teacher, texts, longest=longest, seed=seed, said=said)
 
     def _start(self, seed: int) -> Loaded:
         """The student before it learns, which is kept."""

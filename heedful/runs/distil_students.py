@@ -29,7 +29,7 @@ from heedful.runs.distil_settings import (
     StatesSettings,
     StudentSettings,
 )
-from heedful.runs.making import tokenizer_of
+from heedful.runs.making import some, tokenizer_of
 from heedful.runs.pretrain_making import rated, shaped
 from heedful.runs.pretrain_settings import ModelSettings, PretrainSettings
 from heedful.runs.settings import StartSettings
@@ -55,7 +55,8 @@ def student_of(
         case FolderStudent(model=model, revision=revision):
             return load(model, revision=revision or None)
         case ClassicStudent(reader=reader, words=words, steps=steps):
-            return classic_start(StartSettings(model="", classic=reader, words=words, steps=steps), texts, seed, said)
+            settings = StartSettings(model="", classic=reader, words=words, steps=steps)
+            return classic_start(settings, list(some(texts, len(texts))), seed, said, every=texts)
 
 
 def stack_of(config: ModelConfig, who: str) -> StackConfig:
