@@ -183,6 +183,17 @@ def test_quality_is_that_of_the_served_precision(
     assert {precision for _, precision in asked} == {"int8"}
 
 
+def test_each_seed_of_a_fresh_student_draws_its_own_weights(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    wishes = ["seeds=2", *QUICK[1:], "student.words.width=8"]
+    distil(teacher, labelled, tmp_path / "run", student="bilstm", assignments=wishes)
+    one, other = (load(tmp_path / "run" / name).named() for name in ("start", "start-2"))
+    assert one.keys() == other.keys()
+    assert not any(torch.equal(each, other[name]) for name, each in one.items() if "bias" not in name)
+    cut = tmp_path / "cut"
+    distil(teacher, labelled, cut, student="layers=1", assignments=wishes[:-1])
+    assert (cut / "start").exists() and not (cut / "start-2").exists(), "the teacher's layers are the same for all"
+
+
 @pytest.mark.slow
 def test_a_teacher_is_worth_it_where_labels_are_bad(tmp_path: Path) -> None:
     """Half its layers and soft labels, beside the same student on as many steps of the labels, many of them wrong."""
