@@ -154,7 +154,7 @@ class Pretext(Objective):
         """The terms of the loss, in the order of `balance`."""
 
     def loss(self, loaded: Loaded, batch: Batch) -> Loss:
-        """Sum over the terms of balance times mean, written as a sum over the targets of the first term.
+        """Sum over the terms of balance times mean, written as a sum over the targets of the first term that has some.
 
         The trainer divides by their count over all micro-batches and ranks, and sets the scales so that every other
         term is divided by its own.
@@ -165,7 +165,7 @@ class Pretext(Objective):
         total = first.sum * self.balance[0]
         for term, balance, scale in zip(others, self.balance[1:], scales[1:], strict=True):
             total = total + term.sum * (balance * scale)
-        return Loss(total, counts[0])
+        return Loss(total, counts[next((place for place, scale in enumerate(scales) if scale), 0)])
 
     @torch.no_grad()
     def measure(self, loaded: Loaded, batch: Batch) -> dict[str, tuple[float, float]]:
@@ -180,12 +180,13 @@ class Pretext(Objective):
 
 
 def ratios(counts: Sequence[float]) -> tuple[float, ...]:
-    """What turns sums into means over as many targets as the first term has; 0 where a term has none.
+    """What turns sums into means over as many targets as the first term that has some; 0 where a term has none.
 
-    >>> ratios((6.0, 2.0, 0.0))
-    (1.0, 3.0, 0.0)
+    >>> ratios((6.0, 2.0, 0.0)), ratios((0.0, 2.0, 4.0))
+    ((1.0, 3.0, 0.0), (0.0, 1.0, 0.5))
     """
-    return tuple(counts[0] / count if count else 0.0 for count in counts)
+    first = next((count for count in counts if count), 0.0)
+    return tuple(first / count if count else 0.0 for count in counts)
 
 
 def crossed(

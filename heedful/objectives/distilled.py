@@ -104,7 +104,7 @@ class Distilled(Pretext):
     pairing: Pairing
     project: nn.ModuleDict  # maps of the student's states to the teacher's width, where these differ
     group: int = 1  # samples whose vectors are compared; 1: vectors are compared with the teacher's own
-    first: Literal["soft", "hard"] = "soft"  # the term that is named first; it has targets in every step
+    first: Literal["soft", "hard"] = "soft"  # the term that is named first
 
     @property
     def together(self) -> int:  # type: ignore[override]
@@ -226,7 +226,8 @@ class Distilled(Pretext):
                     held = [each[place[one, key]] for one in several]
                     parts.append(held[0] if name != "scores" else self.pairing.scores(number, held))
                 else:
-                    parts.append(scores.new_zeros(size, scores.shape[-1]).cpu())
+                    like = each[0] if each else scores
+                    parts.append(like.new_zeros(size, scores.shape[-1]))
             found[name] = torch.cat(parts).to(scores.device)
         return found
 

@@ -374,3 +374,16 @@ def test_products_in_losses_are_not_of_half_precision(folders: Callable[[str], P
         with torch.autocast("cpu", torch.bfloat16):
             half = loss(s)
         assert torch.equal(half, loss(s))
+
+
+def test_labels_are_learned_in_a_step_of_which_the_teacher_says_nothing(folders: Callable[[str], Path]) -> None:
+    """The count is that of the first term that has targets."""
+    teacher = load(folders("tag"))
+    student = cut(teacher, LayersStudent(layers=1))
+    found, samples = objective("tag", student, teacher, Losses(soft=1.0, hard=0.5))
+    found = replace(found, pairing=Pairing(same=False, theirs=[()] * 3, words=[None] * 3))
+    batch = found.batch(samples, [1, 2, 3])
+    assert batch.counts == (0.0, 4.0)
+    loss, (soft, hard) = found.loss(student, batch), found.terms(student, batch)
+    assert float(soft.sum.detach()) == 0 and loss.count == 4 and float(hard.sum.detach()) > 0
+    assert math.isclose(float(loss.sum.detach()), 0.5 * float(hard.sum.detach()), rel_tol=1e-6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from invented import assignments, data
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from heedful.objectives.distilled import Asked, Distilled, Losses
+from heedful.objectives.teaching import Pairing
 from heedful.runs import distil, distil_masked, finetune, pretrain, pretrain_making
 from heedful.train import loop
 from heedful.train.loop import Trainer
@@ -135,3 +137,17 @@ def test_distilling_hidden_tokens(tmp_path: Path) -> None:
     how += ["pretrain.train.precision=float32", "pretrain.corpus.documents=blank", "outputs.keep=none"]
     with pytest.raises(SeenError):
         distil.distil(teacher, text, tmp_path / "run", student="layers=1", assignments=[*how, "verdict.alone=none"])
+
+
+def test_tags_of_which_the_teacher_says_nothing() -> None:
+    def ask(numbers: Sequence[int], keys: Sequence[int]) -> Any:
+        return {"scores": [torch.ones(2, 3, device=META) for _ in numbers]}
+
+    pairing = Pairing(same=False, theirs=[(), (0,)], words=[None, slice(0, 2)])
+    given: Any = {"learner": None, "ask": ask, "project": torch.nn.ModuleDict()}
+    found = Distilled(kind="tokens", losses=Losses(), pairing=pairing, **given)
+    none = torch.ones(0)
+    asked = Asked(samples=(), numbers=[0, 1], keys=[0, 0], hard=none, soft=none, sizes=[2, 2], rows=None)
+    with OneDevice():  # type: ignore[no-untyped-call]
+        said = found._said(asked, torch.ones(4, 3, device=META))
+    assert said["scores"].shape == (4, 3) and said["scores"].is_meta
