@@ -1,4 +1,4 @@
-"""A block of an encoder that the kernels in C++ compute in one call, which is what counts for a short text alone."""
+"""A block of an encoder that the kernels in C++ compute in one call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from heedful.nn.native import at, room
 from heedful.nn.native_attention import cannot_attend, spans
 from heedful.nn.positions import Relation
 
-MOST = 512  # rows; above, calls are nothing beside what they do, and large pieces of memory cost more
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
@@ -44,7 +43,6 @@ class _Block(ctypes.Structure):
 
 class _Made(NamedTuple):
     block: _Block
-    bytes_a_row: int
     norms: list[dict[str, Any]]  # their parameters by name, without what asking the module costs each time
     places: list[int]  # of these, which may come to lie elsewhere: in another dtype, or in shared memory
     held: list[Tensor]  # the memory that it points into, so that nothing else comes to lie there
@@ -67,12 +65,7 @@ class AtOnce:
             return None
         if sight.cache is not None or sight.memory is not None or sight.trace is not None:
             return None
-        if (
-            x.dtype != torch.bfloat16
-            or not x.is_contiguous()
-            or type(placed.relation) is not Relation
-            or not 0 < len(x) <= MOST
-        ):
+        if x.dtype != torch.bfloat16 or not x.is_contiguous() or type(placed.relation) is not Relation or len(x) == 0:
             return None
         call = Call(layout=sight.layout, scale=block.attention.scale)
         heads = x[:, None]
@@ -82,13 +75,13 @@ class AtOnce:
             self._made = _described(block) if fits(block) else None
         if self._made is None:
             return None
-        described, bytes_a_row, *_ = self._made
+        described = ctypes.addressof(self._made.block)
         found, where = kernels(), spans(sight.layout)
         assert found is not None
-        z, space = torch.empty_like(x), room(len(x) * bytes_a_row, dtype=torch.uint8)
+        z, space = torch.empty_like(x), room(found.block_space(described, len(x)), dtype=torch.uint8)
         window = -1 if placed.window is None else placed.window
         found.block(
-            ctypes.addressof(described),
+            described,
             x.data_ptr(),
             len(x),
             len(where),
@@ -135,13 +128,11 @@ def _described(block: Block) -> _Made:
         attention.causal,
         attention.scale,
     )
-    columns = sum(each.columns for each in (made.qkv, made.out, made.up, made.down)) + made.out.columns
-    bytes_a_row = 2 * (columns + made.out.depth) + 8 + max(made.qkv.depth, made.out.depth, made.down.depth)
     parts = [each.panels if isinstance(each, Rounded) else each for each in layers]
     read = [getattr(part, name, None) for part in parts for name in ("panels", "bias", "scales", "sums")]
     read += [each for norm in norms for each in norm.parameters()]
     held, named = [each.detach() for each in read if each is not None], [norm._parameters for norm in norms]
-    return _Made(made, bytes_a_row, named, _places(named), held)
+    return _Made(made, named, _places(named), held)
 
 
 def _linear(layer: Panels | Rounded) -> _Linear:

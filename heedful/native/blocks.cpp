@@ -1,5 +1,6 @@
-// A whole block of an encoder in inference, in bfloat16: norm(x + attention(x)), then norm(y + mlp(y)). It is one call
-// instead of seven, which is what counts for a short text alone.
+// A whole block of an encoder in inference, in bfloat16: norm(x + attention(x)), then norm(y + mlp(y)). For a short text
+// alone it counts that this is one call instead of seven; for many rows, that what a thread has computed of them goes on
+// through the block before it leaves that thread's cache.
 #include "vectors.h"
 
 extern "C" {
@@ -48,22 +49,60 @@ static void add_norm(const Norm& n, const uint16_t* x, const uint16_t* y, int64_
     heedful_add_norm(rows, width, (float)n.eps, n.gain, n.bias, 0, 0, x, 1, y, 1, z, 1, nullptr, nullptr, threads);
 }
 
-// x and z [rows, width] may not be the same. `space` has, for each row, 2 bytes for each column of all four layers and
-// for another row, and 8, and 1 for each number of the widest input.
+static constexpr int64_t FEW = 512;   // up to so many rows all threads share each part
+static constexpr int64_t LINES = 96;  // above, each takes about so many at a time
+
+// from the attention to the block's end
+static void rest(const Block& b, const uint16_t* x, const uint16_t* mixed, int64_t rows, uint16_t* z, char* space,
+                 int threads) {
+    int64_t width = b.qkv.depth;
+    uint16_t *y = (uint16_t*)space, *attended = y + rows * width, *up = attended + rows * width;
+    space = (char*)(up + rows * b.up.columns);
+    apply(b.out, mixed, rows, y, space, threads);
+    add_norm(b.attended, x, y, rows, width, attended, threads);
+    apply(b.up, attended, rows, up, space, threads);
+    apply(b.down, up, rows, y, space, threads);
+    add_norm(b.done, attended, y, rows, width, z, threads);
+}
+
+// bytes for each row: what `rest` keeps, and a row of the widest input in whole numbers with its scales
+static int64_t kept(const Block& b) {
+    int64_t widest = std::max(b.qkv.depth, std::max(b.out.depth, b.down.depth));
+    return 2 * (2 * b.qkv.depth + b.up.columns) + widest + 8;
+}
+
+// some(first, count, space, threads) of all rows
+template <class Some>
+static void each_part(const Block& b, int64_t rows, char* space, int threads, Some some) {
+    if (rows <= FEW) return some(0, rows, space, threads);
+    int64_t parts = (rows + LINES - 1) / LINES, size = (rows + parts - 1) / parts;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t first = 0; first < rows; first += size) {
+        static thread_local Scratch scratch;
+        scratch.begin(size * kept(b) + 64);
+        some(first, std::min(size, rows - first), scratch.take<char>(0), 1);
+    }
+}
+
+extern "C" int64_t heedful_block_space(const void* block, int64_t rows) {
+    const Block& b = *(const Block*)block;
+    return rows * 2 * (b.qkv.columns + b.out.depth) + (rows <= FEW ? rows * kept(b) : 0);
+}
+
+// x and z [rows, width] may not be the same; `space` has heedful_block_space bytes
 extern "C" void heedful_block(const void* block, const uint16_t* x, int64_t rows, int64_t sequences,
                               const int64_t* spans, int64_t window, uint16_t* z, char* space, int threads) {
     const Block& b = *(const Block*)block;
     int64_t width = b.qkv.depth, inner = b.out.depth;
-    uint16_t *qkv = (uint16_t*)space, *mixed = qkv + rows * b.qkv.columns, *y = mixed + rows * inner;
-    uint16_t *attended = y + rows * width, *up = attended + rows * width;
-    char* rest = (char*)(up + rows * b.up.columns);
-    apply(b.qkv, x, rows, qkv, rest, threads);
+    uint16_t *qkv = (uint16_t*)space, *mixed = qkv + rows * 3 * inner;
+    space = (char*)(mixed + rows * inner);
+    each_part(b, rows, space, threads, [&](int64_t first, int64_t count, char* to, int shared) {
+        apply(b.qkv, x + first * width, count, qkv + first * 3 * inner, to, shared);
+    });
     heedful_attention(sequences, b.heads, inner / b.heads, spans, qkv, 3 * inner, qkv + inner, 3 * inner,
                       qkv + 2 * inner, 3 * inner, (float)b.scale, (int)b.causal, window, 0, 0, 1, mixed, inner, nullptr,
                       threads);
-    apply(b.out, mixed, rows, y, rest, threads);
-    add_norm(b.attended, x, y, rows, width, attended, threads);
-    apply(b.up, attended, rows, up, rest, threads);
-    apply(b.down, up, rows, y, rest, threads);
-    add_norm(b.done, attended, y, rows, width, z, threads);
+    each_part(b, rows, space, threads, [&](int64_t first, int64_t count, char* to, int shared) {
+        rest(b, x + first * width, mixed + first * inner, count, z + first * width, to, shared);
+    });
 }

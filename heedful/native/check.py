@@ -268,8 +268,9 @@ def _block(found: Kernels, draw: _Draw) -> Case:
     ]
     parts += [struct.pack("2qd", *(each.data_ptr() for each in pair), EPS) for pair in gains]
     described = torch.frombuffer(bytearray(b"".join(parts) + struct.pack("2qd", HEADS, 0, 0.2)), dtype=torch.uint8)
-    z, space = _room(*x.shape, dtype=x.dtype), _room(ROWS * 32 * WIDTH, dtype=torch.uint8)
-    given = (described.data_ptr(), x.data_ptr(), ROWS, len(spans), spans.data_ptr(), -1)
+    z, place = _room(*x.shape, dtype=x.dtype), described.data_ptr()
+    space = _room(found.block_space(place, ROWS), dtype=torch.uint8)
+    given = (place, x.data_ptr(), ROWS, len(spans), spans.data_ptr(), -1)
     found.block(*given, z.data_ptr(), space.data_ptr(), 1)
     qkv, out, up, down = (
         partial(_affine, weight=weight.float(), bias=bias) for weight, bias in zip(weights, biases, strict=True)

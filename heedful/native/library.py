@@ -67,6 +67,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "attention": (None, [*_CALL, _P, _I, _P, _N]),
     "attention_gradient": (None, [*_CALL, _P, _I, _P, _P, _I, _P, _P, _P, _I, _N]),
     "cross_entropy": (None, [_P, _I, _I, _P, _N, _P, _P, _N]),
+    "block_space": (_I, [_P, _I]),
     "block": (None, [_P, _P, _I, _I, _P, _I, _P, _P, _N]),
     "adamw": (None, [_I, _P, _P, _F, _D, _D, _D, _N]),
     "adamw_rows": (None, [_P, _P, _P, _P, _I, _P, _I, _P, _I, _P, _F, _D, _D, _D, _N]),
@@ -96,6 +97,7 @@ class Kernels:
     attention: Any
     attention_gradient: Any
     cross_entropy: Any
+    block_space: Any
     block: Any
     adamw: Any
     adamw_rows: Any

@@ -75,17 +75,14 @@ static void round_rows(const typename E::T* x, int64_t stride, int64_t rows, int
         for (int64_t i = LANES; i < width; i += LANES) {
             V v = E::load(line + i);
             high = larger(high, v);
-            low = -larger(-low, -v);
+            low = smaller(low, v);
         }
         float least = -largest(-low), span = largest(high) - least, by = span > 0 ? 255 / span : 0;
         V total = {};
         for (int64_t i = 0; i < width; i += LANES) {
             V v = (E::load(line + i) - least) * by;
             total += v;
-            VI near = __builtin_convertvector((v + 12582912.f) - 12582912.f, VI);  // to nearest, ties to even
-            typedef uint8_t Bytes __attribute__((vector_size(LANES)));
-            Bytes made = __builtin_convertvector(near, Bytes);
-            memcpy(to + row * width + i, &made, LANES);
+            store_bytes(to + row * width + i, (VU)(v + 12582912.f));  // 1.5 * 2^23: v, to nearest, ties to even
         }
         scales[2 * row] = span / 255 + 0 * sum(total);  // what is added is 0 or NaN
         scales[2 * row + 1] = least;

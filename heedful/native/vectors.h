@@ -40,7 +40,23 @@ static inline V larger(V x, V y) {  // y where either is NaN
     return where(x > y, x, y);
 #endif
 }
+static inline V smaller(V x, V y) {  // the same
+#if defined(__AVX512F__)
+    return (V)_mm512_min_ps((__m512)x, (__m512)y);
+#else
+    return where(x < y, x, y);
+#endif
+}
 static inline V as_floats(VU x) { return (V)x; }
+
+// the last byte of each
+static inline void store_bytes(uint8_t* to, VU x) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)x));  // GCC takes them one by one
+#else
+    for (int i = 0; i < LANES; i++) to[i] = (uint8_t)x[i];
+#endif
+}
 
 static inline VI lanes() {
     VI numbers;
@@ -195,14 +211,13 @@ static inline V normal(V x, V& bell) {
 // fitted to the largest error; half the time of the above
 static inline V gelu_of(V x) {
     constexpr float EDGE = 4.8f;
-    V near = where(x > EDGE, all(EDGE), where(x < -EDGE, all(-EDGE), x));
+    V near = smaller(all(EDGE), larger(all(-EDGE), x));
     V u = near * near * (2 / (EDGE * EDGE)) - 1.f, y = all(0.00144375314f);
     for (float each : {-0.00419462379f, 0.00539230974f, -0.00744336518f, 0.0138641298f,
                        -0.0221875459f, 0.0307208113f, -0.0405659266f, 0.0529040992f,
                        -0.0729797632f, 0.147212788f})
         y = y * u + each;
-    V below = where(x >= EDGE, all(1.f), where(x <= -EDGE, V{}, near * y + 0.5f));
-    return x * below;
+    return where(x <= -EDGE, V{}, x * (near * y + 0.5f));
 }
 
 // -- dropout: a number of each place, from a key; drawn again in the backward pass instead of kept -------------------

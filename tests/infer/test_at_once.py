@@ -26,6 +26,7 @@ from heedful.packed import Packed
 pytestmark = pytest.mark.usefixtures("native")
 
 BATCH = Packed.of([[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16] * 3])
+MANY = Packed.of([[5, 6, 7] * 40, [8] * 599, [9, 10], [], [11, 12, 13, 14] * 20])  # rows that threads share out
 
 
 def ready(
@@ -57,17 +58,20 @@ def at_once(loaded: Loaded) -> list[Any]:
 
 
 @pytest.mark.parametrize("linears", ["panels", "rounded"])
+@pytest.mark.parametrize("batch", [BATCH, MANY], ids=["few", "many"])
 @pytest.mark.parametrize(
     "more", [{}, {"causal": True}, {"window": 2}, {"attention_bias": False, "mlp_bias": False}], ids=str
 )
-def test_it_computes_what_the_parts_do(monkeypatch: pytest.MonkeyPatch, linears: str, more: dict[str, Any]) -> None:
+def test_it_computes_what_the_parts_do(
+    monkeypatch: pytest.MonkeyPatch, linears: str, batch: Packed, more: dict[str, Any]
+) -> None:
     loaded = ready(monkeypatch, linears, **more)
     assert all(at_once(loaded))
-    found = rows(loaded)
+    found = rows(loaded, batch)
     for block in loaded.model.encoder.blocks:  # type: ignore[union-attr]
         assert block.at_once._made is not None  # it was taken
         block.at_once = None
-    assert torch.equal(found, rows(loaded))
+    assert torch.equal(found, rows(loaded, batch))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ def test_a_copy_has_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(rows(each), before) for each in copied)
 
 
-def test_what_looks_inside_and_what_is_long_goes_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_looks_inside_goes_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = ready(monkeypatch, "panels")
     expected = rows(loaded)
     for each in at_once(loaded):
@@ -104,7 +108,6 @@ def test_what_looks_inside_and_what_is_long_goes_part_by_part(monkeypatch: pytes
     trace = Trace()
     with torch.inference_mode():
         traced = loaded.rows(BATCH, trace=trace)
-        loaded.rows(Packed.of([[3] * 599]))
     assert torch.equal(traced, expected)
     assert all(each._made is None for each in at_once(loaded))
 
