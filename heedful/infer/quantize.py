@@ -224,26 +224,26 @@ def _scores(engine: Engine, pieces: Sequence[Piece]) -> Tensor:
 # -- the calibration sample -----------------------------------------------------------------------------------
 
 
-def sample(engine: Engine) -> list[Any]:
-    """Inputs of the run that made the model, spread over the split that it was measured on; else what ships."""
+def sample(engine: Engine, count: int = INPUTS) -> list[Any]:
+    """So many inputs of the run that made the model, spread over the split that it was measured on; else what ships."""
     folder = Path(engine.loaded.source)
     for place in (folder, folder.parent):
         for split in ("dev", "test"):
             path = place / f"predictions-{split}.jsonl"
-            if path.is_file() and (given := _spread(path)):
+            if path.is_file() and (given := _spread(path, count)):
                 pairs = engine.kind != "tokens"  # a list of two is a pair there, in JSON, and not two words
                 return [tuple(each) if pairs and isinstance(each, list) else each for each in given]
     return _shipped(engine)
 
 
-def _spread(path: Path) -> list[Any]:
-    """INPUTS of the inputs of a file of predictions, or all that there are, from all over it."""
+def _spread(path: Path, most: int) -> list[Any]:
+    """So many of the inputs of a file of predictions, or all that there are, from all over it."""
     with path.open("rb") as file:
         count = sum(1 for _ in file)
     with path.open("rb") as file:
-        lines = islice(file, 0, None, max(1, count // INPUTS))
+        lines = islice(file, 0, None, max(1, count // most))
         try:
-            return [json.loads(line)["input"] for line in islice(lines, INPUTS)]
+            return [json.loads(line)["input"] for line in islice(lines, most)]
         except (ValueError, KeyError, TypeError) as error:
             raise HeedfulError(
                 f"{path} is no file of predictions ({type(error).__name__}: {error}): evaluate the run again, or move "

@@ -42,7 +42,7 @@ from heedful.tasks.task import Read, Task
 from heedful.train.fit import Watch
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
-from heedful.train.settings import Epochs, Minutes, Steps
+from heedful.train.settings import Epochs, Steps
 
 OUTPUTS, ALONE_RUN, MORE = "outputs", "alone", "more.jsonl"
 PROJECT = 7  # what a seed is mixed with here
@@ -83,13 +83,22 @@ def distil(
         from heedful.runs.distil_masked import distil_masked
 
         return distil_masked(known, asked, data, Path(out), skip_bad_rows, watch=watch or Watch(), ranks=ranks)
-    return _distil(known, asked, data, Path(out), skip_bad_rows, watch or Watch(), ranks)
+    return distil_task(known, asked, data, Path(out), skip_bad_rows, watch=watch or Watch(), ranks=ranks)
 
 
-def _distil(
-    teacher: Loaded, asked: Asked, data: Any, folder: Path, skips: bool, watch: Watch, ranks: Ranks
+def distil_task(
+    teacher: Loaded,
+    asked: Asked,
+    data: Any,
+    folder: Path,
+    skips: bool,
+    *,
+    watch: Watch,
+    ranks: Ranks,
+    but: Path | None = None,
 ) -> Finished:
-    planned = prepare(teacher, asked, data, skip_bad_rows=skips, but=folder)
+    """Let a student learn a task of its teacher; no text is read of the folder, nor of `but`, in which it lies."""
+    planned = prepare(teacher, asked, data, skip_bad_rows=skips, but=but or folder)
     settings, source = planned.settings, planned.source
     refuse_other(folder)
     student = _Student(planned, folder, watch if ranks.first else Watch(), ranks)
@@ -138,13 +147,16 @@ class _Distillation:
             return Finished(folder=folder, why="done", results=read_results(folder))
         self.watch.said("the same student, without the teacher")
         train, fit = self.settings.train, self.settings.fit
-        if how == "steps" and not isinstance(train.length, Minutes):
+        length = train.length
+        if isinstance(length, Steps) or (how == "steps" and isinstance(length, Epochs)):
             mine, labelled = self.student.sizes()
             per, less = -(-mine // train.batch), -(-labelled // train.batch)
-            steps = max(1, round(train.length.count * per)) if isinstance(train.length, Epochs) else train.length.count
-            train = replace(train, length=Steps(count=int(steps)))
-            fit = replace(fit, evaluate=fit.evaluate * per / less)
-        plan = self.planned.plan(train=train, fit=fit)
+            if how == "steps":
+                steps = length.count if isinstance(length, Steps) else max(1, round(length.count * per))
+                length, fit = Steps(count=steps), replace(fit, evaluate=fit.evaluate * per / less)
+            else:
+                length = Epochs(count=length.count / per)
+        plan = self.planned.plan(train=replace(train, length=length), fit=fit)
         with only_run(folder) if self.ranks.first else nullcontext():
             if self.ranks.first:
                 begin(folder, plan.settings, plan.source, plan.survey.counts, lambda bad: plan.source)

@@ -82,7 +82,8 @@ def read_unlabelled(
     """What files and folders hold: plain texts, rows of which labels are passed over, or data of the task.
 
     Columns that were named for the labelled data are read where a file has all of them; elsewhere they are found by
-    their usual names. Single texts of pairs that are `measured` on are left out before they become pairs.
+    their usual names. Where vectors are compared, what has a text that is `measured` on is left out, before single
+    texts become pairs.
     """
     given: list[Any] = []
     bad = 0
@@ -111,7 +112,7 @@ def read_unlabelled(
     known = len(given)
     if task == "embed":
         seen = {hashed(normalised(text)) for each in measured for text in each.texts}
-        given = [each for each in given if not isinstance(each, str) or hashed(normalised(each)) not in seen]
+        given = [each for each in given if not any(hashed(normalised(text)) in seen for text in _texts(each).values())]
     return Unlabelled(examples=tuple(examples_of(given, task, labels)), bad=bad, known=known - len(given))
 
 

@@ -14,6 +14,7 @@ from typing import Any, overload
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
 from heedful.checkpoint.hub import name_and_revision
 from heedful.data.order import mixed
+from heedful.data.shards import Corpus
 from heedful.device import CPU, device_of
 from heedful.durable import remove
 from heedful.errors import HeedfulError
@@ -25,10 +26,10 @@ from heedful.objectives.teaching import Pairing, Teacher
 from heedful.runs.distil_outputs import Form, Outputs, made, online
 from heedful.runs.distil_plan import judged_anew
 from heedful.runs.distil_settings import Asked, ClassicStudent, MaskedDistilSettings, SizeStudent
-from heedful.runs.distil_students import digest, losses_of, student_of, untaught
+from heedful.runs.distil_students import digest, losses_of, student_of, untaught, width_of
 from heedful.runs.distil_verdict import VERDICT, side_by_side, spread, written
 from heedful.runs.finetune import Finished
-from heedful.runs.folder import START, begin_on, explained, read_json, refuse_other, write
+from heedful.runs.folder import CORPUS, START, begin_on, explained, read_json, refuse_other, write
 from heedful.runs.making import tokenizer_of
 from heedful.runs.pretrain import Pretrained, Run
 from heedful.runs.pretrain_card import write_card
@@ -36,6 +37,7 @@ from heedful.runs.pretrain_making import Pieces, objective_of, samples_of
 from heedful.runs.pretrain_settings import MaskedSettings, PretrainSettings, defaults
 from heedful.runs.results import JOURNAL, read_results
 from heedful.settings import from_file, to_toml
+from heedful.tokenizer import Tokenizer
 from heedful.train.fit import Watch
 from heedful.train.loop import decided
 from heedful.train.ranks import Ranks
@@ -67,7 +69,8 @@ def _settled(teacher: Loaded, asked: Asked, data: Any) -> MaskedDistilSettings:
     told = asked.laid(MaskedDistilSettings(teacher=asked.teacher))
     if isinstance(told.student, ClassicStudent):
         raise HeedfulError("a classic model has no head for hidden tokens: distil it from a teacher of a task")
-    usual = defaults("masked", teacher.config.model.width, going_on=not isinstance(told.student, SizeStudent))
+    width = width_of(told.student, teacher)
+    usual = defaults("masked", width, going_on=not isinstance(told.student, SizeStudent))
     settings: MaskedDistilSettings = asked.laid(MaskedDistilSettings(teacher=asked.teacher, pretrain=usual))
     longest = max(settings.pretrain.lengths)
     if teacher.limit is not None and longest > teacher.limit:
@@ -129,7 +132,7 @@ def _carried_out(
         watch.said("the same student, without the teacher")
         under = folder / ALONE
         with only_run(under) if ranks.first else nullcontext():
-            alone = Run(pretrain, under, watch, ranks, skips).run()
+            alone = _Alone(pretrain, under, watch, ranks, skips).run()
         if alone.why == "asked":
             return Finished(folder=folder, why="asked", results={})
     if not (folder / VERDICT).exists():
@@ -152,6 +155,13 @@ def _carried_out(
 def _run_settings(settings: MaskedDistilSettings, folder: Path) -> PretrainSettings:
     """Of the run in the loop of pre-training, with the teacher and without it."""
     return replace(settings.pretrain, model=replace(settings.pretrain.model, start=str(folder / START)))
+
+
+class _Alone(Run):
+    """The run without the teacher, on the text that the student has read."""
+
+    def _corpus(self, tokenizer: Tokenizer) -> Corpus:
+        return Corpus.open(self.folder.parent / CORPUS) if self._given() is None else super()._corpus(tokenizer)
 
 
 class Numbered(Sequence[Sample]):

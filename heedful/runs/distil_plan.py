@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.checkpoint import Loaded
-from heedful.data import KINDS, LeaveOut, Source, Stop, read
+from heedful.data import KINDS, DataSettings, LeaveOut, Source, Stop, read
 from heedful.data.tags import unsaid
 from heedful.errors import HeedfulError
 from heedful.runs.distil_data import Unlabelled, read_unlabelled, task_of, without
@@ -20,18 +20,20 @@ from heedful.runs.distil_settings import (
     LayersStudent,
     MaskedDistilSettings,
     SizeStudent,
+    StudentSettings,
     settled,
 )
-from heedful.runs.distil_students import digest
+from heedful.runs.distil_students import digest, width_of
 from heedful.runs.distil_verdict import VERDICT
-from heedful.runs.finetune import Plan, need_dev
-from heedful.runs.folder import read_json, write
+from heedful.runs.finetune import Plan, need_dev, unused_settings
+from heedful.runs.folder import DATA, SETTINGS, read_json, trained_on, write
 from heedful.runs.making import Survey, of_data, refuse_dull, survey, tokenizer_of, undivided
-from heedful.runs.settings import FinetuneSettings, StartSettings, told_apart
-from heedful.settings import from_file, to_toml
+from heedful.runs.settings import FinetuneSettings, StartSettings, readable, told_apart
+from heedful.settings import from_file, load_mapping, to_toml
 from heedful.train.loop import decided
 
 TAUGHT = "teacher.json"
+LABELLING = ("classify", "multiple", "regress", "tag")  # tasks whose answers have the teacher's names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,19 +75,27 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
     task = task_of(teacher)
     tokenizer_of(teacher)
     told = asked.foreseen(task)
+    readable_by(task, told.student)
     if told.more is not None:
         foresee(task, told.teacher, told.more)
     if told.outputs.top is not None:
         raise HeedfulError("outputs.top is for a vocabulary, of which the most likely tokens are kept: unset it")
+    rows = LeaveOut if skip_bad_rows else Stop
     with of_data():
-        source = labelled_source(task, data, told, LeaveOut() if skip_bad_rows else Stop())
+        source = labelled_source(task, data, told, rows())
+        if source.made_dev and trained_on(told.teacher, source.places["train"]):
+            told = asked.foreseen(task, parted(told.teacher))
+            source = labelled_source(task, data, told, rows())
         found = survey(source, ("train", *(split for split in source.splits if split != "train")))
     if lacking := undivided(source, found):
         raise HeedfulError(f"student and teacher are compared on dev, but {lacking}: give a dev or a test file")
     refuse_dull(source, found)
     if found.splits == ("train",):
-        raise HeedfulError("there is neither dev nor test to compare student and teacher on: set data.dev to a share")
-    labels = getattr(teacher.config.head, "labels", None) if task in ("classify", "multiple", "tag") else None
+        raise HeedfulError(
+            "there is neither dev nor test to compare student and teacher on: give a file that the teacher has not "
+            "learned from, or set data.dev to a share"
+        )
+    labels = getattr(teacher.config.head, "labels", None) if task in LABELLING else None
     if labels is not None and (unknown := unsaid(source.labels, labels, tags=task == "tag")):
         raise HeedfulError(
             f"the data has the labels {', '.join(source.labels[:10])}, but {teacher.source} knows "
@@ -99,11 +109,12 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
         known = labels or source.labels or ("O",)
         extra = read_unlabelled(told.unlabelled, task, head.kind, known, told.data, measured, but=but)
         extra = without(extra, measured)
-    times = 1 if told.more is None else 1 + told.more.times
-    texts = found.counts["train"] + times * len(extra.examples)
+    count = found.counts["train"]
+    made = 0 if told.more is None else told.more.times * (len(extra.examples) or count)
     together = told_apart(told.task, found.low is not None)
-    settings = _settled(asked, task, (found.counts["train"], texts), told, teacher, together)
+    settings = _settled(asked, task, (count, count + len(extra.examples) + made), told, teacher, together)
     need_dev(settings, found, lacking)
+    unused_settings(settings, found, classic=isinstance(settings.student, ClassicStudent))
     return Planned(
         settings=settings,
         task=task,
@@ -111,7 +122,7 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
         source=source,
         survey=found,
         unlabelled=extra,
-        notes=_notes(found, extra, source),
+        notes=(*_notes(found, extra, source), *_remembered(told.teacher, source, found)),
         labels=labels,
     )
 
@@ -120,8 +131,10 @@ def _settled(
     asked: Asked, task: str, counts: tuple[int, int], told: DistilSettings, teacher: Loaded, together: int
 ) -> DistilSettings:
     fresh, classic = isinstance(told.student, SizeStudent), isinstance(told.student, ClassicStudent)
-    width = teacher.config.model.width
-    settings = settled(asked, task, *counts, fresh=fresh, width=width, classic=classic, together=together)
+    width = width_of(told.student, teacher)
+    settings = settled(
+        asked, task, *counts, fresh=fresh, width=width, classic=classic, together=together, data=told.data
+    )
     return replace(settings, train=decided(settings.train))
 
 
@@ -135,6 +148,34 @@ def _notes(found: Survey, extra: Unlabelled, source: Source[Any]) -> tuple[str, 
     if extra.known:
         notes.append(f"examples without labels that are left out, since dev or test has them: {extra.known:,}")
     return tuple(notes)
+
+
+def readable_by(task: str, student: StudentSettings) -> None:
+    """Refuse a classic student of which the task would take no more than the rows."""
+    if isinstance(student, ClassicStudent):
+        readable(task, student.reader, "student.reader")
+
+
+def parted(run: str) -> DataSettings:
+    """How a run parted dev from train, and nothing else of it."""
+    given = load_mapping(Path(run) / SETTINGS).get("data", {})
+    return DataSettings(**{name: given[name] for name in ("dev", "seed") if name in given})
+
+
+def _remembered(teacher: str, source: Source[Any], found: Survey) -> tuple[str, ...]:
+    """Which splits a teacher that is a run has learned from, so that its quality there is what it remembers."""
+    splits = [split for split in found.splits if split != "train" and trained_on(teacher, source.places.get(split, ()))]
+    if source.made_dev and trained_on(teacher, source.places["train"]):
+        ours, theirs = source.settings, parted(teacher)
+        made = read_json(Path(teacher) / DATA).get("made_dev", True)
+        if not (made and ours.seed == theirs.seed and ours.dev <= theirs.dev):
+            splits.append("dev")
+    if not splits:
+        return ()
+    return (
+        f"the teacher has learned from texts of {' and '.join(splits)}: its quality there is what it remembers, and "
+        "how much the student keeps of it says little; give other texts, or part dev as the teacher did",
+    )
 
 
 def labelled_source(task: str, data: Any, settings: DistilSettings, bad_rows: Any) -> Source[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ from heedful.checkpoint.attach import attach
 from heedful.checkpoint.hub import name_and_revision
 from heedful.durable import put_folder
 from heedful.errors import HeedfulError
-from heedful.runs.distil import distil
+from heedful.infer.precision import Precision
+from heedful.infer.quantize import Trial
+from heedful.runs.distil import distil_task
 from heedful.runs.distil_data import task_of
-from heedful.runs.distil_plan import Planned, prepare
+from heedful.runs.distil_plan import Planned, prepare, readable_by
 from heedful.runs.distil_settings import Asked, student_of
 from heedful.runs.distil_students import student_of as make_student
-from heedful.runs.distil_verdict import VERDICT, plot, side_by_side
+from heedful.runs.distil_verdict import VERDICT, Speed, plot, side_by_side
 from heedful.runs.evaluate import task_of as evaluating
 from heedful.runs.finetune import Finished
 from heedful.runs.folder import read_json, write
@@ -28,6 +30,7 @@ from heedful.train.fit import Watch
 from heedful.train.ranks import ALONE, Ranks
 
 MOST = 6
+MEASURED = ("parameters", *(each.name for each in fields(Speed)))
 FOUND, BEST = "search.json", "best"
 FLATTERED = "chosen on test, for want of dev: its quality there flatters it (data.dev sets examples aside)"
 
@@ -50,17 +53,18 @@ def search(
 ) -> Finished:
     """Try shapes from the fastest on, each with one seed, until one keeps that share of the teacher's quality on dev.
 
-    `under` are milliseconds of one text (the median) that a student may take: slower ones are not trained. Without
-    `keep` all others are, and the best one is taken. What was chosen is then distilled whole, in out/best, and measured
-    on test; its results have the frontier under "search". A search that was interrupted goes on, also with other
-    wishes: what was tried stays.
+    `under` are milliseconds of one text (the median) that a student may take: what is slower in any precision is not
+    trained, and what proves slower once it is trained is not taken. Without `keep` all others are trained, and the best
+    one is taken. What was chosen is then distilled whole, in out/best, and measured on test; its results have the
+    frontier under "search". A search that was interrupted goes on, also with other wishes: what was tried stays.
     """
-    if any(each.partition("=")[0].strip().partition(".")[0] == "student" for each in assignments):
-        raise HeedfulError("a setting of the student was given, but a search makes its own students: leave it out")
     folder, watch = Path(out), watch or Watch()
-    given: dict[str, Any] = {
-        "losses": losses, "unlabelled": unlabelled, "recipe": recipe, "skip_bad_rows": skip_bad_rows, "ranks": ranks
-    }  # fmt: skip
+    asked = Asked(
+        teacher=str(teacher), losses=losses, recipe=str(recipe or ""), assignments=tuple(assignments),
+        unlabelled=tuple(map(str, unlabelled)),
+    )  # fmt: skip
+    if "student" in {*asked.table, *(each.partition("=")[0].strip().partition(".")[0] for each in assignments)}:
+        raise HeedfulError("a setting of the student was given, but a search makes its own students: leave it out")
     name, revision = name_and_revision(str(teacher))
     known = load(name, revision=revision)
     if task_of(known) == "masked":
@@ -68,35 +72,35 @@ def search(
     chosen = list(shapes) or usual(known)
     if not 1 <= len(chosen) <= MOST:
         raise HeedfulError(f"{len(chosen)} shapes were given; a search tries 1 to {MOST}")
+
+    def distilled(student: str, place: str, wishes: Sequence[str]) -> Finished:
+        mine = replace(asked, student=student, assignments=tuple(wishes))
+        taught = load(name, revision=revision)
+        return distil_task(taught, mine, data, folder / place, skip_bad_rows, watch=watch, ranks=ranks, but=folder)
+
     facts = {"teacher": str(teacher), "shapes": chosen}
     found = ranks.gather(_begun(folder, facts))[0] | {"under": under, "keep": keep}
     if "tried" not in found and ranks.first:
-        asked = Asked(
-            teacher=str(teacher), losses=losses, recipe=str(recipe or ""), assignments=tuple(assignments),
-            unlabelled=tuple(map(str, unlabelled)),
-        )  # fmt: skip
         planned = prepare(known, asked, data, skip_bad_rows=skip_bad_rows, but=folder)
         found["tried"] = _timed(planned, chosen, watch)
         put_folder(folder)
         write(folder / FOUND, found)
     found = ranks.gather(found)[0]  # as the first has timed them
-    for shape in sorted(found["tried"], key=lambda each: float(each["p50"])):
-        if under is not None and shape["p50"] > under:
-            continue
+    quick = last([*assignments, "seeds=1", "verdict.alone=none", "verdict.split=dev"])
+    seen: list[dict[str, Any]] = []
+    while (shape := following(found["tried"], seen, under, keep)) is not None:
+        seen.append(shape)
         if "quality" not in shape:
-            watch.said(f"trying {shape['name']}, which answers one text in {shape['p50']:.2f} ms")
-        quick = last([*assignments, "seeds=1", "verdict.alone=none", "verdict.split=dev"])
-        where = folder / shape["folder"]  # where it is finished, it is the same teacher, data and settings, or refused
-        done = distil(teacher, data, where, student=shape["name"], assignments=quick, watch=watch, **given)
+            watch.said(f"trying {shape['name']}, which may answer one text in {shape['p50']:.2f} ms")
+        done = distilled(shape["name"], shape["folder"], quick)  # a finished one: the same settings, or refused
         if done.why == "asked":
             return done
         verdict = ranks.gather(done.results.get("verdict"))[0]
-        shape |= {"quality": verdict["models"]["student"]["quality"]["mean"], "kept": verdict["kept"]}
+        told = verdict["models"]["student"]  # with its own words and weights, which decide how it can be served
+        shape |= {"quality": told["quality"]["mean"], "kept": verdict["kept"]} | {each: told[each] for each in MEASURED}
         found |= {"main": verdict["main"], "split": verdict["split"]}
         if ranks.first:
             write(folder / FOUND, found)
-        if keep is not None and shape["kept"] is not None and shape["kept"] >= keep:
-            break
     best = chosen_of(found["tried"], under, keep)
     if best is None:
         raise HeedfulError(nothing(found["tried"], under, keep))
@@ -106,7 +110,7 @@ def search(
         found["taken"] = best["name"]
         write(folder / FOUND, found)
     ranks.wait()
-    done = distil(teacher, data, folder / BEST, student=best["name"], assignments=assignments, watch=watch, **given)
+    done = distilled(best["name"], BEST, assignments)
     if done.why == "done" and ranks.first:
         put_folder(folder / "plots")
         trained = [each for each in found["tried"] if "quality" in each]
@@ -114,6 +118,11 @@ def search(
         write_figure(folder / "plots" / "frontier.png", plot(chosen_on, trained))
         done = replace(done, results=done.results | {"search": found})
     return done
+
+
+def quickest(trials: Sequence[Trial]) -> Precision:
+    """The precision that is the fastest, whether it is refused or not."""
+    return max(trials, key=lambda each: each.speed).precision
 
 
 def last(assignments: Sequence[str]) -> list[str]:
@@ -134,6 +143,21 @@ def usual(teacher: Loaded) -> list[str]:
         "embed": ["bag", "bilstm"],
     }
     return [*classic.get(task_of(teacher), []), "tiny", *(f"layers={n}" for n in counts)][:MOST]
+
+
+def following(
+    tried: Sequence[dict[str, Any]], seen: Sequence[dict[str, Any]], under: float | None, keep: float | None
+) -> dict[str, Any] | None:
+    """The fastest that was not seen yet, may be in time, and may be faster than what was seen to keep enough.
+
+    >>> tried = [{"p50": 1, "quality": 0.8, "kept": 0.8}, {"p50": 2}, {"p50": 3}]
+    >>> [following(tried, tried[:1], under, keep) for under, keep in ((None, 0.9), (1.5, 0.9), (None, 0.7))]
+    [{'p50': 2}, None, None]
+    """
+    best = None if keep is None else chosen_of(seen, under, keep)
+    limits = [under] if best is None else [under, best["p50"]]
+    left = [each for each in tried if each not in seen and all(one is None or each["p50"] <= one for one in limits)]
+    return min(left, key=lambda each: float(each["p50"]), default=None)
 
 
 def chosen_of(tried: Sequence[dict[str, Any]], under: float | None, keep: float | None) -> dict[str, Any] | None:
@@ -185,17 +209,19 @@ def _set_aside(folder: Path, before: str | None, now: str) -> None:
 
 
 def _timed(planned: Planned, shapes: Sequence[str], watch: Watch) -> list[dict[str, Any]]:
-    """How fast each is, which its weights do not decide: so slow ones need not be trained."""
+    """How fast each may be, untrained, in the fastest precision: whether its weights allow that is known afterwards."""
     watch.said(f"timing {len(shapes)} shapes")
     settings, head = planned.settings, planned.teacher.config.head
-    texts = [text for example in planned.source.examples("train") for text in example.texts]
+    examples = [*planned.source.examples("train"), *planned.unlabelled.examples]
+    texts = [text for example in examples for text in example.texts]
     assert head is not None
     labels: tuple[str, ...] = planned.labels or tuple(getattr(head, "labels", ()))
     with tempfile.TemporaryDirectory(prefix="heedful-") as scratch:
         places, counts = {}, {}
         for number, name in enumerate(shapes):
+            readable_by(planned.task, student := student_of(name))
             made = make_student(
-                student_of(name), planned.teacher, texts, longest=settings.max_length, seed=1, said=lambda text: None
+                student, planned.teacher, texts, longest=settings.max_length, seed=1, said=lambda text: None
             )
             made = attach(made, head.kind, labels=labels, problem=getattr(head, "problem", "single"))
             place = Path(scratch) / str(number)
@@ -203,8 +229,8 @@ def _timed(planned: Planned, shapes: Sequence[str], watch: Watch) -> list[dict[s
             places[name], counts[name] = str(place), made.count()
         split = next(name for name in planned.survey.splits if name != "train")
         task, _ = evaluating(planned.teacher, planned.source, split)
-        examples = islice(planned.source.examples(split), settings.verdict.texts)
-        speeds = side_by_side(places, settings.verdict, inputs=[task.ask(each) for each in examples])
+        inputs = [task.ask(each) for each in islice(planned.source.examples(split), settings.verdict.texts)]
+        speeds = side_by_side(places, settings.verdict, inputs=inputs, choose=quickest)
     return [
         {"name": name, "folder": f"shape-{number}", "parameters": counts[name]} | asdict(speeds[name])
         for number, name in enumerate(shapes)

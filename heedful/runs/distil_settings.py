@@ -16,7 +16,7 @@ from heedful.runs.settings import TASKS, TaskSettings, WordSettings, defaults, w
 from heedful.settings import apply, load_mapping, overlay
 from heedful.train.settings import Epochs, FitSettings, TrainSettings
 
-BAG, WORDS, PRETRAIN = Bag(), WordSettings(), PretrainSettings()
+BAG, WORDS, DATA, PRETRAIN = Bag(), WordSettings(), DataSettings(), PretrainSettings()
 
 # -- the student --------------------------------------------------------------------------------------------------
 
@@ -182,6 +182,9 @@ class OutputSettings:
     def __post_init__(self) -> None:
         if self.top is not None and self.top < 1:
             raise HeedfulError(f"top is {self.top}; expected a whole number from 1")
+        if self.keep == "none" and (self.top is not None or self.precision != "float16"):
+            name = "precision" if self.top is None else "top"
+            raise HeedfulError(f"outputs.{name} is of outputs that are kept, and outputs.keep is none: leave it out")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,10 +211,10 @@ class VerdictSettings:
     """What the student is compared with, and how speed is measured; only `alone` decides what is trained."""
 
     alone: Literal["steps", "epochs", "none"] = (
-        "steps"  # the same student without the teacher: as many steps, or epochs
+        "steps"  # the same student without the teacher: as many steps, or epochs; of hidden tokens they are the same
     )
     precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # in which both are served
-    texts: int = 64  # that are answered for it
+    texts: int = 64  # that are answered for it, or as many as there are
     split: Literal["test", "dev"] = "test"  # on which quality is measured; the other one where there is none
     rounds: int | None = None  # of each text alone; none: as many as bench has
 
@@ -303,9 +306,9 @@ class Asked:
             assert first is not None
             raise first from None
 
-    def foreseen(self, task: str = "classify") -> DistilSettings:
+    def foreseen(self, task: str = "classify", data: DataSettings = DATA) -> DistilSettings:
         """The settings as far as they are known before anything is read; a wrong one is refused."""
-        return self.over(DistilSettings(task=TASKS[task](), teacher=self.teacher))
+        return self.over(DistilSettings(task=TASKS[task](), teacher=self.teacher, data=data))
 
     def over(self, settings: DistilSettings) -> DistilSettings:
         """Laid over settings, which stay what they are in everything else."""
@@ -342,7 +345,16 @@ def _recipe(given: str) -> LossSettings:
 
 
 def settled(
-    asked: Asked, task: str, examples: int, texts: int, *, fresh: bool, width: int, classic: bool, together: int = 1
+    asked: Asked,
+    task: str,
+    examples: int,
+    texts: int,
+    *,
+    fresh: bool,
+    width: int,
+    classic: bool,
+    together: int = 1,
+    data: DataSettings = DATA,
 ) -> DistilSettings:
     """Defaults for so many labelled examples and texts in all, and what was asked for over them.
 
@@ -354,6 +366,7 @@ def settled(
     settings = DistilSettings(
         task=usual.task,
         teacher=asked.teacher,
+        data=data,
         train=replace(usual.train, length=length),
         fit=replace(usual.fit, evaluate=1.0),
     )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import Config, Loaded, assign, create, load, read_config
+from heedful.checkpoint import Config, Loaded, assign, config_of, create, load, read_config
 from heedful.checkpoint.attach import attach
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.families import FAMILIES, USUAL
@@ -291,9 +291,11 @@ def _relations(asked: RelationsSettings, mine: StackConfig, theirs: StackConfig)
     )
 
 
-def width_of(loaded: Loaded) -> int:
-    """Of the hidden states."""
-    return loaded.config.model.width
+def width_of(asked: StudentSettings, teacher: Loaded) -> int:
+    """Of the model by whose width the usual rate is chosen: the teacher, or the folder that goes on."""
+    if isinstance(asked, FolderStudent):
+        return config_of(asked.model, revision=asked.revision or None).model.width
+    return teacher.config.model.width
 
 
 def digest(loaded: Loaded) -> str:

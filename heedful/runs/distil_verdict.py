@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from heedful.data import Source
 from heedful.durable import put_folder
 from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
-from heedful.infer.quantize import fastest, ready, sample, tried
+from heedful.infer.quantize import Trial, fastest, ready, sample, tried
 from heedful.runs import timing
 from heedful.runs.card import number as shown
 from heedful.runs.card import plain, table
@@ -121,7 +121,10 @@ def written(
 
 
 def side_by_side(
-    places: dict[str, str], settings: VerdictSettings, inputs: Sequence[Any] | None = None
+    places: dict[str, str],
+    settings: VerdictSettings,
+    inputs: Sequence[Any] | None = None,
+    choose: Callable[[Sequence[Trial]], Precision] = fastest,
 ) -> dict[str, Speed]:
     """Each engine in the precision in which it would be served, in turns, so that the machine is the same for all."""
     engines: dict[str, Engine] = {}
@@ -129,9 +132,9 @@ def side_by_side(
     for name, place in places.items():
         folder, held = name_and_revision(place)
         asked = settings.precision
-        precisions[name] = fastest(tried(folder, revision=held)) if asked == "auto" else asked
+        precisions[name] = choose(tried(folder, revision=held)) if asked == "auto" else asked
         engines[name] = ready(folder, precisions[name], revision=held)
-    given = list(inputs if inputs is not None else sample(engines["student"]))[: settings.texts]
+    given = list(inputs if inputs is not None else sample(engines["student"], settings.texts))[: settings.texts]
     return {
         name: Speed(precision=precisions[name], **each) for name, each in timed(engines, given, settings.rounds).items()
     }

@@ -171,7 +171,7 @@ def prepare(
     whole_groups(settings.train, together)
     settings = replace(settings, train=decided(settings.train))
     need_dev(settings, found, lacking)
-    unused_settings(settings, found)
+    unused_settings(settings, found, classic=classic and not start.model)
     empty = [f"{lacking}, so all are train"] if lacking else []
     empty += [f"{split} has no examples and is left out" for split in found.counts if split not in found.splits]
     bad = [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
@@ -194,12 +194,11 @@ def need_dev(settings: Any, found: Survey, lacking: str) -> None:
         )
 
 
-def unused_settings(settings: FinetuneSettings, found: Survey) -> None:
+def unused_settings(settings: Any, found: Survey, *, classic: bool) -> None:
     """Refuse what was asked for and would change nothing."""
     task, train = settings.task, settings.train
     usual = EmbedSettings()
     paired = task if isinstance(task, EmbedSettings) and found.low is not None else usual
-    classic = settings.start.classic is not None and not settings.start.model
     scored, dev = isinstance(task, EmbedSettings | RegressSettings), "dev" in found.splits
     if scored and "dev" in found.alike and (settings.fit.keep == "best" or settings.fit.patience):
         raise HeedfulError(

@@ -156,6 +156,7 @@ def begin(
         "splits": {split: {"examples": count} for split, count in counts.items()},
         "files": _hashes(source),
         "trained_on": _shorts(source, "train"),
+        "made_dev": source.made_dev,
         "bad_rows": {shorts.get(file, Path(file).name): count for file, count in source.sieve.bad.items()},
     }
     write(folder / DATA, about)

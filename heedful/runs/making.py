@@ -61,7 +61,7 @@ Item = TypeVar("Item")
 
 LONGEST = 256  # tokens that an encoder reads that is trained on the spot
 MOST = 50_000  # examples whose texts it is trained on, and vocabularies are made of
-NUMBER = "score"  # what a regression's one output is called
+NUMBER = "score"  # what a regression's one output is called, unless a teacher calls it otherwise
 LARGEST = 1e30  # score that is learned: weights in float32 have room for it
 FINE = 100 * 2.0**-23  # the least deviation for each unit of distance from 0: the last layer's bias is in float32
 
@@ -262,7 +262,7 @@ def make_task(
             positive = _positive_weights(weights, labels, found)
             task, made = _made(ClassifyMany, settings, loaded, labels=labels, weights=positive)
         case RegressSettings():
-            task, made = _regress(settings, found, loaded)
+            task, made = _regress(settings, found, loaded, labels or (NUMBER,))
         case TagSettings():
             task, made = _made(Tag, settings, loaded, labels=labels)
         case ExtractSettings():
@@ -293,9 +293,9 @@ def embedding(found: Survey, negatives: int = 2) -> dict[str, Any]:
     return {"scored": True, "low": low, "high": found.high if found.high > low else 1.0}
 
 
-def _regress(settings: FinetuneSettings, found: Survey, loaded: Loaded) -> tuple[Task, Loaded]:
+def _regress(settings: FinetuneSettings, found: Survey, loaded: Loaded, labels: tuple[str, ...]) -> tuple[Task, Loaded]:
     """Numbers are learned by their distance from the mean, in deviations; without a bias, from 0."""
-    task, made = _made(Regress, settings, loaded, labels=(NUMBER,))
+    task, made = _made(Regress, settings, loaded, labels=labels)
     known, now = loaded.named(), made.named()
     mean, deviation = found.mean, found.deviation
     if "head.out.bias" not in now:

@@ -281,18 +281,18 @@ class FinetuneSettings:
             kind = "classify" if self.task.kind == "multiple" else self.task.kind
             raise HeedfulError(f"{what} writes texts, and {kind} needs none: it is for rewrite")
         if isinstance(self.start.classic, Readers):
-            _readable(self.task.kind, self.start.classic)
+            readable(self.task.kind, self.start.classic, "start.classic")
 
 
-def _readable(task: str, reader: Readers) -> None:
-    """Refuse what nobody would take of a reader."""
+def readable(task: str, reader: Readers, name: str) -> None:
+    """Refuse what nobody would take of a reader, which is set under that name."""
     if task == "rewrite":
-        what = f'start.classic.kind is "{reader.kind}", which reads texts and writes none'
+        what = f'{name}.kind is "{reader.kind}", which reads texts and writes none'
         raise HeedfulError(f'{what}: to rewrite, use "recurrent", or start.transformer')
     if task in ("multiple", "regress") and reader.binary == "sigmoid":
-        raise HeedfulError('start.classic.binary is "sigmoid", which is of one label of two: leave it out')
+        raise HeedfulError(f'{name}.binary is "sigmoid", which is of one label of two: leave it out')
     if task in ("tag", "extract", "choose", "embed") and reader != Bag(over=reader.over):
-        what = f'start.classic.kind is "{reader.kind}", or has settings of classes: {task} takes the rows themselves'
+        what = f'{name}.kind is "{reader.kind}", or has settings of classes: {task} takes the rows themselves'
         raise HeedfulError(f'{what}; give kind = "bag", and over')
 
 
