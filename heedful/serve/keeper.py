@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import Any
 
 from heedful.errors import HeedfulError
 
@@ -20,7 +21,8 @@ BACKLOG = 2048
 SENT = 1 << 17  # bytes of answers that the system holds for a client that does not read them; it may hold twice as many
 REFUSALS, LINGER = 256, 2.0  # connections that are refused at once, and the seconds that each may take
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
-_TOLD = b'{"error":"the server was killed and starts again","error_type":"unhealthy"}'
+_AT_FIRST: dict[str, Any] = {"SIGINT": signal.default_int_handler, "SIGHUP": signal.SIG_IGN}  # until it listens
+_TOLD = b'{"error":"the server is starting","error_type":"unhealthy"}'
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 5\r\n"
     b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(_TOLD), _TOLD)
@@ -67,6 +69,7 @@ class _Keeper:
         self.sockets, self.tell = list(sockets), tell
         self.selector = selectors.PollSelector()
         self.refused: dict[socket.socket, float] = {}  # until when each may take
+        self.told: set[socket.socket] = set()  # of those: what still comes of them is read, and that is all
         self.stopping = self.listening = self.ready = False
         self.server = 0  # its process
 
@@ -106,7 +109,7 @@ class _Keeper:
             return here
         signal.set_wakeup_fd(-1)
         for each in SIGNALS:
-            signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(each, _AT_FIRST.get(each.name, signal.SIG_DFL))
         os.setpgid(0, 0)  # an interruption of the terminal comes by the keeper, once
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self.selector.close()
@@ -174,9 +177,11 @@ class _Keeper:
         """Say so at its first word, and let it go when it has heard."""
         try:
             if connection.recv(1 << 16):
-                with contextlib.suppress(BlockingIOError):
-                    connection.sendall(REFUSAL)
-                    connection.shutdown(socket.SHUT_WR)
+                if connection not in self.told:
+                    self.told.add(connection)
+                    with contextlib.suppress(BlockingIOError):
+                        connection.sendall(REFUSAL)
+                        connection.shutdown(socket.SHUT_WR)
                 return
         except OSError:
             pass
@@ -189,6 +194,7 @@ class _Keeper:
 
     def _drop(self, connection: socket.socket) -> None:
         del self.refused[connection]
+        self.told.discard(connection)
         self.selector.unregister(connection)
         connection.close()
 

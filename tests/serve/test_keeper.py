@@ -96,6 +96,34 @@ def test_without_its_keeper_a_server_ends() -> None:
     assert done.returncode == -signal.SIGKILL and done.stdout == "ends\n", done
 
 
+def test_who_still_sends_hears_that_it_starts() -> None:
+    """Also when more of a request comes after the answer; and SIGHUP ends no server that does not listen yet."""
+    code = (
+        "import os, signal, time\n"
+        "from heedful.serve.keeper import keep, listen\n"
+        "sockets = listen('127.0.0.1', 0)\n"
+        "print(sockets[0].getsockname()[1], flush=True)\n"
+        "line = keep(sockets, print)\n"
+        "os.kill(os.getpid(), signal.SIGHUP)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as keeper:
+        assert keeper.stdout is not None
+        address = "127.0.0.1", int(keeper.stdout.readline())
+        with socket.create_connection(address, timeout=20) as connection:
+            connection.sendall(b"POST /embed HTTP/1.1\r\ncontent-length: 2000000\r\n\r\n")
+            answer = connection.recv(1 << 16)
+            for _ in range(10):
+                connection.sendall(b"x" * 100_000)
+                time.sleep(0.01)
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b""
+        keeper.terminate()
+        told, _ = keeper.communicate(timeout=20)
+    assert answer.startswith(b"HTTP/1.1 503") and b"the server is starting" in answer
+    assert keeper.returncode == 128 + signal.SIGTERM and told == ""
+
+
 def test_a_server_that_never_gets_ready_is_not_tried_for_ever() -> None:
     code = (
         "import os, signal\n"
