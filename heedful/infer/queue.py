@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from heedful.infer.caps import Caps, Counts, Steps, size_of
 from heedful.infer.each import finite
-from heedful.infer.engine import Piece
+from heedful.infer.engine import Asked, Piece
 from heedful.infer.refused import Expired, Failed, Full, TooLong, Unavailable, told
 from heedful.tasks import Answer, Writing
 from heedful.tasks.base import Vain
@@ -45,6 +45,12 @@ class _Job:
     waiting: int = 0  # tokens of it that wait
     dead: bool = False  # nobody waits for it, or it failed
     error: Exception | None = None
+
+    def let_go(self) -> None:
+        """Whoever asked has left, and the event loop may not hear of it by itself before the deadline."""
+        self.dead = True
+        with contextlib.suppress(RuntimeError):  # that loop was closed
+            self.future.get_loop().call_soon_threadsafe(self.future.cancel)
 
 
 _Runs = Callable[[list[Any], Vain], list[Any]]
@@ -89,17 +95,17 @@ class Lane:
         *,
         deadline: float,
         left: Callable[[], bool] = lambda: False,
-        before: Callable[[Any], object] = lambda engine: None,
+        encode: Callable[[Any, Sequence[Any]], list[Asked]] = lambda engine, inputs: engine.encode(inputs),
         top_k: int = 5,
         writing: Writing | None = None,
     ) -> tuple[list[Answer], int]:
         """The answers, as the engine alone would give them, and how many tokens were read for them.
 
-        `left` tells, to any thread and at once, whether whoever asked has gone: then no batch takes it. `before` looks
-        at the request, and may refuse it, before it is tokenised.
+        `left` tells, to any thread and at once, whether whoever asked has gone: then no batch takes it, and this is
+        cancelled. `encode` makes windows of the inputs, and may refuse them.
         """
         async with self._entered(deadline) as (engine, jobs):
-            asked = await self._in_reader(lambda: (before(engine), engine.encode(inputs))[1])
+            asked = await self._in_reader(lambda: encode(engine, inputs))
             pieces = [piece for each in asked for piece in each.pieces]
 
             def finish(scores: list[Any]) -> list[Answer]:
@@ -177,7 +183,10 @@ class Lane:
         rows, most = 0, float(budget)
         while self.heap and len(aside) < LOOK and rows < most:
             item = heapq.heappop(self.heap)
-            if item.job.dead or now >= item.job.deadline or item.job.gone():
+            if item.job.dead or now >= item.job.deadline:
+                continue
+            if item.job.gone():
+                item.job.let_go()
                 continue
             less = min(most, SHARE * self.rate * (item.job.deadline - now))
             if taken and (item.key != taken[0].key or rows + item.size > less):

@@ -11,9 +11,12 @@ PART = 16_384  # characters that are tokenised at a time
 SURE = 2  # times the limit: what is cut in parts has a few tokens more or less than the whole; exactly is for the queue
 
 
-def few_enough(engine: Any, texts: Sequence[str], most: int) -> None:
-    """Refuse what has far more tokens; a token may be one character, and in Python it takes some hundred bytes."""
-    limit = engine.limit if engine.kind == "embedding" else None  # the others read a long text in windows
+def few_enough(engine: Any, texts: Sequence[str], most: int, *, whole: bool = False) -> None:
+    """Refuse what has far more tokens; a token may be one character, and in Python it takes some hundred bytes.
+
+    What a model of embeddings cuts does not count, unless texts are taken `whole`.
+    """
+    limit = engine.limit if engine.kind == "embedding" and not whole else None  # the others read it in windows
     counts = [0] * len(texts)
     total = 0
     for group in _groups(texts):

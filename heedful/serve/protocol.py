@@ -8,7 +8,8 @@ import orjson
 
 from heedful.errors import HeedfulError
 from heedful.serve import schemas as s
-from heedful.serve.routes import Call, labels_of, vectors
+from heedful.serve.call import Call
+from heedful.serve.routes import labels_of, vectors
 
 _READS = {"span": ("question", "context"), "next": ("text", "pair"), "choice": ()}
 _PAIRS = ("classes",)  # may have a second text

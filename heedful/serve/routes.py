@@ -10,55 +10,17 @@ from typing import Any
 import numpy as np
 
 from heedful.errors import HeedfulError
+from heedful.infer.engine import Asked
 from heedful.infer.queue import Lane
 from heedful.infer.refused import TooLong
 from heedful.model.decode import Beam, Greedy, How, Sample
 from heedful.serve import answers as a
 from heedful.serve import schemas as s
-from heedful.serve.count import few_enough
-from heedful.serve.guard import Record
-from heedful.serve.service import Service
+from heedful.serve.call import LETTERS, Call
 from heedful.tasks import Writing
 
-LETTERS = 16  # characters for each token that a model reads: what is beyond is cut before it is tokenised
+MOST = 128  # tokens that are written for a text, unless the request says how many
 EMBEDDING, CLASSES, RANKS = ("embedding",), ("classes",), ("rank", "embedding")
-
-
-@dataclass(kw_only=True, slots=True)
-class Call:
-    """One request, on its way."""
-
-    service: Service
-    record: Record
-    given: tuple[str, ...] = ()
-
-    def lane(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, Lane]:
-        """The model that answers."""
-        return self.service.lane(name, kinds)
-
-    def texts(self, *texts: str) -> None:
-        """Refuse more texts, or longer ones, than a request may have; nothing was tokenised yet."""
-        limits = self.service.settings.limits
-        if len(texts) > limits.inputs:
-            raise TooLong(f"the request has {len(texts)} texts, and may have {limits.inputs}")
-        if (count := sum(map(len, texts))) > limits.characters:
-            raise TooLong(f"the texts have {count} characters, and those of a request may have {limits.characters}")
-        self.given = texts
-        if self.service.settings.log_text:
-            self.record.text = [text[:1000] for text in texts[:10]]
-
-    def count(self, engine: Any) -> None:
-        """Refuse texts that may have far more tokens than a request may have, and do; few need to be counted."""
-        most = self.service.settings.limits.tokens
-        if sum(map(len, self.given)) > most:
-            few_enough(engine, self.given, most)
-
-    async def ask(self, lane: Lane, inputs: Sequence[Any], **more: Any) -> list[Any]:
-        """The engine's answers."""
-        how: Any = {"deadline": self.record.deadline, "left": self.record.left, "before": self.count}
-        answers, tokens = await lane.ask(inputs, **how, **more)
-        self.record.tokens += tokens
-        return answers
 
 
 Handler = Callable[[Call, Any], Coroutine[Any, Any, Any]]
@@ -91,13 +53,6 @@ def like(given: Any, answers: list[Any]) -> Any:
     return answers if isinstance(given, list) else answers[0]
 
 
-def fits(lane: Lane, *texts: str) -> None:
-    """Refuse a text of which the model could not read all at once, by its characters."""
-    limit = getattr(lane.engine, "limit", None)
-    if limit is not None and any(len(text) > LETTERS * limit for text in texts):
-        raise TooLong(f"a text has more characters than the {limit} tokens that this model reads can stand for")
-
-
 # -- sentence embeddings ----------------------------------------------------------------------------------------
 
 
@@ -111,21 +66,17 @@ async def vectors(
     unit: bool = True,
 ) -> np.ndarray:
     """A vector for each text, [texts, dimensions], of length 1 if asked."""
-    longest = max(map(len, texts), default=0)
-    if truncate is False:
-        fits(lane, *texts)
-    elif limit := getattr(lane.engine, "limit", None):
-        longest = LETTERS * limit
-    most = call.service.settings.limits.characters // max(1, len(texts))
-    while True:
-        call.texts(*(text[:longest] for text in texts))
-        answers = await call.ask(lane, list(call.given))
-        unread = any(len(text) > longest and not each["cut"] for text, each in zip(texts, answers, strict=True))
-        if not unread or longest >= most:
-            break
-        longest = min(most, LETTERS * longest)  # much white space, or few tokens: the model can read more than that
-    if truncate is False and (cut := max((answer["cut"] for answer in answers), default=0)):
-        raise TooLong(f"a text has {cut} tokens more than this model reads, and truncate is false")
+    limit = getattr(lane.engine, "limit", None)
+    longest = None if limit is None or truncate is False else LETTERS * limit
+    call.texts(*(text[:longest] for text in texts))
+
+    def encode(engine: Any, texts: Sequence[str]) -> list[Asked]:
+        asked = call.beginnings(engine, texts)
+        if truncate is False and any(each.dropped for each in asked):
+            raise TooLong(f"a text has more tokens than the {engine.limit} this model reads, and truncate is false")
+        return asked
+
+    answers = await call.ask(lane, texts, encode=encode)
     if not answers:
         return np.zeros((0, 0))
     found = np.array([answer["vector"] for answer in answers])
@@ -274,9 +225,10 @@ async def generate(call: Call, body: s.GenerateBody) -> Any:
     """A text for each text: translated, summed up, gone on from, as the model learned."""
     _, lane = call.lane(body.model, ("next_token",))
     call.texts(*many(body.inputs))
-    most = call.service.settings.limits.written
-    if body.most > most:
-        raise TooLong(f"most is {body.most}, and this server writes {most} tokens at most")
+    limit = call.service.settings.limits.written
+    most = min(MOST, limit) if body.most is None else body.most
+    if most > limit:
+        raise TooLong(f"most is {most}, and this server writes {limit} tokens at most")
     if body.beams is not None and body.temperature is not None:
         raise HeedfulError("beams and temperature were given: beams look for the best text, nothing is drawn then")
     how: How = Greedy()
@@ -284,7 +236,7 @@ async def generate(call: Call, body: s.GenerateBody) -> Any:
         how = Beam(width=body.beams, best=body.beams)
     elif body.temperature is not None:
         how = Sample(temperature=body.temperature)
-    writing = Writing(how=how, most=body.most, seed=body.seed)
+    writing = Writing(how=how, most=most, seed=body.seed)
     return like(body.inputs, await call.ask(lane, many(body.inputs), writing=writing))
 
 
@@ -296,13 +248,12 @@ async def attention(call: Call, body: s.AttentionBody) -> Any:
     _, lane = call.lane(body.model, None)
     item = body.inputs if isinstance(body.inputs, str) else (body.inputs[0], body.inputs[1])
     call.texts(*many(body.inputs))
-    fits(lane, *many(body.inputs))
     most = call.service.settings.limits.weights
 
     def look(engine: Any) -> Any:
         from heedful.serve.attention import attention
 
-        call.count(engine)
+        call.count(engine, most=engine.limit, whole=True)
         return attention(engine, item, body.layers, body.heads, most)
 
     size = 1 + min(sum(map(len, many(body.inputs))), call.service.settings.limits.tokens - 1)  # tokens, at most
@@ -321,7 +272,7 @@ async def tokenize(call: Call, body: s.TokenizeBody) -> Any:
     def cut(engine: Any) -> Any:
         from heedful.serve.attention import tokens
 
-        call.count(engine)
+        call.count(engine, whole=True)
         found = engine.tokenizer.encode_batch(texts)
         if (count := sum(map(len, found))) > most:
             raise TooLong(f"the texts have {count} tokens, and an answer has at most {most}")

@@ -82,6 +82,7 @@ class TokenizeBody(Body, frozen=True):
 
     inputs: str | list[str]
     add_special_tokens: bool = True
+    prompt_name: None = None
 
 
 class EmbeddingsBody(Body, frozen=True):
@@ -143,7 +144,7 @@ class GenerateBody(Body, frozen=True):
     """Texts for each of which a text is written: greedily, by beams, or drawn at a temperature."""
 
     inputs: str | list[str]
-    most: Positive = 128
+    most: Positive | None = None  # null is 128, or as many as the server writes
     beams: Annotated[int, Meta(ge=1, le=16)] | None = None
     temperature: Annotated[float, Meta(gt=0, le=10)] | None = None
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0

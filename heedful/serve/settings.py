@@ -22,6 +22,8 @@ class Limits:
     body: int = 2_000_000  # bytes
     headers: int = 16_384  # bytes
     connections: int = 1_024
+    received: int = 64_000_000  # bytes of bodies that are being received, of all connections
+    unsent: int = 64_000_000  # bytes of answers that clients have not read, of all connections
     requests: int = 512  # that wait or run
     queued_tokens: int = 262_144  # that wait
     tokens: int = 16_384  # of one request, in windows
@@ -30,6 +32,7 @@ class Limits:
     batch_tokens: int = 4_096
     written: int = 512  # tokens that /generate writes for a text
     weights: int = 1_000_000  # numbers of one answer of /attention
+    candidates: int = 32_768  # tokens that one answer of /fill lists, for all its masks
     readers: int = 2  # threads that tokenise
 
     def __post_init__(self) -> None:
@@ -46,7 +49,7 @@ class Deadlines:
     longest: float = 300.0  # that X-Request-Timeout-Ms may ask for
     headers: float = 10.0  # to receive them
     body: float = 30.0  # to receive it
-    write: float = 30.0  # without the client reading anything
+    write: float = 30.0  # in which a client reads 64 kB of its answer, or all that is left
     idle: float = 10.0  # of a connection between two requests
     drain: float = 25.0  # to answer what is here after SIGTERM
     linger: float = 0.5  # after SIGTERM, in which new requests are refused in words

@@ -142,6 +142,7 @@ def test_forms_of_other_servers_clients(served: Running) -> None:
     assert ask(port, "/rerank", {"query": "a", "texts": pair, "model": "embed"} | cut).status == 200
     assert ask(port, "/embed", {"inputs": pair, "prompt_name": None} | cut).status == 200
     assert ask(port, "/embed", {"inputs": "a", "truncation_direction": "Left"}).status == 422
+    assert ask(port, "/tokenize", {"inputs": "a", "prompt_name": None}).status == 200
     body = {"inputs": {"source_sentence": long_text(100), "sentences": pair}}
     assert ask(port, "/similarity", body | {"parameters": cut}).status == 200
     assert ask(port, "/similarity", body | {"parameters": {"truncate": False}}).status == 413

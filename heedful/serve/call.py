@@ -1,0 +1,100 @@
+"""One request on its way: how much it may have, and how its texts become tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from heedful.infer.engine import Asked
+from heedful.infer.queue import Lane
+from heedful.infer.refused import TooLong
+from heedful.serve.count import few_enough
+from heedful.serve.guard import Record
+from heedful.serve.service import Service
+
+LETTERS = 16  # characters for each token that a model reads: what is beyond is cut before it is tokenised
+MASKS = ("masked", "pretraining")  # heads that list tokens for each mask
+
+
+@dataclass(kw_only=True, slots=True)
+class Call:
+    """One request, on its way."""
+
+    service: Service
+    record: Record
+    given: tuple[str, ...] = ()
+
+    def lane(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, Lane]:
+        """The model that answers."""
+        return self.service.lane(name, kinds)
+
+    def texts(self, *texts: str) -> None:
+        """Refuse more texts, or longer ones, than a request may have; nothing was tokenised yet."""
+        limits = self.service.settings.limits
+        if len(texts) > limits.inputs:
+            raise TooLong(f"the request has {len(texts)} texts, and may have {limits.inputs}")
+        if (count := sum(map(len, texts))) > limits.characters:
+            raise TooLong(f"the texts have {count} characters, and those of a request may have {limits.characters}")
+        self.given = texts
+        if self.service.settings.log_text:
+            self.record.text = [text[:1000] for text in texts[:10]]
+
+    def count(self, engine: Any, *, most: int | None = None, whole: bool = False) -> None:
+        """Refuse texts that may have, and do, far more tokens than a request may, or `most`; few need be counted."""
+        limit = self.service.settings.limits.tokens
+        most = limit if most is None else min(most, limit)
+        if sum(map(len, self.given)) > most:
+            few_enough(engine, self.given, most, whole=whole)
+
+    async def ask(
+        self,
+        lane: Lane,
+        inputs: Sequence[Any],
+        *,
+        encode: Callable[[Any, Sequence[Any]], list[Asked]] | None = None,
+        top_k: int = 5,
+        **more: Any,
+    ) -> list[Any]:
+        """The engine's answers; `encode` makes windows of the inputs, if not the engine alone."""
+
+        def read(engine: Any, inputs: Sequence[Any]) -> list[Asked]:
+            self.count(engine)
+            asked = (encode or _plainly)(engine, inputs)
+            if engine.kind in MASKS:
+                self._few_candidates(top_k * sum(len(piece.places) for each in asked for piece in each.pieces))
+            return asked
+
+        how: Any = {"deadline": self.record.deadline, "left": self.record.left, "encode": read}
+        answers, tokens = await lane.ask(inputs, top_k=top_k, **how, **more)
+        self.record.tokens += tokens
+        return answers
+
+    def beginnings(self, engine: Any, texts: Sequence[str]) -> list[Asked]:
+        """Windows of texts of which the model reads the beginning alone: not all of a long one is tokenised.
+
+        16 characters for each token that it reads are, and more of a text with which they do not fill the model, as
+        where there is much white space; up to as many as a request may have.
+        """
+        most = self.service.settings.limits.characters
+        longest = most if engine.limit is None else LETTERS * engine.limit
+        found: list[Asked] = engine.encode([text[:longest] for text in texts])
+        while longest < most and (
+            unread := [n for n, each in enumerate(found) if len(texts[n]) > longest and not each.dropped]
+        ):
+            longest = min(most, LETTERS * longest)
+            more = [texts[n][:longest] for n in unread]
+            if (count := sum(map(len, more))) > most:
+                raise TooLong(f"{len(more)} texts have few tokens in {count} characters, of which {most} may be read")
+            for n, each in zip(unread, engine.encode(more), strict=True):
+                found[n] = each
+        return found
+
+    def _few_candidates(self, count: int) -> None:
+        if count > (most := self.service.settings.limits.candidates):
+            raise TooLong(f"the masks ask for {count} tokens, and an answer lists at most {most}")
+
+
+def _plainly(engine: Any, inputs: Sequence[Any]) -> list[Asked]:
+    found: list[Asked] = engine.encode(inputs)
+    return found
