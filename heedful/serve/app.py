@@ -24,8 +24,9 @@ from heedful.errors import HeedfulError
 from heedful.infer.refused import Failed
 from heedful.serve import openapi, protocol
 from heedful.serve import schemas as s
+from heedful.serve.call import Call
 from heedful.serve.guard import Gone, Guard, Record, Trouble, check_body, read_body, trouble_of
-from heedful.serve.routes import QUESTIONS, Call, Question
+from heedful.serve.routes import QUESTIONS, Question
 from heedful.serve.service import Service, kind_of, kinds_of
 from heedful.serve.settings import LOOPBACK
 
@@ -47,7 +48,7 @@ def application(
         if wait:
             try:
                 await service.start()
-            except HeedfulError as error:
+            except BaseException as error:
                 service.failed = error
                 raise
         yield
@@ -77,11 +78,12 @@ def _post(service: Service, path: str, body: Any, ask: Ask) -> Route:
         record = _record(request, path)
         deadlines, limits = service.settings.deadlines, service.settings.limits
         check_body(record, limits.body)
-        raw = await read_body(request.receive, limits.body, deadlines.body)
         call = Call(service=service, record=record)
+        raw = await read_body(request.receive, limits.body, deadlines.body, service.bodies)
         try:
-            answer = await _while_connected(request.receive, ask(call, request, decode(decoder, raw, most)))
-            return _json(answer)
+            body = decode(decoder, raw, most)
+            del raw  # it may be large, and what follows may take long
+            return _json(await _while_connected(request.receive, ask(call, request, body)))
         except (Trouble, Gone, asyncio.CancelledError):
             raise
         except Exception as error:
@@ -123,7 +125,7 @@ async def _while_connected(receive: Receive, work: Coroutine[Any, Any, Any]) -> 
     left = asyncio.ensure_future(_left(receive))
     try:
         await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        if not task.done() or task.cancelled():  # by the queue, which was the first to see that the client left
             raise Gone
         return task.result()
     finally:
@@ -177,8 +179,10 @@ def _protocol(service: Service) -> list[Route]:
         }
 
     def ready(request: Request) -> Any:
-        service.lane(request.path_params["name"], None)
-        return {"ready": not service.queue.draining}
+        name = request.path_params["name"]
+        if name not in service.lanes:
+            service.lane(name, None)  # which says so
+        return {"ready": service.lanes[name].engine is not None and not service.queue.draining}
 
     def server(request: Request) -> Any:
         return {"name": "heedful", "version": heedful.__version__, "extensions": []}
@@ -186,7 +190,7 @@ def _protocol(service: Service) -> list[Route]:
     return [
         _post(service, "/v2/models/{name}/infer", s.InferBody, infer),
         _get("/v2/models/{name}", facts),
-        _get("/v2/models/{name}/ready", ready, lambda: 503 if service.queue.draining else 200),
+        _get("/v2/models/{name}/ready", ready, lambda shown: 200 if shown["ready"] else 503),
         _get("/v2", server),
     ]
 
@@ -194,11 +198,12 @@ def _protocol(service: Service) -> list[Route]:
 # -- what is shown --------------------------------------------------------------------------------------------------
 
 
-def _get(path: str, show: Callable[[Request], Any], status: Callable[[], int] = lambda: 200) -> Route:
+def _get(path: str, show: Callable[[Request], Any], status: Callable[[Any], int] = lambda shown: 200) -> Route:
     async def endpoint(request: Request) -> Response:
         _record(request, path)
         try:
-            return _json(show(request), status())
+            shown = show(request)
+            return _json(shown, status(shown))
         except (Trouble, HeedfulError) as error:
             raise trouble_of(error) from None
         except Exception as error:
@@ -210,7 +215,7 @@ def _get(path: str, show: Callable[[Request], Any], status: Callable[[], int] = 
 def _views(service: Service, keys: bool) -> list[Route]:
     document = orjson.dumps(openapi.document(heedful.__version__, keys))
 
-    def fit() -> int:
+    def fit(shown: Any = None) -> int:
         return 200 if service.status == "ok" else 503
 
     async def metrics(request: Request) -> Response:

@@ -195,9 +195,10 @@ class Guard:
             raise Trouble(400, "validation", "give one host header", [CLOSE])
         if self.hosts is not None and _name(record.header(b"host")) not in self.hosts:
             raise Trouble(403, "forbidden", "this server is not called so: name it with --set hosts")
-        if b"upgrade" in headers:
+        if "websocket" in record.header(b"upgrade").lower():  # what else is offered need not be taken
             raise Trouble(403, "forbidden", "there is nothing to upgrade to")
-        self._check_origin(record)
+        if not (path == "/" and scope["method"] == "GET" and record.header(b"sec-fetch-mode") == "navigate"):
+            self._check_origin(record)  # a link to the page may stand anywhere
         free = path in OPEN or path == "/" or path.startswith("/web/") or self._preflight(scope, record)
         if self.keys and not free:
             self._check_key(record)
@@ -260,7 +261,16 @@ def check_body(record: Record, most: int) -> None:
         raise too_large(most)
 
 
-async def read_body(receive: Receive, most: int, seconds: float) -> bytes:
+@dataclass(kw_only=True, slots=True)
+class Bodies:
+    """Those that are being received, of all connections."""
+
+    most: int  # bytes of all, past which one is received only within its share
+    share: int
+    held: int = 0
+
+
+async def read_body(receive: Receive, most: int, seconds: float, bodies: Bodies) -> bytes:
     """The whole body, of at most so many bytes and in at most so many seconds."""
     parts: list[bytes] = []
     size = 0
@@ -272,12 +282,17 @@ async def read_body(receive: Receive, most: int, seconds: float) -> bytes:
                     raise Gone
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
+                bodies.held += len(parts[-1])
                 if size > most:
                     raise too_large(most)
+                if bodies.held > bodies.most and size > bodies.share:
+                    raise Unavailable("too many large bodies are being received")
                 if not message.get("more_body"):
                     return b"".join(parts)
     except TimeoutError:
         raise Trouble(408, "timeout", "the body did not come in time") from None
+    finally:
+        bodies.held -= size
 
 
 async def reply(send: Send, trouble: Trouble, path: str) -> None:

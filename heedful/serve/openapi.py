@@ -23,7 +23,7 @@ TOLD = {
     429: "too much waits already",
     431: "the headers are too large",
     500: "the model failed on this input",
-    503: "loading, stopping, or too many connections",
+    503: "loading, stopping, or too many connections or large bodies",
     504: "the deadline passed",
 }
 OPENAI = "/v1/"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -22,6 +23,8 @@ from heedful.serve.service import Service
 from heedful.serve.settings import ServeSettings
 from heedful.serve.wire import Server, on_hangup, server
 
+FILES = 128  # that are open beside connections
+
 
 def run(
     runs: dict[str, str],
@@ -38,6 +41,9 @@ def run(
     `line` leads to its keeper, and when that is gone the server ends too.
     """
     log_to_stderr()
+    files = settings.limits.connections + FILES
+    if (most := open_files(files)) < files:
+        tell(f"{most} files may be open here (ulimit -n): too few for limits.connections")
     service = Service(runs, settings)
     app = application(service, keys=keys, hosts=hosts, wait=False)
     serving = server(app, settings, drain=service.queue.drain, idle=lambda: service.queue.requests == 0)
@@ -47,6 +53,8 @@ def run(
         service.queue.close()
     if service.failed is not None:
         raise service.failed
+    if service.loading:  # torch is not to be in the middle of something when the interpreter ends
+        os._exit(0)
 
 
 async def _serve(
@@ -77,7 +85,9 @@ async def _serve(
             tell("ready")
             if line is not None:
                 line.send(keeper.READY)
-        except HeedfulError as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # else it would be loading for ever
             service.failed = error
             serving.should_exit = True
 
@@ -148,6 +158,20 @@ def background(
         service.queue.close()
         for each in sockets:
             each.close()
+
+
+def open_files(count: int) -> int:
+    """Let so many files be open, or as many as may be; where a system has other ways, it is as it was."""
+    try:
+        import resource
+    except ModuleNotFoundError:
+        return count
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return count
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
 
 
 def log_to_stderr() -> None:

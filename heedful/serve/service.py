@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, cast
 
@@ -14,7 +16,7 @@ from heedful.infer.caps import Caps
 from heedful.infer.precision import PrecisionOrAuto
 from heedful.infer.queue import Lane, Queue
 from heedful.infer.refused import Unavailable
-from heedful.serve.guard import Trouble
+from heedful.serve.guard import Bodies, Trouble
 from heedful.serve.metrics import Metrics
 from heedful.serve.settings import ServeSettings
 
@@ -50,7 +52,9 @@ class Service:
         self.queue = Queue(caps, readers=limits.readers, seen=self.metrics.ran)
         self.metrics.watch(self.queue)
         self.lanes = {name: self.queue.lane() for name in runs}
-        self.failed: HeedfulError | None = None
+        self.bodies = Bodies(most=limits.received, share=limits.received // limits.connections)
+        self.failed: BaseException | None = None
+        self._loads: list[threading.Thread] = []
         self._swaps: set[asyncio.Task[None]] = set()
         self._swapping = asyncio.Lock()  # the latest word is the last that is read
 
@@ -61,15 +65,36 @@ class Service:
             return "stopping"
         return "ok" if all(lane.engine is not None for lane in self.lanes.values()) else "loading"
 
+    @property
+    def loading(self) -> bool:
+        """Whether a thread reads a model now."""
+        return any(each.is_alive() for each in self._loads)
+
+    async def _load(self, name: str) -> Any:
+        """Its engine, read by a thread for which nobody waits when the server ends."""
+        made: Future[Any] = Future()
+
+        def read() -> None:
+            made.set_running_or_notify_cancel()  # it is not cancelled
+            try:
+                made.set_result(self.loader(self.runs[name]))
+            except BaseException as error:
+                made.set_exception(error)
+
+        thread = threading.Thread(target=read, name="heedful-load", daemon=True)
+        self._loads = [thread, *(each for each in self._loads if each.is_alive())]
+        thread.start()
+        return await asyncio.wrap_future(made)
+
     async def start(self) -> None:
         """Load every model that has not been yet."""
         for name, lane in self.lanes.items():
             if lane.engine is None:
-                lane.engine = await asyncio.to_thread(self.loader, self.runs[name])
+                lane.engine = await self._load(name)
 
     async def reload(self, name: str) -> None:
         """Read a model's folder anew, beside the one that answers, and exchange them; requests end as they began."""
-        engine = await asyncio.to_thread(self.loader, self.runs[name])
+        engine = await self._load(name)
         before = self.lanes[name].engine
         if before is not None and getattr(before, "kind", None) != engine.kind:
             raise HeedfulError(f"{name} had another head before: start the server anew for it")

@@ -22,6 +22,7 @@ from heedful.serve.settings import Deadlines, Limits, ServeSettings
 
 CLOSED: int = getattr(select, "POLLRDHUP", 0)  # what a system calls it; 0: it says so to the event loop alone
 LINGER = 1.0  # seconds in which a refused body is still received, so that the refusal is
+READ = 1 << 16  # bytes that a client reads in its time, or all that is left
 PIECES, PIECE = 1_000, 256  # of a body: so many chunks, and one more for so many bytes
 
 
@@ -49,6 +50,7 @@ class Wire(H11Protocol):
 
     limits: ClassVar[Limits]
     deadlines: ClassVar[Deadlines]
+    unread: ClassVar[dict[Wire, None]]  # those with something that their clients have not read, the oldest first
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -56,7 +58,21 @@ class Wire(H11Protocol):
         answer: Any = self.app
 
         async def told(scope: Any, receive: Any, send: Any) -> None:
-            await answer({**scope, "heedful.left": self.left}, receive, send)
+            cycle = self.cycle
+
+            async def sending(message: Any) -> None:
+                last = message["type"] == "http.response.body" and not message.get("more_body")
+                early = last and self.conn.their_state is h11.SEND_BODY  # it is answered before it is whole
+                await send({**message, "more_body": True} if early else message)
+                if early:  # uvicorn might close at once
+                    cycle.response_complete = True
+                    cycle.message_event.set()
+                    self._close_soon()
+
+            await answer({**scope, "heedful.left": self.left}, receive, sending)
+            if not (cycle.response_started or cycle.disconnected):  # the client left, which was not heard here yet
+                cycle.disconnected = True
+                self.transport.abort()
 
         self.app = told
         self._head: asyncio.TimerHandle | None = None  # until when the head of a request has to be here
@@ -73,8 +89,7 @@ class Wire(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
-        if self._stall is not None:
-            self._stall.cancel()
+        self._is_read()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -88,23 +103,29 @@ class Wire(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.transport.is_closing():
-            return
-        if self.conn.their_state is h11.SEND_BODY:  # it was refused before it was whole
-            self._unset_keepalive_if_required()
-            self._close_soon()
-        elif self._between() and self.conn.trailing_data[0]:  # the beginning of the next one is here already
+        if not self.transport.is_closing() and self._between() and self.conn.trailing_data[0]:
+            # the beginning of the next one is here already
             self._head = self._head or self.loop.call_later(self.deadlines.headers, self._late)
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._watch(self.transport.get_write_buffer_size())
+        self.unread[self] = None
+        while sum(each.transport.get_write_buffer_size() for each in self.unread) > self.limits.unsent:
+            oldest = next(iter(self.unread))
+            oldest._is_read()
+            oldest.transport.abort()
 
     def resume_writing(self) -> None:
+        self._is_read()
+        super().resume_writing()
+
+    def _is_read(self) -> None:
+        """Nothing of it waits any more."""
+        self.unread.pop(self, None)
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
-        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         """What h11 refused."""
@@ -165,11 +186,11 @@ class Wire(H11Protocol):
             self.loop.call_later(LINGER, self.transport.close)
 
     def _watch(self, before: int) -> None:
-        """Abort when the client reads nothing; look again as long as it does."""
+        """Abort when the client reads next to nothing; look again as long as it does."""
 
         def check() -> None:
             size = self.transport.get_write_buffer_size()
-            if size >= before:
+            if size > before - READ:
                 self.transport.abort()
             else:
                 self._watch(size)
@@ -215,7 +236,7 @@ def server(
     idle: Callable[[], bool],
 ) -> Server:
     """Ready to run on sockets."""
-    wire = type("BoundWire", (Wire,), {"limits": settings.limits, "deadlines": settings.deadlines})
+    wire = type("BoundWire", (Wire,), {"limits": settings.limits, "deadlines": settings.deadlines, "unread": {}})
     config = uvicorn.Config(
         app,
         http=wire,

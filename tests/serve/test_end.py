@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 import subprocess
@@ -15,6 +16,9 @@ import pytest
 from asking import ROOT, Reply, Started, ask, record
 
 from heedful.cli import main
+from heedful.serve.keeper import listen
+from heedful.serve.run import background, open_files, run
+from heedful.serve.settings import ServeSettings
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
@@ -73,6 +77,43 @@ def test_a_model_that_cannot_be_loaded_ends_it(tmp_path: Path) -> None:
     server = Started(str(tmp_path))
     assert server.ended(60) == 2
     assert "model_type is None" in server.lines[-1] and "Traceback" not in "".join(server.lines)
+
+
+def test_a_fault_of_loading_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*arguments: object, **more: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("heedful.serve.service.load", load)
+    monkeypatch.setattr("heedful.serve.run.log_to_stderr", lambda: None)
+    sockets = listen("127.0.0.1", 0)
+    with pytest.raises(MemoryError, match="no room"):
+        run({"x": "nowhere"}, ServeSettings(), sockets=sockets, tell=lambda said: None)
+    with pytest.raises(MemoryError, match="no room"), background({"x": "nowhere"}):
+        pass
+
+
+def test_a_signal_does_not_wait_for_a_model_that_is_loaded() -> None:
+    code = (
+        "import os, signal, time\n"
+        "from heedful.serve import keeper, run, service, settings\n"
+        "service.load = lambda *folder, **more: time.sleep(60)\n"
+        "stop = lambda said: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "run.run({'x': 'y'}, settings.ServeSettings(), sockets=keeper.listen('127.0.0.1', 0), tell=stop)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=40)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+
+
+def test_as_many_files_may_be_open_as_connections_need() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        assert open_files(100) == 100 and resource.getrlimit(resource.RLIMIT_NOFILE) == (256, hard)
+        assert open_files(300) == 300 and resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
+        if hard != resource.RLIM_INFINITY:
+            assert open_files(hard + 1) == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_port_that_is_taken_is_told(folders: dict[str, str]) -> None:

@@ -171,6 +171,29 @@ def test_clients_that_leave_never_reach_the_model(held: Any) -> None:
     assert sum(engine.batches) == 21
 
 
+def test_who_leaves_unheard_holds_no_place(held: Any) -> None:
+    """A byte of a next request keeps the event loop from reading on, and so from seeing that the client closed."""
+    running, engine = held()
+    engine.go.clear()
+    queue, body = running.service.queue, json.dumps({"inputs": "ada in paris"}).encode()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(tag, running.port, "first")
+        until(lambda: engine.batches == [1])
+        connection = open_socket(running.port)
+        head = b"POST /tag HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += b"x-request-timeout-ms: 300000\r\ncontent-length: %d\r\n\r\n" % len(body)
+        connection.sendall(head + body)
+        until(lambda: queue.requests == 2 and queue.tokens == 5)
+        connection.sendall(b"G")
+        time.sleep(0.1)
+        connection.close()
+        engine.go.set()
+        assert first.result().status == 200
+    until(lambda: queue.requests == queue.tokens == 0 and queue.counts.cancelled == 1)
+    until(lambda: not running.server.server_state.connections)
+    assert engine.batches == [1]
+
+
 def test_loading_is_said_and_an_engine_is_exchanged_under_load(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,6 +206,9 @@ def test_loading_is_said_and_an_engine_is_exchanged_under_load(
         assert reply.status == 503 and int(reply.headers["retry-after"]) >= 1
         assert ask(running.port, "/ready").json == {"ready": False} and ask(running.port, "/health").status == 503
         assert ask(running.port, "/live").status == 200
+        ready = ask(running.port, "/v2/models/tag/ready")
+        assert ready.status == 503 and ready.json == {"ready": False}
+        assert ask(running.port, "/v2/models/nothing/ready").status == 404
         lane.engine = first
         stop = threading.Event()
         statuses: Counter[int] = Counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import logging
@@ -163,6 +164,9 @@ def test_hosts_and_origins(served: Running) -> None:
         assert ask(port, "/tag", OK, origin=origin, host=f"localhost:{port}").status == 403, origin
     assert ask(port, "/tag", OK, origin=f"http://localhost:{port}", host=f"localhost:{port}").status == 200
     assert ask(port, "/info", sec_fetch_site="cross-site").status == 403
+    link = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}
+    assert ask(port, "/", **link).status == 200 and ask(port, "/info", **link).status == 403
+    assert ask(port, "/", sec_fetch_site="same-site", sec_fetch_mode="no-cors").status == 403
     found = ask(port, "/tag", OK)
     assert "access-control-allow-origin" not in found.headers and "server" not in found.headers
     assert ask(port, "/tag", method="OPTIONS", origin=f"http://127.0.0.1:{port}").status == 405
@@ -185,6 +189,21 @@ def test_pages_of_listed_origins_may_ask(folders: dict[str, str]) -> None:
         assert ask(running.port, "/tag", origin=page, method="OPTIONS").status == 401
 
 
+def test_an_offer_to_upgrade_need_not_be_taken(served: Running) -> None:
+    offer = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
+    assert status_of(raw(served.port, post("/tag", OK, offer), pause=1.0)) == 200
+
+
+def test_a_request_may_come_in_two_parts_behind_another(served: Running) -> None:
+    with open_socket(served.port) as connection:
+        connection.sendall(post("/tag", OK) + post("/tag", OK)[:-5])
+        answer = connection.recv(1 << 16)
+        connection.sendall(OK[-5:])
+        while answer.count(b"HTTP/1.1 200 OK") < 2 and (part := connection.recv(1 << 16)):
+            answer += part
+        assert answer.count(b"HTTP/1.1 200 OK") == 2
+
+
 # -- texts ----------------------------------------------------------------------------------------------------------
 
 
@@ -201,10 +220,36 @@ def test_texts_are_cut_or_refused_before_they_are_tokenised(served: Running, tex
 
 def test_white_space_costs_no_text(served: Running, engines: dict[str, Engine]) -> None:
     """Where 16 characters for each token that is read do not fill the model, more are taken."""
+    port = served.port
     for text in (" " * 20_000 + "the cat", "x" * 3_000 + " the cat"):
-        (vector,) = ask(served.port, "/embed", {"inputs": text, "normalize": False}).json
         (alone,) = engines["embed"]([text])
-        assert vector == pytest.approx(alone["vector"], abs=1e-5) and alone["cut"] == 0
+        for truncate in (True, False):
+            asked = {"inputs": text, "normalize": False, "truncate": truncate}
+            assert ask(port, "/embed", asked).json[0] == pytest.approx(alone["vector"], abs=1e-5)
+        found = ask(port, "/v1/embeddings", {"input": [text, "the cat"]}).json
+        assert alone["cut"] == 0 and found["usage"]["total_tokens"] == alone["tokens"] + 4
+    many = [" " * 1_000 + "the cat", *["a dog"] * 400]
+    found = ask(port, "/embed", {"inputs": many, "normalize": False}).json
+    for number in (0, 1, 400):
+        (alone,) = engines["embed"]([many[number]])
+        assert found[number] == pytest.approx(alone["vector"], abs=1e-5)
+    refused = ask(port, "/embed", {"inputs": [" " * 200_000] * 2})
+    assert refused.status == 413 and "2 texts have few tokens" in refused.json["error"]
+    assert ask(port, "/embed", {"inputs": " " * 20_000 + "the cat " * 30, "truncate": False}).status == 413
+    for model in ("tag", "embed"):
+        shown = ask(port, "/attention", {"inputs": " " * 5_000 + "the cat", "model": model})
+        assert shown.status == 200 and len(shown.json["tokens"]) == 4
+        assert ask(port, "/attention", {"inputs": "cat " * 5_000, "model": model}).status == 413
+
+
+def test_a_text_that_is_read_twice_is_in_the_queue_once(
+    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with background({"embed": folders["embed"]}) as running:
+        engine: Any = running.service.lanes["embed"].engine
+        queue, encode = running.service.queue, engine.encode
+        monkeypatch.setattr(engine, "encode", lambda inputs: (queue.drain(), encode(inputs))[1])
+        assert ask(running.port, "/embed", {"inputs": " " * 20_000 + "the cat"}).status == 200
 
 
 def test_far_too_many_tokens_are_refused_part_by_part(served: Running, engines: dict[str, Engine]) -> None:
@@ -232,7 +277,7 @@ def test_what_is_here_when_it_stops_is_answered_however_long(
 ) -> None:
     with background({"tag": folders["tag"]}) as running:
         queue = running.service.queue
-        monkeypatch.setattr("heedful.serve.routes.few_enough", lambda engine, texts, most: queue.drain())
+        monkeypatch.setattr("heedful.serve.call.few_enough", lambda engine, texts, most, whole: queue.drain())
         assert ask(running.port, "/tag", {"inputs": "ada " * 5_000}).status == 200
         assert ask(running.port, "/tag", {"inputs": "ada"}).status == 503
         ready = ask(running.port, "/v2/models/tag/ready")
@@ -240,8 +285,9 @@ def test_what_is_here_when_it_stops_is_answered_however_long(
 
 
 def test_more_than_a_request_may_have(folders: dict[str, str]) -> None:
-    limits = Limits(inputs=3, tokens=50, characters=400, weights=100, body=5_000)
-    with background({"tag": folders["tag"]}, ServeSettings(limits=limits)) as running:
+    limits = Limits(inputs=3, tokens=50, characters=400, weights=100, body=5_000, candidates=10, written=6)
+    names = ("tag", "masked", "write")
+    with background({name: folders[name] for name in names}, ServeSettings(limits=limits)) as running:
         port = running.port
         assert ask(port, "/tag", {"inputs": ["a"] * 3}).status == 200
         assert ask(port, "/tag", {"inputs": ["a"] * 4}).status == 413
@@ -250,6 +296,12 @@ def test_more_than_a_request_may_have(folders: dict[str, str]) -> None:
         assert ask(port, "/tokenize", {"inputs": "a " * 60}).status == 413
         assert ask(port, "/attention", {"inputs": "a b c d", "layers": [0]}).status == 413
         assert ask(port, "/attention", {"inputs": "a b", "layers": [0], "heads": [1]}).status == 200
+        masks = {"inputs": ["[MASK] cat", "the [MASK]"], "top_k": 5}
+        assert ask(port, "/fill", masks).status == 200
+        refused = ask(port, "/fill", masks | {"top_k": 6})
+        assert refused.status == 413 and "ask for 12 tokens" in refused.json["error"]
+        assert ask(port, "/generate", {"inputs": "a b"}).status == 200  # what it writes by itself is no more
+        assert ask(port, "/generate", {"inputs": "a b", "most": 7}).status == 413
 
 
 # -- keys, logs, errors ---------------------------------------------------------------------------------------------
@@ -337,10 +389,54 @@ def test_those_who_do_not_read_are_closed(folders: dict[str, str]) -> None:
             time.sleep(0.01)
         deadline = time.monotonic() + 30
         while running.server.server_state.connections and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                connections[0].recv(1_000)  # next to nothing
             time.sleep(0.05)
         assert not running.server.server_state.connections
         for connection in connections:
             connection.close()
+
+
+def test_all_that_is_not_read_is_bounded(folders: dict[str, str]) -> None:
+    """Past it the client is let go that has not read for the longest time."""
+    with background({"tag": folders["tag"]}, ServeSettings(limits=Limits(unsent=60_000))) as running:
+        answer, open_ = len(ask(running.port, "/openapi.json").body), running.server.server_state.connections
+        while open_:
+            time.sleep(0.01)
+        connections = [open_socket(running.port)]
+        while not open_:
+            time.sleep(0.01)
+        (oldest,) = open_
+        connections += [open_socket(running.port) for _ in range(12)]
+        for connection in connections:
+            connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 300)
+        deadline = time.monotonic() + 20
+        while oldest in open_ and time.monotonic() < deadline:
+            held = sum(each.transport.get_write_buffer_size() for each in list(open_))  # with one that is looked at now
+            assert held <= 60_000 + 2 * answer
+            time.sleep(0.01)
+        assert oldest not in open_ and ask(running.port, "/openapi.json").status == 200
+        for connection in connections:
+            connection.close()
+
+
+def test_all_bodies_that_come_are_bounded(folders: dict[str, str]) -> None:
+    """Past it a body has its share; what is refused, or goes, is given back."""
+    limits = Limits(received=100_000, connections=10)
+    with background({"tag": folders["tag"]}, ServeSettings(limits=limits)) as running:
+        bodies = running.service.bodies
+        large = post("/tag", b"", "content-length: 90000\r\n", length=False) + b"x" * 60_000
+        with open_socket(running.port) as first, open_socket(running.port) as second:
+            first.sendall(large)
+            while bodies.held < 60_000:
+                time.sleep(0.01)
+            second.sendall(large)
+            refused = second.recv(1 << 16)
+            assert status_of(refused) == 503 and b"retry-after: " in refused
+            assert bodies.held == 60_000
+            assert ask(running.port, "/tag", OK).status == 200
+        while bodies.held:
+            time.sleep(0.01)
 
 
 def test_there_are_only_so_many_connections(folders: dict[str, str]) -> None:
@@ -361,6 +457,20 @@ def test_a_body_that_is_refused_does_not_hold_its_connection(served: Running) ->
     with open_socket(served.port) as connection:
         start = time.monotonic()
         connection.sendall(post("/tag", b"", "content-length: 300000000\r\n", length=False))
+        assert status_of(connection.recv(1 << 16)) == 413
+        assert closed_after(connection, start) < 5
+
+
+@pytest.mark.parametrize("kind", ["1.0", "1.1\r\nconnection: close"])
+def test_a_refusal_is_heard_where_the_connection_is_closed_after_it(served: Running, kind: str) -> None:
+    """Closed with something unread, the client would be reset in the middle of its body."""
+    head = f"POST /tag HTTP/{kind}\r\nhost: localhost\r\n{JSON}content-length: 3000000\r\n\r\n".encode()
+    with open_socket(served.port) as connection:
+        start = time.monotonic()
+        connection.sendall(head)
+        time.sleep(0.1)
+        for _ in range(30):
+            connection.sendall(b"x" * 100_000)
         assert status_of(connection.recv(1 << 16)) == 413
         assert closed_after(connection, start) < 5
 
