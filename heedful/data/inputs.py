@@ -163,13 +163,20 @@ class Inputs:
         return tuple(name or f"column {number}" for number, name in enumerate(names, start=1))
 
     @cached_property
+    def called(self) -> dict[str, str]:
+        """The same, by their names in the file."""
+        return dict(zip(self.table.names if self.table is not None else (), self.names, strict=True))
+
+    @cached_property
     def known(self) -> frozenset[str]:
         """The same, to look one up."""
         return frozenset(self.names)
 
     def named(self, cells: Cells) -> dict[str, Any]:
         """The cells of a row by their columns."""
-        return cells if isinstance(cells, dict) else dict(zip(self.names, cells, strict=False))
+        if not isinstance(cells, dict):
+            return dict(zip(self.names, cells, strict=False))
+        return {self.called.get(name, name): cell for name, cell in cells.items()} if "" in cells else cells
 
     @property
     def share(self) -> float:

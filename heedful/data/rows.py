@@ -302,9 +302,16 @@ def _cells(batch: Any) -> Iterator[dict[str, Any]]:
 
 
 def _cell(scalar: Any) -> Any:
+    import pyarrow
+
     try:
         return scalar.as_py()
     except (ValueError, OverflowError):
+        match scalar:
+            case pyarrow.StructScalar():
+                return {name: _cell(each) for name, each in scalar.items()}
+            case pyarrow.ListScalar():
+                return [_cell(each) for each in scalar.values]
         return getattr(scalar, "value", None) or str(scalar)
 
 

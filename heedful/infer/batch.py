@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from heedful.data.bad import shown
 from heedful.data.inputs import Inputs, Row, as_given, open_inputs, stamp
 from heedful.data.parts import DataSettings
@@ -20,6 +22,7 @@ from heedful.infer.each import answers_each, encode_each
 from heedful.infer.engine import Asked, Engine
 from heedful.infer.filled import Filled, opened
 from heedful.infer.formats import Format, Said, json_lines, parquet, schema_of
+from heedful.infer.prepare import dtype_of
 from heedful.settings import to_mapping
 
 VERSION = 1
@@ -144,6 +147,7 @@ def _plan(
     """All that decides what the parts hold."""
     return {
         "version": VERSION,
+        "precision": _precision(engine),
         "model": fingerprint(engine),
         "settings": to_mapping(settings) | {"top_k": top_k},
         "data": to_mapping(as_given(data)),
@@ -153,11 +157,19 @@ def _plan(
     }
 
 
+def _precision(engine: Engine) -> str:
+    if engine.way is not None:
+        return engine.way.precision
+    return str(next(engine.loaded.parameters()).dtype).removeprefix("torch.")
+
+
 def fingerprint(engine: Engine) -> str:
     """ "sha256:..." over all that decides answers: weights, configuration, tokenizer, thresholds, how it writes."""
     loaded = engine.loaded
     digest = hashlib.sha256()
-    for name, tensor in sorted(loaded.named().items()):
+    usual = None if engine.way is None else dtype_of(engine.way.precision)  # some ways hold norms in float32
+    for name, held in sorted(loaded.named().items()):
+        tensor = held if usual is None or not isinstance(held, nn.Parameter) else held.to(usual)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         digest.update(raw(tensor))
     config, thresholds = loaded.config, sorted(loaded.thresholds.items())

@@ -178,8 +178,7 @@ def schema_of(engine: Engine, several: Sequence[Inputs], *, inputs: bool) -> pa.
     if inputs and (columns := input_types(several)):
         fields.append(("input", pa.struct(list(columns.items()))))
     roles = next((each.roles for each in several if each.table is not None), ())
-    answer = answer_types(engine, pair="pair" in roles or "b" in roles)
-    fields += (answer if engine.cut is None else answer | {"cut": WHOLE}).items()
+    fields += answer_types(engine, pair="pair" in roles or "b" in roles).items()
     return pa.schema([*fields, ("error", TEXT)])
 
 
@@ -190,8 +189,8 @@ def input_types(several: Sequence[Inputs]) -> dict[str, pa.DataType]:
         if each.table is None:
             continue
         own = {field.name: _kept(field.type) for field in read_schema(each.path)} if each.form == "parquet" else {}
-        for name in each.names:
-            kind = own.get(name, TEXT)
+        for there, name in each.called.items():
+            kind = own.get(there, TEXT)
             found[name] = kind if found.get(name, kind) == kind else TEXT
     return found
 
@@ -213,6 +212,11 @@ def _kept(kind: pa.DataType) -> pa.DataType:
 
 def answer_types(engine: Engine, *, pair: bool) -> dict[str, pa.DataType]:
     """The fields of an answer of this engine."""
+    found = _of_head(engine, pair=pair)
+    return found if engine.cut is None else found | {"cut": WHOLE}
+
+
+def _of_head(engine: Engine, *, pair: bool) -> dict[str, pa.DataType]:
     head, loaded = engine.loaded.config.head, engine.loaded
     double = next(loaded.parameters()).dtype == torch.float64
     vector = pa.list_(pa.float64() if double else pa.float32())

@@ -51,7 +51,7 @@ class Predict:
         made: Columns = {}
         for name, kind in answer_types(self.engine, pair=pair).items():
             values = [_of(each, name) for each in found]
-            made[self._prefix + name] = self._matrix(values) if name == "vector" else _column(kind, values)
+            made[self._prefix + name] = self._matrix(kind, values) if name == "vector" else _column(kind, values)
         made[self._prefix + "error"] = _objects([each if isinstance(each, str) else None for each in found])
         if not self._keep:
             return made
@@ -75,12 +75,12 @@ class Predict:
                 found.append((None, f"{wrong.column}: {wrong.reason}"))
         return found, "pair" in columns.of or "b" in columns.of
 
-    def _matrix(self, vectors: list[Any]) -> np.ndarray:
+    def _matrix(self, kind: pa.DataType, vectors: list[Any]) -> np.ndarray:
         """A row for each, NaN where there is none."""
         known = next((each for each in vectors if each is not None), None)
         width = len(known or self.engine([""])[0]["vector"])
         rows = [[np.nan] * width if each is None else each for each in vectors]
-        return np.array(rows, np.float32).reshape(-1, width)
+        return np.array(rows, kind.value_type.to_pandas_dtype()).reshape(-1, width)
 
 
 def _of(answer: Any, name: str) -> Any:

@@ -29,6 +29,7 @@ from heedful.errors import HeedfulError
 from heedful.infer import batch, filled
 from heedful.infer.batch import BatchSettings, Progress, predict_files
 from heedful.infer.engine import Engine
+from heedful.infer.quantize import ready
 from heedful.infer.ray import Predict
 
 TEXTS = [
@@ -422,6 +423,8 @@ def test_another_run_is_refused_by_name(single: Engine, folders: dict[str, Path]
         predict_files(single, file, out, BatchSettings(format="jsonl", rows=6))
     with pytest.raises(HeedfulError, match='settings format was "jsonl" and is "parquet" now'):
         predict_files(single, file, out, BatchSettings(rows=5))
+    with pytest.raises(HeedfulError, match='precision was "float32" and is "bfloat16" now'):
+        predict_files(ready(folders["single"], "bfloat16"), file, out, JSONL)
     with pytest.raises(HeedfulError, match='model was "sha256:'):
         predict_files(folders["multiple"], file, out, JSONL)
     with pytest.raises(HeedfulError, match="data longest was"):
@@ -464,18 +467,33 @@ def test_an_engine_that_cuts_is_another_one(folders: dict[str, Path], tmp_path: 
 
 def test_times_that_python_has_not(single: Engine, tmp_path: Path) -> None:
     times = [1, 1_000_000_001, None, 0]
+    held = pa.struct([("day", pa.date32()), ("at", pa.time64("ns"))])
     columns = {
         "text": TEXTS[:4],
         "when": pa.array(times, pa.timestamp("ns")),
         "day": pa.array([0, 2**30, 1, None], pa.date32()),
+        "times": pa.array([times, [], None, [5]], pa.list_(pa.timestamp("ns"))),
+        "of": pa.array([{"day": 2**30, "at": 1}, {"day": 1, "at": None}, None, {"day": None, "at": 0}], held),
     }
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     predict_files(single, tmp_path / "a.parquet", tmp_path / "out")
     table = pq.read_table(tmp_path / "out")
     assert table["error"].null_count == 4
-    assert table["input"].combine_chunks().field("when").cast(pa.int64()).to_pylist() == times
+    kept = table["input"].combine_chunks()
+    assert kept.field("when").cast(pa.int64()).to_pylist() == times
+    assert kept.field("times").equals(columns["times"]) and kept.field("of").equals(columns["of"])
     predict_files(single, tmp_path / "a.parquet", tmp_path / "lines", JSONL)
     assert [each["input"]["when"] for each in written(tmp_path / "lines")][:2] == [1, 1_000_000_001]
+
+
+def test_a_column_without_a_name_is_called_by_its_number(single: Engine, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": TEXTS[:2], "": [7, 8]}), tmp_path / "a.parquet")
+    done = predict_files(single, tmp_path / "a.parquet", tmp_path / "out")
+    kept = pq.read_table(tmp_path / "out")["input"].combine_chunks().field("column 2")
+    assert kept.equals(pa.array([7, 8])) and not any("left out" in said for said in done.stated)
+    path = jsonl(tmp_path / "b.jsonl", [{"text": "a", "": 7, "more": 8}])
+    predict_files(single, path, tmp_path / "lines", JSONL)
+    assert written(tmp_path / "lines")[0]["input"] == {"text": "a", "column 2": 7, "more": 8}
 
 
 def test_a_part_that_another_machine_writes_is_left_to_it(
@@ -668,6 +686,8 @@ def test_predict_takes_and_gives_columns(folders: dict[str, Path]) -> None:
         assert nothing["probability"].dtype == np.float64 and {*map(len, nothing.values())} == {len(rows)}
     renamed = {"review": given["text"][:1], "other": given["text"][:1]}
     assert Predict(folders["single"], columns={"text": "other"})(renamed)["label"][0] == found["said_label"][0]
+    cut = Predict(Engine(folders["single"], cut=4))({"text": np.array(["ada", "the cat sat on the mat"], object)})
+    assert list(cut["cut"]) == [0, 4] and cut["cut"].dtype == np.int64
     words = np.empty(1, object)
     words[0] = np.array(["Ada", "lives"], object)
     assert [each["word"] for each in Predict(folders["tag"])({"tokens": words})["words"][0]] == ["Ada", "lives"]
@@ -710,5 +730,7 @@ def test_vectors_are_a_matrix() -> None:
     found = Predict(embedder())({"text": np.array(["a cat", None, "x"], object)})
     assert found["vector"].shape == (3, 384) and found["vector"].dtype == np.float32
     assert np.isnan(found["vector"][1]).all() and np.isfinite(found["vector"][[0, 2]]).all()
+    double = Predict(Engine(embedder(), dtype=torch.float64))
+    assert double({"text": np.array(["a cat"], object)})["vector"].dtype == np.float64
     for rows in ([], [None]):
         assert Predict(embedder())({"text": np.array(rows, object)})["vector"].shape == (len(rows), 384)

@@ -20,6 +20,7 @@ from heedful.infer import kept
 from heedful.infer.batch import fingerprint
 from heedful.infer.engine import Engine
 from heedful.infer.prepare import Way, prepare, timed
+from heedful.infer.quantize import ready
 from heedful.model.decode import Beam, Greedy, write
 from heedful.nn.layout import Call, Distance
 from heedful.nn.linear import Laid, cannot_lay
@@ -132,6 +133,22 @@ def test_answers_and_fingerprints_stay(folder: Path, monkeypatch: pytest.MonkeyP
     assert engine.parameters == usual.parameters == usual.loaded.count()
     assert engine.explain().startswith("answers in float32\nbecause\nattention of ")
     assert "products       taken" in engine.explain() and "fused          taken" in usual.explain()
+
+
+@pytest.mark.parametrize(("precision", "ways"), [("bfloat16", ("plain", "laid")), ("int8", ("rounded", "rounded"))])
+def test_fingerprints_are_of_what_was_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, precision: Any, ways: tuple[str, str]
+) -> None:
+    """Where kernels can be used, some ways hold norms in float32."""
+    found = []
+    for linears, kernels in zip(ways, (None, "some"), strict=True):
+        monkeypatch.setattr(module, "usable", lambda weight, kernels=kernels: kernels)
+        taken(monkeypatch, linears=linears)
+        engine = ready(folder, precision)
+        found.append(fingerprint(engine))
+    norms = [each for each in engine.loaded.model.encoder.modules() if isinstance(each, torch.nn.LayerNorm)]  # type: ignore[union-attr]
+    assert any(each.weight.dtype == torch.float32 for each in norms) and found[0] == found[1]
+    assert found[0] != fingerprint(Engine(folder))
 
 
 def test_a_measurement_is_kept(folder: Path, measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
