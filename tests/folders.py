@@ -8,9 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 from tiny import randomise
+from tokenizers import decoders, models, pre_tokenizers
+
+from heedful.tokenizer import Tokenizer
 
 NAMES = [*"OX", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {  # a name for the folder -> their class, what its config says
@@ -63,6 +67,27 @@ def make(folder: Path, name: str) -> Path:
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": LIMIT})
     )
+    return folder
+
+
+def make_writer(folder: Path) -> Path:
+    """A tiny decoder with letters for tokens."""
+    letters = tokenizers.Tokenizer(
+        models.WordLevel(
+            {token: n for n, token in enumerate(["<pad>", "</s>", "<unk>", *"abcdefgh"])}, unk_token="<unk>"
+        )
+    )
+    letters.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    letters.decoder = decoders.Fuse()
+    letters.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=11, n_positions=48, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=1
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    randomise(model)
+    model.save_pretrained(folder)
+    Tokenizer(letters, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}).save(folder)
     return folder
 
 

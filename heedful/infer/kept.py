@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,26 @@ def keep(facts: Mapping[str, Any], found: Mapping[str, Any]) -> None:
             put(part, [text.encode()])
     except OSError:
         return
+
+
+@contextmanager
+def alone(facts: Mapping[str, Any]) -> Iterator[None]:
+    """While no other process finds out what holds under these facts; each one at once, where nothing can be kept."""
+    import fcntl  # not on every system
+
+    handle, path = None, _path(facts)
+    try:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+    except OSError:
+        pass
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def _plain(facts: Mapping[str, Any]) -> Any:

@@ -6,10 +6,12 @@ this machine and these weights, and is kept.
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
@@ -20,19 +22,21 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import folder_of, load
+from heedful.checkpoint import RUN_MODEL, folder_of, load
 from heedful.device import CPU
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, InputError
 from heedful.infer import kept
 from heedful.infer.engine import Engine, Piece
 from heedful.infer.precision import Precision, PrecisionOrAuto
 from heedful.infer.prepare import dtype_of, measures, prepare, timed
 from heedful.packed import Packed
+from heedful.tasks import Writing
 from heedful.tasks.fill import mask_name
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 INPUTS, TOKENS, ROUNDS = 64, 4096, 3  # of the calibration sample; how often it is timed
 FEW, HOPELESS = 256, 3  # what takes so many times as long as float32 for so many tokens is not measured further
+WRITING = Writing(most=16)  # how models that write are timed: few rows a step, beside what is remembered
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,19 +113,26 @@ def tried(
     nothing that was kept is taken, but what `main` said of these weights before, where it is not given.
     """
     limits = bounds or Bounds()
-    facts: dict[str, Any] = {"machine": kept.machine(device), "weights": _weights(folder_of(name, revision))}
+    folder = folder_of(name, revision)
+    weights = _stamps([folder / "config.json", *sorted(folder.glob("*.safetensors"))])
+    facts: dict[str, Any] = {"machine": kept.machine(device), "weights": weights, "sample": _stamps(_predictions(name))}
     facts |= {"head": head, "bounds": asdict(limits), "measured": measures()}
-    before = None if main is not None else kept.get(facts)
-    found = None if anew else before
+
+    def before() -> dict[str, Any] | None:
+        return None if main is not None else kept.get(facts)
+
+    found = None if anew else before()
     if found is None:
-        inputs = sample(Engine(load(name, revision=revision, head=head)))
-        several = [each for each in PRECISIONS if each != "int8" or device.type == "cpu"]
-        engines = {each: ready(name, each, revision=revision, head=head, device=device) for each in several}
-        told = {each["precision"]: each["main"] for each in before["trials"]} if before else {}
-        mains = {name: told.get(name) if main is None else partial(main, engine) for name, engine in engines.items()}
-        trials = _trials(engines, inputs, limits, mains)
-        found = {"trials": [asdict(each) for each in trials]}
-        kept.keep(facts, found)
+        with kept.alone(facts):  # processes that begin at once would be measured beside each other
+            found = before()
+            if anew or found is None:
+                inputs = sample(Engine(load(name, revision=revision, head=head)))
+                several = [each for each in PRECISIONS if each != "int8" or device.type == "cpu"]
+                engines = {each: ready(name, each, revision=revision, head=head, device=device) for each in several}
+                told = {each["precision"]: each["main"] for each in found["trials"]} if found else {}
+                mains = {each: told.get(each) if main is None else partial(main, engines[each]) for each in several}
+                found = {"trials": [asdict(each) for each in _trials(engines, inputs, limits, mains)]}
+                kept.keep(facts, found)
     return tuple(Trial(**each) for each in found["trials"])
 
 
@@ -139,9 +150,8 @@ def ready(
     return engine
 
 
-def _weights(folder: Path) -> list[list[Any]]:
-    """Of the files of a model that say what it computes: which, how large, and how old."""
-    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+def _stamps(files: Iterable[Path]) -> list[list[Any]]:
+    """Of files: which, how large, and how old."""
     return [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
 
 
@@ -151,13 +161,13 @@ def _trials(
     bounds: Bounds,
     mains: Mapping[Precision, float | Callable[[], float] | None],
 ) -> list[Trial]:
-    pieces = _pieces(engines["float32"], inputs)
+    pieces = pieces_of(engines["float32"], inputs)
     few = _first(pieces, FEW)
-    looks = timed({name: partial(_scores, engine, few) for name, engine in engines.items()}, ROUNDS)
+    looks = timed({name: partial(engine.score, few, WRITING) for name, engine in engines.items()}, ROUNDS)
     brief = {name for name in engines if looks[name] > HOPELESS * looks["float32"]}
     whole = {name: engine for name, engine in engines.items() if name not in brief}
     scores = {name: _scores(engine, few if name in brief else pieces) for name, engine in engines.items()}
-    times = timed({name: partial(_scores, engine, pieces) for name, engine in whole.items()}, ROUNDS)
+    times = timed({name: partial(engine.score, pieces, WRITING) for name, engine in whole.items()}, ROUNDS)
     numbers = {name: main() if callable(main) else main for name, main in mains.items() if name in whole}
     least, trials = numbers["float32"], []
     if not (scores["float32"].isfinite().all() and math.isfinite(least or 0.0)):
@@ -169,9 +179,8 @@ def _trials(
     for name in engines:
         fair_scores = scores["float32"][: len(scores[name])]
         off = float((scores[name] - fair_scores).square().mean().sqrt() / spread)
-        tokens = sum(len(each.encoded) for each in (few if name in brief else pieces))
-        seen = looks if name in brief else times
-        speed, fair = tokens / seen[name], tokens / seen["float32"]
+        read, seen = (few, looks) if name in brief else (pieces, times)
+        speed, fair = (_tokens(engines[each], read) / seen[each] for each in (name, "float32"))
         found = numbers.get(name)
         refused = "" if name == "float32" else _refusal(off, (least, found), (fair, speed), bounds)
         trials.append(Trial(precision=name, speed=speed, scores=off, main=found, refused=refused, brief=name in brief))
@@ -192,23 +201,40 @@ def _refusal(
     return ""
 
 
-def _pieces(engine: Engine, inputs: Sequence[Any]) -> list[Piece]:
-    """Windows of the sample that one answerer takes, up to TOKENS; what this model cannot read is passed over."""
+def pieces_of(engine: Engine, inputs: Sequence[Any], most: int = TOKENS) -> list[Piece]:
+    """Windows of inputs that one answerer takes, up to so many tokens, fewer where it writes.
+
+    Of an input that is too long the beginning is taken, and what this model cannot read is passed over.
+    """
     pieces: list[Piece] = []
+    cutting = copy.copy(engine)
+    cutting.cut = engine.limit and engine.limit // 2  # what goes on from a text has room beside it
     for given in inputs:
-        try:
-            pieces += (piece for each in engine.encode([given]) for piece in each.pieces)
-        except HeedfulError:
-            continue
+        with suppress(HeedfulError):
+            try:
+                asked = engine.encode([given])
+            except InputError:
+                asked = cutting.encode([given])
+            pieces += (piece for each in asked for piece in each.pieces)
     if not pieces:
         raise HeedfulError(f"{engine.loaded.source} can read none of {len(inputs)} inputs: take float32")
-    return _first([piece for piece in pieces if piece.answerer is pieces[0].answerer], TOKENS)
+    answerer = pieces[0].answerer
+    own = [piece for piece in pieces if piece.answerer is answerer]
+    return _first(own, most if answerer.writes is None else min(most, FEW))
 
 
 def _first(pieces: list[Piece], most: int) -> list[Piece]:
     """The first ones, up to so many tokens, and at least one."""
     totals = accumulate(len(piece.encoded) for piece in pieces)
     return [piece for piece, total in zip(pieces, totals, strict=True) if total <= most] or pieces[:1]
+
+
+def _tokens(engine: Engine, pieces: Sequence[Piece]) -> int:
+    """How many it reads to answer, and writes."""
+    read = sum(len(piece.encoded) for piece in pieces)
+    if pieces[0].answerer.writes is None:
+        return read
+    return read + sum(len(best.tokens) for best, *_ in engine.score(pieces, WRITING))
 
 
 def _scores(engine: Engine, pieces: Sequence[Piece]) -> Tensor:
@@ -226,14 +252,19 @@ def _scores(engine: Engine, pieces: Sequence[Piece]) -> Tensor:
 
 def sample(engine: Engine, count: int = INPUTS) -> list[Any]:
     """So many inputs of the run that made the model, spread over the split that it was measured on; else what ships."""
-    folder = Path(engine.loaded.source)
-    for place in (folder, folder.parent):
-        for split in ("dev", "test"):
-            path = place / f"predictions-{split}.jsonl"
-            if path.is_file() and (given := _spread(path, count)):
-                pairs = engine.kind != "tokens"  # a list of two is a pair there, in JSON, and not two words
-                return [tuple(each) if pairs and isinstance(each, list) else each for each in given]
+    for path in _predictions(engine.loaded.source):
+        if given := _spread(path, count):
+            pairs = engine.kind != "tokens"  # a list of two is a pair there, in JSON, and not two words
+            return [tuple(each) if pairs and isinstance(each, list) else each for each in given]
     return _shipped(engine)
+
+
+def _predictions(name: str | Path) -> list[Path]:
+    """What the run that made a model predicted when it was measured: beside the model's folder, or in it."""
+    folder = Path(name).absolute()
+    places = [folder, folder.parent] if folder.name == RUN_MODEL else [folder]
+    files = [place / f"predictions-{split}.jsonl" for place in places for split in ("dev", "test")]
+    return [path for path in files if path.is_file()]
 
 
 def _spread(path: Path, most: int) -> list[Any]:

@@ -24,10 +24,10 @@ from heedful.runs.timing import latency
 BENCH = "bench.json"
 RESIDENT = """
 import sys; sys.path[:] = {path!r}
-from heedful.infer.quantize import ready, sample
+from heedful.infer.quantize import pieces_of, ready, sample
 from heedful.device import device_of
 engine = ready({name!r}, {precision!r}, revision={revision!r}, head={head!r}, device=device_of({device!r}))
-engine(sample(engine)[:8])
+engine.score(pieces_of(engine, sample(engine), 512))
 from heedful.runs.timing import resident
 print(resident())
 """

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import HEADS, make
+from folders import HEADS, long_text, make, make_writer
 
 import heedful.infer.quantize as module
 from heedful.cli import main
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.infer.quantize import Bounds, Trial, decide, fastest, ready, sample, tried
+from heedful.infer.quantize import Bounds, Trial, decide, fastest, pieces_of, ready, sample, tried
+from heedful.runs.bench import RESIDENT
 
 
 @pytest.fixture(scope="session")
@@ -102,10 +106,41 @@ def test_what_was_found_is_kept(folder: Path, tmp_path: Path, monkeypatch: pytes
         tried(make(tmp_path / "another", "single"))
 
 
+def test_it_is_measured_anew_on_another_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
+    clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
+    folder = make(tmp_path / "model", "single")
+    assert tried(folder) == tried(folder)
+    (tmp_path / "predictions-dev.jsonl").write_text('{"input": "the cat"}\n')
+    monkeypatch.setattr(module, "_trials", lambda *given: pytest.fail("it is measured anew"))
+    with pytest.raises(pytest.fail.Exception):
+        tried(folder)
+
+
+def test_of_those_that_begin_at_once_one_measures(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+
+    def slowly(*given: Any) -> list[Trial]:
+        measured.append(given)
+        time.sleep(0.3)
+        return [Trial(precision="float32", speed=1.0, scores=0.0)]
+
+    monkeypatch.setattr(module, "_trials", slowly)
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(tried, [folder, folder])
+    assert one == other and len(measured) == 1
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "file"))  # nothing can be kept, or waited for, there
+    assert tried(folder) == one and len(measured) == 2
+
+
 @pytest.mark.parametrize("name", [name for name in HEADS if name != "bare"])
 def test_every_head_has_a_sample_that_ships(name: str, tmp_path: Path) -> None:
     engine = ready(make(tmp_path, name), "int8")
-    pieces = module._pieces(engine, sample(engine))
+    pieces = pieces_of(engine, sample(engine))
     assert len(pieces) >= 9 and len(engine.score(pieces)) == len(pieces)
 
 
@@ -118,6 +153,54 @@ def test_a_run_is_tried_on_what_it_was_measured_on(name: str, given: Any, expect
     (tmp_path / "predictions-dev.jsonl").write_text("".join(json.dumps({"input": given}) + "\n" for _ in range(200)))
     found = sample(Engine(folder))
     assert found == [expected] * len(found) and 60 <= len(found) <= 80
+
+
+def test_what_lies_beside_another_folder_is_of_another_model(tmp_path: Path) -> None:
+    engine = Engine(make(tmp_path / "mine", "single"))
+    expected = sample(engine)
+    (tmp_path / "predictions-dev.jsonl").write_text('{"input": ["a", "b"]}\n')
+    assert sample(engine) == expected
+
+
+# -- models that write ------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_writes_is_timed_while_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Any] = []
+
+    def timing(runs: Any, rounds: int) -> dict[str, float]:
+        written.extend(each for run in runs.values() for each in run())
+        return {"float32": 1.0, "bfloat16": 0.5, "int8": 2.0}
+
+    monkeypatch.setattr(module, "timed", timing)
+    found = tried(make_writer(tmp_path), bounds=Bounds(scores=0.5))
+    assert fastest(found) == "bfloat16" and 0 < found[1].scores < 0.5
+    assert written and all(len(best.tokens) <= 16 for best, *_ in written)
+
+
+def test_scores_of_whole_vocabularies_are_of_few_tokens(tmp_path: Path) -> None:
+    engine = Engine(make_writer(tmp_path))
+    pieces = pieces_of(engine, ["a b c d"] * 1000)
+    assert (
+        len(pieces) == module.FEW // 4 < len(pieces_of(ready(make(tmp_path / "b", "single"), "float32"), ["a"] * 1000))
+    )
+
+
+def test_long_texts_that_a_model_refuses_are_measured_by_their_beginnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_writer(tmp_path / "model")
+    (tmp_path / "predictions-dev.jsonl").write_text(f'{{"input": "{long_text(200)}"}}\n' * 9)
+    engine = Engine(folder)
+    with pytest.raises(HeedfulError, match="but this model reads 48"):
+        engine(sample(engine))
+    assert [len(each.encoded) for each in pieces_of(engine, sample(engine))] == [24] * 9
+    assert engine.cut is None
+    clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
+    assert len(tried(folder)) == 3
+    given = {"precision": "float32", "revision": None, "head": None, "device": "cpu"}
+    exec(RESIDENT.format(path=sys.path, name=str(folder), **given), {})
+    assert int(capsys.readouterr().out) > 1e7
 
 
 def test_a_file_of_predictions_may_be_empty_but_not_wrong(tmp_path: Path) -> None:

@@ -6,40 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tokenizers
-import torch
-import transformers
 from asking import Started
-from folders import HEADS, make
-from tiny import randomise
-from tokenizers import decoders, models, pre_tokenizers
+from folders import HEADS, make, make_writer
 
 from heedful.checkpoint import load, save
 from heedful.checkpoint.attach import attach
 from heedful.infer.engine import Engine
 from heedful.serve.run import Running, background
-from heedful.tokenizer import Tokenizer
-
-
-def make_writer(folder: Path) -> Path:
-    """A tiny decoder with letters for tokens."""
-    letters = tokenizers.Tokenizer(
-        models.WordLevel(
-            {token: n for n, token in enumerate(["<pad>", "</s>", "<unk>", *"abcdefgh"])}, unk_token="<unk>"
-        )
-    )
-    letters.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
-    letters.decoder = decoders.Fuse()
-    letters.add_special_tokens(["<pad>", "</s>", "<unk>"])
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=11, n_positions=48, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=1
-    )
-    model = transformers.GPT2LMHeadModel(config)
-    randomise(model)
-    model.save_pretrained(folder)
-    Tokenizer(letters, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}).save(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
