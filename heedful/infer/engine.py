@@ -176,7 +176,12 @@ class Engine:
         Errors count the inputs from `first`.
         """
         read = [self._read(number, given) for number, given in enumerate(inputs, start=first)]
-        encoded = iter(self._encode([item for _, items in read for item in items]))
+        try:
+            encoded = iter(self._encode([item for _, items in read for item in items]))
+        except HeedfulError:
+            for number, (_, items) in enumerate(read, start=first):
+                self._blame(number, items)
+            raise
         asked = []
         for number, (given, (answerer, items)) in enumerate(zip(inputs, read, strict=True), start=first):
             seen = [next(encoded) for _ in items]
@@ -266,6 +271,14 @@ class Engine:
         truncate: Truncate = "error" if cut is None else "longest_first"
         seen = self.tokenizer.encode_batch(items, max_length=cut, truncate=truncate)
         return open_ended(self.loaded, self.tokenizer, seen)
+
+    def _blame(self, number: int, items: list[Item]) -> None:
+        """Say that it is this input that cannot be made into tokens, if so."""
+        for item in items:
+            try:
+                self._encode([item])
+            except HeedfulError as error:  # whose cause says whether a person can mend it
+                raise InputError(str(error).replace("item 0 has", "it has", 1), number) from error.__cause__
 
     def _batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
         """The numbers of the pieces of each batch: one answerer, longest first, within the budget."""

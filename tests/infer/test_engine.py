@@ -18,7 +18,7 @@ from folders import HEADS, LIMIT, NAMES, VOCABULARY, long_text, make, their_logi
 import heedful
 import heedful.infer.engine as module
 from heedful.checkpoint import Config, create, load
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, InputError
 from heedful.infer.engine import TOKEN_BUDGET, Engine
 from heedful.infer.quantize import ready
 from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, StackConfig
@@ -432,9 +432,14 @@ def test_any_text_is_answered(folders: dict[str, Path], text: str) -> None:
     assert text[answer["start"] : answer["end"]] == answer["answer"]
 
 
-def test_half_a_character_is_refused(folders: dict[str, Path]) -> None:
-    with pytest.raises(HeedfulError, match=r"^item 1 has half a character"):
-        Engine(folders["single"])(["fine", "\ud800"])
+def test_half_a_character_is_refused(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, given in {"single": "\ud800", "next": ("fine", "\ud800"), "tag": ["fine", "\ud800"]}.items():
+        engine, fine = Engine(folders[name]), ("a", "b") if name == "next" else "a b"
+        monkeypatch.setattr(module, "TOGETHER", 3)
+        with pytest.raises(InputError, match=r"^input 4: it has half a character .* at character 0: read the text"):
+            engine([*[fine] * 4, given])
+    with pytest.raises(InputError, match=r"^input 1: it has half a character"):
+        Engine(folders["choice"])([{"prompt": "a", "choices": ["b", each]} for each in ("c", "\ud800")])
 
 
 # -- engines ----------------------------------------------------------------------------------------------------
