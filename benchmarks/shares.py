@@ -1,6 +1,7 @@
 """How much of the matrix rate is used: the multiplications that the tokens of a record need, beside products alone.
 
-python benchmarks/shares.py results/training-sst2-0.0-DATE.json results/forward-minilm-short-DATE.json
+python benchmarks/shares.py results/training-sst2-0.0-DATE.json results/training-mean150-0.0-DATE.json
+python benchmarks/shares.py --name shares-serving results/forward-minilm-short-DATE.json
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def main() -> None:
     """Measure the rates, read the records, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, help="JSON files, of training.py, pretraining.py, forward.py")
+    parser.add_argument("--name", default="shares", help="of the record")
     parser.add_argument("--rounds", type=int, default=41, help="of the products")
     parser.add_argument("--output", type=Path, default=RESULTS, help="another folder for the record")
     given = parser.parse_args()
@@ -89,7 +91,7 @@ def main() -> None:
     print(text)
     told = ", ".join(f"{precision} {each:,.0f}" for precision, each in rates.items())
     about = ABOUT.format(rates=told, rounds=given.rounds)
-    print(write("shares", about, [text], [asdict(each) for each in found], given.output))
+    print(write(given.name, about, [text], [asdict(each) for each in found], given.output))
 
 
 if __name__ == "__main__":

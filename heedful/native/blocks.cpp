@@ -50,7 +50,7 @@ static void add_norm(const Norm& n, const uint16_t* x, const uint16_t* y, int64_
 }
 
 static constexpr int64_t FEW = 512;   // up to so many rows all threads share each part
-static constexpr int64_t LINES = 96;  // above, each takes about so many at a time
+static constexpr int64_t LINES = 96;  // above, each takes so many at a time, or fewer, so that all have as many
 
 // from the attention to the block's end
 static void rest(const Block& b, const uint16_t* x, const uint16_t* mixed, int64_t rows, uint16_t* z, char* space,
@@ -75,7 +75,7 @@ static int64_t kept(const Block& b) {
 template <class Some>
 static void each_part(const Block& b, int64_t rows, char* space, int threads, Some some) {
     if (rows <= FEW) return some(0, rows, space, threads);
-    int64_t parts = (rows + LINES - 1) / LINES, size = (rows + parts - 1) / parts;
+    int64_t parts = (rows + LINES * threads - 1) / (LINES * threads) * threads, size = (rows + parts - 1) / parts;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t first = 0; first < rows; first += size) {
         static thread_local Scratch scratch;
