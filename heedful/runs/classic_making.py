@@ -22,7 +22,7 @@ from heedful.model.config import EmbeddingConfig
 from heedful.model.initialise import undrawn
 from heedful.objectives import Sample
 from heedful.objectives.skipgram import SkipGram
-from heedful.runs.settings import StartSettings, WordSettings
+from heedful.runs.start_settings import StartSettings, WordSettings
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.tokenizer.words import count_words, one_word, word_tokenizer
 from heedful.train.loop import Trainer

@@ -32,7 +32,6 @@ from heedful.objectives.masked import Masked
 from heedful.runs.classic_making import classic_start
 from heedful.runs.rewrite_making import writer_start
 from heedful.runs.settings import (
-    HEAD_WIDTH,
     ChooseSettings,
     ClassifySettings,
     EmbedSettings,
@@ -41,9 +40,9 @@ from heedful.runs.settings import (
     MultipleSettings,
     RegressSettings,
     RewriteSettings,
-    StartSettings,
     TagSettings,
 )
+from heedful.runs.start_settings import HEAD_WIDTH, StartSettings
 from heedful.shipped import ENCODER
 from heedful.tasks.choose import Choose
 from heedful.tasks.classify import Classify, ClassifyMany

@@ -19,7 +19,7 @@ from heedful.model.config import (
     TransformerXl,
     Xavier,
 )
-from heedful.runs.settings import StartSettings, TransformerSettings
+from heedful.runs.start_settings import StartSettings, TransformerSettings
 from heedful.tokenizer import TokenizerSettings, train
 
 DROPOUT = {"small": 0.1, "base": 0.1, "big": 0.3}  # of the sizes (Vaswani et al. 2017, table 3)

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, did_you_mean
-from heedful.model.classic_config import Attention, Bag, Hierarchical, Readers, Structured, Writer
+from heedful.model.classic_config import Bag, Readers, Writer
+from heedful.runs.start_settings import PieceSettings, Positions, StartSettings, TransformerSettings, WordSettings
 from heedful.settings import apply, load_mapping, overlay, to_mapping
-from heedful.shipped import ENCODER
 from heedful.train.settings import AdamW, Epochs, FitSettings, Noam, TrainSettings
+
+__all__ = ["PieceSettings", "Positions", "StartSettings", "TransformerSettings", "WordSettings"]
 
 Long = Literal["windows", "cut"]
 Weights = Literal["none", "balanced"]  # balanced: examples / (classes * examples of the class)
 EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # from so many examples on
-HEAD_WIDTH = 32  # of an encoder that is trained on the spot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,138 +126,6 @@ TASKS: dict[str, type] = {
 }
 
 
-LAYERS, WIDTH, VOCABULARY = 2, 256, 4000  # of an encoder that is trained on the spot
-WORD_WIDTH = 96
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WordSettings:
-    """The words of a classic model, where no model is named whose rows it reads."""
-
-    tokens: Literal["words", "subwords"] = "words"
-    vocabulary: int = 30_000  # words of the training texts first, then of the file of vectors
-    lower_case: bool = True
-    width: int = WORD_WIDTH  # of their vectors, unless a file gives them
-    vectors: str = ""  # a file of GloVe or word2vec; "": drawn, and with start.steps learned by skip-gram first
-    frozen: bool = False  # they stay as they are
-    dropout: float = 0.0  # of the vectors, and of what a text is read as
-
-    def __post_init__(self) -> None:
-        if self.vocabulary < 2 or self.width < 1:
-            sizes = f"vocabulary is {self.vocabulary} and width {self.width}"
-            raise HeedfulError(f"{sizes}; expected whole numbers from 2 and from 1")
-        if not 0 <= self.dropout < 1:
-            raise HeedfulError(f"dropout is {self.dropout}; expected a number from 0 to below 1")
-        if self.vectors and self.width != WORD_WIDTH:
-            raise HeedfulError(f"width is {self.width}, but the vectors of {self.vectors} are as wide as they are")
-        if self.vectors and self.tokens != "words":
-            raise HeedfulError(f'vectors is {self.vectors}, which has vectors of words: set tokens = "words"')
-
-
-Positions = Literal["none", "learned", "sine", "rotary", "shaw", "buckets", "transformer_xl"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TransformerSettings:
-    """The original Transformer with random weights (Vaswani et al. 2017); the sizes are those of its table 3."""
-
-    size: Literal["small", "base", "big"] = "small"  # small: 3 layers, 256 wide, 8 heads, 512 inside
-    layers: int | None = None  # None: as many as the size has; so with the others
-    width: int | None = None
-    heads: int | None = None
-    inner: int | None = None
-    dropout: float | None = None
-    norm_at: Literal["post", "pre"] = "post"  # after each residual sum, or before each sublayer and at the end
-    positions: Positions = "sine"
-    longest: int = 256  # places of learned positions
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "inner", "longest"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise HeedfulError(f"{name} is {value}; expected a whole number from 1")
-        if self.shape["width"] % (2 * self.shape["heads"]):
-            raise HeedfulError(
-                f"width is {self.shape['width']} and heads {self.shape['heads']}; expected an even width for each head"
-            )
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """Layers, width, heads and inner."""
-        sizes = {"small": (3, 256, 8, 512), "base": (6, 512, 8, 2048), "big": (6, 1024, 16, 4096)}
-        usual = dict(zip(("layers", "width", "heads", "inner"), sizes[self.size], strict=True))
-        return {name: getattr(self, name) or count for name, count in usual.items()}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PieceSettings:
-    """The one vocabulary of both texts, where a model learns to write from random weights."""
-
-    kind: Literal["bpe", "wordpiece"] = "bpe"  # bpe: any text comes back as it was
-    vocabulary: int = 8000
-    lower_case: bool = False
-    width: int | None = None  # of the vectors of recurrent nets; None: half as wide as they are
-
-    def __post_init__(self) -> None:
-        if self.width is not None and self.width < 1:
-            raise HeedfulError(f"width is {self.width}; expected a whole number from 1")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StartSettings:
-    """What training starts from."""
-
-    model: str = ENCODER  # a folder, or a name on the hub; "": an encoder trained on the spot, on the same texts
-    revision: str = ""  # on the hub
-    redraw: int = 0  # blocks at the top that are drawn anew
-    layers: int = LAYERS  # of an encoder that is trained on the spot
-    width: int = WIDTH
-    vocabulary: int = VOCABULARY
-    steps: int = 0  # of masked language modelling first, 64 texts each: on few texts it makes things worse
-    # over words, or a named model's rows; recurrent: two nets, of which one writes
-    classic: Bag | Attention | Structured | Hierarchical | Writer | None = None
-    words: WordSettings = WordSettings()
-    transformer: TransformerSettings | None = None  # learns to write, from random weights
-    pieces: PieceSettings = PieceSettings()
-
-    def __post_init__(self) -> None:
-        if self.classic is not None and self.transformer is not None:
-            raise HeedfulError("start.classic and start.transformer are two models: give one of them")
-        if self.writer is None and self.pieces != PieceSettings():
-            raise HeedfulError("start.pieces is of models that learn to write: say which with start.transformer.size")
-        if self.transformer is not None and self.pieces.width is not None:
-            raise HeedfulError("start.pieces.width is of recurrent nets: set start.transformer.width")
-        if self.writer is not None and self.words != WordSettings():
-            raise HeedfulError("start.words is of models that read: set start.pieces, the vocabulary of both texts")
-        if self.classic is not None or self.transformer is not None:
-            what = "start.transformer" if self.transformer is not None else "start.classic"
-            for name, usual in (("layers", LAYERS), ("width", WIDTH), ("vocabulary", VOCABULARY)):
-                if getattr(self, name) != usual:
-                    raise HeedfulError(
-                        f"start.{name} is of an encoder that is trained on the spot: {what} has sizes of its own, and "
-                        f"{'start.words' if self.writer is None else 'start.pieces'} those of its vocabulary"
-                    )
-        if self.classic is not None and self.redraw:
-            raise HeedfulError(
-                "start.redraw is of a model that learns on: what start.classic stands over stays as it is"
-            )
-        if self.writer is not None and self.steps:
-            raise HeedfulError("start.steps is of models that read: one that learns to write is not trained before")
-        for name, right, expected in (
-            ("redraw", self.redraw >= 0, "a whole number from 0"),
-            ("layers", self.layers >= 1, "a whole number from 1"),
-            ("width", self.width >= HEAD_WIDTH and not self.width % HEAD_WIDTH, f"a multiple of {HEAD_WIDTH}"),
-            ("steps", self.steps >= 0, "a whole number from 0"),
-        ):
-            if not right:
-                raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
-
-    @property
-    def writer(self) -> Writer | TransformerSettings | None:
-        """What learns to write from random weights."""
-        return self.classic if isinstance(self.classic, Writer) else self.transformer
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinetuneSettings:
     """Everything that decides what a run does."""
@@ -349,12 +219,18 @@ def _to_write(writer: Writer | TransformerSettings, examples: int) -> tuple[Fine
     else:
         rate = float(f"{(4000 * writer.shape['width']) ** -0.5:.1e}")
         what, optimiser, schedule = "a Transformer", AdamW(rate=rate, betas=(0.9, 0.98), eps=1e-9), Noam(warmup=0.1)
+    main: Literal["f1", "bleu"] = "bleu" if _has_bleu() else "f1"
     settings = FinetuneSettings(
-        task=RewriteSettings(smoothing=0.1, main="bleu"),
+        task=RewriteSettings(smoothing=0.1, main=main),
         train=TrainSettings(length=Epochs(count=epochs), batch=batch, optimiser=optimiser, schedule=schedule),
         fit=FitSettings(evaluate=max(1.0, epochs / 15)),
     )
-    return settings, f"defaults for {examples:,} examples and {what} with random weights"
+    by = "" if main == "bleu" else ", compared by F1 of words, since sacrebleu, for BLEU, is not installed"
+    return settings, f"defaults for {examples:,} examples and {what} with random weights{by}"
+
+
+def _has_bleu() -> bool:
+    return find_spec("sacrebleu") is not None
 
 
 def summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str] = ()) -> str:
@@ -442,6 +318,11 @@ class Wishes:
         """Laid over settings, which stay what they are in everything else."""
         kind = settings.task.kind
         settings = apply(overlay(settings, self.recipe, source=self.source), self.assignments)
+        if isinstance(settings.task, RewriteSettings) and settings.task.main == "bleu" and not _has_bleu():
+            raise HeedfulError(
+                "task.main is bleu, which sacrebleu measures, which is not installed: "
+                "pip install 'heedful[translate]', or let models be compared by F1 of words: task.main=f1"
+            )
         if settings.task.kind != kind:
             raise HeedfulError(
                 f'task.kind is "{settings.task.kind}", but the task, {self.task}, and its data decide it: leave it out'
