@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,15 +16,16 @@ from heedful.data.tags import unsaid
 from heedful.device import precision as precision_of
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.config import Choice, Classes, NextToken, SentenceEmbedding, Span, TokenClasses
-from heedful.runs.folder import DATA, read_json, trained_on
+from heedful.runs.folder import DATA, SETTINGS, read_json, trained_on
 from heedful.runs.making import embedding, survey, tokenizer_of
 from heedful.runs.scoring import measure
-from heedful.runs.settings import Long, as_trained
+from heedful.runs.settings import Long, RewriteSettings, as_trained
+from heedful.settings import load_mapping, overlay
 from heedful.tasks.choose import Choose
 from heedful.tasks.classify import Classify, ClassifyMany
 from heedful.tasks.embed import Embed
 from heedful.tasks.extract import NO_ANSWER, Extract
-from heedful.tasks.metrics import GLUE
+from heedful.tasks.metrics import GLUE, has_bleu
 from heedful.tasks.regress import Regress
 from heedful.tasks.rewrite import Rewrite, marks
 from heedful.tasks.tag import Tag
@@ -42,6 +43,7 @@ GLUE_FOLDERS = {  # of each task: its entries in the suite, and the split that e
     "WNLI": {"wnli": "dev"},
 }
 LONG: Long = "windows"
+WRITES = RewriteSettings()  # the usual, as it is written in an evaluation
 Precision = Literal["auto", "float32", "bfloat16"]  # auto: bfloat16 where the processor has instructions for it
 
 
@@ -75,7 +77,8 @@ def evaluate(
     """Measure a run, or a model folder, on a split of the data: test where there is one, else dev, else all there is.
 
     Data are read as the run read its own, unless `settings` say how; long texts are cut where the run cut them, or as
-    `long` says ("windows" or "cut"; a model that is given has no run and sees them in windows).
+    `long` says ("windows" or "cut"; a model that is given has no run and sees them in windows); one that writes does so
+    as in its run, with as many beams and tokens.
     Memory does not grow with the data but for Spearman's rho, thresholds and retrieval; results do not depend on
     batches. `predictions` is a new file, or with `overwrite` any but the data, that gets all answers, the worst
     mistakes first.
@@ -88,7 +91,8 @@ def evaluate(
     if predictions is not None and predictions.exists():
         _keep_data(predictions, source)
     chosen = split or next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
-    task, loaded = task_of(loaded, source, chosen, long or trained)
+    writes = WRITES if isinstance(run, Loaded) else _writes(run)
+    task, loaded = task_of(loaded, source, chosen, long or trained, writes)
     examples = source.examples(chosen)
     try:
         how = precision_of(precision, next(loaded.parameters()).device)
@@ -154,8 +158,27 @@ def kind_of(loaded: Loaded) -> type[Task]:
     raise HeedfulError(f"{loaded.source} {what}: fine-tune it first, or load it with another head")
 
 
-def task_of(loaded: Loaded, source: Source[Any], split: str, long: Long = LONG) -> tuple[Task, Loaded]:
-    """The task of the model's head on a split, and the model as it answers there."""
+def _writes(run: str | Path) -> RewriteSettings:
+    """How a run that rewrites wrote when it measured itself; what is no such run has the usual."""
+    path, found = Path(run) / SETTINGS, WRITES
+    given = load_mapping(path).get("task") if path.is_file() else None
+    if isinstance(given, dict) and given.get("kind") == found.kind:
+        found = overlay(found, given, source=f"{path}: task")
+    if found.main == "bleu" and not has_bleu():
+        said = f"{run} led with BLEU, for which sacrebleu is missing: F1 leads; pip install 'heedful[translate]'"
+        warnings.warn(said, HeedfulWarning, stacklevel=3)
+        return replace(found, main="f1")
+    return found
+
+
+def task_of(
+    loaded: Loaded,
+    source: Source[Any],
+    split: str,
+    long: Long = LONG,
+    writes: RewriteSettings = WRITES,
+) -> tuple[Task, Loaded]:
+    """The task of the model's head on a split, and the model as it answers there; one that writes does so like that."""
     kind = kind_of(loaded)
     more: dict[str, Any] = {}
     if kind is Extract:
@@ -168,6 +191,7 @@ def task_of(loaded: Loaded, source: Source[Any], split: str, long: Long = LONG) 
         more |= loaded.scores if more["scored"] else {}  # the range of those that it learned from
     elif kind is Rewrite:
         more = {"mark": marks(loaded.config.model, tokenizer_of(loaded)), "between": loaded.between}
+        more |= {"most": writes.most, "beams": writes.beams, "main": writes.main}
     elif isinstance(loaded.config.head, Classes | TokenClasses):
         more = {"labels": loaded.config.head.labels}
     how: Any = "cut" if kind is Embed else long

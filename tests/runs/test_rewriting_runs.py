@@ -14,18 +14,21 @@ import transformers
 import heedful
 from heedful.checkpoint import Config, Loaded, create, load
 from heedful.cli import main
-from heedful.errors import HeedfulError
+from heedful.data import DataSettings
+from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.config import NextToken
 from heedful.model.decode import Sample, stream
 from heedful.model.initialise import undrawn
 from heedful.packed import Packed
+from heedful.runs import evaluate as evaluation
 from heedful.runs import finetune as module
+from heedful.runs import settings
 from heedful.runs.alignments import alignment
-from heedful.runs.evaluate import evaluate
-from heedful.runs.finetune import Finished, finetune
+from heedful.runs.evaluate import Evaluated, evaluate
+from heedful.runs.finetune import Finished, finetune, prepare
 from heedful.runs.plots import draw
 from heedful.runs.rewrite_making import transformer
-from heedful.runs.settings import Positions, TransformerSettings
+from heedful.runs.settings import Positions, RewriteSettings, TransformerSettings
 from heedful.tasks import Writing
 from heedful.tokenizer import TokenizerSettings, train
 from heedful.train.fit import Watch
@@ -115,6 +118,38 @@ def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFix
     assert len({predict("--temperature", "2", "--seed", seed) for seed in "123456"}) > 1
 
 
+def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its beams, its tokens and what leads; a run that led with BLEU, with F1 where that cannot be measured."""
+    monkeypatch.setattr(module, "latency", lambda loaded: {})
+    monkeypatch.setattr(module, "draw", lambda folder: [])
+    run, wishes = tmp_path / "run", (*SETTINGS, "task.beams=3", "task.main=bleu")
+    done = finetune("rewrite", given / "data.csv", out=run, model=given / "both", assignments=wishes)
+
+    def again(name: str) -> Evaluated:
+        how: dict[str, Any] = {"split": "dev", "settings": DataSettings(), "predictions": tmp_path / name}
+        return evaluate(run, given / "data.csv", **how)
+
+    found = again("dev.jsonl")
+    assert found.main == done.results["main"] == "bleu"
+    assert json.loads(json.dumps(found.numbers)) == done.results["splits"]["dev"]["numbers"]
+    assert (tmp_path / "dev.jsonl").read_bytes() == (run / "predictions-dev.jsonl").read_bytes()
+    monkeypatch.setattr(evaluation, "has_bleu", lambda: False)
+    with pytest.warns(HeedfulWarning, match=r"run led with BLEU, for which sacrebleu is missing: F1 leads"):
+        assert again("other.jsonl").main == "f1"
+
+
+def test_what_leads_is_known_before_the_work(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without sacrebleu a model from random weights is compared by F1, and BLEU that is asked for is refused."""
+    monkeypatch.setattr(settings, "_has_bleu", lambda: False)
+    wishes = ("start.transformer.size=small",)
+    plan = prepare("rewrite", given / "data.csv", assignments=wishes)
+    assert isinstance(plan.settings.task, RewriteSettings) and plan.settings.task.main == "f1"
+    assert "compared by F1 of words, since sacrebleu, for BLEU, is not installed" in plan.why
+    with pytest.raises(HeedfulError, match=r"^task.main is bleu, which sacrebleu measures, which is not installed"):
+        prepare("rewrite", given / "none.csv", assignments=(*wishes, "task.main=bleu"))
+
+
+TWO, LOOK = ("start.classic.kind=recurrent",), "start.classic.look={kind = 'hard', longest = 64}"
 FRESH = {
     "recurrent": ("start.classic.kind=recurrent", "start.classic.width=16", "start.classic.dropout=0.1"),
     "transformer": (
@@ -213,6 +248,10 @@ def test_what_cannot_run(given: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         ("rewrite", "both", ("start.transformer.size=small",), "what is to learn to write starts from random weights"),
         ("rewrite", "both", ("start.pieces.vocabulary=300",), "start.pieces is of models that learn to write"),
         ("rewrite", "", ("start.transformer.heads=3",), "width is 256 and heads 3; expected an even width"),
+        ("rewrite", "", ("start.transformer.longest=64",), 'longest is 64, .* but positions is "sine", which has no end'),
+        ("rewrite", "", (*TWO, "start.classic.look=none", "start.classic.feed=false"), "feed says .* but look is none"),
+        ("rewrite", "", (*TWO, LOOK), "longest is of location scores, but look.score"),
+        ("rewrite", "", ("start.transformer.size=small", "start.redraw=2"), "of one that learns to write all is drawn"),
     ):
         named = given / model if model else ""
         with pytest.raises(HeedfulError, match=message):
