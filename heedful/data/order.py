@@ -38,7 +38,7 @@ def order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
 class Turn(NamedTuple):
     """What one step takes."""
 
-    epoch: int  # from 0
+    epoch: int  # from 0, whose samples and draws these are; below `versions`, where those return
     numbers: NDArray[np.int64]  # of the samples
     keys: tuple[int, ...]  # one for each sample, of (seed, epoch, sample) alone
 
@@ -65,8 +65,8 @@ class Order:
         return -(-self.count // self.batch)
 
     def turn(self, step: int, versions: int | None = None) -> Turn:
-        """The samples of a step, counted from 0 over all epochs; their keys return after so many epochs, if given."""
+        """The samples of a step, counted from 0 over all epochs; after `versions` epochs all that is drawn returns."""
         epoch, place = divmod(step, self.steps)
         numbers = order(self.count, self.seed, epoch)[place * self.batch : (place + 1) * self.batch]
         drawn = epoch if versions is None else epoch % versions
-        return Turn(epoch, numbers, tuple(mixed(self.seed, drawn, int(number)) for number in numbers))
+        return Turn(drawn, numbers, tuple(mixed(self.seed, drawn, int(number)) for number in numbers))

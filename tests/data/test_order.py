@@ -54,6 +54,19 @@ def test_epochs_and_seeds_differ() -> None:
     assert len(keys) == 4 * 4 * 50
 
 
+def test_versions_return_in_another_order() -> None:
+    """The same samples, of the same epoch, with the same keys, however often they came."""
+    made = Order(count=9, batch=4, seed=1)
+    every = [made.turn(step, versions) for versions in (2, None) for step in range(6 * made.steps)]
+    static, dynamic = every[: len(every) // 2], every[len(every) // 2 :]
+    assert [turn.epoch for turn in static] == [0, 0, 0, 1, 1, 1] * 3
+    assert [turn.epoch for turn in dynamic] == [number for number in range(6) for _ in range(3)]
+    assert all(np.array_equal(one.numbers, other.numbers) for one, other in zip(static, dynamic, strict=True))
+    keys = [{(turn.epoch, int(n), key) for n, key in zip(turn.numbers, turn.keys, strict=True)} for turn in static]
+    one, two, three = (set().union(*keys[at : at + 3]) for at in (0, 3, 6))
+    assert one == three and len(one | two) == 18
+
+
 def test_every_place_is_as_likely() -> None:
     """Over many epochs each of 5 samples stands on each place a fifth of the time, give or take 5 deviations."""
     times = 5000
