@@ -42,7 +42,7 @@ class Masked(Pretext):
     rate: float = 0.15
     choose: Choose = "tokens"
     versions: int | None = None
-    count: int | None = None  # tokens of each sample, in place of the rate; where it has fewer, some weigh nothing
+    count: int | None = None  # targets of each sample: no more, and where the rate gives fewer, some weigh nothing
     head: str = field(default="masked", init=False)
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class Masked(Pretext):
         if not 0 < self.rate < 1:
             raise HeedfulError(f"rate is {self.rate}; expected a share of the tokens between 0 and 1")
         if self.choose == "words":
-            _ = self._starts  # refused now if it is not known
+            _ = self.tokenizer.continues  # refused now if it is not known
 
     def samples(self, texts: Sequence[str], limit: int | None) -> list[Sample]:
         """Texts as samples; what is longer than the limit is cut into windows without overlap."""
@@ -113,7 +113,9 @@ class Masked(Pretext):
         """The chosen places of a sample, in order; of each how it is treated, and what might replace it."""
         free = self.free[sample.tokens]
         most = int(free.sum())
-        count = min(most, max(1, round(self.rate * most)) if self.count is None else self.count)
+        count = min(most, max(1, round(self.rate * most)))
+        if self.count is not None:
+            count = min(count, self.count)
         drawn = uniform(key, 4 * len(sample)).reshape(4, len(sample))
         if self.choose == "tokens":
             order = np.argsort(np.where(free, drawn[0], 2.0), kind="stable")
@@ -131,14 +133,9 @@ class Masked(Pretext):
         """Which tokens may be chosen."""
         return ordinary(np.arange(self.tokenizer.size, dtype=np.int32), self.tokenizer)
 
-    @cached_property
-    def _starts(self) -> NDArray[np.bool_]:
-        """Which tokens begin a word wherever they stand."""
-        return ~self.tokenizer.continues
-
     def _word_starts(self, sample: Sample, free: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which places begin a word: also after a special token, and at the beginning of a sequence."""
-        starts = free & (self._starts[sample.tokens] if self.choose == "words" or self._knows_words else True)
+        starts = free & (self.tokenizer.starts(sample.tokens) if self.choose == "words" or self._knows_words else True)
         starts[1:] |= free[1:] & ~free[:-1]
         bounds = np.array([bound for bound in sample.bounds[:-1] if bound < len(sample)], dtype=np.int64)
         starts[bounds] |= free[bounds]
@@ -147,7 +144,7 @@ class Masked(Pretext):
     @cached_property
     def _knows_words(self) -> bool:
         try:
-            return bool(self._starts.size)
+            return bool(self.tokenizer.continues.size)
         except HeedfulError:
             return False
 

@@ -153,17 +153,30 @@ class Tokenizer:
         """The id of a token as the vocabulary spells it ("##ing", "Ġthe"), or None."""
         return self._backend.token_to_id(token)
 
-    @cached_property
+    @property
     def continues(self) -> NDArray[np.bool_]:
         """Which tokens go on with a word, [size]: as the vocabulary marks those, or those that begin one."""
+        return self._parts[0]
+
+    def starts(self, tokens: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which of these tokens, one after the other, begin a word; after a line's end one does without a mark."""
+        goes_on, ends_line = self._parts
+        found = ~goes_on[tokens]
+        found[1:] |= ends_line[tokens[:-1]]
+        return found
+
+    @cached_property
+    def _parts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which tokens go on with a word, and which end a line in a vocabulary that marks where words begin."""
         names = [self._backend.id_to_token(id) or "" for id in range(self.size)]
         inside = self._state["model"].get("continuing_subword_prefix") or ""
         if inside:
-            return np.array([name.startswith(inside) for name in names])
+            return np.array([name.startswith(inside) for name in names]), np.zeros(self.size, np.bool_)
         for begins in ("\u2581", "\u0120"):
             if any(name.startswith(begins) for name in names):
-                breaks = (begins, "\u010a")  # as byte-level vocabularies write a line's end
-                return np.array([not name.startswith(breaks) for name in names])
+                line = "\u010a" if begins == "\u0120" else "\n"  # as byte-level vocabularies write it, or as it is
+                goes_on = np.array([not name.startswith((begins, line)) for name in names])
+                return goes_on, np.array([name.endswith(line) for name in names])
         raise HeedfulError(
             "this vocabulary does not tell where words begin (## inside of words, or \u2581 or \u0120 before them): "
             "choose tokens or spans instead of words"

@@ -97,18 +97,42 @@ def test_trap_28_whole_words(words: Tokenizer) -> None:
 
 
 def test_spans_are_of_words_and_of_one_kind(words: Tokenizer) -> None:
+    """A span begins and ends where words do, but for the last one that is drawn; its pieces are treated alike."""
     sample, objective = rows_of(words, TEXTS), Masked(tokenizer=words, choose="spans", rate=0.3)
+    names = [words.name(int(id)) for id in sample.tokens]
     pieces = max(len(each.ids) - 2 for each in words.encode_batch([w for text in TEXTS for w in text.split()]))
-    longest = 0
+    longest = inside = cut = 0
     for key in range(50):
-        batch = objective.batch([sample], [key])
-        assert batch.rows is not None
-        places = batch.rows.tolist()
-        runs = np.split(np.array(places), 1 + np.flatnonzero(np.diff(places) > 1))
+        places, how, _ = objective._draw(sample, key)
+        kinds = dict(zip(places.tolist(), how.tolist(), strict=True))
+        for place, kind in kinds.items():
+            if names[place].startswith("##"):
+                assert kinds.get(place - 1) == kind, (key, place, names[place])
+                inside += 1
+        ends = [place for place in kinds if place + 1 not in kinds and names[place + 1].startswith("##")]
+        assert len(ends) <= 1
+        cut += len(ends)
+        runs = np.split(places, 1 + np.flatnonzero(np.diff(places) > 1))
         longest = max(longest, *(len(run) for run in runs))
         for run in runs:
             assert sum(run[0] < bound <= run[-1] for bound in sample.bounds) == 0
+    assert inside > 100 and 0 < cut < 50
     assert 1 < longest <= 3 * MOST * pieces  # neighbouring spans touch
+
+
+def test_what_follows_a_lines_end_is_a_word_of_its_own() -> None:
+    """Byte-level vocabularies mark the space before a word, and there is none."""
+    texts = ["the fox ran\nThe dog slept\n\nno one came"] * 9
+    own = train(texts, TokenizerSettings(kind="bpe", vocabulary=300))
+    sample = rows_of(own, texts[:1])
+    names = [own.name(int(id)) for id in sample.tokens]
+    after = [place for place in range(1, len(names)) if names[place - 1] == "\u010a"]
+    assert [names[place][0] for place in after] == ["T", "\u010a", "n"]
+    assert own.starts(sample.tokens)[after].all() and own.continues[sample.tokens[after[::2]]].all()
+    objective = Masked(tokenizer=own, choose="words", rate=0.5)
+    chosen = [set(objective._draw(sample, key)[0].tolist()) for key in range(40)]
+    for place in after:
+        assert any((place in each) != (place - 1 in each) for each in chosen)
 
 
 @given(st.integers(0, 2**62), st.integers(0, 2**62))

@@ -44,19 +44,20 @@ def test_every_row_has_one_shape(lengths: tuple[int, ...]) -> None:
     assert len(filled) == 64 and len(filled.bounds) == 7 and filled.filler == 64 - sum(lengths)
     assert all(start < stop for start, stop in zip(filled.bounds, filled.bounds[1:], strict=False))
     assert filled.target.tolist() == [number % 2 for number in range(len(lengths))] + [-1] * (6 - len(lengths))
-    batch = Masked(tokenizer=tokenizer(), count=9).batch([filled], [3])
-    assert batch.rows is not None and len(batch.rows) == len(batch.targets) == len(batch.weights) == 9
     text = sum(lengths) - 2 * len(lengths)
-    assert float(batch.weights.sum()) == min(9, text)
-    chosen = batch.rows[batch.weights > 0].numpy()
-    assert (chosen < sum(lengths)).all() and len(set(chosen.tolist())) == len(chosen)
+    for count in (2, 9):
+        batch = Masked(tokenizer=tokenizer(), count=count).batch([filled], [3])
+        assert batch.rows is not None and len(batch.rows) == len(batch.targets) == len(batch.weights) == count
+        assert float(batch.weights.sum()) == min(count, max(1, round(0.15 * text))), "the rate holds in short rows too"
+        chosen = batch.rows[batch.weights > 0].numpy()
+        assert (chosen < sum(lengths)).all() and len(set(chosen.tolist())) == len(chosen)
 
 
 def test_the_loss_is_that_without_filling(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertForPreTraining", torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
     plain, filled = sample(8, 9), STEADY.filled(sample(8, 9), 39)
-    objective = MaskedPairs(tokenizer=tokenizer(), count=20)  # more than there are, so that both choose all
+    objective = MaskedPairs(tokenizer=tokenizer(), rate=0.99, count=20)  # so that both choose all that there are
     losses = []
     for each in (plain, filled):
         batch = objective.batch([each], [5])
