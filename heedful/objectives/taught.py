@@ -1,7 +1,8 @@
 """Masked language modelling with a teacher: the hidden states that a trained model has for each word are to be found.
 
 The teacher reads the whole text, the student the masked one, and each word, wherever its pieces lie, is the mean of its
-rows; so the two may have different vocabularies, as long as both part texts into the same words.
+rows; so the two may have different vocabularies, as long as both part texts into the same words. A teacher that tells
+" fox" from "fox" reads each word behind a space, but where our tokenizer would write none, as before a comma.
 """
 
 from __future__ import annotations
@@ -125,10 +126,17 @@ class Teacher:
         """The teacher's tokens of a word that has these of ours."""
         key = ids.tobytes()
         if key not in self._known:
-            (found,) = self.vocabulary.ids([self.tokenizer.decode(ids.tolist())])
+            (found,) = self.vocabulary.ids([self._written(ids.tolist())])
             unknown = self.vocabulary.special.unknown
             self._known[key] = found if len(found) else np.array([unknown or 0], dtype=np.int32)
         return self._known[key]
+
+    def _written(self, ids: list[int]) -> str:
+        """A word as it stands in a text after another one: behind a space, where our tokenizer writes one before it.
+
+        A vocabulary that marks where words begin has other tokens for it without that space.
+        """
+        return self.tokenizer.decode([*ids, *ids])[len(self.tokenizer.decode(ids)) :]
 
 
 @dataclass(frozen=True, kw_only=True)

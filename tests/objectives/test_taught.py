@@ -92,6 +92,18 @@ def test_words_are_aligned(ours: int, kind: str) -> None:
     assert len(words.places) == sum(map(len, packed.unpack(packed.tokens))) - 2 * len(packed), "all but special ones"
 
 
+@pytest.mark.parametrize(("ours", "theirs"), [("wordpiece", "bpe"), ("unigram", "bpe"), ("bpe", "bpe")])
+def test_a_teacher_that_marks_spaces_reads_them(ours: str, theirs: str) -> None:
+    """Each word as it stands behind a space, which many vocabularies do not have in their tokens."""
+    own, other = tokenizer(ours, 300), tokenizer(theirs, 320)
+    teacher, texts = Teacher(bare(other, 8), own), [f" {text.lower()}" for text in TEXTS]
+    packed = pack(samples(own, texts))
+    free = taught(teacher, own, 8).free
+    words = teacher.words(packed, packed.tokens.numpy(), free)
+    direct = other.pack(texts)
+    assert torch.equal(words.taught.tokens, direct.tokens) and words.taught.bounds == direct.bounds
+
+
 def test_the_loss_is_a_plain_loops() -> None:
     teacher = Teacher(bare(MANY, 12), FEW)
     student = attach(bare(FEW, 8, seed=2), "masked").eval()
