@@ -28,9 +28,10 @@ class Permuted(Pretext):
     """The mean of -log p(token | all tokens before it in a random order), over the last of the order of each sequence.
 
     Targets are a share of the text's tokens, 1 / K. With `spans`, as in pre-training (section 3.1), they are spans of
-    1 to 5 tokens, each length as likely, each anywhere in a context of its own that is K times as long; else any
-    tokens. What is no target is context, special tokens too: it comes first in the order, and, as in the published
-    code, all of it sees all of it, but no target. A target sees itself, the context and the targets before it; the row
+    1 to 5 tokens, each length as likely, each anywhere in a context of its own that is K times as long (in their
+    code a length n has a chance in proportion to 1 / n, and spans begin where words do); else any tokens. What is no
+    target is context, special tokens too: it comes first in the order, and, as in the published code, all of it sees
+    all of it, but no target. A target sees itself, the context and the targets before it; the row
     that predicts it sees the same without itself. Sequences may have any length.
     """
 

@@ -26,7 +26,7 @@ from heedful.objectives.frame import Frame
 PLAN, FILL, HELD = 3, 4, 5  # what a seed is mixed with here
 BLOCK = 2048  # sequences that are fitted together
 FULL = 0.99  # the share of a row from which it is left as it is
-SHORT = 0.1  # the probability of a shorter pair
+SHORT = 0.1  # the probability that the pairs of a document are shorter
 Range = tuple[int, int]
 Ranges = NDArray[np.int64]  # [sequences, texts, 2]: where in the corpus each text begins and ends
 
@@ -208,9 +208,9 @@ class Pairs(Changing):
     """Pairs of segments with their labels, made anew for each epoch.
 
     `next`: the second part follows the first (0), or is from another document (1), as the published code of Devlin et
-    al. 2019 makes them: 10 % of the targets are shorter, a random part comes from anywhere in its document, what it
-    displaced is used for the next pair, a chunk of one segment always gets one, so more than half are not next; what is
-    too long loses tokens at a random end of its longer part.
+    al. 2019 makes them: those of 10 % of the documents aim at one shorter length, drawn for the document, a random part
+    comes from anywhere in its document, what it displaced is used for the next pair, a chunk of one segment always gets
+    one, so more than half are not next; what is too long loses tokens at a random end of its longer part.
     `order`: both parts are consecutive, as written (0) or swapped (1) (Lan et al. 2020, section 3.1); a chunk of one
     segment is parted within.
     Epochs differ a little in how many rows they fill; each has as many as the first, which a later one leaves out, or
@@ -251,8 +251,8 @@ class Pairs(Changing):
         """Those of the document in that place."""
         bounds, found = _bounds(self.corpus, int(self.documents[place])), []
         first, last = 0, len(bounds) - 1  # segments
+        target = draw.randint(2, room) if draw.random() < self.short else room
         while first < last:
-            target = draw.randint(2, room) if draw.random() < self.short else room
             end = first + 1
             while end < last and bounds[end] - bounds[first] < target:
                 end += 1
