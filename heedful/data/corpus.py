@@ -37,7 +37,7 @@ from heedful.data.shards import (
     shard_name,
     write_json,
 )
-from heedful.data.workers import Worker, started
+from heedful.data.workers import Worker, cores, started
 from heedful.durable import sweep
 from heedful.errors import HeedfulError
 from heedful.settings import to_mapping
@@ -94,7 +94,7 @@ def build(
             return Corpus.open(out)
         source = Reading([path for path, _ in found], settings, Sieve(bad_rows), said)
         size = sum(path.stat().st_size * (4 if path.suffix in PACKED else 1) for path, _ in found)
-        count = 1 if size < SMALL else processes or len(os.sched_getaffinity(0))
+        count = 1 if size < SMALL else processes or cores()
         run = _Run(out, tokenizer, settings, source, told, start)
         with run:
             run.alone() if count == 1 else run.together(count)
@@ -102,9 +102,11 @@ def build(
             raise HeedfulError(
                 f"{', '.join(path.name for path, _ in found[:5])}: no document is left: {run.why_none()}"
             )
-        bad = dict(source.sieve.bad)
-        about = plan | {"stated": source.said, "cut": source.cut, "bad_rows": bad, "seconds": time.monotonic() - start}
-        finish(out, run.parts, about)
+        names, bad = {str(path): name for path, name in found}, Counter[str]()
+        for file, count in source.sieve.bad.items():  # by the names of the plan, however paths are spelled
+            bad[names.get(file, file)] += count
+        rest = {"stated": source.said, "cut": source.cut, "bad_rows": dict(bad)}
+        finish(out, run.parts, plan | rest | {"seconds": time.monotonic() - start})
         _tidy(out)
     return Corpus.open(out)
 
@@ -234,6 +236,7 @@ class _Run:
             shortest=settings.shortest,
             judged=self._judge is not None,
             bands=bands(settings.similarity)[0] if near else 0,
+            unknown=tokenizer.special.unknown,
         )
         self._last = 0.0
         self._waiting: dict[int, tuple[Worker | None, Offer | None]] = {}  # offers, by the numbers of their chunks

@@ -20,6 +20,7 @@ TICK = 1_000_000  # characters that are read before others are looked after
 LINE = 50  # the same of a line
 SENTENCE_END = tuple(".!?…。！？\"'”’»)]")
 Chunk = list[tuple[str, bool]]  # documents, each with whether it is lines
+KNOWN = [suffix for suffix, form in SUFFIXES.items() if form != "conll"]  # of text; words with tags are none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,13 +52,16 @@ def expand(files: Sequence[Path], but: Path | None = None) -> tuple[list[tuple[P
     for path in files:
         if not os.path.isdir(path):
             need_file(path)
+            if (suffix := bare_name(path)[1]) not in ("", *KNOWN):
+                what = "a kind of file of words with tags, which are no text"
+                raise HeedfulError(f"{path}: {suffix} is {what}: write what is to be read to a .txt file")
             found.append((path, path.name))
             continue
         inside = sorted(each for each in path.rglob("*") if each.is_file() and not _hidden(each.relative_to(path)))
         inside = [each for each in inside if apart not in each.resolve().parents]
-        known = [each for each in inside if bare_name(each)[1]]
+        known = [each for each in inside if bare_name(each)[1] in KNOWN]
         if not known:
-            raise HeedfulError(f"{path}: holds no file of text: {', '.join(SUFFIXES)}, packed or not")
+            raise HeedfulError(f"{path}: holds no file of text: {', '.join(KNOWN)}, packed or not")
         found += [(each, str(each.relative_to(path))) for each in known]
         if len(known) < len(inside):
             said.append(f"{path.name}: {len(inside) - len(known)} files of unknown kinds are not used")
@@ -131,7 +135,7 @@ class Reading:
             self._at = path
             if not size:
                 self._say(f"{path.name}: is empty")
-            elif SUFFIXES.get(bare_name(path)[1], "text") in ("text", "conll"):
+            elif SUFFIXES.get(bare_name(path)[1], "text") == "text":
                 yield from self._text(path)
             else:
                 columns: Any = {"text": self._settings.column} if self._settings.column else None
@@ -205,7 +209,7 @@ def layout(head: str) -> Literal["lines", "blank", "file"]:
     >>> layout("One.\nTwo.\n"), layout("One.\nTwo.\n\nThree.\nFour.\n"), layout("A line that\ngoes on.\n\nNext.\n")
     ('lines', 'blank', 'file')
     """
-    rows = [row.strip() for row in head.splitlines()[: -1 if len(head) > 1000 else None]]
+    rows = [row.strip() for row in head.split("\n")[: -1 if len(head) > 1000 else None]]
     while rows and not rows[-1]:
         rows.pop()
     if "" not in rows:

@@ -136,6 +136,7 @@ class Job:
     shortest: int
     judged: bool  # whether someone decides which documents stay
     bands: int  # of signatures; 0: none
+    unknown: int | None  # the token that stands for what the tokenizer does not know
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,6 +184,7 @@ class Maker:
         kept = np.flatnonzero(counts)  # documents
         tally = self._tally
         tally["tokens"], tally["segments"], tally["documents"] = int(lengths.sum()), len(filled), len(kept)
+        tally["unknown"] = sum(int((each == self.job.unknown).sum()) for each in tokens if self.job.unknown is not None)
         if verdict is not None:
             tally["exact"], tally["near"] = int((verdict == 1).sum()), int((verdict == 2).sum())
         tally["empty"] += len(self._texts) - len(kept) - tally["exact"] - tally["near"]
@@ -303,7 +305,7 @@ def finish(folder: Path, parts: int, about: Mapping[str, Any]) -> None:
         "documents": 1 - len(np.unique(mapped(paths[3], "<u8"))) / max(count, 1),
         "segments": max(0.0, 1 - different(sketch) / max(tally["segments"], 1)),
     }
-    counts = {name: tally[name] for name in ("documents", "segments", "tokens", "characters")}
+    counts = {name: tally[name] for name in ("documents", "segments", "tokens", "characters", "unknown")}
     left_out = {name: tally[name] for name in ("exact", "near", "short", "empty")}
     said = {"counts": counts, "left_out": left_out, "repeated": repeated, "shards": shards}
     write_json(folder / MANIFEST, dict(about) | said)

@@ -135,10 +135,35 @@ def test_layouts_of_text(
         ("A line that goes on\nto the next.\n\nAnd one more that\ngoes on too.\n", "file"),
         ("A paragraph. On one line.\n\nAnother. Paragraph.\n\nAnd one.", "file"),
         ("A.\nB!\nC?\n\nD.\n“E.”\n", "blank"),
+        ("One.\x85\nTwo.\nThree.\n", "lines"),
+        ("One.\x0cOne\u2028One.\r\nTwo.\x1c\r\n", "lines"),
+        ("A.\u2028B.\n\u2028\nD.\nE.\n", "blank"),
     ],
 )
 def test_auto_looks_at_the_beginning(head: str, expected: str) -> None:
     assert documents.layout(head) == expected
+
+
+def test_lines_are_parted_as_they_are_looked_at(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Not at characters that end lines elsewhere."""
+    (tmp_path / "a.txt").write_text("Rain fell.\x85\nBoats came.\u2028\nThe storm and the sea.\x0c\n", encoding="utf-8")
+    corpus = build([tmp_path / "a.txt"], tokenizer, tmp_path / "out")
+    assert len(corpus) == 3 and corpus.about["stated"] == ["a.txt: has no blank lines, so each line is a document"]
+
+
+def test_words_with_tags_are_no_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "data").mkdir()
+    for name, rows in (("a.txt", "Rain fell.\n"), ("train.conll", "EU NNP B-ORG\n"), ("dev.iob.gz", "")):
+        (tmp_path / "data" / name).write_text(rows)
+    corpus = build([tmp_path / "data"], tokenizer, tmp_path / "out")
+    assert [each["name"] for each in corpus.about["files"]] == ["a.txt"]
+    assert corpus.about["stated"][0] == "data: 2 files of unknown kinds are not used"
+    message = r"train\.conll: \.conll is a kind of file of words with tags, which are no text: write what is to be read"
+    with pytest.raises(HeedfulError, match=message):
+        build([tmp_path / "data" / "train.conll"], tokenizer, tmp_path / "other")
+    (tmp_path / "data" / "a.txt").unlink()
+    with pytest.raises(HeedfulError, match=r"data: holds no file of text: \.csv, .*\.txt, packed or not"):
+        build([tmp_path / "data"], tokenizer, tmp_path / "other")
 
 
 def test_a_document_without_end_is_cut_and_counted(
@@ -171,6 +196,18 @@ def test_bad_rows_are_set_aside_once(tmp_path: Path, tokenizer: Tokenizer, monke
             build([file], tokenizer, tmp_path / "out", bad_rows=policy)
     assert len(build([file], tokenizer, tmp_path / "out", bad_rows=policy)) == 4
     assert [json.loads(line)["line"] for line in policy.file.read_text().splitlines()] == [1, 6]
+
+
+def test_a_corpus_is_the_same_however_its_paths_are_spelled(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = jsonl(tmp_path / "a.jsonl", invented(4))
+    file.write_text(file.read_text() + "{\n")
+    monkeypatch.chdir(tmp_path)
+    spelled = file, Path("a.jsonl"), Path("..") / tmp_path.name / "a.jsonl"
+    made = [build([path], tokenizer, tmp_path / str(n), bad_rows=LeaveOut()) for n, path in enumerate(spelled)]
+    assert [each.about["bad_rows"] for each in made] == [{"a.jsonl": 1}] * 3
+    assert len({each.digest for each in made}) == 1
 
 
 def interrupted(*_: Any) -> None:
