@@ -24,6 +24,7 @@ from heedful.tokenizer.settings import SENTINEL, TokenizerSettings
 
 LONGEST_LINE = 16 * 2**20  # bytes
 OPENERS: dict[str, Callable[[Path, Literal["rb"]], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".conll", ".iob", ".iob2", ".bio")
 REMEDY = "check the texts and the settings"
 
 
@@ -200,6 +201,12 @@ def _check_text(text: str, what: str) -> None:
 
 
 def _file_lines(path: Path) -> Iterator[str]:
+    name = path.with_suffix("") if path.suffix in OPENERS else path
+    if name.suffix.lower() in TABLES:
+        raise HeedfulError(
+            f"{path}: lines of {name.suffix} files are no texts: write these alone to a .txt file, one on each line; "
+            "of tables, heedful pretrain reads the texts itself, and trains a tokenizer on them"
+        )
     number = 0
     try:
         with OPENERS.get(path.suffix, open)(path, "rb") as file:
