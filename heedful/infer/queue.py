@@ -105,6 +105,7 @@ class Lane:
         cancelled. `encode` makes windows of the inputs, and may refuse them.
         """
         async with self._entered(deadline) as (engine, jobs):
+            self.queue._refuse_late(self, 0, deadline)  # however short it is: no word of it needs to be looked up
             asked = await self._in_reader(lambda: encode(engine, inputs))
             pieces = [piece for each in asked for piece in each.pieces]
 
@@ -261,6 +262,12 @@ class Queue:
         self.counts.full += 1
         return Full("too many requests wait already; try again later", self.wait())
 
+    def _refuse_late(self, lane: Lane, tokens: int, deadline: float) -> None:
+        """Where it is not expected to be answered in a part of its time: behind what runs and waits."""
+        before = self.wait()
+        if before and before + tokens / lane.rate > SURE * (deadline - time.monotonic()):
+            raise self._full()
+
     def _add(self, job: _Job, parts: Sequence[_Part], more: str = "") -> None:
         total, lane, now = sum(size for size, *_ in parts), job.lane, time.monotonic()
         if total > (most := min(self.caps.request_tokens, self.caps.tokens)):
@@ -270,8 +277,8 @@ class Queue:
             raise Expired("the deadline passed before the request was read")
         latest = now + AGED * (job.deadline - now)
         with self._changed:
-            late = (before := self.wait()) and before + total / lane.rate > SURE * (job.deadline - now)
-            if late or self.tokens + total > self.caps.tokens:
+            self._refuse_late(lane, total, job.deadline)
+            if self.tokens + total > self.caps.tokens:
                 raise self._full()
             if not lane.heap:  # what it did not use while it had nothing to do is not saved up
                 lane.used = max(lane.used, min((each.used for each in self.lanes if each.heap), default=lane.used))

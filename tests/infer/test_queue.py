@@ -243,6 +243,8 @@ def test_batches_and_promises_fit_the_time_that_is_left(made: Any) -> None:
         await until(lambda: sum(task.done() for task in tasks) == 16)  # 4 of them fit into half of 100 s
         refused = [task.exception() for task in tasks if task.done()]
         assert all(isinstance(each, Full) for each in refused) and queue.wait() == 40
+        with pytest.raises(Full):  # before its words are looked up, or what is wrong with it
+            await lane.ask(["wrong"], deadline=soon(60))
         with queue._changed:
             now = time.monotonic()
             late = lane._take(4096, now + 75)
