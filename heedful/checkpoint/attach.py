@@ -78,7 +78,8 @@ def rescaled(loaded: Loaded, scale: float, shift: float) -> Loaded:
     made, head = copy(loaded), copy(loaded.head)
     assert isinstance(head, ClassesHead | ReadClasses)
     made._modules, head._modules = {**loaded._modules, "head": head}, dict(head._modules)
-    known, out = head.out, nn.Linear(head.out.in_features, head.out.out_features, device="meta")
+    known = head.out
+    out = type(known)(known.in_features, known.out_features, device="meta")
     bias = known.weight.new_zeros(known.out_features) if known.bias is None else known.bias.detach()
     out.weight = nn.Parameter((known.weight.detach().double() * scale).to(known.weight))
     out.bias = nn.Parameter((bias.double() * scale + shift).to(bias)) if known.bias is not None or shift else None

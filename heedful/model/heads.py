@@ -15,7 +15,7 @@ from heedful.model.classic import Classic
 from heedful.model.readers import ReadClasses
 from heedful.model.stack import Transformer
 from heedful.nn.dropout import dropout
-from heedful.nn.layers import ACTIVATIONS, make_norm
+from heedful.nn.layers import ACTIVATIONS, Exact, make_norm
 from heedful.packed import Packed
 
 Rows = Float[Tensor, "rows width"]
@@ -145,7 +145,8 @@ class ClassesHead(nn.Module):
         super().__init__()
         self.dropout = config.dropout
         self.first = SummaryVector(config, model.config.width)
-        self.out = nn.Linear(model.config.width, len(config.labels), bias=config.bias)
+        last = Exact if config.problem == "regression" else nn.Linear
+        self.out = last(model.config.width, len(config.labels), bias=config.bias)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences labels"]:
         scores: Tensor = self.out(dropout(self.first(rows, batch), self.dropout, self.training))
@@ -210,13 +211,15 @@ class SentenceEmbeddingHead(nn.Module):
             self.first = SummaryVector(c.Summary(), model.config.width)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences all_widths"]:
-        batch.firsts()  # refuses empty sequences
         vectors = torch.cat([pool(rows, batch, how) for how in self.config.pooling], -1)
         return F.normalize(vectors, dim=-1) if self.config.normalise else vectors
 
 
 def pool(rows: Rows, batch: Packed, how: c.Pooling) -> Float[Tensor, "sequences width"]:
-    """One vector for each sequence; mean_sqrt_length is the sum over the square root of the length."""
+    """One vector for each sequence; mean_sqrt_length is the sum over the square root of the length.
+
+    An empty one has zeros where sums or means are taken; it has no first, last or largest row, and is refused there.
+    """
     if len(batch) == 0:
         return rows[:0]
     if how == "first":
@@ -225,10 +228,11 @@ def pool(rows: Rows, batch: Packed, how: c.Pooling) -> Float[Tensor, "sequences 
         return rows[batch.lasts()]
     lengths = torch.tensor(batch.lengths, device=rows.device)
     if how == "max":
+        batch.firsts()
         return torch.segment_reduce(rows, "max", lengths=lengths)
     owner = torch.arange(len(batch), device=rows.device).repeat_interleave(lengths, output_size=len(rows))
     sums = rows.new_zeros(len(batch), rows.shape[1]).index_add_(0, owner, rows)
-    counts = lengths.to(rows)[:, None]
+    counts = lengths.clamp(min=1).to(rows)[:, None]
     return sums / (counts.sqrt() if how == "mean_sqrt_length" else counts)
 
 

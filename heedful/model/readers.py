@@ -18,6 +18,7 @@ from heedful.model.classic_config import Attention, Bag, Hierarchical, Structure
 from heedful.model.config import Classes
 from heedful.nn.attend import attend_as, weights
 from heedful.nn.dropout import dropout
+from heedful.nn.layers import Exact
 from heedful.nn.layout import Call, Layout
 from heedful.packed import Packed
 
@@ -119,7 +120,8 @@ class ReadClasses(nn.Module):
         self.each = isinstance(reader, Attention) and reader.queries == "classes"
         hidden = reader.hidden if isinstance(reader, Structured) else 0
         self.hidden = nn.Linear(count * width, hidden) if hidden else None
-        self.out = nn.Linear(width if self.each else hidden or count * width, 1 if self.one else labels)
+        last = Exact if config.problem == "regression" else nn.Linear
+        self.out = last(width if self.each else hidden or count * width, 1 if self.one else labels)
 
     def vectors(self, rows: Rows, batch: Packed) -> Vectors:
         """What the reader makes of each text."""

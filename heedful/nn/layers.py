@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,6 +27,14 @@ def make_norm(kind: Literal["layer", "rms"], width: int, eps: float, bias: bool)
     """(x - mean) / sqrt(var + eps) * gain + bias (Ba et al. 2016), or x / sqrt(mean x^2 + eps) * gain
     (Zhang and Sennrich 2019)."""
     return nn.RMSNorm(width, eps=eps) if kind == "rms" else nn.LayerNorm(width, eps=eps, bias=bias)
+
+
+class Exact(nn.Linear):
+    """W x + b in the precision of W, inside autocast too, which would round a number such as a year to eight bits."""
+
+    def forward(self, x: Float[Tensor, "*any width"]) -> Float[Tensor, "*any out"]:
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.to(self.weight.dtype))
 
 
 class Mlp(nn.Module):
