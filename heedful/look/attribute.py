@@ -19,6 +19,7 @@ from heedful.model.classic import Classic
 from heedful.model.config import Choice, Classes, SentenceEmbedding, TokenClasses
 from heedful.model.heads import NextTokenAndChoiceScores, PretrainingScores
 from heedful.packed import Packed
+from heedful.tasks.extract import best_span
 
 STEPS = 32
 ROWS = 4096  # of a batch of steps
@@ -183,11 +184,9 @@ def alike(inside: Inside, other: Inside) -> Aim:
 
 
 def _span(inside: Inside, outputs: Tensor) -> Aim:
-    """Of the best span that begins before it ends."""
+    """Of the span that the engine answers with."""
     inner = [n for n, segment in enumerate(inside.encoded.segments) if segment == max(_segments(inside))]
-    sums = outputs[inner, 0][:, None] + outputs[inner, 1]
-    best = int(sums.masked_fill(torch.ones_like(sums).tril(-1) > 0, -torch.inf).argmax())
-    start, end = inner[best // len(inner)], inner[best % len(inner)]
+    start, end, _ = best_span(outputs, inner, inner[-1])
     ends = f'"{_name(inside, start)}" as the start and "{_name(inside, end)}" as the end'
     first, last = _at(start, 0), _at(end, 1)
     said = f"the scores of {ends} of the best answer in the text"

@@ -28,12 +28,23 @@ def gated(model: Transformer, gates: Gates) -> Iterator[None]:
             for block in side.blocks:
                 assert isinstance(block, Block)
                 layer: list[int] = [0]
+                stack.enter_context(in_parts(block))
                 stack.enter_context(_hooked(block, _noting(layer)))
                 if part in gates:
                     stack.enter_context(_hooked(block.attention.out, _scaling(gates[part], layer)))
                 if "cross" in gates and hasattr(block, "cross") and part == "decoder":
                     stack.enter_context(_hooked(block.cross.out, _scaling(gates["cross"], layer)))
         yield
+
+
+@contextmanager
+def in_parts(block: Block) -> Iterator[None]:
+    """While it lasts, the block calls its modules, so that hooks on them are heard: a kernel may do all in one call."""
+    before, block.at_once = block.at_once, None
+    try:
+        yield
+    finally:
+        block.at_once = before
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.errors import HeedfulError
+from heedful.look.gates import in_parts
 from heedful.look.inside import Inside
 from heedful.model.config import Learned, Sinusoidal
 from heedful.model.embedding import Embedding
@@ -63,6 +64,7 @@ def _watched(stack: Stack, layer: int, seen: dict[str, tuple[Tensor, Tensor]]) -
     if hasattr(block, "cross"):
         parts |= {"cross norm": block.cross_norm, "cross": block.cross, "cross out": block.cross.out}
     with ExitStack() as handles:
+        handles.enter_context(in_parts(block))
         handles.callback(block.register_forward_pre_hook(note).remove)
         for name, module in parts.items():
             handles.callback(module.register_forward_hook(keep(name)).remove)

@@ -19,6 +19,7 @@ from heedful.families import FAMILIES
 from heedful.look.asks import Asks
 from heedful.look.attribute import integrated_gradients, score_of
 from heedful.look.compare import align, states
+from heedful.look.gates import gated, ones
 from heedful.look.inside import Inside
 from heedful.look.page import keep
 from heedful.look.similarity import of, similarity
@@ -27,6 +28,8 @@ from heedful.look.words import analogy, in_context
 from heedful.look.writing import writing
 from heedful.model.classic_config import ClassicConfig, Writer
 from heedful.model.config import EmbeddingConfig, NextToken
+from heedful.model.stack import Block, Placed, Sight
+from heedful.packed import Packed
 from heedful.tasks import Writing
 from heedful.tokenizer import Special
 from heedful.tokenizer.words import word_tokenizer
@@ -119,6 +122,29 @@ def test_steps_end_where_the_next_block_begins(tmp_path: Path, family: str) -> N
             one = inside.attended(part, layer, ("v",), heads=[3])
             assert one.v is not None
             assert torch.allclose(heard @ one.v[:, 0], taken, atol=1e-5)
+
+
+def test_what_answers_in_one_call_is_seen_and_weighed_in_parts(tmp_path: Path) -> None:
+    """A prepared engine computes blocks at once, past the modules that are looked at."""
+    loaded = heedful.load(make(tmp_path / "bare", "bare"))
+    assert loaded.model.encoder is not None
+    plain = steps(Inside(loaded, TEXT), "encoder", 1, 3, 4)
+    gates = ones(loaded.model)
+    gates["encoder"][0, 2] = 0.0
+    batch = Packed.of([[1, 2, 3]])
+    with torch.no_grad(), gated(loaded.model, gates):
+        masked = loaded.model(batch)
+
+    def at_once(block: Block, x: torch.Tensor, sight: Sight, placed: Placed) -> torch.Tensor | None:
+        return None if sight.trace is not None else torch.zeros_like(x)
+
+    for block in loaded.model.encoder.blocks:
+        block.at_once = at_once
+    for one, other in zip(plain, steps(Inside(loaded, TEXT), "encoder", 1, 3, 4), strict=True):
+        assert one.vectors.keys() == other.vectors.keys()
+    with torch.no_grad(), gated(loaded.model, gates):
+        assert torch.equal(loaded.model(batch), masked)
+    assert all(block.at_once is at_once for block in loaded.model.encoder.blocks)
 
 
 def test_attributions_sum_to_the_difference(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import heedful
 from heedful.checkpoint import Config, create
 from heedful.errors import HeedfulError
 from heedful.look.asks import Asks
+from heedful.look.attribute import _span
 from heedful.look.checkpoints import at_step, is_checkpoint
 from heedful.look.inside import Inside, among
 from heedful.look.notebook import looks
@@ -50,6 +52,20 @@ def test_candidates_have_shares_and_reasons(tmp_path: Path) -> None:
     assert "each with --choice" in alone["told"] and alone["attribution"]
     with pytest.raises(HeedfulError, match="give two or more"):
         among(loaded, PROMPT, ["one"])
+
+
+def test_the_span_that_is_explained_is_the_one_that_is_answered(tmp_path: Path) -> None:
+    """None of more than 30 tokens, however much its ends score."""
+    letters = [*string.ascii_lowercase, *string.digits]
+    inside = Inside(heedful.load(make(tmp_path / "span", "span")), ("who", " ".join(letters)))
+    first = inside.encoded.segments.index(1)
+    outputs = torch.zeros(len(inside.encoded), 2)
+    outputs[first + 1, 0] = outputs[first + 35, 1] = 9.0
+    outputs[first + 4, 1] = 5.0
+    assert '"b" as the start and "e" as the end' in _span(inside, outputs).what
+    found = Asks([inside])("prediction", {})
+    start, end = found["answer"]["answer"][0], found["answer"]["answer"][-1]
+    assert f'"{start}" as the start and "{end}" as the end' in found["attribution"]["score"]
 
 
 def test_how_alike_two_texts_are_rests_on_both(tmp_path: Path) -> None:
