@@ -64,6 +64,16 @@ def put_folder(path: Path) -> None:
         sync(path.parent)
 
 
+def writable(folder: Path) -> None:
+    """Raise the OSError that writing a file there gives: before work whose results are to be kept there."""
+    part = temporary(folder / "probe")
+    _remove(part)
+    try:
+        put(part, [b"\0"])
+    finally:
+        _remove(part)
+
+
 def cache() -> Path | None:
     """Where what this machine found out is kept: HEEDFUL_CACHE, or the user's cache; None where that is empty."""
     given = os.environ.get("HEEDFUL_CACHE")

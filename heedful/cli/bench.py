@@ -9,6 +9,7 @@ import typer
 
 from heedful.cli.show import note, table, write_json
 from heedful.cli.train import AsJson, OnDevice
+from heedful.errors import HeedfulError
 
 
 def bench(
@@ -24,6 +25,8 @@ def bench(
     float32, bfloat16 and int8 on this machine: tokens a second, milliseconds of one text, memory, and what each
     changes. One that is no faster, or changes too much, is refused, with its figures.
     """
+    if split is not None and data is None:
+        raise HeedfulError("--split is of --data, and none was given: give both, or leave it out")
     from dataclasses import asdict
 
     from heedful.checkpoint.hub import name_and_revision

@@ -73,16 +73,24 @@ def study(
     done = run(name, plan, folder)
     head, rows = done.outcome.table()
     if as_json:
-        return write_json(
+        write_json(
             {"study": name, "folder": str(folder), "seconds": round(done.seconds, 1), "seeds": list(plan.seeds)}
             | {"table": [list(head), *map(list, rows)], "verdicts": list(done.outcome.verdicts)}
         )
+        return _whole(done.lost)
     print(f"{STUDIES[name]}\n\n{done.outcome.about}\n")
     table([list(each) for each in rows], head=list(head), right=set(range(1, len(head))))
     print("")
     for sentence in done.outcome.verdicts:
         print(f"* {sentence}")
     print(f"\n{done.seconds:.0f} s. Table, picture and numbers: {', '.join(map(str, done.files))}")
+    _whole(done.lost)
+
+
+def _whole(lost: str) -> None:
+    """What was found was shown; a file that is missing is an error all the same."""
+    if lost:
+        raise HeedfulError(f"{lost}: what was found stands above alone")
 
 
 def _known() -> str:

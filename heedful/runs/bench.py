@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from heedful.device import device_of
+from heedful.durable import writable
 from heedful.errors import HeedfulError
 from heedful.infer import kept
 from heedful.infer.engine import Engine
@@ -68,7 +70,7 @@ def bench(
 ) -> Bench:
     """Measure a run, or a model folder, in float32, bfloat16 and int8, quality too where there is data to measure on.
 
-    In a run's folder the result is kept as bench.json.
+    In a run's folder the result is kept as bench.json; where it cannot be written, that is told, first and last.
     """
     numbers: dict[str, str] = {}
 
@@ -80,6 +82,10 @@ def bench(
         numbers.update(main=found.main, split=found.split)
         return float(found.numbers[found.main])
 
+    keeps = (Path(run) / SETTINGS).is_file()
+    with _told(run, tell):
+        if keeps:
+            writable(Path(run))
     if said := unused():
         tell(said)
     tell("comparing speed and scores")
@@ -102,9 +108,19 @@ def bench(
         sheets=tuple(sheets),
         taken=fastest(trials),
     )
-    if (Path(run) / SETTINGS).is_file():
-        write(Path(run) / BENCH, asdict(found))
+    with _told(run, tell):
+        if keeps:
+            write(Path(run) / BENCH, asdict(found))
     return found
+
+
+@contextmanager
+def _told(run: str | Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """What the disk says loses no work."""
+    try:
+        yield
+    except OSError as error:
+        tell(f"{Path(run) / BENCH} cannot be written: {error.strerror or error}: what is found is shown and not kept")
 
 
 def _resident(run: str | Path, precision: Precision, revision: str | None, head: str | None, device: str) -> int:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from heedful.durable import put_folder
+from heedful.durable import put_folder, writable
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.runs import style
 from heedful.runs.folder import environment, write
@@ -99,6 +99,7 @@ class Studied:
     outcome: Outcome
     seconds: float
     files: tuple[Path, ...]
+    lost: str = ""  # why some of them could not be written
 
 
 class Bench:
@@ -124,9 +125,9 @@ class Bench:
         return Measure(name=name, of=of, unit=unit, chance=chance, grain=1 / tests if tests else 0.0)
 
 
-def compared(measures: Sequence[Measure], pairs: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """A verdict for each pair of arms on each measure; all of them together are one family of comparisons."""
-    count = len(measures) * len(pairs)
+def compared(measures: Sequence[Measure], pairs: Sequence[tuple[str, str]], beside: int = 0) -> tuple[str, ...]:
+    """A verdict for each pair of arms on each measure; with so many `beside` them they are one family of comparisons."""
+    count = len(measures) * len(pairs) + beside
     return tuple(
         verdict(
             ours,
@@ -146,7 +147,10 @@ def compared(measures: Sequence[Measure], pairs: Sequence[tuple[str, str]]) -> t
 
 
 def study(name: str, plan: Plan, out: Path) -> Studied:
-    """Do one study; the folder gets NAME.json, NAME.md and NAME.png, which replace those of an earlier time."""
+    """Do one study; the folder gets NAME.json, NAME.md and NAME.png, which replace those of an earlier time.
+
+    What was found is returned even where a file of it could not be written: `lost` then says why.
+    """
     if name not in STUDIES:
         known = ", ".join(STUDIES)
         raise HeedfulError(f'there is no study "{name}"{did_you_mean(name, list(STUDIES))}: use one of {known}')
@@ -154,6 +158,7 @@ def study(name: str, plan: Plan, out: Path) -> Studied:
         raise HeedfulError(f"seeds are {plan.seeds}; expected one or more, each once")
     try:
         put_folder(out)
+        writable(out)
     except OSError as error:
         raise HeedfulError(f"{out} cannot be written: {error.strerror}: give another folder with --out") from None
     run: Callable[[Plan], Outcome] = import_module(f"heedful.study.{name}").run
@@ -161,12 +166,18 @@ def study(name: str, plan: Plan, out: Path) -> Studied:
     outcome = run(plan)
     seconds = time.monotonic() - began
     about = environment()
-    write(out / f"{name}.json", _plain(name, plan, outcome, seconds, about))
-    write(out / f"{name}.md", markdown(name, plan, outcome, seconds, about))
-    picture = style.write(out / f"{name}.png", outcome.figure)
-    others = [style.write(out / f"{name}-{what}.png", each) for what, each in outcome.others.items()]
-    files = (out / f"{name}.json", out / f"{name}.md", picture, *others)
-    return Studied(name=name, outcome=outcome, seconds=seconds, files=files)
+    texts = {"json": _plain(name, plan, outcome, seconds, about), "md": markdown(name, plan, outcome, seconds, about)}
+    pictures = {name: outcome.figure} | {f"{name}-{what}": each for what, each in outcome.others.items()}
+    files: list[Path] = []
+    try:
+        for kind, text in texts.items():
+            write(out / f"{name}.{kind}", text)
+            files.append(out / f"{name}.{kind}")
+        files += (style.write(out / f"{each}.png", figure) for each, figure in pictures.items())
+    except OSError as error:
+        lost = f"{out} did not take all files: {error.strerror or error}"
+        return Studied(name=name, outcome=outcome, seconds=seconds, files=tuple(files), lost=lost)
+    return Studied(name=name, outcome=outcome, seconds=seconds, files=tuple(files))
 
 
 def _plain(name: str, plan: Plan, outcome: Outcome, seconds: float, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +84,28 @@ def test_memory_is_that_of_a_process_of_its_own(tmp_path: Path) -> None:
     folder = make(tmp_path, "single")
     found = module._resident(folder, "float32", None, None, "cpu")
     assert 1e8 < found < 1e9
+
+
+def test_results_that_cannot_be_kept_are_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "bench.json").mkdir()  # in place of a folder that is read-only, or a disk that is full
+    with pytest.raises(SystemExit, match="0"):
+        main(["bench", str(run)])
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 4 and "bench.json cannot be written: Is a directory" in shown.err
+
+
+def test_a_folder_that_takes_no_file_is_told_before_the_work(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def full(folder: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(module, "writable", full)
+    bench(run, tell=told.append)
+    assert "bench.json cannot be written: Read-only file system" in told[0] and (run / "bench.json").exists()
+
+
+def test_a_split_is_of_data(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", str(run), "--split", "test"])
+    assert "--split is of --data, and none was given" in capsys.readouterr().err

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +14,14 @@ import torch
 
 from heedful.cli import main
 from heedful.cli.family import family, measured
+from heedful.data import Labelled
 from heedful.objectives import Sample
 from heedful.objectives.masked import Masked
-from heedful.study import REAL, STUDIES
+from heedful.runs import style
+from heedful.study import REAL, STUDIES, frame, scores
 from heedful.study.complexity import NEAR, THEORY, exponent, kept, layer
-from heedful.study.frame import Plan, study
+from heedful.study.frame import Measure, Outcome, Plan, study
+from heedful.study.limits import turned
 from heedful.study.making import words
 from heedful.study.masking import shared
 from heedful.study.parts import Convolution, over_batch, softly
@@ -101,6 +107,39 @@ def test_masks_with_other_shares() -> None:
         assert bool((now == batch.targets).all()) == (hidden + replaced == 0)
 
 
+def test_positions_are_one_family_of_comparisons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nine of them, on both lengths: each is made at 1 - 0.05 / 9."""
+    counts: list[int] = []
+    usual = frame.verdict
+
+    def noted(*given: Any, **how: Any) -> str:
+        counts.append(how["comparisons"])
+        return usual(*given, **how)
+
+    monkeypatch.setattr(frame, "verdict", noted)
+    study("positions", Plan(seeds=(1,), scale="quick", said=lambda text: None), tmp_path)
+    assert counts == [9] * 9
+
+
+def test_scores_differ_in_their_scores_alone() -> None:
+    """What makes rows, and what stands behind the score, begin with the same weights."""
+    tokenizer = words(["ana has red"])
+    first, *others = (scores.model(arm, tokenizer, 3) for arm in scores.MAKES)
+    assert list(scores.MAKES)[1] == "cosine × 8"
+    shared = {name for name, _ in first.named_parameters()}
+    assert any(name.endswith("out.weight") for name in shared)
+    for other in others:
+        theirs = dict(other.named_parameters())
+        assert all(torch.equal(each, theirs[name]) for name, each in first.named_parameters())
+
+
+def test_what_turns_a_text_is_found_beside_punctuation() -> None:
+    turn = ("It is not, I think, good", "it isn't good", "it isn’t good", "is n't it", "Never!", "good (but long)")
+    assert [turned(Labelled(text=text, label="a")) for text in turn] == ["turned"] * len(turn)
+    plain = ("a notable film", "nothings and butter", "an int", "")
+    assert [turned(Labelled(text=text, label="a")) for text in plain] == ["plain"] * len(plain)
+
+
 # -- the command ----------------------------------------------------------------------------------------------------
 
 
@@ -133,6 +172,35 @@ def test_a_part_without_examples_has_no_number(tmp_path: Path) -> None:
     plan = Plan(seeds=(1,), scale="full", data=tmp_path, said=lambda text: None)
     done = study("limits", plan, tmp_path / "out")
     assert [measure.name for measure in done.outcome.measures] == ["all", "plain"]
+
+
+def test_files_that_cannot_be_written_lose_no_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[Plan] = []
+
+    def run(plan: Plan) -> Outcome:
+        begun.append(plan)
+        measure = Measure(name="accuracy", of={"plain": (0.5,)})
+        return Outcome(measures=(measure,), verdicts=("nothing",), figure=style.blank(2, 2), about="of nothing")
+
+    monkeypatch.setattr("heedful.study.limits.run", run)
+    (tmp_path / "limits.md").mkdir()  # in place of a disk that became full
+    command = ["study", "limits", "--quick", "--out", str(tmp_path)]
+    for more, found in (([], "* nothing\n"), (["--json"], '"verdicts"')):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, *more])
+        shown = capsys.readouterr()
+        assert ended.value.code == 2 and found in shown.out
+        assert "did not take all files: Is a directory: what was found stands above alone" in shown.err
+
+    def full(folder: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("heedful.study.frame.writable", full)
+    with pytest.raises(SystemExit):
+        main(command)
+    assert len(begun) == 2 and "Read-only file system: give another folder with --out" in capsys.readouterr().err
 
 
 def test_the_family_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
