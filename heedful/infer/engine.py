@@ -27,8 +27,8 @@ from heedful.packed import Packed
 from heedful.tasks import ANSWERERS, Answer, Answerer, Setting, Window, Writing
 from heedful.tasks.base import Vain, all_windows, of_windows
 from heedful.tasks.following import FOLLOWING
-from heedful.tasks.rewrite import open_ended
-from heedful.tokenizer import Encoded, Item, Tokenizer, Truncate
+from heedful.tasks.rewrite import encode_cut, open_ended
+from heedful.tokenizer import Encoded, Item, Tokenizer
 
 TOKEN_BUDGET = 4096  # of a batch; benchmarks/results/forward-minilm-batches-2026-11-21.md has it beside 2048
 TOGETHER = 1024  # inputs of a call that are tokenized, and sorted into batches, at once
@@ -268,8 +268,10 @@ class Engine:
         cut = self.cut
         if self.limit is not None and all(answerer.long == "cut" for answerer in self._answerers):
             cut = self.limit if cut is None else min(self.limit, cut)
-        truncate: Truncate = "error" if cut is None else "longest_first"
-        seen = self.tokenizer.encode_batch(items, max_length=cut, truncate=truncate)
+        if cut is None:
+            seen = self.tokenizer.encode_batch(items)
+        else:
+            seen = encode_cut(self.tokenizer, items, self.loaded.between, cut)
         return open_ended(self.loaded, self.tokenizer, seen)
 
     def _blame(self, number: int, items: list[Item]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
@@ -63,6 +63,28 @@ def marks(model: ModelConfig, tokenizer: Tokenizer) -> Marks:
     if start is None:
         raise HeedfulError("it is not known with which token the decoder begins: name it as decoder_start_token_id")
     return Marks(start, special.separator)
+
+
+def encode_cut(tokenizer: Tokenizer, items: Sequence[Item], between: str, most: int) -> list[Encoded]:
+    """Items of at most so many tokens, which lose the end of their text, and never what was put behind it.
+
+    Without that a model would not know that the text is over and its rewriting begins.
+    """
+    if not between:
+        return tokenizer.encode_batch(items, max_length=most, truncate="longest_first")
+    seen = zip(tokenizer.encode_batch(items), items, strict=True)
+    return [_cut(each, str(item), between, most) for each, item in seen]
+
+
+def _cut(whole: Encoded, text: str, between: str, most: int) -> Encoded:
+    spare, end = len(whole) - most, len(text.removesuffix(between))
+    own = [place for place, (_, stop) in enumerate(whole.offsets) if whole.segments[place] is not None and stop <= end]
+    if spare <= 0:
+        return whole
+    if spare >= len(own):
+        rest = len(whole) - len(own)
+        raise HeedfulError(f"max_length {most} leaves no token of a text: {rest} tokens go around it, or behind it")
+    return replace(whole.without(own[-spare:]), dropped=spare)
 
 
 def open_ended(loaded: Loaded, tokenizer: Tokenizer, seen: Sequence[Encoded]) -> list[Encoded]:
@@ -187,6 +209,9 @@ class Rewrite(Task):
         """The same; where the decoder goes on from the text, each of both has half."""
         most = super().cut
         return most if most is None or self.mark.start is not None else (most - 1) // 2
+
+    def _encode(self, items: list[Item]) -> list[Encoded]:
+        return super()._encode(items) if self.cut is None else encode_cut(self.tokenizer, items, self.between, self.cut)
 
     def learn(self, example: Rewritten, seen: list[list[Encoded]]) -> list[Sample]:
         (text,), (rewritten,) = seen

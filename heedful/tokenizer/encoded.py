@@ -55,6 +55,12 @@ class Encoded:
         """The same without what stands from that place on."""
         return replace(self, **{name: getattr(self, name)[:stop] for name in COLUMNS})
 
+    def without(self, places: Sequence[int]) -> Encoded:
+        """The same without the tokens at those places."""
+        gone = set(places)
+        kept = [place for place in range(len(self)) if place not in gone]
+        return replace(self, **{name: chosen(getattr(self, name), kept) for name in COLUMNS})
+
 
 def counts(encoding: Encoding) -> tuple[int, int, int]:
     """How many tokens the first text, the second text and the special tokens around them have."""

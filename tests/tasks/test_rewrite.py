@@ -26,7 +26,7 @@ from heedful.look.writing import writing as written_of
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.model.decode import Beam, Greedy, Sample
 from heedful.tasks import Writing
-from heedful.tasks.rewrite import BETWEEN, Rewrite, marks
+from heedful.tasks.rewrite import BETWEEN, Rewrite, encode_cut, marks
 from heedful.tasks.task import evaluate
 from heedful.tokenizer import Tokenizer
 from heedful.train.loop import Steps, Trainer, TrainSettings
@@ -229,6 +229,20 @@ def test_what_is_too_long_is_refused_or_cut() -> None:
     replace(task, long="cut").check([long])
     read = replace(task, long="cut").read([long])
     assert read.cut == 1 and max(map(len, read.samples)) <= 24
+
+
+def test_what_is_cut_keeps_what_stands_before_the_rewriting() -> None:
+    """In learning and in the engine alike; the text loses its end, and the loss is counted."""
+    _, loaded, task = pair("alone")
+    task = replace(task, long="cut")
+    long = Rewritten(text=" ".join(["red"] * 30), rewritten="one")
+    (sample,), cut = task.read([long]).samples, task.cut
+    assert cut == 11 and task.read([long]).cut_tokens == 20
+    assert sample.tokens.tolist() == ids("red " * 10 + "\n one") and list(sample.target) == ids("one </s>")
+    (asked,) = heedful.Engine(loaded, cut=cut).encode([long.text])
+    assert list(asked.pieces[0].encoded.ids) == ids("red " * 10 + "\n") and asked.dropped == 20
+    with pytest.raises(HeedfulError, match=r"max_length 1 leaves no token of a text: 1 tokens go around it, or behind"):
+        encode_cut(task.tokenizer, ["red red" + BETWEEN], BETWEEN, 1)
 
 
 def test_what_cannot_write_says_so(tmp_path: Path) -> None:
