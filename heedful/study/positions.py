@@ -106,10 +106,11 @@ def run(plan: Plan) -> Outcome:
             )
             changes[arm] = max(changes[arm], change(loaded))
     near, far = (bench.measure(name, chance=1 / SOME, tests=tests) for name in ("trained lengths", "longer texts"))
-    others = [arm for arm in ARMS if arm not in (NONE, "learned")]
+    inside_pairs = [(arm, NONE) for arm in ARMS if arm != NONE]
+    beyond_pairs = [(arm, "learned") for arm in ARMS if arm not in (NONE, "learned")]
     verdicts = (
-        *compared((near,), [(arm, NONE) for arm in ARMS if arm != NONE]),
-        *compared((far,), [(arm, "learned") for arm in others]),
+        *compared((near,), inside_pairs, beside=len(beyond_pairs)),
+        *compared((far,), beyond_pairs, beside=len(inside_pairs)),
         *_permuted(changes),
     )
     about = (

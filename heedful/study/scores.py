@@ -39,7 +39,7 @@ SHARP = 8.0  # what multiplies cosines, which by themselves are at most 1: a sof
 
 MAKES: dict[str, Callable[[], Score | None]] = {
     MEAN: lambda: None,
-    "cosine": lambda: _sharp_cosine,
+    f"cosine × {SHARP:g}": lambda: _sharp_cosine,
     "additive": partial(Additive, width=WIDTH, key_width=WIDTH, inner_width=WIDTH),
     "location": partial(Location, width=WIDTH, longest=LONGEST),
     "general": partial(General, width=WIDTH, key_width=WIDTH),
@@ -92,8 +92,11 @@ def texts(count: int, random: Random) -> list[tuple[str, str]]:
 def model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
     """The classic model with another head over its rows."""
     loaded = classic(tokenizer, COLOURS, seed, Bag(over=Recurrent(cell="gru", width=WIDTH // 2)), width=WIDTH)
-    loaded.head = Asking(MAKES[arm](), len(COLOURS))
-    initialise(loaded.head, loaded.config.model.initialisation, torch.Generator().manual_seed(seed))
+    loaded.head = head = Asking(MAKES[arm](), len(COLOURS))
+    generator = torch.Generator().manual_seed(seed)
+    for part in (head.out, head.trained):  # in this order: what all arms have is the same for all
+        if part is not None:
+            initialise(part, loaded.config.model.initialisation, generator)
     return loaded
 
 
