@@ -29,7 +29,8 @@ from heedful.train.loop import Trainer
 from heedful.train.settings import AdamW, Steps, TrainSettings
 
 FAMILY = "heedful-classic"
-ENDS = (".", "!", "?", "…", "。", "！", "？")  # tokens that end a sentence
+ENDS, CLOSING = ".!?…。！？", "\"'”’»›)]）」』"  # what ends a sentence, and what may stand in one token with it
+LONGEST = 2048  # tokens of a text that skip-gram learns from at once: all pairs of a batch are in memory together
 Said = Callable[[str], None]
 
 
@@ -55,7 +56,7 @@ def classic_start(
             width=words.width if known is None else known.rows.shape[1],
             dropout=words.dropout,
         ),
-        reader=_ended(_reads(settings), tokenizer),
+        reader=ended(_reads(settings), tokenizer),
     )
     made = create(Config(family=FAMILY, model=config), tokenizer, seed=seed)
     said(f"a classic model of {made.count():,} parameters without its head, over {tokenizer.size:,} {words.tokens}")
@@ -78,7 +79,7 @@ def _in_context(settings: StartSettings, seed: int) -> Loaded:
     config = ClassicConfig(
         embedding=model.embedding,
         encoder=model.encoder,
-        reader=_ended(_reads(settings), inner.tokenizer),
+        reader=ended(_reads(settings), inner.tokenizer),
         frozen=True,
     )
     made = create(Config(family=FAMILY, model=config), inner.tokenizer, seed=seed)
@@ -128,10 +129,9 @@ def _learn(loaded: Loaded, texts: Sequence[str], steps: int, seed: int) -> str:
     """Train the vectors by skip-gram first."""
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
-    encoded = [ids for ids in tokenizer.ids(list(texts)) if len(ids) > 1]
-    if not encoded:
+    samples = parts(tokenizer, texts)
+    if not samples:
         raise HeedfulError("no text has two words, which skip-gram learns from: leave start.steps out")
-    samples = [Sample.of([ids.tolist()], [[0] * len(ids)]) for ids in encoded]
     unknown = [] if tokenizer.special.unknown is None else [tokenizer.special.unknown]
     width = loaded.config.model.embedding.width
     objective = SkipGram.of(samples, tokenizer.size, ignored=unknown, width=width)
@@ -144,17 +144,24 @@ def _learn(loaded: Loaded, texts: Sequence[str], steps: int, seed: int) -> str:
     )
 
 
+def parts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Sample]:
+    """What skip-gram learns from: each text, a long one in parts; two words are the least."""
+    cut = [ids[start : start + LONGEST] for ids in tokenizer.ids(texts) for start in range(0, len(ids), LONGEST)]
+    return [Sample.of([ids.tolist()], [[0] * len(ids)]) for ids in cut if len(ids) > 1]
+
+
 def _reads(settings: StartSettings) -> Readers:
     assert settings.classic is not None and not isinstance(settings.classic, Writer)  # rewrite_making makes those
     return settings.classic
 
 
-def _ended(reader: Readers, tokenizer: Tokenizer) -> Readers:
+def ended(reader: Readers, tokenizer: Tokenizer) -> Readers:
     """A reader that reads sentences knows which tokens end one."""
     if not isinstance(reader, Hierarchical) or reader.ends:
         return reader
-    ids = [tokenizer.id(token) for token in ENDS]
-    ends = tuple(id for id in ids if id is not None)
+    marks, may = set(ENDS), set(ENDS + CLOSING)
+    texts = (set(tokenizer.decode([id]).strip()) for id in range(tokenizer.size))  # however the vocabulary spells it
+    ends = tuple(id for id, text in enumerate(texts) if text <= may and text & marks)
     if not ends:
         raise HeedfulError(
             f"no token ends a sentence: the vocabulary has none of {' '.join(ENDS)}; give their ids in "

@@ -74,13 +74,24 @@ def test_sentence_embeddings_stand_side_by_side_at_unit_length() -> None:
 
 @pytest.mark.parametrize(
     "head",
-    [c.Pooled(), c.NextSentence(), c.Classes(labels=("a",)), c.Choice(), c.SentenceEmbedding(pooling=("mean",))],
+    [c.Pooled(), c.NextSentence(), c.Classes(labels=("a",)), c.Choice(), c.SentenceEmbedding(pooling=("max",))],
     ids=lambda head: head.kind,
 )
 def test_a_vector_for_each_sequence_refuses_empty_ones(head: c.Head) -> None:
     _, made = build(head)
     with pytest.raises(HeedfulError, match=r"^sequences \[1\] are empty: they have no first token to summarise them$"):
         made(torch.zeros(2, 8, dtype=torch.float64), Packed.of([[1], [], [2]]))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "mean_sqrt_length"])
+def test_an_empty_sequence_has_a_mean_of_zeros(pooling: c.Pooling) -> None:
+    """As a bag of words has; it learns nothing, and spoils no other."""
+    _, head = build(c.SentenceEmbedding(pooling=(pooling,), normalise=True))
+    rows = torch.randn(2, 8, dtype=torch.float64, requires_grad=True)
+    found = head(rows, Packed.of([[1], [], [2]]))
+    assert torch.equal(found[1], torch.zeros(8)) and torch.equal(found[[0, 2]], F.normalize(rows, dim=-1))
+    found.square().sum().backward()
+    assert rows.grad is not None and rows.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("head", [c.Classes(labels=()), c.TokenClasses(labels=())], ids=lambda head: head.kind)

@@ -18,11 +18,14 @@ from heedful.errors import HeedfulError
 from heedful.model.classic import sentences
 from heedful.model.classic_config import Bag, ClassicConfig, Hierarchical
 from heedful.packed import Packed
+from heedful.runs import classic_making
 from heedful.runs import finetune as module
-from heedful.runs.classic_making import classic_start
+from heedful.runs.classic_making import classic_start, ended, parts
 from heedful.runs.settings import StartSettings, WordSettings
 from heedful.serve.attention import attention
 from heedful.shipped import ENCODER
+from heedful.tokenizer import TokenizerSettings, train
+from heedful.tokenizer.words import word_tokenizer
 from heedful.train.fit import Watch
 from heedful.train.loop import Step, Trainer
 
@@ -161,6 +164,40 @@ def test_what_ends_a_text_is_no_sentence_of_its_own() -> None:
     assert isinstance(reader := made.config.model.reader, Hierarchical)
     batch = Packed.of([ids.tolist() for ids in made.tokenizer.ids(texts[:2])])
     assert sentences(batch, reader.ends)[1] == (0, 2, 3)
+
+
+def test_a_sentence_ends_however_the_vocabulary_spells_it() -> None:
+    """Byte-level, SentencePiece and word vocabularies; marks that are one token, and with a quote behind them."""
+    texts = ['It is good . Bad ! He said "go." And … then ?! Stop... 2 of 3', "你好。 再见！"] * 9
+    for kind in ("bpe", "unigram", "wordpiece"):
+        tokenizer = train(texts, TokenizerSettings(kind=kind, vocabulary=330 if kind == "bpe" else 80))
+        reader = ended(Hierarchical(), tokenizer)
+        assert isinstance(reader, Hierarchical)
+        said = {tokenizer.decode([id]).strip() for id in reader.ends if id != tokenizer.special.separator}
+        assert {".", "!"} <= said and all(set(each) <= set('.!?…。！"') for each in said), (kind, said)
+        for text in ("good . bad", "good! bad", "good. bad"):
+            batch = Packed.of([ids.tolist() for ids in tokenizer.ids([text])])
+            assert len(sentences(batch, reader.ends)[0]) == 3, (kind, text)
+
+
+def test_skip_gram_reads_a_long_text_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classic_making, "LONGEST", 4)
+    words = word_tokenizer(["a", "b", "c"])
+    found = parts(words, ["a b c a b c a b c", "a b", "c"])
+    ids = dict(zip("abc", words.ids(["a b c"])[0].tolist(), strict=True))
+    assert [each.tokens.tolist() for each in found] == [[ids[w] for w in each] for each in ("abca", "bcab", "ab")]
+
+
+def test_an_empty_text_is_embedded_as_zeros(tmp_path: Path) -> None:
+    """In learning, in measuring and in answering, beside others."""
+    rows = "".join(f"a cat {n},one cat {n}\n" for n in range(12)) + ",foo\n"
+    (tmp_path / "data").mkdir()
+    for split in ("train", "dev"):
+        (tmp_path / "data" / f"{split}.csv").write_text("a,b\n" + rows)
+    done = tune("embed", tmp_path / "data", tmp_path / "run", CLASSIC | {"start.classic.kind": "bag"})
+    assert done.results["splits"]["dev"]["numbers"]["count"] == 13
+    full, empty = heedful.Engine(tmp_path / "run")(["a cat", ""])
+    assert any(full["vector"]) and not any(empty["vector"])
 
 
 def test_a_classic_model_is_not_redrawn() -> None:

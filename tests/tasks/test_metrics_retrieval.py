@@ -91,12 +91,20 @@ def test_second_texts_that_are_the_same_are_no_rivals(monkeypatch: pytest.Monkey
     assert merge_all(parts).result() == found
 
 
+def test_a_vector_of_zeros_finds_nothing() -> None:
+    """An empty text is as far from all others, so that its own comes last; and nobody takes it for theirs."""
+    vectors = np.stack([np.eye(4)[:3]] * 2, axis=1)
+    assert Retrieval().updated(range(3), vectors).result()["accuracy"] == 1
+    vectors[1, 0] = 0
+    assert Retrieval().updated(range(3), vectors).ranks()[1].tolist() == [1, 3, 1]
+
+
 def test_what_has_no_direction_is_refused() -> None:
     vectors = drawn(3)
-    for bad in (0.0, np.nan, np.inf):
+    for bad in (np.nan, np.inf):
         broken = vectors.copy()
         broken[1, 1] = bad
-        with pytest.raises(HeedfulError, match=r"^a vector is zero or not finite: its direction means nothing$"):
+        with pytest.raises(HeedfulError, match=r"^a vector is not finite: its direction means nothing$"):
             Retrieval().updated(range(3), broken)
     with pytest.raises(HeedfulError, match="of no examples is not defined"):
         Retrieval().result()

@@ -31,17 +31,20 @@ class Retrieval:
     def updated(
         self, ids: Sequence[int], vectors: Float64[np.ndarray, "pairs 2 width"], seconds: Sequence[str] | None = None
     ) -> Retrieval:
-        """With more pairs: the number of each in the data set, both vectors, and the second text; None: all differ."""
+        """With more pairs: the number of each in the data set, both vectors, and the second text; None: all differ.
+
+        A vector of zeros, as a text without tokens has, is as far from all others: its cosines are 0.
+        """
         need_length(len(ids), len(vectors), "ids", "pairs of vectors")
         texts = [-1 - number for number in ids] if seconds is None else list(map(_number, seconds))
         need_length(len(ids), len(texts), "ids", "second texts")
         if not len(vectors):
             return self
         norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
-        if not (np.isfinite(norms).all() and norms.all()):
-            raise HeedfulError("a vector is zero or not finite: its direction means nothing")
+        if not np.isfinite(norms).all():
+            raise HeedfulError("a vector is not finite: its direction means nothing")
         known = np.array([ids, texts], dtype=np.float64).T
-        rows = np.concatenate([known, (vectors / norms).reshape(len(ids), -1)], 1)
+        rows = np.concatenate([known, (vectors / np.where(norms, norms, 1)).reshape(len(ids), -1)], 1)
         return self.merged(replace(self, kept=Kept().added(rows), width=vectors.shape[-1]))
 
     def merged(self, other: Retrieval) -> Retrieval:
