@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+from click import Context
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import heedful
-from heedful.cli import main
-from heedful.runs import timing
+from heedful.checkpoint import Config, create
+from heedful.checkpoint.attach import attach
+from heedful.cli import app, main
+from heedful.runs import dry, timing
+from heedful.runs.rewrite_making import transformer
+from heedful.runs.settings import TransformerSettings
+from heedful.shipped import ENCODER
+from heedful.tokenizer import TokenizerSettings, train
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EPOCHS = 0.3  # of fine-tuning, instead of those that the pages' commands make
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+HERE = {"NAME@REVISION": ENCODER, "intents/": "intents"}
+BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$|^ {4}((?:heedful |\w+=").*?[^\\\n])$', re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(timing, "ROUNDS", 5)
+    monkeypatch.setattr(dry, "PROBE", 1)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
     usual = heedful.finetune
     shorter = (f"train.length.count={EPOCHS}",)
@@ -30,7 +42,10 @@ def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "".join(f"Rain fell on harbour {n}.\nBoat {n} came home before dark.\n\n" for n in range(60))
     )
     names: dict[str, object] = {"__name__": "snippet"}
-    for language, code in BLOCK.findall(page.read_text(encoding="utf-8")):
+    for language, code, indented in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if indented:
+            alone(indented, monkeypatch)
+            continue
         assert language in ("python", "sh"), f"a block of {language} is not run by any test"
         if language == "python":
             exec(compile(code, page.name, "exec"), names)
@@ -51,6 +66,52 @@ def run(words: list[str]) -> None:
         with pytest.raises(SystemExit) as ended:  # in this process: another one would import PyTorch for each command
             main(words[1:] + shorter)
         assert not ended.value.code, words
+
+
+def alone(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command in a line by itself: of fine-tuning a dry run on small files; of what would take long or needs what
+    is not here, the options are read and no more.
+    """
+    if (name := command.partition("=")[0]).isidentifier():
+        monkeypatch.setenv(name, command.partition("=")[2].strip('"'))
+        return
+    words = shlex.split(os.path.expandvars(command.replace("\\\n", " ")), comments=True)
+    words = [HERE.get(word, word) for word in words]
+    if words[1] == "finetune":
+        for word in words:
+            stand_in(Path(word))
+        at = words.index("--nproc") if "--nproc" in words else len(words)
+        run([*words[:at], *words[at + 2 :], "--dry-run"])
+    elif "--toy" in words:
+        run([*words[: words.index("--train")], "--train", "80"])
+    else:
+        group = get_command(app)
+        assert isinstance(group, TyperGroup)
+        _, verb, options = group.resolve_command(Context(group), words[1:])
+        assert verb is not None
+        verb.make_context(words[1], options)
+
+
+def stand_in(path: Path) -> None:
+    """Something small in place of a file or a folder that a page names, where it is not there."""
+    said = [(f"It was {a} . I call it {a} and {b} .", b) for a in ("good", "fine", "bad") for b in "abcdefgh"]
+    if path.exists():
+        return
+    if path == Path("intents"):
+        run(["heedful", "recipe", "cp", "intents"])
+    elif path.name == "t5-small":
+        tokenizer = train([text for text, _ in said], TokenizerSettings(kind="unigram", vocabulary=60))
+        model = transformer(TransformerSettings(layers=1, width=16, heads=2, inner=16), tokenizer.size)
+        heedful.save(attach(create(Config(family="heedful", model=model), tokenizer, seed=0), "next_token"), path)
+    elif path.is_relative_to("path/to"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(ROOT / "heedful" / "assets" / ENCODER)
+    elif path.suffix == ".csv":
+        names = ("source", "target") if path.stem == "pairs" else ("text", "label")
+        path.write_text("".join(f"{a},{b}\n" for a, b in (names, *said)))
+    elif "=" in path.name and path.name.endswith("100d.txt"):
+        numbers = " ".join(["0.5"] * 100)
+        Path(path.name.partition("=")[2]).write_text("".join(f"{word} {numbers}\n" for word in ("it", "good", "bad")))
 
 
 def test_links_lead_somewhere() -> None:
