@@ -126,7 +126,7 @@ class Bench:
 
 
 def compared(measures: Sequence[Measure], pairs: Sequence[tuple[str, str]], beside: int = 0) -> tuple[str, ...]:
-    """A verdict for each pair of arms on each measure; with so many `beside` them they are one family of comparisons."""
+    """A verdict for each pair of arms on each measure; with so many `beside` they are one family of comparisons."""
     count = len(measures) * len(pairs) + beside
     return tuple(
         verdict(
