@@ -18,6 +18,11 @@ from heedful.data.shards import Ids, Job, Maker
 from heedful.errors import HeedfulError
 
 
+def cores() -> int:
+    """How many this process may use, as far as the system tells: macOS binds none to some."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Worker:
     """A process that makes parts; it is spoken to only when it listens."""
 
