@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +20,7 @@ from heedful.data.bad import LeaveOut, SetAside, Sieve, Stop
 from heedful.data.corpus import Progress, build, holds
 from heedful.data.documents import Reading, expand
 from heedful.data.order import mixed
+from heedful.data.sentences import normalise
 from heedful.data.shards import Corpus
 from heedful.device import idle
 from heedful.errors import HeedfulError, HeedfulWarning
@@ -42,15 +43,18 @@ from heedful.runs.folder import (
 from heedful.runs.plots import draw
 from heedful.runs.pretrain_card import ABOUT, text_notes, write_card
 from heedful.runs.pretrain_making import (
+    GENERATOR,
     Pieces,
     foresee_model,
     foresee_tokens,
     fresh_or_started,
+    generator_of,
     objective_of,
     samples_of,
     saved,
+    unused_settings,
 )
-from heedful.runs.pretrain_settings import PretrainSettings, SpansSettings, TaughtSettings, settled
+from heedful.runs.pretrain_settings import PretrainSettings, ReplacedSettings, SpansSettings, TaughtSettings, settled
 from heedful.runs.results import JOURNAL, RESULTS, read_results
 from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
@@ -61,8 +65,8 @@ from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
 
 CARD = "README.md"
-BESIDE = "generator"  # the model that learned beside the other
 FEW = 8  # sequences of a step up to which masked language modelling is known to stall (CORRECTNESS, trap 38)
+SAMPLE = 8  # what the number of a document is mixed with, to draw those that a tokenizer learns from
 SENTINELS = 100  # of a tokenizer that is trained for spans; fewer where the vocabulary is small
 REPEATED = 0.2  # the share of repeated segments from which it is
 TOLD = 10.0  # seconds between two reports of a corpus that is made
@@ -122,6 +126,7 @@ def run(
     folder = Path(out)
     if not settings.data:
         raise HeedfulError("no text was given: name files or folders of text, or put data into the recipe")
+    unused_settings(settings, made=len(settings.data) == 1 and holds(Path(settings.data[0])))
     settings = replace(settings, train=decided(settings.train))
     refuse_other(folder)
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
@@ -202,7 +207,8 @@ class Run:
                 "--tokenizer takes one that is there"
             )
             files = [path for path, _ in expand([Path(each) for each in settings.data], self.folder)[0]]
-            made = train(_Texts(files, settings), asked)
+            read = Reading(files, settings.corpus, Sieve(LeaveOut()), []).chunks()
+            made = train(_sample((each for chunk in read for each in chunk or ()), settings.characters), asked)
             made.save(kept)
         self.ranks.wait()
         return Tokenizer.load(kept)
@@ -294,12 +300,19 @@ class Run:
     ) -> tuple[Objective, list[Sequence[Sample]], Pretext]:
         """What is learned, from which samples of each phase, and what is measured of those that are held out."""
         objective = objective_of(pieces, loaded, samples[0])
+        if isinstance(self.settings.objective, ReplacedSettings) and pieces.started is not None:
+            place = generator_of(self.settings)
+            self.watch.said(
+                f"the generator in {place} goes on, too"
+                if place
+                else f"{pieces.started.source} has no generator beside it, so that a new one begins to learn"
+            )
         return objective, samples, objective
 
     def _write(self, pieces: Pieces, loaded: Loaded, trainer: Trainer, found: Scored) -> None:
         save(loaded, self.folder / RUN_MODEL, overwrite=True)
         if isinstance(beside := trainer.objective.beside, Loaded):
-            save(beside, self.folder / BESIDE, overwrite=True)
+            save(beside, self.folder / GENERATOR, overwrite=True)
         about = environment()
         results = {
             "task": "pretrain",
@@ -332,20 +345,22 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
-class _Texts(Iterable[str]):
-    """The first texts of files, as often as they are asked for."""
+def _sample(documents: Iterable[tuple[str, bool]], most: int) -> list[str]:
+    """Cleaned documents of up to so many characters from all over the text, which may be sorted; one at least.
 
-    def __init__(self, files: Sequence[Path], settings: PretrainSettings) -> None:
-        self.files, self.settings = files, settings
-
-    def __iter__(self) -> Iterator[str]:
-        left = self.settings.characters
-        for chunk in Reading(list(self.files), self.settings.corpus, Sieve(LeaveOut()), []).chunks():
-            for text, _ in chunk or ():
-                yield text
-                left -= len(text)
-                if left <= 0:
-                    return
+    Those stay whose number draws a multiple of a power of two, which is doubled whenever they are too many: every
+    document has the same chance, nobody has to know how many there are, and equal texts give an equal sample.
+    """
+    kept: list[tuple[int, str, bool]] = []
+    size, every = 0, 1
+    for number, (text, lines) in enumerate(documents):
+        if (drawn := mixed(SAMPLE, number)) % every:
+            continue
+        kept.append((drawn, text, lines))
+        size += len(text)
+        while size > most and (fewer := [each for each in kept if each[0] % (2 * every) == 0]):
+            kept, every, size = fewer, 2 * every, sum(len(text) for _, text, _ in fewer)
+    return [text for _, raw, lines in kept if (text := normalise(raw, lines=lines))]
 
 
 # -- what is measured --------------------------------------------------------------------------------------------

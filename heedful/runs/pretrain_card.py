@@ -11,6 +11,7 @@ from heedful.runs.card import plain, table
 from heedful.runs.results import read_results
 
 MOST = 20  # files, or sentences on how they were read
+UNKNOWN = 0.001  # the share of tokens from which it is told
 ABOUT = ("files", "counts", "repeated", "stated", "left_out", "cut", "bad_rows")  # what results keep of a manifest
 GONE = {  # what is counted there, in words
     "exact": "repeated",
@@ -26,7 +27,7 @@ rows = loaded.model(batch)  # [rows, width]"""
 
 
 def text_notes(corpus: Mapping[str, Any]) -> list[str]:
-    """How the text of a corpus was parted, and what of it was left out or cut, of its manifest or a run's results."""
+    """How the text of a corpus was parted, and what of it was left out, cut or lost, of its manifest or results."""
     stated = list(corpus.get("stated", ()))
     found = stated[:MOST]
     if stated[MOST:]:
@@ -36,6 +37,9 @@ def text_notes(corpus: Mapping[str, Any]) -> list[str]:
         found.append(f"documents that are left out: {', '.join(several)}")
     if corpus.get("cut"):
         found.append(f"documents that were cut for their size, and go on as new ones: {corpus['cut']:,}")
+    counts = corpus.get("counts", {})
+    if (share := counts.get("unknown", 0) / max(counts.get("tokens", 0), 1)) >= UNKNOWN:
+        found.append(f"{100 * share:.1f} % of the tokens stand for what the tokenizer does not know, and is lost")
     rows = corpus.get("bad_rows", {})
     return [*found, *(f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in rows.items())]
 

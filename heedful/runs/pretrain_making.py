@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from heedful.checkpoint import Config, Loaded, assign, create, read_config
+from heedful.checkpoint import RUN_MODEL, Config, Loaded, assign, create, load, read_config
 from heedful.checkpoint.attach import attach, new_head
+from heedful.data.documents import CorpusSettings
 from heedful.data.order import mixed, order
 from heedful.data.shards import Corpus
 from heedful.device import CPU, device_of
@@ -38,9 +40,11 @@ from heedful.runs.pretrain_settings import (
     ReplacedSettings,
     SpansSettings,
     TaughtSettings,
+    defaults,
 )
-from heedful.tokenizer import Tokenizer
+from heedful.tokenizer import Tokenizer, TokenizerSettings
 
+GENERATOR = "generator"  # in a run's folder: the model that learned beside the other
 PROJECT = 6  # what a seed is mixed with here
 DROPOUTS = ("dropout", "attention_dropout", "attention_out_dropout", "inner_dropout", "final_dropout")
 PROBE = 8  # rows from which a teacher's mean is taken
@@ -58,6 +62,25 @@ class Pieces:
 
 
 # -- what can be told before a text is read -----------------------------------------------------------------------
+
+
+def unused_settings(settings: PretrainSettings, *, made: bool) -> None:
+    """Refuse what was asked for and would change nothing; `made`: the data is a corpus that was made before."""
+    start, usual = settings.model.start, defaults(settings.objective.kind, 1, going_on=False)
+    own = "--tokenizer names one" if settings.tokenizer else f"{start or 'the corpus'} has its own"
+    trained = not (made or start or settings.tokenizer)
+    for table, names, used, why in (
+        ("fit", ("evaluate",), False, "evaluate=STEPS says when"),
+        ("vocabulary", ("max_length",), False, "the greatest length of all phases counts"),
+        ("vocabulary", [each.name for each in fields(TokenizerSettings)], trained, f"no tokenizer is trained, {own}"),
+        ("", ("characters",), trained, f"no tokenizer is trained, {own}"),
+        ("corpus", [each.name for each in fields(CorpusSettings)], not made, "the corpus was made before"),
+        ("model", ("family", "size", "layers", "width", "heads"), not start, f"{start} has a shape of its own"),
+    ):
+        given, known = (getattr(each, table) if table else each for each in (settings, usual))
+        for name in names:
+            if not used and getattr(given, name) != getattr(known, name):
+                raise HeedfulError(f"{f'{table}.{name}' if table else name} would change nothing: {why}; leave it out")
 
 
 def foresee_model(settings: PretrainSettings, started: Loaded | None) -> None:
@@ -222,7 +245,7 @@ def objective_of(pieces: Pieces, loaded: Loaded, samples: Sequence[Sample]) -> P
         case CausalSettings():
             return Causal(tokenizer=tokenizer)
         case ReplacedSettings():
-            generator = tied_generator(loaded, part=asked.part, seed=seed)
+            generator = _generator(pieces, loaded, asked.part)
             return Replaced(tokenizer=tokenizer, generator=generator, rate=asked.rate, weight=asked.weight)
         case TaughtSettings():
             assert pieces.teacher is not None
@@ -240,14 +263,40 @@ def objective_of(pieces: Pieces, loaded: Loaded, samples: Sequence[Sample]) -> P
     raise AssertionError(asked)
 
 
+def generator_of(settings: PretrainSettings) -> Path | None:
+    """The folder of the generator that learned beside the model that goes on; None: there is none."""
+    start = Path(settings.model.start)
+    place = (start.parent if start.name == RUN_MODEL else start) / GENERATOR
+    return place if settings.model.start and place.is_dir() else None
+
+
+def _generator(pieces: Pieces, loaded: Loaded, part: float) -> Loaded:
+    """A generator that shares the model's embeddings; the rest of it is what it learned beside it, where it did."""
+    made = tied_generator(loaded, part=part, seed=pieces.settings.train.seed)
+    if (place := generator_of(pieces.settings)) is None:
+        return made
+    shared = {id(each) for each in loaded.parameters()}
+    own = {name: each for name, each in made.named().items() if id(each) not in shared}
+    learned = load(place, head="masked").named()
+    if other := [name for name, each in own.items() if name not in learned or learned[name].shape != each.shape]:
+        raise HeedfulError(
+            f"{place} is of another shape than a generator with objective.part = {part:g} ({other[0]} differs): set it "
+            "as it was when that learned, or move the folder away to begin with a new one"
+        )
+    with torch.no_grad():
+        for name, each in own.items():
+            each.copy_(learned[name])
+    return made
+
+
 def _masks(pieces: Pieces) -> dict[str, Any]:
-    """How tokens are chosen; of rows of one shape always as many."""
+    """How tokens are chosen; rows of one shape have places for as many as the rate gives of the most text."""
     settings, count = pieces.settings, None
     asked: Any = settings.objective
     if settings.sequences is not None:
         width = _frame(settings, pieces.tokenizer).width
-        least = max(settings.row, *settings.lengths) - settings.sequences * (1 + width)
-        count = max(1, round(asked.rate * least))
+        most = max(settings.row, *settings.lengths) - settings.sequences - width  # where one sequence is all text
+        count = max(1, round(asked.rate * most))
     return {"rate": asked.rate, "choose": asked.choose, "count": count}
 
 

@@ -49,8 +49,8 @@ class NextSettings(_Rate):
     kind: Literal["masked+next"] = "masked+next"
     rate: float = 0.15
     choose: Choose = "tokens"
-    versions: int | None = None
-    short: float = 0.1  # the probability of a shorter pair
+    versions: int | None = None  # so many sets of pairs with static masks, used in turn; none: new ones
+    short: float = 0.1  # the probability that the pairs of a document are shorter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,7 +189,7 @@ class PretrainSettings:
     model: ModelSettings = ModelSettings()
     tokenizer: str = ""  # the folder of one; "": the started model's, or one trained on the corpus
     vocabulary: TokenizerSettings = VOCABULARY  # of one that is trained
-    characters: int = 30_000_000  # of the corpus that it is trained on
+    characters: int = 30_000_000  # that it is trained on, at most, from all over the text
     corpus: CorpusSettings = CORPUS
     length: int = 128  # tokens of a sequence, at most
     phases: tuple[Phase, ...] = ()  # longer sequences towards the end, say
@@ -280,6 +280,8 @@ def settled(
 
     first = over(defaults("masked", 256, going_on=False))
     start, kind, width = first.model.start, first.objective.kind, first.model.shape[1]
+    if size and start:
+        raise HeedfulError(f"--size would change nothing: {start} has a shape of its own; leave it out")
 
     def usual(width: int) -> PretrainSettings:
         return replace(over(defaults(kind, width, going_on=bool(start))), objective=first.objective)

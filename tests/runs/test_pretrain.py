@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import heedful
+from heedful.data.corpus import Corpus, holds
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.objectives.causal import Causal
 from heedful.objectives.masked import Masked
@@ -34,7 +35,7 @@ from heedful.runs.card import plain
 from heedful.runs.folder import BEGUN, going_on, refuse_other
 from heedful.runs.pretrain import Pretrained, run
 from heedful.runs.pretrain_card import text_notes
-from heedful.runs.pretrain_making import Pieces, samples_of
+from heedful.runs.pretrain_making import Pieces, fresh_or_started, objective_of, samples_of
 from heedful.runs.pretrain_settings import Phase, PretrainSettings, TaughtSettings, settled
 from heedful.runs.recipes import copy, offers
 from heedful.runs.settings import ClassifySettings, FinetuneSettings
@@ -132,8 +133,13 @@ class Seen(Watch):
 
 
 def asked(data: Any, kind: str = "masked", more: dict[str, Any] | None = None, **named: Any) -> PretrainSettings:
-    """SMALL settings, with some that go over them."""
-    given = [f"{name}={value}" for name, value in (SMALL | (more or {})).items() if value is not None]
+    """SMALL settings but for those that would change nothing, with some that go over them."""
+    more, made = more or {}, isinstance(data, Path) and holds(data)
+    start, tokenizer = named.get("model") or more.get("model.start"), named.get("tokenizer") or more.get("tokenizer")
+    unused = [("model.", start), ("vocabulary.", start or tokenizer or made), ("corpus.", made)]
+    gone = tuple(part for part, why in unused if why)
+    small = {name: value for name, value in SMALL.items() if not name.startswith(gone)}
+    given = [f"{name}={value}" for name, value in (small | more).items() if value is not None]
     return settled(data if isinstance(data, list) else [data], objective=kind, assignments=given, **named)
 
 
@@ -292,14 +298,16 @@ def test_recipes_run(name: str, tmp_path: Path, text: Path, teacher: Path) -> No
     path, _ = copy(name, tmp_path / "recipe.toml")
     published = settled([text], recipe=path)
     clock = isinstance(published.train.length, Minutes)
-    more: dict[str, Any] = {"train.length.count": 0.005 if clock else 2, "vocabulary.vocabulary": 420}
+    more: dict[str, Any] = {"train.length.count": 0.005 if clock else 2}
+    if not published.model.start:
+        more["vocabulary.vocabulary"] = 420
     if published.phases:
         more["phases"] = "[{after = 0.5, length = 40}]"
     if published.vocabulary.sentinels:
         more["vocabulary.sentinels"] = 20
     if published.model.start:
         with pytest.raises(HeedfulError, match="'path/to/a-model' is no folder here"):
-            go(text, tmp_path / "run", "", recipe=path)
+            run(published, tmp_path / "run")
     named = {"model": str(teacher)} if published.model.start else {}
     objective = published.objective
     if isinstance(objective, TaughtSettings):
@@ -363,6 +371,61 @@ def test_a_model_that_goes_on_learns_where_a_document_ends(tmp_path: Path, wrapp
     assert ends == 40 < sequences
 
 
+def test_a_tokenizer_learns_from_all_over_the_text(tmp_path: Path) -> None:
+    """Files may be sorted by what they hold; and of text as a corpus has it, where no accent stands alone."""
+    (tmp_path / "data").mkdir()
+    for name, word in (("de", "haus"), ("fr", "e\u0301te\u0301"), ("ru", "\u0434\u043e\u043c")):
+        rows = "".join(f"{word} {number}.\n" for number in range(1000))
+        (tmp_path / "data" / f"{name}.txt").write_text(rows, encoding="utf-8")
+    more = {"characters": 3000, "corpus.documents": "lines", "vocabulary.lower_case": "false", "train.length.count": 1}
+    done = go(tmp_path / "data", tmp_path / "run", more=more)
+    assert done.results["corpus"]["counts"]["unknown"] == 0
+    tokenizer = Tokenizer.load(tmp_path / "run" / "model")
+    assert tokenizer.id("\u0434") is not None and tokenizer.id("\u00e9") is not None and tokenizer.id("\u0301") is None
+
+
+def test_documents_that_are_drawn() -> None:
+    """Of each kind, wherever it stands, and whatever stands in turn; all of them where there is room."""
+    rows = [f"{number % 2}{number // 250} {number:04} {'x' * 91}" for number in range(1000)]
+    found = module._sample(((row, False) for row in rows), 10_000)
+    assert 20 < len(found) <= 100 and found == [row for row in rows if row in set(found)]
+    assert {each[0] for each in found} == set("01") and {each[1] for each in found} == set("0123")
+    assert found == module._sample(((row, False) for row in rows), 10_000)
+    assert module._sample(((row, False) for row in rows), 99_000) == rows
+    assert module._sample([("x" * 50, False)] * 9, 10) == ["x" * 50], "one at least"
+    assert module._sample([("cafe\u0301\n\x07 a", False), ("a\n b", True), (" ", False)], 99) == ["caf\u00e9 a", "a\nb"]
+
+
+def test_what_the_tokenizer_does_not_know_is_told(tmp_path: Path, text: Path, known: Path) -> None:
+    (tmp_path / "strange.txt").write_text("\u0434\u043e\u043c in the mill.\n\n" * 3, encoding="utf-8")
+    one, seen = {"train.length.count": 1}, Seen()
+    done = go([text, tmp_path / "strange.txt"], tmp_path / "run", more=one, tokenizer=str(known), watch=seen)
+    counts, corpus = done.results["corpus"]["counts"], Corpus.open(tmp_path / "run" / "corpus")
+    unknown = Tokenizer.load(known).special.unknown
+    assert counts["unknown"] == (corpus.tokens(0, corpus.count) == unknown).sum() == 3
+    (told,) = text_notes({"counts": {"tokens": 1000, "unknown": 13}})
+    assert told == "1.3 % of the tokens stand for what the tokenizer does not know, and is lost"
+    assert not text_notes({"counts": {"tokens": 10_000, "unknown": 9}}) and not text_notes({"counts": {"tokens": 9}})
+
+
+@pytest.mark.parametrize("choose", ["tokens", "words"])
+def test_rows_of_one_shape_keep_the_rate(tmp_path: Path, known: Path, choose: str) -> None:
+    """Also those of a few short documents, which are mostly filling."""
+    tokenizer = Tokenizer.load(known)
+    corpus = corpus_of(tmp_path, documents(200, seed=3, sentences=(1, 2)), tokenizer)
+    settings = asked(corpus.folder, more={"sequences": 4, "row": 128, "objective.choose": choose})
+    pieces = Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=None)
+    (rows,), _ = samples_of(pieces)
+    objective = objective_of(pieces, fresh_or_started(pieces), rows)
+    assert isinstance(objective, Masked)
+    for number in range(len(rows)):
+        batch, free = objective.batch([rows[number]], [number]), int(objective.free[rows[number].tokens].sum())
+        assert len(batch.targets) == round(0.15 * (128 - 4 - 2)) and len(rows[number]) == 128
+        hidden = float(batch.weights.sum())
+        assert hidden == round(0.15 * free) if choose == "tokens" else 0 < hidden <= round(0.15 * free)
+    assert free < 100
+
+
 # -- it learns ----------------------------------------------------------------------------------------------------
 
 
@@ -389,7 +452,7 @@ def test_hidden_tokens_and_what_follows_are_learned(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path / "some", kept, tokenizer)
     more = {
         "model.width": 48, "model.heads": 4, "length": 40, "row": 160, "held_out": 0.2, "evaluate": 200,
-        "train.batch": 6, "train.optimiser.rate": 1e-2, "train.length.count": 200,
+        "train.batch": 6, "train.optimiser.rate": 1e-2, "train.length.count": 300,
     }  # fmt: skip
     with pytest.warns(HeedfulWarning, match="9. % of the segments of this text are repeated.*stall: clean the text"):
         numbers = go(corpus.folder, tmp_path / "run", "masked+next", more).results["splits"]["held out"]["numbers"]
@@ -399,9 +462,12 @@ def test_hidden_tokens_and_what_follows_are_learned(tmp_path: Path) -> None:
 # -- going on -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["masked+next", "replaced"])
-def test_trap_37_resumed_in_the_middle_of_epoch_two(kind: str, tmp_path: Path, text: Path, known: Path) -> None:
+@pytest.mark.parametrize(("kind", "versions"), [("masked+next", None), ("masked+next", 2), ("replaced", None)])
+def test_trap_37_resumed_in_the_middle_of_epoch_two(
+    kind: str, versions: int | None, tmp_path: Path, text: Path, known: Path
+) -> None:
     more = {"train.batch": 45, "train.length.count": 9, "model.dropout": 0.1, "evaluate": 4}
+    more |= {} if versions is None else {"objective.versions": versions}
     whole, seen = Seen(), Seen(6)
     first = go(text, tmp_path / "whole", kind, more, tokenizer=str(known), watch=whole)
     assert 1.2 < whole.steps[5].epoch < 1.9 and whole.steps[-1].epoch > 2
@@ -519,6 +585,26 @@ def test_a_trained_model_goes_on(tmp_path: Path, text: Path) -> None:
         go(other, tmp_path / "third", more=more | {"length": 64}, model=str(tmp_path / "first"))
 
 
+def test_a_generator_goes_on_with_its_model(tmp_path: Path, text: Path) -> None:
+    """With what it learned, whether the run or its model is named; a model without one says that it is new."""
+    first, more = tmp_path / "first", {"train.optimiser.rate": 1e-9, "train.length.count": 1}
+    go(text, first, "replaced", {"train.optimiser.rate": 1e-2})
+    learned = load_file(first / "generator" / "model.safetensors")
+    for name, start in (("run", first), ("model", first / "model")):
+        seen = Seen()
+        go(text, tmp_path / name, "replaced", more | {"train.seed": 5}, model=str(start), watch=seen)
+        assert f"the generator in {first / 'generator'} goes on, too" in seen.sentences
+        found = load_file(tmp_path / name / "generator" / "model.safetensors")
+        assert found.keys() == learned.keys()
+        assert all(torch.allclose(found[each], learned[each], atol=1e-6) for each in learned)
+    with pytest.raises(HeedfulError, match=r"generator is of another shape than .* = 1 \(.* differs\)"):
+        go(text, tmp_path / "other", "replaced", more | {"objective.part": 1.0}, model=str(first))
+    shutil.rmtree(first / "generator")
+    seen = Seen()
+    go(text, tmp_path / "new", "replaced", more, model=str(first), watch=seen)
+    assert f"{first} has no generator beside it, so that a new one begins to learn" in seen.sentences
+
+
 def test_the_usual_rate_is_that_of_the_model_that_goes_on(teacher: Path) -> None:
     """A tenth of what its width has, whatever `size` would be; a rate that is set needs no look at the model."""
     going_on, fresh = (
@@ -606,24 +692,30 @@ def test_a_killed_tokenizer_is_trained_again(tmp_path: Path, text: Path) -> None
     assert go(text, tmp_path / "run").why == "done"
 
 
-def test_versions_of_masks_return(tmp_path: Path, text: Path, known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: dict[str, list[set[int]]] = {}
+@pytest.mark.parametrize("kind", ["masked", "masked+next", "masked+order"])
+def test_versions_of_masks_return(
+    kind: str, tmp_path: Path, text: Path, known: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same sequences with the same masks, in another order."""
+    drawn: dict[str, list[list[tuple[int, ...]]]] = {}
     original = Masked.batch
 
     def noted(self: Masked, samples: Any, keys: Any) -> Any:
-        if self.tokenizer is not None and len(keys) > 1:  # evaluation takes one row at a time
-            drawn[name].append(set(keys))
-        return original(self, samples, keys)
+        batch = original(self, samples, keys)
+        if len(keys) > 1:  # evaluation takes one row at a time
+            drawn[name].append(sorted(tuple(each.tolist()) for each in batch.packed.unpack(batch.packed.tokens)))
+        return batch
 
     monkeypatch.setattr(Masked, "batch", noted)
     for name, versions in (("static", "2"), ("dynamic", '"none"')):
         drawn[name] = []
         more = {"objective.versions": versions, "train.length.count": 3, "train.batch": 1000, "train.tokens": 10**6}
-        go(text, tmp_path / name, more=more, tokenizer=str(known))
-    one, two, three = drawn["static"]
+        go(text, tmp_path / name, kind, more, tokenizer=str(known))
+    terms = 1 if kind == "masked" else 2  # of several, all batches are looked at first
+    one, two, three = drawn["static"][::terms]
     assert one == three != two and len(one) > 20
-    one, two, three = drawn["dynamic"]
-    assert not one & two and not one & three and drawn["static"][0] == one
+    first, two, three = drawn["dynamic"][::terms]
+    assert first == one and first != two != three != first
 
 
 def test_a_tokenizer_that_is_given(tmp_path: Path, text: Path, known: Path) -> None:
@@ -707,12 +799,38 @@ def test_wrong_settings(text: Path, more: dict[str, Any], message: str) -> None:
         asked(text, more=more)
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"fit.evaluate": 0.5}, "fit.evaluate would change nothing: evaluate=STEPS says when; leave it out"),
+        ({"vocabulary.max_length": 64}, "vocabulary.max_length would change nothing: the greatest length"),
+        ({"tokenizer": "known", "vocabulary.kind": "bpe"}, "vocabulary.kind .* trained, --tokenizer names one"),
+        ({"tokenizer": "known", "characters": 9}, "^characters would change nothing: no tokenizer is trained"),
+        ({"model.start": "teacher", "vocabulary.alphabet": 9}, "alphabet would .* is trained, .*teacher.* has its own"),
+        ({"model.start": "teacher", "model.layers": 1}, "model.layers would .*: .*teacher.* has a shape of its own"),
+        ({"model.start": "teacher", "model.size": "base"}, "model.size would change nothing"),
+        ({"data": "corpus", "corpus.duplicates": "near"}, "corpus.duplicates would .*: the corpus was made before"),
+        ({"data": "corpus", "vocabulary.vocabulary": 99}, "vocabulary.vocabulary would .* the corpus has its own"),
+    ],
+)
+def test_settings_that_would_change_nothing(
+    tmp_path: Path, text: Path, known: Path, teacher: Path, more: dict[str, Any], message: str
+) -> None:
+    places = {"known": known, "teacher": teacher}
+    given = {name: places.get(value, value) for name, value in more.items() if name != "data"}
+    data = corpus_of(tmp_path, documents(9), Tokenizer.load(known)).folder if "data" in more else text
+    with pytest.raises(HeedfulError, match=message):
+        go(data, tmp_path / "run", more=given)
+    assert not (tmp_path / "run").exists()
+
+
 def test_wrong_names_and_times(text: Path) -> None:
     for given, message in (
         ({"objective": "mask"}, r'"mask" is no objective \(did you mean "masked"\?\): use one of masked, masked\+next'),
         ({"objective": "taught"}, "objective.teacher is missing"),
         ({"duration": "soon"}, '"soon" is no duration: write 1h, 90m, 1h30m or 45s'),
         ({"duration": "0h"}, '"0h" is no time at all'),
+        ({"model": "there", "size": "mini"}, "--size would change nothing: there has a shape of its own"),
         ({"size": "huge"}, r'model\.size is "huge", expected one of "tiny"'),
     ):
         with pytest.raises(HeedfulError, match=message):
@@ -768,7 +886,7 @@ def test_trap_33_two_ranks_are_one(tmp_path: Path, text: Path, known: Path) -> N
     """With the counts of both terms over all ranks, and no dropout."""
     calm = {"train.optimiser.eps": 1e-2, "train.optimiser.rate": 2e-2, "train.tokens": 100, "train.batch": 7}
     settings = asked(text, "masked+next", calm, tokenizer=str(known))
-    given = [f"{name}={value}" for name, value in (SMALL | calm).items()]
+    given = [f"{name}={value}" for name, value in (SMALL | calm).items() if not name.startswith("vocabulary.")]
     words = ["pretrain", str(text), "--objective", "masked+next", "--tokenizer", str(known), "--json"]
     words += ["--out", str(tmp_path / "two"), *[part for each in given for part in ("--set", each)]]
     process = subprocess.Popen(
