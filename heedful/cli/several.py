@@ -52,7 +52,9 @@ def _threads(count: int) -> Iterator[None]:
     if "OMP_NUM_THREADS" in os.environ:
         yield
         return
-    os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // count))
+    from heedful.data.workers import cores
+
+    os.environ["OMP_NUM_THREADS"] = str(max(1, cores() // count))
     try:
         yield
     finally:
