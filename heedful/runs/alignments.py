@@ -80,8 +80,9 @@ def alignments(folder: Path, split: str) -> Figure | None:
     if loaded.tokenizer is None or not loaded.needs_target:
         return None
     chosen: list[Alignment] = []
+    most = LONGEST if loaded.limit is None else min(LONGEST, loaded.limit - 1)  # one more begins what was written
     for _, text, said in told:
-        if said and max(map(len, loaded.tokenizer.encode_batch([text, said]))) <= LONGEST:
+        if said and max(map(len, loaded.tokenizer.encode_batch([text, said]))) <= most:
             found = alignment(loaded, text, said)
             if found is None:
                 return None

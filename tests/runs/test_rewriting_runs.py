@@ -13,6 +13,7 @@ import transformers
 
 import heedful
 from heedful.checkpoint import Config, Loaded, create, load
+from heedful.checkpoint.attach import attach
 from heedful.cli import main
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, HeedfulWarning
@@ -23,7 +24,7 @@ from heedful.packed import Packed
 from heedful.runs import evaluate as evaluation
 from heedful.runs import finetune as module
 from heedful.runs import settings
-from heedful.runs.alignments import alignment
+from heedful.runs.alignments import LONGEST, alignment, alignments
 from heedful.runs.evaluate import Evaluated, evaluate
 from heedful.runs.finetune import Finished, finetune, prepare
 from heedful.runs.plots import draw
@@ -235,6 +236,22 @@ def test_trap_18_sizes_are_those_of_the_paper(size: Any, count: int) -> None:
         with undrawn():
             made = Loaded(Config(family="heedful", model=model, head=NextToken()))
         assert made.count() == count + more * model.width
+
+
+def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> None:
+    """As predictions of a run that cuts long texts are: whole."""
+    words = train(
+        [text for row in ROWS for text in row], TokenizerSettings(kind="unigram", vocabulary=90, max_length=12)
+    )
+    sizes: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "inner": 16, "positions": "learned", "longest": 12}
+    made = create(Config(family="heedful", model=transformer(TransformerSettings(**sizes), words.size)), words, seed=0)
+    heedful.save(attach(made, "next_token", seed=0), tmp_path / "model")
+    short, long = "ada sees him", "ada sees the sea today him"
+    assert len(words.encode(short)) < 12 < len(words.encode(long)) <= LONGEST
+    for texts, shown in (((short, long), True), ((long,), False)):
+        lines = [json.dumps({"n": n, "input": text, "said": "him"}) for n, text in enumerate(texts)]
+        (tmp_path / "predictions-dev.jsonl").write_text("\n".join(lines))
+        assert (alignments(tmp_path, "dev") is not None) == shown
 
 
 def test_what_cannot_run(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
