@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from tokenizers import Encoding
 
@@ -59,7 +59,8 @@ class Encoded:
         """The same without the tokens at those places."""
         gone = set(places)
         kept = [place for place in range(len(self)) if place not in gone]
-        return replace(self, **{name: chosen(getattr(self, name), kept) for name in COLUMNS})
+        columns: dict[str, Any] = {name: chosen(getattr(self, name), kept) for name in COLUMNS}
+        return replace(self, **columns)
 
 
 def counts(encoding: Encoding) -> tuple[int, int, int]:
