@@ -38,8 +38,10 @@ def tune(task: str, data: Any, out: Path, settings: Row | None = None, **more: A
 def assignments(settings: Row | None = None, named: bool = False) -> tuple[str, ...]:
     """As --set takes them; a model that is named has a size of its own."""
     given = SMALL | (settings or {})
-    named |= str(given["start.model"]) not in ("", '""')
-    if named or any(name.startswith(("start.classic", "start.transformer")) for name in given):
+    if named:  # by another word than --set
+        del given["start.model"]
+    trained = named or str(given["start.model"]) not in ("", '""')
+    if trained or any(name.startswith(("start.classic", "start.transformer")) for name in given):
         given = {name: value for name, value in given.items() if name not in ENCODER}
     return tuple(f"{name}={value}" for name, value in given.items())
 

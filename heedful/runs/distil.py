@@ -34,7 +34,7 @@ from heedful.runs.distil_settings import Asked, ClassicStudent, SizeStudent
 from heedful.runs.distil_students import losses_of, student_of, untaught
 from heedful.runs.distil_verdict import VERDICT, verdict
 from heedful.runs.finetune import Finished, Plan, Run
-from heedful.runs.folder import SETTINGS, begin, explained, read_json, refuse_other
+from heedful.runs.folder import SETTINGS, begin, decided, explained, read_json, refuse_other
 from heedful.runs.making import make_task, tokenizer_of
 from heedful.runs.results import RESULTS, read_results
 from heedful.runs.settings import whole_groups
@@ -99,9 +99,12 @@ def distil_task(
 ) -> Finished:
     """Let a student learn a task of its teacher; no text is read of the folder, nor of `but`, in which it lies."""
     planned = prepare(teacher, asked, data, skip_bad_rows=skips, but=but or folder)
-    settings, source = planned.settings, planned.source
     refuse_other(folder)
-    student = _Student(planned, folder, watch if ranks.first else Watch(), ranks)
+    watch = watch if ranks.first else Watch()
+    train = decided(planned.settings.train, folder, ranks, watch.said)
+    planned = replace(planned, settings=replace(planned.settings, train=train))
+    settings, source = planned.settings, planned.source
+    student = _Student(planned, folder, watch, ranks)
     student.foresee()
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
         if ranks.first:

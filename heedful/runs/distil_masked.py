@@ -29,7 +29,7 @@ from heedful.runs.distil_settings import Asked, ClassicStudent, MaskedDistilSett
 from heedful.runs.distil_students import digest, losses_of, student_of, untaught, width_of
 from heedful.runs.distil_verdict import VERDICT, side_by_side, spread, written
 from heedful.runs.finetune import Finished
-from heedful.runs.folder import CORPUS, START, begin_on, explained, read_json, refuse_other, write
+from heedful.runs.folder import CORPUS, START, begin_on, decided, explained, read_json, refuse_other, write
 from heedful.runs.making import tokenizer_of
 from heedful.runs.pretrain import Pretrained, Run
 from heedful.runs.pretrain_card import write_card
@@ -39,7 +39,6 @@ from heedful.runs.results import JOURNAL, read_results
 from heedful.settings import from_file, to_toml
 from heedful.tokenizer import Tokenizer
 from heedful.train.fit import Watch
-from heedful.train.loop import decided
 from heedful.train.ranks import Ranks
 from heedful.train.resume import only_run
 
@@ -57,11 +56,14 @@ def distil_masked(
     teacher = load(name, revision=revision, head="masked")
     settings = _settled(teacher, asked, data)
     refuse_other(folder)
+    watch = watch if ranks.first else Watch()
+    train = decided(settings.pretrain.train, folder, ranks, watch.said)
+    settings = replace(settings, pretrain=replace(settings.pretrain, train=train))
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
         if ranks.first:
             _begin(folder, settings, teacher, watch)
         ranks.wait()
-        return _carried_out(teacher, settings, folder, skips, watch if ranks.first else Watch(), ranks)
+        return _carried_out(teacher, settings, folder, skips, watch, ranks)
 
 
 def _settled(teacher: Loaded, asked: Asked, data: Any) -> MaskedDistilSettings:
@@ -78,8 +80,7 @@ def _settled(teacher: Loaded, asked: Asked, data: Any) -> MaskedDistilSettings:
             f"pretrain.length is {longest}, but {teacher.source} reads {teacher.limit} tokens, and has to read all "
             f"that the student reads: set it to {teacher.limit} or less"
         )
-    train = decided(settings.pretrain.train)
-    return replace(settings, pretrain=replace(settings.pretrain, data=tuple(map(str, places)), train=train))
+    return replace(settings, pretrain=replace(settings.pretrain, data=tuple(map(str, places))))
 
 
 def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, watch: Watch) -> None:

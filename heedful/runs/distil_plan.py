@@ -30,7 +30,6 @@ from heedful.runs.folder import DATA, SETTINGS, read_json, trained_on, write
 from heedful.runs.making import Survey, of_data, refuse_dull, survey, tokenizer_of, undivided
 from heedful.runs.settings import FinetuneSettings, StartSettings, readable, told_apart
 from heedful.settings import from_file, load_mapping, to_toml
-from heedful.train.loop import decided
 
 TAUGHT = "teacher.json"
 LABELLING = ("classify", "multiple", "regress", "tag")  # tasks whose answers have the teacher's names
@@ -132,10 +131,7 @@ def _settled(
 ) -> DistilSettings:
     fresh, classic = isinstance(told.student, SizeStudent), isinstance(told.student, ClassicStudent)
     width = width_of(told.student, teacher)
-    settings = settled(
-        asked, task, *counts, fresh=fresh, width=width, classic=classic, together=together, data=told.data
-    )
-    return replace(settings, train=decided(settings.train))
+    return settled(asked, task, *counts, fresh=fresh, width=width, classic=classic, together=together, data=told.data)
 
 
 def _notes(found: Survey, extra: Unlabelled, source: Source[Any]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, fields, replace
 from itertools import islice
 from pathlib import Path
@@ -24,10 +25,11 @@ from heedful.runs.distil_students import student_of as make_student
 from heedful.runs.distil_verdict import VERDICT, Speed, plot, side_by_side
 from heedful.runs.evaluate import task_of as evaluating
 from heedful.runs.finetune import Finished
-from heedful.runs.folder import read_json, write
+from heedful.runs.folder import held, read_json, write
 from heedful.runs.style import write as write_figure
 from heedful.train.fit import Watch
 from heedful.train.ranks import ALONE, Ranks
+from heedful.train.resume import LOCK, only_run
 
 MOST = 6
 MEASURED = ("parameters", *(each.name for each in fields(Speed)))
@@ -65,6 +67,7 @@ def search(
     )  # fmt: skip
     if "student" in {*asked.table, *(each.partition("=")[0].strip().partition(".")[0] for each in assignments)}:
         raise HeedfulError("a setting of the student was given, but a search makes its own students: leave it out")
+    _refuse_other(folder)
     name, revision = name_and_revision(str(teacher))
     known = load(name, revision=revision)
     if task_of(known) == "masked":
@@ -79,45 +82,48 @@ def search(
         return distil_task(taught, mine, data, folder / place, skip_bad_rows, watch=watch, ranks=ranks, but=folder)
 
     facts = {"teacher": str(teacher), "shapes": chosen}
-    found = ranks.gather(_begun(folder, facts))[0] | {"under": under, "keep": keep}
-    if "tried" not in found and ranks.first:
+    planned: Planned | None = None
+    if ranks.first and not (folder / FOUND).exists():  # what is wrong with the data is told before anything is written
         planned = prepare(known, asked, data, skip_bad_rows=skip_bad_rows, but=folder)
-        found["tried"] = _timed(planned, chosen, watch)
-        put_folder(folder)
-        write(folder / FOUND, found)
-    found = ranks.gather(found)[0]  # as the first has timed them
-    quick = last([*assignments, "seeds=1", "verdict.alone=none", "verdict.split=dev"])
-    seen: list[dict[str, Any]] = []
-    while (shape := following(found["tried"], seen, under, keep)) is not None:
-        seen.append(shape)
-        if "quality" not in shape:
-            watch.said(f"trying {shape['name']}, which may answer one text in {shape['p50']:.2f} ms")
-        done = distilled(shape["name"], shape["folder"], quick)  # a finished one: the same settings, or refused
-        if done.why == "asked":
-            return done
-        verdict = ranks.gather(done.results.get("verdict"))[0]
-        told = verdict["models"]["student"]  # with its own words and weights, which decide how it can be served
-        shape |= {"quality": told["quality"]["mean"], "kept": verdict["kept"]} | {each: told[each] for each in MEASURED}
-        found |= {"main": verdict["main"], "split": verdict["split"]}
-        if ranks.first:
+    with only_run(folder) if ranks.first else nullcontext():
+        found = ranks.gather(_begun(folder, facts))[0] | {"under": under, "keep": keep}
+        if planned is not None and "tried" not in found:
+            found["tried"] = _timed(planned, chosen, watch)
             write(folder / FOUND, found)
-    best = chosen_of(found["tried"], under, keep)
-    if best is None:
-        raise HeedfulError(nothing(found["tried"], under, keep))
-    watch.said(f"{best['name']} is taken" + ("" if found["split"] == "dev" else f", {FLATTERED}"))
-    if ranks.first:
-        _set_aside(folder, found.get("taken"), best["name"])
-        found["taken"] = best["name"]
-        write(folder / FOUND, found)
-    ranks.wait()
-    done = distilled(best["name"], BEST, assignments)
-    if done.why == "done" and ranks.first:
-        put_folder(folder / "plots")
-        trained = [each for each in found["tried"] if "quality" in each]
-        chosen_on = read_json(folder / best["folder"] / VERDICT)
-        write_figure(folder / "plots" / "frontier.png", plot(chosen_on, trained))
-        done = replace(done, results=done.results | {"search": found})
-    return done
+        found = ranks.gather(found)[0]  # as the first has timed them
+        quick = last([*assignments, "seeds=1", "verdict.alone=none", "verdict.split=dev"])
+        seen: list[dict[str, Any]] = []
+        while (shape := following(found["tried"], seen, under, keep)) is not None:
+            seen.append(shape)
+            if "quality" not in shape:
+                watch.said(f"trying {shape['name']}, which may answer one text in {shape['p50']:.2f} ms")
+            done = distilled(shape["name"], shape["folder"], quick)  # a finished one: the same settings, or refused
+            if done.why == "asked":
+                return done
+            verdict = ranks.gather(done.results.get("verdict"))[0]
+            told = verdict["models"]["student"]  # with its own words and weights, which decide how it can be served
+            shape |= {"quality": told["quality"]["mean"], "kept": verdict["kept"]}
+            shape |= {each: told[each] for each in MEASURED}
+            found |= {"main": verdict["main"], "split": verdict["split"]}
+            if ranks.first:
+                write(folder / FOUND, found)
+        best = chosen_of(found["tried"], under, keep)
+        if best is None:
+            raise HeedfulError(nothing(found["tried"], under, keep))
+        watch.said(f"{best['name']} is taken" + ("" if found["split"] == "dev" else f", {FLATTERED}"))
+        if ranks.first:
+            _set_aside(folder, found.get("taken"), best["name"])
+            found["taken"] = best["name"]
+            write(folder / FOUND, found)
+        ranks.wait()
+        done = distilled(best["name"], BEST, assignments)
+        if done.why == "done" and ranks.first:
+            put_folder(folder / "plots")
+            trained = [each for each in found["tried"] if "quality" in each]
+            chosen_on = read_json(folder / best["folder"] / VERDICT)
+            write_figure(folder / "plots" / "frontier.png", plot(chosen_on, trained))
+            done = replace(done, results=done.results | {"search": found})
+        return done
 
 
 def quickest(trials: Sequence[Trial]) -> Precision:
@@ -184,6 +190,17 @@ def nothing(tried: Sequence[dict[str, Any]], under: float | None, keep: float | 
     asked = [f"answers in {under:g} ms"] if under is not None else []
     asked += [f"keeps {100 * keep:g} % of the quality"] if keep is not None else []
     return f"no student {' and '.join(asked)}:\n" + "\n".join(lines) + "\nAsk for less: what was tried stays"
+
+
+def _refuse_other(folder: Path) -> None:
+    """A folder that holds no search and is not free is an error; hidden files do not count."""
+    names = sorted(held(folder) - {LOCK})
+    if names and FOUND not in names:
+        more = " and more" if names[3:] else ""
+        raise HeedfulError(
+            f"{folder} is no search: it holds {', '.join(names[:3])}{more}, but no {FOUND}; give another folder with "
+            "--out"
+        )
 
 
 def _begun(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:

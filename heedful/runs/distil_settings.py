@@ -11,6 +11,7 @@ from typing import Any, Literal
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.model.classic_config import Attention, Bag, Hierarchical, Recurrent, Structured
+from heedful.runs.once import once
 from heedful.runs.pretrain_settings import SIZES, MaskedSettings, PretrainSettings, Size
 from heedful.runs.settings import TASKS, TaskSettings, WordSettings, defaults, whole_groups
 from heedful.settings import apply, load_mapping, overlay
@@ -75,6 +76,13 @@ CLASSIC: dict[str, Bag | Attention | Structured | Hierarchical] = {
     "bilstm": Bag(over=Recurrent()),
     "structured": Structured(),
     "hierarchical": Hierarchical(),
+}
+
+SAID = {  # settings that a student says when it is named
+    "layers": ("student.kind", "student.layers"),
+    "size": ("student.kind", "student.size"),
+    "folder": ("student.kind", "student.model", "student.revision"),
+    "classic": ("student.kind", "student.reader.kind"),
 }
 
 
@@ -324,9 +332,12 @@ class Asked:
 
     def laid(self, settings: Any) -> Any:
         """The same of any settings that have a teacher, a student and losses."""
+        once(self.assignments, "--unlabelled", ", ".join(self.unlabelled), "unlabelled")
         settings = replace(overlay(settings, self.table, source=self.recipe), teacher=self.teacher)
         if self.student:
-            settings = replace(settings, student=student_of(self.student))
+            student = student_of(self.student)
+            once(self.assignments, "--student", self.student, *SAID[student.kind])
+            settings = replace(settings, student=student)
         if self.losses:
             settings = replace(settings, loss=_recipe(self.losses))
         settings = apply(settings, self.assignments)

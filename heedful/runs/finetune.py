@@ -29,6 +29,7 @@ from heedful.runs.folder import (
     START,
     as_table,
     begin,
+    decided,
     environment,
     explained,
     read_json,
@@ -36,6 +37,7 @@ from heedful.runs.folder import (
     write,
 )
 from heedful.runs.making import Survey, make_task, notes, of_data, refuse_dull, start, survey, undivided
+from heedful.runs.once import once
 from heedful.runs.plots import draw
 from heedful.runs.results import JOURNAL, RESULTS, read_results
 from heedful.runs.scoring import calibrate, measure
@@ -59,7 +61,7 @@ from heedful.shipped import ENCODER
 from heedful.tasks.metrics import merge_all
 from heedful.tasks.task import Measure, Read, Task
 from heedful.train.fit import Fitted, Scored, Watch, fit
-from heedful.train.loop import Trainer, decided
+from heedful.train.loop import Trainer
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
 
@@ -91,15 +93,17 @@ def finetune(
 
     `model` is a folder, or NAME@REVISION on the hub. What is not set follows from the size of the data, and is said.
     """
-    folder, watch = Path(out), watch or Watch()
+    folder, watch = Path(out), watch if watch and ranks.first else Watch()
     plan = prepare(task, data, model=model, recipe=recipe, assignments=assignments, skip_bad_rows=skip_bad_rows)
     refuse_other(folder)
+    train = decided(plan.settings.train, folder, ranks, watch.said)
+    plan = replace(plan, settings=replace(plan.settings, train=train))
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
         if ranks.first:
             again = partial(source_of, task, data, plan.settings.data)
             begin(folder, plan.settings, plan.source, plan.survey.counts, again)
         ranks.wait()
-        return Run(plan, folder, watch if ranks.first else Watch(), ranks).run()
+        return Run(plan, folder, watch, ranks).run()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +131,7 @@ def prepare(
 
     What would only be found out after hours is refused here.
     """
+    once(assignments, "--model", model, "start.model", "start.revision")
     wishes = Wishes.read(task, recipe, assignments)
     told = wishes.foreseen()
     reading = told.data
@@ -169,7 +174,6 @@ def prepare(
     settings, why = defaults(kind, count, fresh=fresh, width=width, classic=classic, writer=writer, together=together)
     settings = replace(wishes.over(settings), start=start, data=reading)
     whole_groups(settings.train, together)
-    settings = replace(settings, train=decided(settings.train))
     need_dev(settings, found, lacking)
     unused_settings(settings, found, classic=classic and not start.model)
     empty = [f"{lacking}, so all are train"] if lacking else []

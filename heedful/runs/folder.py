@@ -11,26 +11,31 @@ import platform
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 
 import heedful
 from heedful.data import SetAside, Source, escape_cell
+from heedful.device import CPU, device_of, fast_bfloat16
 from heedful.durable import put, remove, sweep, whole
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.runs.pretrain_settings import PretrainSettings
 from heedful.runs.results import JOURNAL
 from heedful.runs.settings import flat
-from heedful.settings import from_file, to_mapping, to_toml
+from heedful.settings import from_file, load_mapping, to_mapping, to_toml
 from heedful.train.journal import records
 from heedful.train.loop import DivergedError
+from heedful.train.ranks import Ranks
 from heedful.train.resume import LOCK
+from heedful.train.settings import TrainSettings
 
 SETTINGS, DATA, ENVIRONMENT, BAD_ROWS = "settings.toml", "data.json", "environment.json", "bad-rows.jsonl"
+Precision = Literal["float32", "bfloat16"]
 START = "start"  # the model that training starts from, where it was made for the run
 TOKENIZER, CORPUS = "tokenizer", "corpus"  # of a text, made for a run that pre-trains
 TEXT = {TOKENIZER, CORPUS}
@@ -56,23 +61,53 @@ def explained(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def refuse_other(folder: Path) -> None:
-    """A folder that is neither a run nor free is an error; hidden files do not count."""
+def held(folder: Path) -> set[str]:
+    """The names of what a folder holds, without hidden files; one that cannot be read is an error."""
     try:
-        names = _names(folder) if folder.exists() else set()
+        return _names(folder) if folder.exists() else set()
     except OSError as error:
         raise HeedfulError(f"{folder} cannot be used: {error.strerror}: give another folder with --out") from None
+
+
+def refuse_other(folder: Path) -> None:
+    """A folder that is neither a run nor free is an error; hidden files do not count."""
+    names = held(folder)
     is_run, is_begun = {LOCK, SETTINGS} <= names, LOCK in names and names <= BEGUN - TEXT
     if names and not is_run and not is_begun:
-        held, missing = sorted(names), " and ".join(sorted({LOCK, SETTINGS} - names))
+        inside, missing = sorted(names), " and ".join(sorted({LOCK, SETTINGS} - names))
         raise HeedfulError(
-            f"{folder} is no run: it holds {', '.join(held[:3])}{' and more' if held[3:] else ''}, but no {missing}; "
-            "give another folder with --out"
+            f"{folder} is no run: it holds {', '.join(inside[:3])}{' and more' if inside[3:] else ''}, but no "
+            f"{missing}; give another folder with --out"
         )
 
 
 def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def decided(train: TrainSettings, folder: Path, ranks: Ranks, said: Callable[[str], None]) -> TrainSettings:
+    """With the precision that "auto" is: that of a run which goes on in the folder, on whatever machine it began; else
+    bfloat16 where the devices of all ranks, which have to be there, have instructions for it. All ranks come here.
+    """
+    fast = fast_bfloat16(CPU if train.device is None else device_of(train.device))
+    told = ranks.gather((fast, _begun_with(folder) if ranks.first else None))
+    if train.precision != "auto":
+        return train
+    usual: Precision = "bfloat16" if all(each for each, _ in told) else "float32"
+    begun: Precision | None = told[0][1]
+    if begun not in (None, usual):
+        slow = ", which is slow where there are no instructions for it" if begun == "bfloat16" else ""
+        said(f"{folder} began with train.precision={begun}, and goes on with it{slow}")
+    return replace(train, precision=begun or usual)
+
+
+def _begun_with(folder: Path) -> Any:
+    """The precision of a run that has more than its beginning; None: there is none."""
+    with suppress(OSError, HeedfulError):
+        if not _names(folder) <= BEGUN:
+            found = dict(flat(load_mapping(folder / SETTINGS))).get("train.precision")
+            return found if found in ("float32", "bfloat16") else None
+    return None
 
 
 def going_on(folder: Path, settings: Any) -> bool:

@@ -34,6 +34,7 @@ from heedful.runs.folder import (
     TOKENIZER,
     as_table,
     begin_on,
+    decided,
     environment,
     explained,
     read_json,
@@ -60,7 +61,7 @@ from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
 from heedful.tokenizer import Tokenizer, train
 from heedful.train.fit import Scored, Watch, fit
-from heedful.train.loop import Stage, Trainer, decided
+from heedful.train.loop import Stage, Trainer
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
 
@@ -127,10 +128,11 @@ def run(
     if not settings.data:
         raise HeedfulError("no text was given: name files or folders of text, or put data into the recipe")
     unused_settings(settings, made=len(settings.data) == 1 and holds(Path(settings.data[0])))
-    settings = replace(settings, train=decided(settings.train))
     refuse_other(folder)
+    watch = watch if watch and ranks.first else Watch()
+    settings = replace(settings, train=decided(settings.train, folder, ranks, watch.said))
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
-        return Run(settings, folder, watch or Watch() if ranks.first else Watch(), ranks, skip_bad_rows).run()
+        return Run(settings, folder, watch, ranks, skip_bad_rows).run()
 
 
 class Run:

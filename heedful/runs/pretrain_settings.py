@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from heedful.data.documents import CorpusSettings
 from heedful.errors import HeedfulError, did_you_mean
+from heedful.runs.once import once
 from heedful.settings import apply, load_mapping, overlay
 from heedful.tokenizer.settings import TokenizerSettings
 from heedful.train.settings import AdamW, FitSettings, Linear, Minutes, Steps, TrainSettings
@@ -260,14 +261,29 @@ def settled(
 ) -> PretrainSettings:
     """Defaults, the recipe over them, what was named over that, and assignments over all."""
     table: Mapping[str, Any] = {} if recipe is None else load_mapping(recipe)
+    places = [str(each) for each in ([data] if isinstance(data, str | Path) else data) if str(each)]
+    if recipes := [each for each in places if each.endswith(".toml")]:
+        raise HeedfulError(
+            f"{recipes[0]} is a recipe and stands among text: give it alone, to learn from the text that it names, or "
+            f"as --recipe {recipes[0]}, to learn from other text"
+        )
+    for option, given, setting in (
+        ("--objective", objective, "objective.kind"),
+        ("--size", size, "model.size"),
+        ("--model", model, "model.start"),
+        ("--tokenizer", tokenizer, "tokenizer"),
+        ("--for", duration, "train.length"),
+        ("DATA", ", ".join(places), "data"),
+    ):
+        once(assignments, option, given, setting)
     named: dict[str, Any] = {"model": {}}
     if objective:
         if objective not in OBJECTIVES:
             close = did_you_mean(objective, list(OBJECTIVES))
             raise HeedfulError(f'"{objective}" is no objective{close}: use one of {", ".join(OBJECTIVES)}')
         assignments = [f"objective.kind={objective}", *assignments]  # with the others, which may say what it needs
-    if data:
-        named["data"] = [str(each) for each in ([data] if isinstance(data, str | Path) else data)]
+    if places:
+        named["data"] = places
     named["model"] |= {key: value for key, value in (("size", size), ("start", model)) if value}
     if tokenizer:
         named["tokenizer"] = tokenizer

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from heedful.checkpoint import Loaded
 from heedful.data.batches import cut, share, units
 from heedful.data.order import Order, Turn, mixed
-from heedful.device import CPU, device_of, precision
+from heedful.device import device_of, precision
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.model.stack import Stack
 from heedful.objectives import Changing, Objective, Sample
@@ -41,7 +41,6 @@ __all__ = [
     "StoppedError",
     "TrainSettings",
     "Trainer",
-    "decided",
     "under",
 ]
 
@@ -385,12 +384,6 @@ class Trainer:
     def _agreed(self, seconds: float) -> float:
         """The first rank's clock counts where the schedule follows it."""
         return self.ranks.numbers(seconds)[0][0] if isinstance(self.settings.length, Minutes) else seconds
-
-
-def decided(settings: TrainSettings) -> TrainSettings:
-    """With the precision that "auto" is on its device, which has to be there."""
-    how = precision(settings.precision, CPU if settings.device is None else device_of(settings.device))
-    return replace(settings, precision="bfloat16" if how == torch.bfloat16 else "float32")
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -42,6 +42,7 @@ from heedful.tasks.task import Cut, evaluate
 from heedful.tokenizer import Encoded, Words
 from heedful.train.fit import Watch
 from heedful.train.loop import Step, Trainer
+from heedful.train.resume import only_run
 
 QUICK = ("seeds=1", "train.length.count=2", "train.precision=float32", "verdict.precision=float32", "verdict.texts=8")
 ALONE = (*QUICK, "verdict.alone=none")
@@ -363,6 +364,22 @@ def test_the_search_takes_the_fastest_that_keeps_enough(tmp_path: Path, teacher:
         search(teacher, labelled, tmp_path / "run", shapes=["bag"], assignments=QUICK)
     with pytest.raises(HeedfulError, match="a search tries 1 to 6"):
         search(teacher, labelled, tmp_path / "many", shapes=["bag"] * 7)
+
+
+def test_a_search_takes_no_folder_of_others(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for name in ("a.txt", "b", "c", "d"):
+        (mine / name).write_text("")
+    with pytest.raises(HeedfulError, match=r"mine is no search: it holds a\.txt, b, c and more, but no search\.json"):
+        search(teacher, labelled, mine, keep=0.9)
+    assert len(list(mine.iterdir())) == 4
+    with only_run(tmp_path / "run"), pytest.raises(HeedfulError, match=r"another run, pid \d+, .* holds .*run"):
+        search(teacher, labelled, tmp_path / "run", keep=0.9, shapes=["bag"], assignments=QUICK)
+    assert [each.name for each in (tmp_path / "run").iterdir()] == ["run.lock"]
+    with pytest.raises(HeedfulError, match=r"rows\.csv"):
+        search(teacher, tmp_path / "rows.csv", tmp_path / "no", keep=0.9, shapes=["bag"], assignments=QUICK)
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.slow

@@ -29,7 +29,9 @@ from heedful.runs import folder as folder_module
 from heedful.runs.evaluate import suite
 from heedful.train.fit import Watch
 from heedful.train.loop import DivergedError, Step, Trainer
+from heedful.train.ranks import Ranks
 from heedful.train.resume import only_run
+from heedful.train.settings import TrainSettings
 
 ROOT = Path(__file__).parents[2]
 TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
@@ -185,6 +187,41 @@ def test_an_unfinished_run_says_what_goes_on_with_it(tmp_path: Path, steady: tup
         pytest.raises(HeedfulError, match="nothing to evaluate"),
     ):
         suite(tmp_path, tmp_path / "glue")
+
+
+def test_a_run_goes_on_in_its_precision_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun where products of bfloat16 are fast, and started again by the same command where they are not."""
+    said: list[str] = []
+
+    class Said(Watch):
+        def said(self, text: str) -> None:
+            said.append(text)
+
+    given, run, auto = data("single", tmp_path / "data"), tmp_path / "run", {"train.precision": "auto"}
+    monkeypatch.setattr(folder_module, "fast_bfloat16", lambda device: True)
+    assert tune("classify", given, run, auto, watch=Leaves(1)).why == "asked"
+    monkeypatch.setattr(folder_module, "fast_bfloat16", lambda device: False)
+    done = tune("classify", given, run, auto, watch=Said())
+    assert (done.why, done.results["settings"]["train"]["precision"]) == ("done", "bfloat16")
+    assert f"{run} began with train.precision=bfloat16, and goes on with it, which is slow where there are" in said[0]
+    assert tune("classify", given, tmp_path / "new", auto).results["settings"]["train"]["precision"] == "float32"
+    with pytest.raises(HeedfulError, match=r"train\.precision was 'bfloat16' and is 'float32' now"):
+        tune("classify", given, run, {"train.precision": "float32"})
+
+
+def test_all_ranks_compute_in_one_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+
+    class Two(Ranks):
+        def gather(self, value: Any) -> list[Any]:
+            return [value, (told[-1], "float32")]  # that a rank reads something else, counts for nothing
+
+    monkeypatch.setattr(folder_module, "fast_bfloat16", lambda device: True)
+    for others, expected in ((True, "bfloat16"), (False, "float32")):
+        told.append(others)
+        for asked, found in (("auto", expected), ("bfloat16", "bfloat16")):
+            settings = TrainSettings(precision=asked)  # type: ignore[arg-type]
+            assert folder_module.decided(settings, tmp_path, Two(), print).precision == found
 
 
 def test_changed_data_are_refused_by_name(tmp_path: Path, steady: tuple[Path, Any]) -> None:

@@ -15,6 +15,8 @@ import pytest
 
 from heedful.cli.train import FINETUNED
 from heedful.errors import HeedfulError
+from heedful.runs.distil_settings import Asked
+from heedful.runs.finetune import prepare
 from heedful.runs.settings import (
     TASKS,
     EmbedSettings,
@@ -225,3 +227,13 @@ def test_settings_import_no_torch_and_keep_their_old_names() -> None:
     for module in (fit, loop, optim):
         names = [name for name in module.__all__ if hasattr(settings, name)]
         assert names and all(getattr(module, name) is getattr(settings, name) for name in names)
+
+
+def test_what_an_option_names_is_not_set_too() -> None:
+    with pytest.raises(HeedfulError, match=r"^--model a and --set start\.model=b were given: both say start\.model;"):
+        prepare("classify", "none.csv", model="a", assignments=["seeds=2", "start.model=b"])
+    named = Asked(teacher="t", student="layers=3", assignments=("student.take=[0, 2, 4]", "student.family=bert"))
+    named.foreseeable()
+    for student, setting in (("layers=3", "student.layers=2"), ("bag", "student = {kind = 'size'}")):
+        with pytest.raises(HeedfulError, match=f"^--student {student} and --set {re.escape(setting)} were given"):
+            replace(named, student=student, assignments=(setting,)).foreseeable()
