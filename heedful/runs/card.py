@@ -375,16 +375,16 @@ def _settings(results: dict[str, Any]) -> Iterator[list[str]]:
     if versions := results.get("versions"):
         yield [", ".join(f"{plain(name)} {plain(each)}" for name, each in versions.items()) + "."]
     if settings := results.get("settings"):
-        text = json.dumps(_local(settings), indent=1, ensure_ascii=False)
+        text = json.dumps(local(settings), indent=1, ensure_ascii=False)
         yield folded(["```json", *text.splitlines(), "```"], "All settings", True)
 
 
-def _local(value: Any) -> Any:
+def local(value: Any) -> Any:
     """Settings without folders of this machine."""
     if isinstance(value, dict):
-        return {name: _local(each) for name, each in value.items()}
+        return {name: local(each) for name, each in value.items()}
     if isinstance(value, list):
-        return [_local(each) for each in value]
+        return [local(each) for each in value]
     return _last(value) if isinstance(value, str) else value
 
 

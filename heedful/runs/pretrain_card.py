@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.durable import put, whole
-from heedful.runs.card import plain, table
+from heedful.runs.card import local, plain, table
 from heedful.runs.results import read_results
 
 MOST = 20  # files, or sentences on how they were read
@@ -98,7 +98,7 @@ def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
         ],
         table(["tokens", "p50", "p99"], times),
         ["## Use", "", "```python", *CODE.splitlines(), "```"],
-        ["## Settings", "", "```", *_flat(settings), "```"],
+        ["## Settings", "", "```", *_flat(local(settings)), "```"],
     ]
 
 

@@ -661,6 +661,7 @@ def test_what_became_of_the_text_is_told(tmp_path: Path, known: Path) -> None:
     assert seen.sentences[:5] == [*told, f"bad rows are set aside in {run / 'bad-rows.jsonl'}"]
     card = (run / "model" / "README.md").read_text()
     assert all(f"- {plain(sentence)}\n" in card for sentence in told)
+    assert f"tokenizer = {known.name}\n" in card and str(tmp_path) not in card and str(known) not in card
     corpus = done.results["corpus"]
     assert corpus["left_out"] == {"exact": 1, "near": 0, "short": 1, "empty": 1} and corpus["stated"] == told[:2]
     assert list(corpus["bad_rows"].values()) == [1] and corpus["cut"] == 0
