@@ -161,7 +161,7 @@ class Tokenizer:
     def starts(self, tokens: NDArray[Any]) -> NDArray[np.bool_]:
         """Which of these tokens, one after the other, begin a word; after a line's end one does without a mark."""
         goes_on, ends_line = self._parts
-        found = ~goes_on[tokens]
+        found: NDArray[np.bool_] = ~goes_on[tokens]
         found[1:] |= ends_line[tokens[:-1]]
         return found
 
