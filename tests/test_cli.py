@@ -21,8 +21,9 @@ from invented import as_csv, assignments, classified
 
 import heedful
 from heedful.checkpoint.sizes import count_parameters
-from heedful.cli import CHUNK, main
+from heedful.cli import CHUNK, _writing, main
 from heedful.data.examples import hashed
+from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.runs import finetune as finetune_module
 from heedful.runs.finetune import Finished
@@ -679,3 +680,9 @@ def test_recipes_are_listed_and_copied(run: Any, tmp_path: Path, monkeypatch: py
     ):
         done = run("recipe", *arguments)
         assert done.code == 2 and done.err == f"heedful: {message}\n"
+
+
+def test_a_seed_of_nothing_that_is_drawn_is_refused() -> None:
+    with pytest.raises(HeedfulError, match="--seed is of what is drawn, and nothing is drawn without --temperature"):
+        _writing(5, beams=None, temperature=None, most=None, seed=3)
+    assert _writing(5, beams=None, temperature=0.5, most=None, seed=3).seed == 3

@@ -436,6 +436,8 @@ def _writing(top_k: int, beams: int | None, temperature: float | None, most: int
         how = Beam(width=beams, best=max(1, min(top_k, beams)))
     elif temperature is not None:
         how = Sample(temperature=temperature)
+    if seed is not None and temperature is None:
+        raise HeedfulError("--seed is of what is drawn, and nothing is drawn without --temperature: give both or none")
     return Writing(how=how, most=128 if most is None else most, seed=seed or 0)
 
 

@@ -35,13 +35,13 @@ def look(
     html: Annotated[Path | None, typer.Option(help="Write one self-contained file instead.")] = None,
     layer: Annotated[list[int] | None, typer.Option(help="A layer, from 0, that the file keeps; repeat it.")] = None,
     head: Annotated[list[int] | None, typer.Option(help="A head, from 0, that the file keeps; repeat it.")] = None,
-    megabytes: Annotated[int, typer.Option(help="Of data that the file keeps at most.", min=1)] = 16,
+    megabytes: Annotated[int | None, typer.Option(help="Of data that the file keeps at most; else 16.", min=1)] = None,
     heads: Annotated[
         Path | None, typer.Option(metavar="DATA", help="Name all heads by what they do on DATA; weigh them.")
     ] = None,
-    most: Annotated[int, typer.Option(help="Texts of DATA that are read.", min=1)] = 400,
+    most: Annotated[int | None, typer.Option(help="Texts of DATA that are read; else 400.", min=1)] = None,
     out: Annotated[Path | None, typer.Option(help="The folder for the report on heads.")] = None,
-    port: Annotated[int, typer.Option(help="Where the page is; 0: any free port.", min=0, max=65535)] = 0,
+    port: Annotated[int | None, typer.Option(help="Where the page is; else any free port.", min=0, max=65535)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the report as JSON, for machines.")] = False,
 ) -> None:
     """Show what a model does inside.
@@ -52,15 +52,19 @@ def look(
     if html is not None and (html.is_dir() or not html.parent.is_dir()):
         raise HeedfulError(f"{html} is no place for a file: give the name of one, in a folder that is there")
     if html is None:
-        _without("they say what the file of --html keeps, and a page shows all", layer=layer, head=head)
+        said = "they say what the file of --html keeps, and a page shows all"
+        _without(said, layer=layer, head=head, megabytes=megabytes)
+    else:
+        _without("a file is at no port", port=port)
     if heads is None:
-        _without("they are for the report of --heads DATA", out=out, json=as_json)
+        _without("they are for the report of --heads DATA", out=out, json=as_json, most=most)
     else:
         why = "the report of --heads takes a RUN, and beside it one TEXT, --most, --out and --json"
         _without(why, html=html, pair=pair, question=question, choice=choice, target=target, against=against, word=word)
+        _without(why, port=port)
         if texts and len(texts) > 1:
             raise HeedfulError(f"{len(texts)} texts were given: {why}")
-        return _report(run, heads, out or Path(f"heads-{heads.absolute().stem}"), texts, most, as_json)
+        return _report(run, heads, out or Path(f"heads-{heads.absolute().stem}"), texts, most or 400, as_json)
     if not texts:
         raise HeedfulError("no text was given: write one after the model, or name data with --heads")
     if question is not None and pair is not None:
@@ -75,7 +79,7 @@ def look(
         from heedful.durable import whole
         from heedful.look.page import html as page
 
-        made = page(asks, layers=layer, heads=head, budget=1_000_000 * megabytes)
+        made = page(asks, layers=layer, heads=head, budget=1_000_000 * (megabytes or 16))
         try:
             with whole(html) as part:
                 part.write_text(made, encoding="utf-8")
@@ -83,7 +87,7 @@ def look(
             raise HeedfulError(f"{html} cannot be written: {error.strerror or error}") from None
         note(f"{html} ({len(made.encode()) / 1e6:.1f} MB) opens in any browser, without a network")
         return
-    _serve(asks, port)
+    _serve(asks, port or 0)
 
 
 def _without(why: str, **options: Any) -> None:

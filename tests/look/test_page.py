@@ -296,6 +296,25 @@ def test_a_file_of_one_head_shows_where_it_looked(chrome: Browser, tmp_path: Pat
     assert "layer 1, head 2" in chrome.text(".decoder-view") and chrome.js(PROBLEMS) == ""
 
 
+def test_a_file_offers_the_scores_that_it_holds(
+    chrome: Browser, tmp_path: Path, asks: Asks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another token of a tagger is none of them, nor is one of many classes."""
+    file = tmp_path / "look.html"
+    options = "return [...document.querySelectorAll('.bar-of option')].map((e) => e.value)"
+    tagger = Asks([Inside(heedful.load(make(tmp_path / "tag", "tag")), "ada lives in paris")])
+    monkeypatch.setattr(page, "SCORES", 2)
+    usual = asks("prediction", {})["choices"]["label"]
+    for shown, expected in ((tagger, set()), (asks, {"0", "1", str(usual)})):
+        file.write_text(page.html(shown), encoding="utf-8")
+        chrome.open(f"{file.as_uri()}#view=prediction")
+        chrome.until(lambda: chrome.js("return document.querySelector('.prediction-view') !== null"))
+        assert set(chrome.js(options)) == expected and chrome.js(PROBLEMS) == ""
+    with background(tagger) as server:
+        chrome.open(f"{server.url}#view=prediction")
+        assert len(chrome.until(lambda: chrome.js(options))) > 4
+
+
 def test_only_its_reader_gets_in(local: Local) -> None:
     here = local.url.rstrip("/").rsplit("/", 1)[0]
 
@@ -380,6 +399,10 @@ def test_what_cannot_be_shown_is_refused_before_a_file_is_written(
         (["the cat", "--html", str(file), "--word", "dog"], '"dog" stands in none of the texts'),
         (["the cat", "the dog", "the mat", "--html", str(file)], "3 texts were given: two stand side by side"),
         (["the cat", "the dog", "--against", run, "--html", str(file)], "--against was given: two models stand"),
+        (["the cat", "--html", str(file), "--port", "8000"], "--port was given: a file is at no port"),
+        (["the cat", "--megabytes", "4"], "--megabytes was given: they say what the file of --html keeps"),
+        (["the cat", "--most", "9"], "--most was given: they are for the report of --heads"),
+        (["--heads", str(file), "--port", "8000"], "--port was given: the report of --heads takes a RUN"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["look", run, *more])

@@ -94,9 +94,19 @@ function others(context, panel, found) {
     }
   };
   const here = /** @type {Record<string, string | number>} */ (places.length ? { place } : {});
-  if (places.length > 1) bar.append(choice("Token", named(places, true), String(place), (to) => ask({ place: to })));
-  if (labels.length > 1 && (context.source.live || !places.length)) {
-    bar.append(choice("Score of", named(labels, false), String(label), (to) => ask({ ...here, label: to })));
+  /**
+   * What an answer is here for, the present one among it.
+   * @param {[number, string][]} all
+   * @param {number} now
+   * @param {(to: number) => Record<string, string | number>} what
+   */
+  const kept = (all, now, what) =>
+    all.filter(([to]) => to === now || context.source.keeps("prediction", { side: context.state.side, ...what(to) }));
+  const tokens = kept(places, place, (to) => ({ place: to }));
+  if (tokens.length > 1) bar.append(choice("Token", named(tokens, true), String(place), (to) => ask({ place: to })));
+  const scores = kept(labels, label, (to) => ({ ...here, label: to }));
+  if (scores.length > 1) {
+    bar.append(choice("Score of", named(scores, false), String(label), (to) => ask({ ...here, label: to })));
   }
   return bar;
 }
