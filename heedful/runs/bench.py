@@ -18,7 +18,7 @@ from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
 from heedful.infer.quantize import Trial, fastest, ready, tried
 from heedful.native import unused
-from heedful.runs.evaluate import evaluate
+from heedful.runs.evaluate import evaluate, writes_of
 from heedful.runs.folder import SETTINGS, write
 from heedful.runs.settings import as_trained
 from heedful.runs.timing import latency
@@ -75,10 +75,11 @@ def bench(
     numbers: dict[str, str] = {}
 
     usual, long = as_trained(run)
+    writes = writes_of(run)
 
     def main(engine: Engine) -> float:
         tell(f"evaluating {engine.way.precision if engine.way else ''}")
-        found = evaluate(engine.loaded, data, split=split, settings=usual, long=long)
+        found = evaluate(engine.loaded, data, split=split, settings=usual, long=long, writes=writes)
         numbers.update(main=found.main, split=found.split)
         return float(found.numbers[found.main])
 

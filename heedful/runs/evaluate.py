@@ -67,6 +67,7 @@ def evaluate(
     split: str | None = None,
     settings: DataSettings | None = None,
     long: Long | None = None,
+    writes: RewriteSettings | None = None,
     bad_rows: BadRows | None = None,
     predictions: Path | None = None,
     overwrite: bool = False,
@@ -78,7 +79,7 @@ def evaluate(
 
     Data are read as the run read its own, unless `settings` say how; long texts are cut where the run cut them, or as
     `long` says ("windows" or "cut"; a model that is given has no run and sees them in windows); one that writes does so
-    as in its run, with as many beams and tokens.
+    as in its run, with as many beams and tokens, or as `writes` says.
     Memory does not grow with the data but for Spearman's rho, thresholds and retrieval; results do not depend on
     batches. `predictions` is a new file, or with `overwrite` any but the data, that gets all answers, the worst
     mistakes first.
@@ -91,7 +92,7 @@ def evaluate(
     if predictions is not None and predictions.exists():
         _keep_data(predictions, source)
     chosen = split or next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
-    writes = WRITES if isinstance(run, Loaded) else _writes(run)
+    writes = writes or (WRITES if isinstance(run, Loaded) else writes_of(run))
     task, loaded = task_of(loaded, source, chosen, long or trained, writes)
     examples = source.examples(chosen)
     try:
@@ -158,7 +159,7 @@ def kind_of(loaded: Loaded) -> type[Task]:
     raise HeedfulError(f"{loaded.source} {what}: fine-tune it first, or load it with another head")
 
 
-def _writes(run: str | Path) -> RewriteSettings:
+def writes_of(run: str | Path) -> RewriteSettings:
     """How a run that rewrites wrote when it measured itself; what is no such run has the usual."""
     path, found = Path(run) / SETTINGS, WRITES
     given = load_mapping(path).get("task") if path.is_file() else None

@@ -134,6 +134,10 @@ def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch
     assert found.main == done.results["main"] == "bleu"
     assert json.loads(json.dumps(found.numbers)) == done.results["splits"]["dev"]["numbers"]
     assert (tmp_path / "dev.jsonl").read_bytes() == (run / "predictions-dev.jsonl").read_bytes()
+    whole = evaluate(
+        load(run), given / "data.csv", split="dev", settings=DataSettings(), writes=evaluation.writes_of(run)
+    )
+    assert whole.numbers == found.numbers, "as bench measures it"
     monkeypatch.setattr(evaluation, "has_bleu", lambda: False)
     with pytest.warns(HeedfulWarning, match=r"run led with BLEU, for which sacrebleu is missing: F1 leads"):
         assert again("other.jsonl").main == "f1"
