@@ -52,9 +52,6 @@ def expand(files: Sequence[Path], but: Path | None = None) -> tuple[list[tuple[P
     for path in files:
         if not os.path.isdir(path):
             need_file(path)
-            if (suffix := bare_name(path)[1]) not in ("", *KNOWN):
-                what = "a kind of file of words with tags, which are no text"
-                raise HeedfulError(f"{path}: {suffix} is {what}: write what is to be read to a .txt file")
             found.append((path, path.name))
             continue
         inside = sorted(each for each in path.rglob("*") if each.is_file() and not _hidden(each.relative_to(path)))
@@ -93,6 +90,10 @@ class Reading:
     """The documents of all files, and how far they are read."""
 
     def __init__(self, files: list[Path], settings: CorpusSettings, sieve: Sieve, said: list[str]) -> None:
+        for path in files:
+            if (suffix := bare_name(path)[1]) not in ("", *KNOWN):
+                what = "a kind of file of words with tags, which are no text"
+                raise HeedfulError(f"{path}: {suffix} is {what}: write what is to be read to a .txt file")
         self.sieve, self.said, self.cut = sieve, list(said), 0  # documents that were cut for their size
         self._settings = settings
         self._files = [Watched(path) for path in files]
