@@ -23,9 +23,9 @@ and ratios are of real tokens a second, taken in each round, to the fastest peer
 embeddings are compared with the first arm's: `difference` is the largest one over the scale, `cosine` the least, and
 an arm beyond {float32.difference} and {float32.cosine} in float32, or {bfloat16.difference} and {bfloat16.cosine} in
 bfloat16, or a cosine of {int8.cosine} in int8, stops the run. A peer whose cosine is below {least} is reported and
-never the fastest peer; nor is OpenVINO on packed rows, which are ours. Arms in bfloat16 are left out where the
-processor cannot multiply it. Padded arms take the batch size of {sizes} that is fastest on the whole input, but for the
-first, which is what people run: arrival order, batches of {usual}.{unmeasured}"""
+never the fastest peer; nor is OpenVINO on packed rows, which are ours. Arms in bfloat16, and ours in int8, are left out
+where the processor has no instructions for them. Padded arms take the batch size of {sizes} that is fastest on the
+whole input, but for the first, which is what people run: arrival order, batches of {usual}.{unmeasured}"""
 COUNTS = {  # sequences in a round: some seconds for the slowest arm, and enough that sorting pays
     "minilm": {"SHORT": 512, "MIXED": 128, "LONG": 64},
     "base": {"SHORT": 128, "MIXED": 48, "LONG": 24},
@@ -76,8 +76,6 @@ def compared(usual: Job, best: Job, models: Path, found: Sequence[str]) -> dict[
 
 def arms(jobs: Mapping[str, Job]) -> list[Arm]:
     """The processes of those that this machine can run at speed."""
-    from heedful.device import fast_bfloat16
-
     return [
         Arm(
             name=name,
@@ -87,8 +85,18 @@ def arms(jobs: Mapping[str, Job]) -> list[Arm]:
             stock=job.engine != "openvino rows",
         )
         for name, job in jobs.items()
-        if job.precision != "bfloat16" or fast_bfloat16()
+        if _fast(job)
     ]
+
+
+def _fast(job: Job) -> bool:
+    """Whether this machine has instructions for an arm; without them one takes minutes, and nobody would choose it."""
+    from heedful.device import fast_bfloat16
+    from heedful.native import kernels
+
+    if job.precision == "int8" and job.engine == "packed":
+        return (found := kernels()) is not None and found.bytes
+    return job.precision != "bfloat16" or fast_bfloat16()
 
 
 def against(table: Table, jobs: Mapping[str, Job]) -> dict[str, dict[str, Spread]]:
