@@ -103,8 +103,8 @@ def build(
                 f"{', '.join(path.name for path, _ in found[:5])}: no document is left: {run.why_none()}"
             )
         names, bad = {str(path): name for path, name in found}, Counter[str]()
-        for file, count in source.sieve.bad.items():  # by the names of the plan, however paths are spelled
-            bad[names.get(file, file)] += count
+        for file, rows in source.sieve.bad.items():  # by the names of the plan, however paths are spelled
+            bad[names.get(file, file)] += rows
         rest = {"stated": source.said, "cut": source.cut, "bad_rows": dict(bad)}
         finish(out, run.parts, plan | rest | {"seconds": time.monotonic() - start})
         _tidy(out)

@@ -219,8 +219,8 @@ def test_all_ranks_compute_in_one_precision(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(folder_module, "fast_bfloat16", lambda device: True)
     for others, expected in ((True, "bfloat16"), (False, "float32")):
         told.append(others)
-        for asked, found in (("auto", expected), ("bfloat16", "bfloat16")):
-            settings = TrainSettings(precision=asked)  # type: ignore[arg-type]
+        asked = TrainSettings(precision="auto"), TrainSettings(precision="bfloat16")
+        for settings, found in zip(asked, (expected, "bfloat16"), strict=True):
             assert folder_module.decided(settings, tmp_path, Two(), print).precision == found
 
 
