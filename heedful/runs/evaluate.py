@@ -192,7 +192,7 @@ def task_of(
         more |= loaded.scores if more["scored"] else {}  # the range of those that it learned from
     elif kind is Rewrite:
         more = {"mark": marks(loaded.config.model, tokenizer_of(loaded)), "between": loaded.between}
-        more |= {"most": writes.most, "beams": writes.beams, "main": writes.main}
+        more |= {"most": writes.most, "beams": writes.beams, "main": writes.main, "bleu": writes.bleu}
     elif isinstance(loaded.config.head, Classes | TokenClasses):
         more = {"labels": loaded.config.head.labels}
     how: Any = "cut" if kind is Embed else long

@@ -40,6 +40,7 @@ from heedful.runs.making import Survey, make_task, notes, of_data, refuse_dull, 
 from heedful.runs.once import once
 from heedful.runs.plots import draw
 from heedful.runs.results import JOURNAL, RESULTS, read_results
+from heedful.runs.rewrite_making import bleu_words, need_words, targets
 from heedful.runs.scoring import calibrate, measure
 from heedful.runs.settings import (
     EmbedSettings,
@@ -171,9 +172,14 @@ def prepare(
         )
     fresh, count = not start.model, found.counts["train"]
     writer, together = start.writer, told_apart(told.task, found.low is not None)
-    settings, why = defaults(kind, count, fresh=fresh, width=width, classic=classic, writer=writer, together=together)
+    golds = targets(source, found.splits)
+    words = bleu_words(golds)
+    settings, why = defaults(
+        kind, count, fresh=fresh, width=width, classic=classic, writer=writer, together=together, words=words
+    )
     settings = replace(wishes.over(settings), start=start, data=reading)
     whole_groups(settings.train, together)
+    need_words(settings.task, golds)
     need_dev(settings, found, lacking)
     unused_settings(settings, found, classic=classic and not start.model)
     empty = [f"{lacking}, so all are train"] if lacking else []

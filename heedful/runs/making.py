@@ -275,10 +275,10 @@ def make_task(
             how = embedding(found, negatives)
             task, made = _made(Embed, settings, loaded, **how, scale=scale)
             made.scores = {name: how[name] for name in ("low", "high") if name in how}
-        case RewriteSettings(most=most, beams=beams, smoothing=smoothing, main=main):
+        case RewriteSettings(most=most, beams=beams, smoothing=smoothing, main=main, bleu=bleu):
             mark = marks(loaded.config.model, tokenizer_of(loaded))
             between = "" if mark.start is not None else BETWEEN
-            how = {"most": most, "beams": beams, "smoothing": smoothing, "main": main}
+            how = {"most": most, "beams": beams, "smoothing": smoothing, "main": main, "bleu": bleu}
             task, made = _made(Rewrite, settings, loaded, mark=mark, between=between, **how)
             made.between = between
     return task, made
@@ -339,6 +339,7 @@ def notes(learned: Read) -> list[str]:
         found.append(
             f"{learned.left_out:,} training examples were left out: no tokens match what should be learned of them"
         )
+    found += [f"{count:,} training examples {remark}" for remark, count in learned.remarks.items()]
     return found
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 from heedful.checkpoint import Config, Loaded, create
+from heedful.data import Rewritten, Source
+from heedful.errors import HeedfulError
 from heedful.model.classic_config import ClassicConfig, Everywhere, Hard, Writer
 from heedful.model.config import (
     Buckets,
@@ -19,9 +23,12 @@ from heedful.model.config import (
     TransformerXl,
     Xavier,
 )
+from heedful.runs.settings import RewriteSettings, TaskSettings, Words
 from heedful.runs.start_settings import StartSettings, TransformerSettings
+from heedful.tasks.metrics.bleu import fits, has_bleu
 from heedful.tokenizer import TokenizerSettings, train
 
+LOOKED_AT = 1000  # targets, to see what BLEU can count in them
 DROPOUT = {"small": 0.1, "base": 0.1, "big": 0.3}  # of the sizes (Vaswani et al. 2017, table 3)
 RELATIONS: dict[str, Rotary | Buckets | Shaw | TransformerXl] = {
     "rotary": Rotary(),
@@ -96,3 +103,26 @@ def transformer(settings: TransformerSettings, vocabulary: int) -> ModelConfig:
     words = EmbeddingConfig(vocabulary=vocabulary, width=width, positions=put, scale=width**0.5, dropout=dropout)
     decoder = replace(encoder, causal=True, cross=True)
     return ModelConfig(embedding=words, encoder=encoder, decoder=decoder, initialisation=Xavier())
+
+
+def targets(source: Source[Any], splits: Sequence[str]) -> list[str]:
+    """Those that BLEU would be measured on, or the first of them: of dev, or else of train; none where it cannot be."""
+    if source.kind is not Rewritten or not has_bleu():
+        return []
+    examples = source.examples("dev" if "dev" in splits else "train")
+    return [example.rewritten for example in islice(examples, LOOKED_AT)]
+
+
+def bleu_words(golds: Sequence[str]) -> Words | None:
+    """What BLEU counts unless it is said: words, or characters where most targets have too few; None: of both."""
+    ways: tuple[Words, ...] = ("13a", "char")
+    return next((words for words in ways if fits(golds, words)), None)
+
+
+def need_words(task: TaskSettings, golds: Sequence[str]) -> None:
+    """Refuse to compare models by a BLEU that is 0 for all of them, or a matter of few targets."""
+    if isinstance(task, RewriteSettings) and task.main == "bleu" and not fits(golds, task.bleu):
+        raise HeedfulError(
+            f"task.main is bleu, which counts up to 4 words in a row, but most targets have fewer as task.bleu="
+            f"{task.bleu} parts them: set task.bleu=char, for Chinese zh, or let F1 of words compare: task.main=f1"
+        )

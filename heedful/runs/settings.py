@@ -22,6 +22,7 @@ __all__ = ["PieceSettings", "Positions", "StartSettings", "TransformerSettings",
 
 Long = Literal["windows", "cut"]
 Weights = Literal["none", "balanced"]  # balanced: examples / (classes * examples of the class)
+Words = Literal["13a", "intl", "zh", "char", "none"]  # into which BLEU parts texts, in the names of sacrebleu
 EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # from so many examples on
 
 
@@ -95,6 +96,7 @@ class RewriteSettings:
     beams: int = 1  # that are followed there; 1: the most probable token each time
     smoothing: float = 0.0  # this share of the target is spread over the vocabulary (Szegedy et al. 2016, section 7)
     main: Literal["f1", "bleu"] = "f1"  # by which models are compared; bleu needs sacrebleu
+    bleu: Words = "13a"  # that it counts; char: characters, for texts without spaces or of few words
 
     def __post_init__(self) -> None:
         for name in ("most", "beams"):
@@ -175,15 +177,17 @@ def defaults(
     classic: bool = False,
     writer: Writer | TransformerSettings | None = None,
     together: int = 1,
+    words: Words | None = "13a",
 ) -> tuple[FinetuneSettings, str]:
     """Settings for so many training examples, and why, in words; `fresh`: the encoder has seen little text.
 
     So many samples as are learned `together` are never parted: a batch has whole groups of them.
+    What is written is compared by BLEU of those `words`, or, with None, by F1.
     Small data needs more passes to converge and a smaller batch (Mosbach et al. 2021); a fresh encoder a higher rate,
     and so does a narrow one: 0.04 / width is 5e-5 for the published base sizes (Devlin et al. 2019, appendix A.3).
     """
     if writer is not None:
-        return _to_write(writer, examples)
+        return _to_write(writer, examples, words)
     epochs = next(count for least, count in EPOCHS if examples >= least)
     batch = 32 if examples >= 10_000 else 16
     batch = max(batch, together) // together * together
@@ -206,7 +210,7 @@ def whole_groups(train: TrainSettings, together: int) -> None:
         )
 
 
-def _to_write(writer: Writer | TransformerSettings, examples: int) -> tuple[FinetuneSettings, str]:
+def _to_write(writer: Writer | TransformerSettings, examples: int, words: Words | None) -> tuple[FinetuneSettings, str]:
     """Of a model that learns to write from random weights: five times the passes, and smoothed targets.
 
     A Transformer has the rate at which the paper's warm-up of 4,000 steps ends, (4000 width)^-0.5, its betas and eps
@@ -219,13 +223,17 @@ def _to_write(writer: Writer | TransformerSettings, examples: int) -> tuple[Fine
     else:
         rate = float(f"{(4000 * writer.shape['width']) ** -0.5:.1e}")
         what, optimiser, schedule = "a Transformer", AdamW(rate=rate, betas=(0.9, 0.98), eps=1e-9), Noam(warmup=0.1)
-    main: Literal["f1", "bleu"] = "bleu" if _has_bleu() else "f1"
+    main: Literal["f1", "bleu"] = "bleu" if words is not None and _has_bleu() else "f1"
+    if main == "f1":
+        why = "most targets have fewer than 4 characters" if _has_bleu() else "sacrebleu, for BLEU, is not installed"
+        by = f", compared by F1 of words, since {why}"
+    else:
+        by = ", compared by BLEU of characters, since most targets have fewer than 4 words" if words == "char" else ""
     settings = FinetuneSettings(
-        task=RewriteSettings(smoothing=0.1, main=main),
+        task=RewriteSettings(smoothing=0.1, main=main, bleu=words or "13a"),
         train=TrainSettings(length=Epochs(count=epochs), batch=batch, optimiser=optimiser, schedule=schedule),
         fit=FitSettings(evaluate=max(1.0, epochs / 15)),
     )
-    by = "" if main == "bleu" else ", compared by F1 of words, since sacrebleu, for BLEU, is not installed"
     return settings, f"defaults for {examples:,} examples and {what} with random weights{by}"
 
 

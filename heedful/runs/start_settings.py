@@ -86,7 +86,7 @@ class TransformerSettings:
 class PieceSettings:
     """The one vocabulary of both texts, where a model learns to write from random weights."""
 
-    kind: Literal["bpe", "wordpiece"] = "bpe"  # bpe: any text comes back as it was
+    kind: Literal["bpe", "wordpiece"] = "bpe"  # bpe: any text comes back as it was; wordpiece: others are counted
     vocabulary: int = 8000
     lower_case: bool = False
     width: int | None = None  # of the vectors of recurrent nets; None: half as wide as they are

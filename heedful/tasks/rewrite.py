@@ -20,10 +20,9 @@ from heedful.objectives import Batch, Loss, Sample
 from heedful.objectives.base import pack, weighted
 from heedful.packed import Packed
 from heedful.tasks.base import Answer, Answerer, Setting, Vain, Window, read_text
-from heedful.tasks.metrics import Bleu, Result, SquadScore, has_bleu
-from heedful.tasks.metrics.bleu import NEEDED, STATISTICS, bleu_of, bleu_statistics
+from heedful.tasks.metrics import Bleu, Result, TextScore, has_bleu, text_scores
+from heedful.tasks.metrics.bleu import NEEDED, ORDER, STATISTICS, Words, bleu_of
 from heedful.tasks.metrics.bootstrap import mean_of
-from heedful.tasks.metrics.squad import answer_scores
 from heedful.tasks.task import CHUNK, Judged, Measure, Task, chunks, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
@@ -166,6 +165,7 @@ class Rewrite(Task):
     between: str = ""  # after the text, where the decoder goes on from it
     most: int = 128  # tokens that are written in an evaluation
     beams: int = 1  # that are followed there
+    bleu: Words = "13a"  # that it counts
     smoothing: float = 0.0
 
     def __post_init__(self) -> None:
@@ -185,13 +185,20 @@ class Rewrite(Task):
 
     def windows(self, items: list[Item], seen: list[Encoded]) -> list[list[Encoded]]:
         """Never cut apart: what is written depends on all of the text."""
-        longest = max(map(len, seen)) if self.mark.start is not None else sum(map(len, seen)) + 1
+        text, said = len(seen[0]), len(self._said(seen[1]))
+        longest = max(text, said) if self.mark.start is not None else text + said - 1  # the end is not read
         if self.limit is not None and longest > self.limit:
             raise HeedfulError(
-                f"text and rewriting have {len(seen[0])} and {len(seen[1])} tokens, but this model reads {self.limit} "
-                'at once: leave the example out, or cut its end: long = "cut"'
+                f"text and rewriting have {text} and {said} tokens, the end among them, but this model reads "
+                f'{self.limit} at once: leave the example out, or cut its end: long = "cut"'
             )
         return [[each] for each in seen]
+
+    def _said(self, rewritten: Encoded) -> list[int]:
+        """What is learned to be written: the tokens of the text itself, and the end."""
+        around = {self.mark.stop, self.tokenizer.special.first}
+        inner = [id for id, segment in zip(rewritten.ids, rewritten.segments, strict=True) if segment is not None]
+        return [*(id for id in inner if id not in around), self.mark.stop]
 
     def check(self, examples: Iterable[Any]) -> None:
         if self.limit is None or self.cut is not None:
@@ -206,23 +213,35 @@ class Rewrite(Task):
 
     @property
     def cut(self) -> int | None:
-        """The same; where the decoder goes on from the text, each of both has half."""
+        """The same, less an end that the tokenizer does not put; half, where the decoder goes on from the text."""
         most = super().cut
-        return most if most is None or self.mark.start is not None else (most - 1) // 2
+        if most is None or self.mark.start is None:
+            return most and most // 2
+        return most - (self.mark.stop not in self.tokenizer.encode("").ids)
 
     def _encode(self, items: list[Item]) -> list[Encoded]:
         return super()._encode(items) if self.cut is None else encode_cut(self.tokenizer, items, self.between, self.cut)
 
     def learn(self, example: Rewritten, seen: list[list[Encoded]]) -> list[Sample]:
         (text,), (rewritten,) = seen
-        around = {self.mark.stop, self.tokenizer.special.first}
-        inner = [id for id, segment in zip(rewritten.ids, rewritten.segments, strict=True) if segment is not None]
-        said = [*(id for id in inner if id not in around), self.mark.stop]
+        said = self._said(rewritten)
         if self.mark.start is not None:
             read = [self.mark.start, *said[:-1]]
             return [Sample.of([text.ids, read], [text.types, [0] * len(read)], target=said)]
         ids = [*text.ids, *said[:-1]]
         return [Sample.of([ids], [[0] * len(ids)], target=said)]
+
+    def remarks(self, example: Rewritten, seen: list[list[Encoded]]) -> list[str]:
+        (rewritten,) = seen[1]
+        said, found = self._said(rewritten), []
+        if len(said) > self.most:
+            found.append(f"have rewritings that are longer than evaluations write (task.most={self.most})")
+        if not rewritten.dropped and self.tokenizer.decode(said[:-1]).strip() != example.rewritten.strip():
+            found.append(
+                "have rewritings that the tokenizer does not give back as they were: what is written differs in case, "
+                "signs or spaces"
+            )
+        return found
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         said = [torch.tensor(sample.target) for sample in samples]
@@ -248,42 +267,47 @@ class Rewrite(Task):
     def measure(self) -> Measure:
         spreads = {"exact": spread(2, mean_of), "f1": spread(2, mean_of)}
         if not has_bleu():
-            return Measure(metrics={"texts": SquadScore(version="2.0")}, spreads=spreads)
-        metrics = {"texts": SquadScore(version="2.0"), "bleu": Bleu()}
+            return Measure(metrics={"texts": TextScore()}, spreads=spreads)
+        bleu = Bleu(words=self.bleu, lower_case=bool(self.tokenizer.lower_cases))
+        metrics = {"texts": TextScore(), "bleu": bleu}
         return Measure(metrics=metrics, spreads=spreads | {"bleu": spread(STATISTICS, bleu_of)})
 
     def measured(
         self, measure: Measure, examples: Sequence[Rewritten], answers: Sequence[Answer], ids: Sequence[int]
     ) -> Measure:
-        said = {str(id): answer["text"] for id, answer in zip(ids, answers, strict=True)}
-        gold = {str(id): [example.rewritten] for id, example in zip(ids, examples, strict=True)}
-        each = [answer_scores(said[name], gold[name], "2.0") for name in said]
-        metrics = {"texts": measure.metrics["texts"].updated(said, gold)}
+        pairs = [(answer["text"], example.rewritten) for answer, example in zip(answers, examples, strict=True)]
+        each = [text_scores(*pair) for pair in pairs]
+        unfinished = sum(not answer.get("complete", True) for answer in answers)
+        metrics = {"texts": measure.metrics["texts"].added(each, unfinished)}
         spreads = {
             name: measure.spreads[name].updated(ids, [(scores[place], 1) for scores in each])
             for place, name in enumerate(("exact", "f1"))
         }
-        if "bleu" in measure.metrics:
-            rows = [bleu_statistics(said[name], gold[name][0]) for name in said]
-            metrics["bleu"] = measure.metrics["bleu"].added(rows)
+        if bleu := measure.metrics.get("bleu"):
+            rows = [bleu.statistics(*pair) for pair in pairs]
+            metrics["bleu"] = bleu.added(rows)
             spreads["bleu"] = measure.spreads["bleu"].updated(ids, rows)
         return Measure(metrics=metrics, spreads=spreads)
 
     def result(self, measure: Measure) -> Result:
-        """Exact match and F1 of words, without case, punctuation and articles (Rajpurkar et al. 2016), and BLEU.
+        """Exact match and F1 of words, by each letter and sign of the texts, and BLEU.
 
-        BLEU is there where sacrebleu is installed, with its signature.
+        BLEU is there where sacrebleu is installed, with its signature; in lower case where the tokenizer lower-cases.
         """
-        found = measure.metrics["texts"].result()
-        shown: Result = {name: found[name] for name in ("exact", "f1", "count")}
-        if "bleu" not in measure.metrics:
-            return shown
-        bleu = measure.metrics["bleu"].result()
-        notes = [f"BLEU is sacrebleu's, {bleu['signature']}"]
-        return shown | {"bleu": bleu["bleu"], "signature": bleu["signature"], "notes": notes}
+        texts, notes = measure.metrics["texts"], []
+        shown: Result = texts.result()
+        if bleu := measure.metrics.get("bleu"):
+            found = bleu.result()
+            shown |= {name: found[name] for name in ("bleu", "signature")}
+            notes.append(f"BLEU is sacrebleu's, {found['signature']}")
+            if bleu.blunt:
+                notes.append(f"BLEU says little here: most right texts have fewer than {ORDER} words as it counts them")
+        if texts.unfinished:
+            notes.append(f"texts cut off before their end: {texts.unfinished:,} (task.most={self.most})")
+        return shown | {"notes": notes}
 
     def judge(self, example: Rewritten, answer: Answer) -> Judged:
-        exact, f1 = answer_scores(answer["text"], [example.rewritten], "2.0")
+        exact, f1 = text_scores(answer["text"], example.rewritten)
         return Judged(example.rewritten, answer["text"], bool(exact), 1 - f1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
@@ -123,6 +124,7 @@ class Read:
     cut_tokens: int
     left_out: int  # examples of which nothing can be learned (see the task)
     owners: list[int]  # of each sample, the number of its example
+    remarks: Counter[str]  # and of how many examples each is true
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +149,10 @@ class Task(Objective, ABC):
     @abstractmethod
     def learn(self, example: Any, seen: list[list[Encoded]]) -> list[Sample]:
         """Samples of an example, from the windows of each of its items; none: nothing can be learned of it."""
+
+    def remarks(self, example: Any, seen: list[list[Encoded]]) -> list[str]:
+        """What should be told of an example that is learned from; how many it is true of is counted."""
+        return []
 
     @abstractmethod
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
@@ -224,6 +230,7 @@ class Task(Objective, ABC):
         """All samples of the examples, in their order."""
         samples: list[Sample] = []
         owners: list[int] = []
+        remarks: Counter[str] = Counter()
         read = windowed = cut = cut_tokens = left_out = 0
         for chunk in chunks(examples, CHUNK):
             items = [self.items(example) for example in chunk]
@@ -242,6 +249,7 @@ class Task(Objective, ABC):
                 cut, cut_tokens = cut + (dropped > 0), cut_tokens + dropped
                 windowed += any(len(each) > 1 for each in seen)
                 left_out += not learned
+                remarks.update(self.remarks(example, seen))
         return Read(
             samples=samples,
             examples=read,
@@ -251,6 +259,7 @@ class Task(Objective, ABC):
             cut_tokens=cut_tokens,
             left_out=left_out,
             owners=owners,
+            remarks=remarks,
         )
 
     @property

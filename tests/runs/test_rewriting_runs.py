@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,6 +28,7 @@ from heedful.runs import settings
 from heedful.runs.alignments import LONGEST, alignment, alignments
 from heedful.runs.evaluate import Evaluated, evaluate
 from heedful.runs.finetune import Finished, finetune, prepare
+from heedful.runs.making import make_task, notes, start
 from heedful.runs.plots import draw
 from heedful.runs.rewrite_making import transformer
 from heedful.runs.settings import Positions, RewriteSettings, TransformerSettings
@@ -152,6 +154,59 @@ def test_what_leads_is_known_before_the_work(given: Path, tmp_path: Path, monkey
     assert "compared by F1 of words, since sacrebleu, for BLEU, is not installed" in plan.why
     with pytest.raises(HeedfulError, match=r"^task.main is bleu, which sacrebleu measures, which is not installed"):
         prepare("rewrite", given / "none.csv", assignments=(*wishes, "task.main=bleu"))
+
+
+@pytest.mark.parametrize(
+    ("targets", "leads", "words", "why"),
+    [
+        (["rot", "eine rote Katze"], "bleu", "char", "BLEU of characters, since most targets have fewer than 4 words"),
+        (["我爱北京天安门", "他在学校里读书。"], "bleu", "char", "BLEU of characters, since most"),
+        (["7", "ja"], "f1", "13a", "F1 of words, since most targets have fewer than 4 characters"),
+        (["eine rote Katze schläft", "ja"], "bleu", "13a", ""),
+    ],
+)
+def test_bleu_leads_only_where_it_can(tmp_path: Path, targets: list[str], leads: str, words: str, why: str) -> None:
+    """Where most targets of dev have four of what it counts; else it is 0, or a matter of few texts."""
+    rows = [json.dumps({"source": f"text {number}", "target": text}) for number, text in enumerate(targets)]
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(rows), encoding="utf-8")
+
+    def planned(*wishes: str) -> tuple[RewriteSettings, str]:
+        plan = prepare("rewrite", tmp_path, assignments=("start.transformer.size=small", *wishes))
+        assert isinstance(plan.settings.task, RewriteSettings)
+        return plan.settings.task, plan.why
+
+    task, said = planned()
+    assert (task.main, task.bleu) == (leads, words) and why in said and ("compared by" in said) == bool(why)
+    assert planned("task.main=f1")[0].main == "f1"
+    if not why:
+        return
+    with pytest.raises(HeedfulError, match=r"^task.main is bleu, .* most targets have fewer as task.bleu=13a parts"):
+        planned("task.main=bleu", "task.bleu=13a")
+    if "我" in targets[0]:
+        assert planned("task.bleu=zh")[0] == replace(task, bleu="zh")
+
+
+@pytest.mark.parametrize(
+    ("wishes", "changed", "case"),
+    [((), 0, "mixed"), (("kind=wordpiece",), 1, "mixed"), (("kind=wordpiece", "lower_case=true"), 2, "lc")],
+)
+def test_pieces_that_do_not_give_texts_back(tmp_path: Path, wishes: tuple[str, ...], changed: int, case: str) -> None:
+    """How many rewritings come back otherwise is told; BLEU is in lower case where nothing else can be written."""
+    rows = [("he is known", "He is known."), ("he is well known", "he is well-known."), ("it is a cat", "it is a cat.")]
+    with (tmp_path / "data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("source", "target"), *rows])
+    small = ("start.transformer.layers=1", "start.transformer.width=16", "start.transformer.heads=2", "data.dev=0")
+    given = (*small, "start.pieces.vocabulary=300", *(f"start.pieces.{wish}" for wish in wishes), "task.most=3")
+    plan = prepare("rewrite", tmp_path / "data.csv", assignments=given)
+    base = start(plan.settings.start, plan.source, plan.survey.counts, 0, None, lambda text: None)
+    task, _ = make_task(plan.settings, plan.source, plan.survey, base)
+    told = notes(task.read(plan.source.examples("train")))
+    assert "3 training examples have rewritings that are longer than evaluations write (task.most=3)" in told
+    assert sum(int(note.split()[0]) for note in told if "the tokenizer does not give back" in note) == changed
+    right = [{"text": text} for _, text in rows]
+    found = task.result(task.measured(task.measure(), list(plan.source.examples("train")), right, range(3)))
+    assert f"|case:{case}|" in found["signature"]
 
 
 TWO, LOOK = ("start.classic.kind=recurrent",), "start.classic.look={kind = 'hard', longest = 64}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from sacrebleu.metrics import BLEU
 
 from heedful.errors import HeedfulError
 from heedful.tasks.metrics import Bleu
-from heedful.tasks.metrics.bleu import bleu_of, bleu_statistics
+from heedful.tasks.metrics.bleu import bleu_of, bleu_statistics, fits
 
 WORDS = ["the", "a", "cat", "dog", "sat", "ran", "on", "mat", ",", "."]
 
@@ -62,3 +63,28 @@ def test_the_ends_of_what_can_be_scored() -> None:
         Bleu().result()
     with pytest.raises(HeedfulError, match="there are 1 texts for 2 right ones"):
         Bleu().updated(["a"], ["a", "b"])
+
+
+@pytest.mark.parametrize(("words", "lower_case"), [("char", False), ("zh", False), ("intl", True), ("none", True)])
+def test_what_it_counts_is_sacrebleus_and_in_its_signature(words: Any, lower_case: bool) -> None:
+    said = ["Das Pferd frisst heute Gras.", "我爱北京天安门"]
+    golds = ["das Pferd frisst heute, das Gras.", "我爱北京的天安门"]
+    theirs = BLEU(force=True, tokenize=words, lowercase=lower_case)
+    score = theirs.corpus_score(said, [golds]).score
+    found = Bleu(words=words, lower_case=lower_case).updated(said, golds).result()
+    assert found["bleu"] == pytest.approx(score / 100, abs=1e-12) and found["bleu"] > 0
+    assert found["signature"] == str(theirs.get_signature())
+    assert f"|case:{'lc' if lower_case else 'mixed'}|eff:no|tok:{words}|" in found["signature"]
+    with pytest.raises(HeedfulError, match=r"these cannot be merged, their words differ: \('13a', False\) and"):
+        Bleu().merged(Bleu(words=words, lower_case=lower_case))
+
+
+def test_most_right_texts_need_as_many_words_as_its_longest_n_grams() -> None:
+    """Of fewer it is 0, though all is right."""
+    short = ["red cat", "a b c", "我爱北京天安门", "one more word here"]
+    assert Bleu().updated(short[:3], short[:3]).result()["bleu"] == 0
+    assert not fits(short, "13a") and fits(short, "char") and not fits(["a b", "c", "four words are enough"], "char")
+    assert fits([*short, "two texts of four", "and three of less"], "13a") and fits([], "13a")
+    assert fits(["我爱北京天安门"], "zh")
+    seen = Bleu().updated(short[:1], short[:1])
+    assert seen.blunt and not seen.merged(Bleu().updated(short[3:], short[3:])).blunt

@@ -24,6 +24,7 @@ from heedful.tasks.metrics import (
     Regression,
     SquadScore,
     SquadThreshold,
+    TextScore,
     TokenLoss,
     merge_all,
 )
@@ -67,6 +68,7 @@ METRICS: dict[str, tuple[Any, Callable[[Any, list[int]], Any]]] = {
         lambda seen, part: seen.updated([TAGS[i][0] for i in part], [TAGS[i][1] for i in part]),
     ),
     "squad": (SquadScore(version="2.0"), squad),
+    "texts": (TextScore(), lambda seen, part: seen.updated([WORDS[i] for i in part], [WORDS[i + 5] for i in part])),
     "threshold": (SquadThreshold(), lambda seen, part: squad(seen, part, {f"q{i}": NULLS[i] for i in part})),
     "bootstrap": (
         Bootstrap(seed=3, statistics=2, replicates=50),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -26,6 +27,7 @@ from heedful.look.writing import writing as written_of
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.model.decode import Beam, Greedy, Sample
 from heedful.tasks import Writing
+from heedful.tasks.metrics import merge_all
 from heedful.tasks.rewrite import BETWEEN, Rewrite, encode_cut, marks
 from heedful.tasks.task import evaluate
 from heedful.tokenizer import Tokenizer
@@ -221,7 +223,7 @@ def test_what_is_too_long_is_refused_or_cut() -> None:
     _, _, task = pair("alone")
     long = Rewritten(text=" ".join(["red"] * 30), rewritten="one", file="data.csv", line=7)
     with pytest.raises(
-        HeedfulError, match=r"data\.csv:7: text and rewriting have 31 and 1 tokens, but this model reads"
+        HeedfulError, match=r"data\.csv:7: text and rewriting have 31 and 2 tokens, the end among them, but this model"
     ):
         task.read([long])
     with pytest.raises(HeedfulError, match=r"^data\.csv:7: the text has 31 tokens, but this model reads 24 at once"):
@@ -231,16 +233,81 @@ def test_what_is_too_long_is_refused_or_cut() -> None:
     assert read.cut == 1 and max(map(len, read.samples)) <= 24
 
 
+@pytest.mark.parametrize(
+    ("kind", "ends", "text", "rewriting", "lengths"),
+    [
+        ("alone", False, 12, 11, [24]),
+        ("alone", True, 12, 10, [24]),
+        ("both", False, 24, 23, [24, 24]),
+        ("both", True, 23, 23, [24, 24]),
+    ],
+)
+def test_what_fits_exactly_is_learned(kind: str, ends: bool, text: int, rewriting: int, lengths: list[int]) -> None:
+    """Whatever the tokenizer puts around a rewriting: its end is written, and not read."""
+    _, loaded, task = pair(kind)
+    words = tokenizer()
+    if ends:
+        words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    known = Tokenizer(words, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
+    task = replace(task, tokenizer=known, limit=24)
+    example = Rewritten(text=" ".join(["red"] * text), rewritten=" ".join(["one"] * rewriting))
+    (sample,) = task.read([example]).samples
+    assert [stop - start for start, stop in pairwise(sample.bounds)] == lengths
+    task.loss(loaded, task.batch([sample], [0]))
+    with pytest.raises(HeedfulError, match="but this model reads 24 at once"):
+        task.read([replace(example, rewritten=example.rewritten + " two")])
+    long = Rewritten(text=example.text * 2, rewritten=example.rewritten * 2)
+    (sample,) = replace(task, long="cut").read([long]).samples
+    assert max(stop - start for start, stop in pairwise(sample.bounds)) <= 24
+
+
+def test_what_cannot_be_written_is_told_before_the_training() -> None:
+    """What is longer than evaluations write, its end included, and what the tokenizer itself would change."""
+    _, _, task = pair("both")
+    examples = [Rewritten(text="red", rewritten=text) for text in ("red", " blue\n", "red two", "Red")]
+    found = task.read(examples).remarks
+    assert list(found.values()) == [2], "a space between words, which this decoder leaves out, and a word it lacks"
+    assert "the tokenizer does not give back as they were" in next(iter(found))
+    found = replace(task, most=2).read(examples[:1] + EXAMPLES).remarks
+    assert found["have rewritings that are longer than evaluations write (task.most=2)"] == 2
+
+
+@KINDS
+def test_what_was_cut_off_is_counted(kind: str) -> None:
+    """In any parts; a note says how many there were."""
+    _, loaded, task = pair(kind)
+    task = replace(task, most=1)
+    engine = heedful.Engine(loaded, writing=task.writing)
+    answers = engine([each.text for each in EXAMPLES])
+    unfinished = sum(not answer["complete"] for answer in answers)
+    assert evaluate(task, engine, EXAMPLES).metrics["texts"].unfinished == unfinished
+    answers = [answer | {"complete": number == 1} for number, answer in enumerate(answers)]
+    parts = [task.measured(task.measure(), EXAMPLES[a:b], answers[a:b], range(a, b)) for a, b in ((0, 1), (1, 3))]
+    assert "texts cut off before their end: 2 (task.most=1)" in task.told(merge_all(parts))["notes"]
+
+
+def test_a_copy_is_no_correction() -> None:
+    """Case, signs and articles are what is learned, so they count."""
+    _, _, task = pair("both")
+    example = Rewritten(text="he has cat", rewritten="He has a cat.")
+    answer = {"text": example.text, "complete": True}
+    found = task.result(task.measured(task.measure(), [example], [answer], [0]))
+    assert found["exact"] == 0 and found["f1"] == pytest.approx(2 / 7)
+    judged = task.judge(example, answer)
+    assert judged.right is False and judged.badness == pytest.approx(5 / 7)
+    assert task.judge(example, {"text": " He has a cat.\n"}).right
+
+
 def test_what_is_cut_keeps_what_stands_before_the_rewriting() -> None:
     """In learning and in the engine alike; the text loses its end, and the loss is counted."""
     _, loaded, task = pair("alone")
     task = replace(task, long="cut")
     long = Rewritten(text=" ".join(["red"] * 30), rewritten="one")
     (sample,), cut = task.read([long]).samples, task.cut
-    assert cut == 11 and task.read([long]).cut_tokens == 20
-    assert sample.tokens.tolist() == ids("red " * 10 + "\n one") and list(sample.target) == ids("one </s>")
+    assert cut == 12 and task.read([long]).cut_tokens == 19
+    assert sample.tokens.tolist() == ids("red " * 11 + "\n one") and list(sample.target) == ids("one </s>")
     (asked,) = heedful.Engine(loaded, cut=cut).encode([long.text])
-    assert list(asked.pieces[0].encoded.ids) == ids("red " * 10 + "\n") and asked.dropped == 20
+    assert list(asked.pieces[0].encoded.ids) == ids("red " * 11 + "\n") and asked.dropped == 19
     with pytest.raises(HeedfulError, match=r"max_length 1 leaves no token of a text: 1 tokens go around it, or behind"):
         encode_cut(task.tokenizer, ["red red" + BETWEEN], BETWEEN, 1)
 

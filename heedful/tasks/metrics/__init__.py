@@ -21,6 +21,7 @@ from heedful.tasks.metrics.numbers import Calibration, RankedRegression, Regress
 from heedful.tasks.metrics.retrieval import Retrieval
 from heedful.tasks.metrics.squad import SquadScore, SquadThreshold, answer_scores, apply_threshold, normalised
 from heedful.tasks.metrics.suites import GLUE, Suite
+from heedful.tasks.metrics.texts import TextScore, text_scores
 
 __all__ = [
     "GLUE",
@@ -40,6 +41,7 @@ __all__ = [
     "SquadThreshold",
     "Suite",
     "Sure",
+    "TextScore",
     "TokenLoss",
     "answer_scores",
     "apply_threshold",
@@ -58,4 +60,5 @@ __all__ = [
     "precision_of",
     "recall_of",
     "spans",
+    "text_scores",
 ]

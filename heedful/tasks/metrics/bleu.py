@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float64
 
 from heedful.errors import HeedfulError
-from heedful.tasks.metrics.base import Result, need_examples, need_length
+from heedful.tasks.metrics.base import Result, need_examples, need_length, need_same
+
+Words = Literal["13a", "intl", "zh", "char", "none"]  # into which texts are parted, in sacrebleu's names
 
 ORDER = 4  # words of the longest n-grams
 STATISTICS = 2 + 2 * ORDER  # words said, words that are right; n-grams that are right, and that were said, from 1 to 4
@@ -23,17 +25,18 @@ def has_bleu() -> bool:
     return find_spec("sacrebleu") is not None
 
 
-def _scorer() -> Any:
+def _scorer(words: Words = "13a", lower_case: bool = False) -> Any:
     if not has_bleu():
         raise HeedfulError(NEEDED)
     from sacrebleu.metrics.bleu import BLEU
 
-    return BLEU(force=True)  # force: it warns of nothing; its scores are the same
+    # force: it warns of nothing; its scores are the same
+    return BLEU(lowercase=lower_case, force=True, tokenize=words)
 
 
-def bleu_statistics(said: str, gold: str) -> list[int]:
+def bleu_statistics(said: str, gold: str, words: Words = "13a", lower_case: bool = False) -> list[int]:
     """What one text adds to a corpus: the sums of these decide the score."""
-    found = _scorer().corpus_score([said], [[gold]])
+    found = _scorer(words, lower_case).corpus_score([said], [[gold]])
     return [found.sys_len, found.ref_len, *found.counts, *found.totals]
 
 
@@ -51,32 +54,51 @@ def bleu_of(sums: Float64[np.ndarray, "replicates statistics"]) -> Float64[np.nd
     return np.array(scores, dtype=np.float64)
 
 
+def fits(golds: Sequence[str], words: Words) -> bool:
+    """Whether BLEU can tell who writes such texts better (see `Bleu.blunt`)."""
+    return not Bleu(words=words).updated(golds, golds).blunt
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bleu:
     """Sums over texts."""
 
+    words: Words = "13a"
+    lower_case: bool = False  # texts are compared in lower case
     count: int = 0
+    short: int = 0  # right texts of fewer words than the longest n-grams
     sums: tuple[int, ...] = (0,) * STATISTICS
+
+    @property
+    def blunt(self) -> bool:
+        """Whether most right texts are short: it is 0 then, whatever is written, or a matter of the few others."""
+        return 2 * self.short > self.count
 
     def updated(self, said: Sequence[str], golds: Sequence[str]) -> Bleu:
         """With more texts, and what is right for each."""
         need_length(len(said), len(golds), "texts", "right ones")
-        rows = [bleu_statistics(one, gold) for one, gold in zip(said, golds, strict=True)]
-        return self.added(rows)
+        return self.added([self.statistics(one, gold) for one, gold in zip(said, golds, strict=True)])
+
+    def statistics(self, said: str, gold: str) -> list[int]:
+        """What one text adds."""
+        return bleu_statistics(said, gold, self.words, self.lower_case)
 
     def added(self, rows: Sequence[Sequence[int]]) -> Bleu:
         """The same of statistics."""
         sums = tuple(map(sum, zip(self.sums, *rows, strict=True)))
-        return replace(self, count=self.count + len(rows), sums=sums)
+        short = self.short + sum(row[1] < ORDER for row in rows)
+        return replace(self, count=self.count + len(rows), short=short, sums=sums)
 
     def merged(self, other: Bleu) -> Bleu:
         """Both as one."""
-        return replace(self.added([other.sums]), count=self.count + other.count)
+        need_same((self.words, self.lower_case), (other.words, other.lower_case), "words")
+        sums = tuple(map(sum, zip(self.sums, other.sums, strict=True)))
+        return replace(self, count=self.count + other.count, short=self.short + other.short, sums=sums)
 
     def result(self) -> Result:
         """{"bleu", "signature", "count"}."""
         need_examples(self.count, "BLEU")
         (score,) = bleu_of(np.array([self.sums], dtype=np.float64)).tolist()
-        scorer = _scorer()
+        scorer = _scorer(self.words, self.lower_case)
         scorer.corpus_score(["a"], [["a"]])  # its signature counts references
         return {"bleu": score, "signature": str(scorer.get_signature()), "count": self.count}

@@ -44,12 +44,14 @@ def answer_scores(prediction: str, golds: Sequence[str], version: Version) -> tu
     if version == "2.0":
         accepted = (accepted - {""}) or {""}
     said = normalised(prediction)
-    return float(said in accepted), max(_word_f1(said.split(), gold.split(), version) for gold in accepted)
+    f1 = max(word_f1(said.split(), gold.split()) for gold in accepted)
+    return float(said in accepted), f1 if said or version == "2.0" else 0.0
 
 
-def _word_f1(said: list[str], gold: list[str], version: Version) -> float:
+def word_f1(said: list[str], gold: list[str]) -> float:
+    """2 common / (said + gold), of words as multisets; without any on one side 1 if both have none, else 0."""
     if not said or not gold:
-        return float(said == gold and version == "2.0")
+        return float(said == gold)
     common = (Counter(said) & Counter(gold)).total()
     return 2 * common / (len(said) + len(gold))
 
@@ -63,7 +65,7 @@ def apply_threshold(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tally:
-    """Sums over questions."""
+    """Sums over questions, or texts."""
 
     count: int = 0
     exact: int = 0
@@ -74,7 +76,8 @@ class Tally:
         return Tally(count=self.count + other.count, exact=self.exact + other.exact, f1=self.f1 + other.f1)
 
 
-def _tally(scores: list[tuple[float, float]]) -> Tally:
+def tallied(scores: Sequence[tuple[float, float]]) -> Tally:
+    """Sums of exact matches and F1s, without rounding."""
     return Tally(
         count=len(scores), exact=int(sum(match for match, _ in scores)), f1=sum(exact(overlap) for _, overlap in scores)
     )
@@ -115,7 +118,7 @@ class SquadScore:
                 found, missing = (0.0, 0.0), missing + 1
             scores[bool(answers)].append(found)
         return self.merged(
-            replace(self, answerable=_tally(scores[True]), unanswerable=_tally(scores[False]), missing=missing)
+            replace(self, answerable=tallied(scores[True]), unanswerable=tallied(scores[False]), missing=missing)
         )
 
     def merged(self, other: SquadScore) -> SquadScore:
