@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from folders import make
 
 from heedful.cli import main, predict_files
 from heedful.cli.predict_files import line
+from heedful.data import DataSettings
+from heedful.data.inputs import as_asked
 from heedful.infer.batch import Progress
 
 ROOT = Path(__file__).parent.parent
@@ -80,6 +83,32 @@ def test_a_row_in_another_encoding_says_what_reads_it(run: Any, folder: Path, tm
     assert code == 0 and "say --set encoding=cp1252, or iconv" in rows[2]["error"] and "--set encoding=cp1252" in err
     assert run(folder, "--file", file, "--set", "encoding=cp1252", "--out", "two")[0] == 0
     assert pq.read_table(tmp_path / "two").column("error").null_count == 3
+
+
+def test_files_are_read_as_the_run_read_its_data(run: Any, folder: Path, tmp_path: Path) -> None:
+    trained = shutil.copytree(folder, tmp_path / "trained")
+    said = 'dev = 0.2\nencoding = "cp1252"\ndelimiter = ";"\ncolumns = {text = "body", label = "kind"}\n'
+    (trained / "settings.toml").write_text(f'long = "cut"\n[data]\n{said}')
+    file, other = tmp_path / "in.csv", ("--format", "jsonl")
+    file.write_bytes("text;body;kind\nthe cat;café;x\n".encode("cp1252"))
+    code, _, err = run(trained, "--file", file, *other, "--out", "one")
+    assert code == 0 and 'in.csv: columns: text="body"' in err
+    assert "as the run read its own: columns.text=body, encoding=cp1252, delimiter=;; --set says it otherwise" in err
+    (row,) = (json.loads(line) for line in (tmp_path / "one" / "part-00000000.jsonl").read_text().splitlines())
+    assert row["error"] is None and row["input"]["body"] == "café"
+    code, _, err = run(trained, "--file", file, *other, "--out", "two", "--set", "columns.text=text")
+    assert code == 0 and 'in.csv: columns: text="text"' in err
+    (tmp_path / "in.txt").write_text("the cat\n")  # plain text has no columns
+    code, _, err = run(trained, "--file", tmp_path / "in.txt", *other, "--out", "three")
+    assert code == 0 and 'in.txt: columns: text="text"' in err
+
+
+def test_columns_that_the_head_asks_of_a_table(tmp_path: Path) -> None:
+    pairs = DataSettings(columns={"a": "one", "b": "two", "score": "how"}, seed=3)
+    assert as_asked(pairs, "embedding", ["x.csv"]).columns == {"a": "one", "b": "two"}
+    assert as_asked(pairs, "embedding", ["x.csv"], ["text"]) == DataSettings(dev=0.0)
+    words = DataSettings(format="conll", columns={"words": 2}, encoding="cp1252")
+    assert as_asked(words, "tokens", ["x.csv"]) == DataSettings(dev=0.0, encoding="cp1252")
 
 
 def test_errors_teach(run: Any, folder: Path, tmp_path: Path) -> None:

@@ -316,6 +316,7 @@ def predict(
 
         return predict_files(
             engine,
+            run,
             [*file, *map(Path, texts or ())],
             out,
             rows=rows,

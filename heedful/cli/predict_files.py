@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
-from heedful.cli.show import clean, duration, note, table, write_json
+from heedful.cli.show import clean, duration, note, note_reading, table, write_json
 from heedful.errors import HeedfulError, did_you_mean
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ FORMATS = ("parquet", "jsonl")
 
 
 def predict_files(
+    run: str,
     engine: Engine,
     files: list[Path],
     out: Path | None,
@@ -33,19 +34,26 @@ def predict_files(
     top_k: int,
     as_json: bool,
 ) -> None:
-    """Answer files into a folder."""
+    """Answer files into a folder; they are read as the run read its data."""
     from heedful.data import DataSettings
+    from heedful.data.inputs import as_asked
     from heedful.data.parts import bare_name
     from heedful.infer.batch import BatchSettings
-    from heedful.infer.batch import predict_files as run
+    from heedful.infer.batch import predict_files as answer
+    from heedful.runs.settings import as_trained
     from heedful.settings import apply
 
     settings = BatchSettings(rows=rows, format=_format(form), inputs=not without_inputs)
     folder = out or Path(f"{bare_name(files[0].absolute())[0]}-answers")
     first = os.environ.get("RANK", "0") == "0"
+    chosen = apply(DataSettings(), assignments).columns or {}
+    usual = as_asked(as_trained(run)[0], engine.kind, files, chosen)
+    if first and not as_json:
+        note_reading(usual)
+    data = apply(usual, assignments)
     with Told(quiet=as_json or not first) as told:
         try:
-            done = run(engine, files, folder, settings, data=apply(DataSettings(), assignments), top_k=top_k, told=told)
+            done = answer(engine, files, folder, settings, data=data, top_k=top_k, told=told)
         except KeyboardInterrupt:
             note(f"stopped: what is finished is in {clean(str(folder))}. The same command goes on from there.")
             raise SystemExit(130) from None

@@ -12,6 +12,7 @@ from heedful.errors import HeedfulWarning
 
 if TYPE_CHECKING:
     from heedful.checkpoint import Loaded
+    from heedful.data import DataSettings
 
 
 MOST = 500  # characters of an input that are shown again
@@ -135,6 +136,15 @@ def write_json(value: Any) -> None:
 
 def note(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+def note_reading(usual: DataSettings) -> None:
+    """How data are read since a run read its own so."""
+    from heedful.data import DataSettings
+    from heedful.runs.settings import changed
+
+    if kept := changed(usual, DataSettings(dev=0.0)):
+        note(clean(f"data are read as the run read its own: {', '.join(kept)}; --set says it otherwise"))
 
 
 def show_warning(

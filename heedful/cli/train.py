@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from heedful.cli.several import Nproc, several
-from heedful.cli.show import clean, note, table, write_json
+from heedful.cli.show import clean, note, note_reading, table, write_json
 from heedful.errors import HeedfulError, did_you_mean
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
@@ -160,10 +160,10 @@ def evaluate(
 
     With the official definitions, in memory that does not grow with the data, whatever the batches.
     """
-    from heedful.data import DataSettings, SetAside, Stop
+    from heedful.data import SetAside, Stop
     from heedful.data.bad import forget
     from heedful.data.folders import as_said
-    from heedful.runs.settings import as_trained, changed
+    from heedful.runs.settings import as_trained
     from heedful.settings import apply
 
     how = _precision(precision)
@@ -182,8 +182,8 @@ def evaluate(
     from heedful.checkpoint.hub import name_and_revision
     from heedful.runs.evaluate import evaluate as measure
 
-    if (kept := changed(usual, DataSettings(dev=0.0))) and not as_json:
-        note(clean(f"data are read as the run read its own: {', '.join(kept)}; --set says it otherwise"))
+    if not as_json:
+        note_reading(usual)
     if aside is not None:
         forget(aside)
     name, revision = name_and_revision(run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -15,7 +15,7 @@ from heedful.data.documents import Watched, expand
 from heedful.data.examples import Plain
 from heedful.data.fields import filled
 from heedful.data.files import NoRowsError
-from heedful.data.parts import DataSettings, bare_name, open_table
+from heedful.data.parts import SUFFIXES, DataSettings, bare_name, open_table
 from heedful.data.rows import Cells, Table
 from heedful.errors import HeedfulError, did_you_mean
 
@@ -246,3 +246,18 @@ def stamp(path: Path) -> tuple[int, int]:
 def as_given(settings: DataSettings) -> DataSettings:
     """Without what matters to training only."""
     return replace(settings, dev=0.0, seed=0)
+
+
+def as_asked(
+    trained: DataSettings, kind: str, files: Sequence[str | Path], chosen: Collection[str] = ()
+) -> DataSettings:
+    """How a run read its data, as far as files are asked so by its head, which has that kind: without labels.
+
+    Columns are those of a table; with roles that are `chosen` anew, those that go together with them.
+    """
+    plain = trained.format is None and all(SUFFIXES.get(bare_name(Path(each))[1]) == "text" for each in files)
+    if plain or trained.format in ("text", "conll", "squad", "glue"):
+        return as_given(replace(trained, format=None, columns=None))
+    asks = [{*ask.needed, *ask.more} for ask in ASKS[kind] if {*chosen} <= {*ask.needed, *ask.more}]
+    kept = {role: name for role, name in (trained.columns or {}).items() if any(role in each for each in asks)}
+    return as_given(replace(trained, columns=kept or None))
