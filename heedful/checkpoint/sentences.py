@@ -1,4 +1,4 @@
-"""Sentence-transformers folders: modules.json, pooling and normalisation, as versions 2 to 6 write them."""
+"""Sentence-transformers folders: modules.json, pooling, normalisation and prompts, as versions 2 to 6 write them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ from heedful.model.config import Pooling, SentenceEmbedding
 from heedful.tokenizer import Tokenizer
 
 MODULES = "modules.json"
+PROMPTS = "config_sentence_transformers.json"
 
 _KINDS = ["transformer", "pooling"]
-_POOLINGS: dict[str, Pooling] = {  # their names in version 6 and, with pooling_mode_ before them, earlier
+_POOLINGS: dict[str, Pooling] = {  # their names in version 6
     "cls": "first",
-    "cls_token": "first",
-    "mean": "mean",
-    "mean_tokens": "mean",
     "max": "max",
-    "max_tokens": "max",
+    "mean": "mean",
     "mean_sqrt_len_tokens": "mean_sqrt_length",
     "lasttoken": "last",
 }
+_FLAG = "pooling_mode_"
+_FLAGS: dict[str, Pooling] = {  # earlier, with _FLAG before them: their vectors stand in this order
+    "cls_token": "first",
+    "max_tokens": "max",
+    "mean_tokens": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_length",
+    "lasttoken": "last",
+}
+_PACKAGE = "sentence_transformers.models"
 
 
 def read(folder: Path, *, keeps_pooler: bool) -> SentenceEmbedding:
@@ -43,24 +50,52 @@ def read(folder: Path, *, keeps_pooler: bool) -> SentenceEmbedding:
     where = Path(kinds["pooling"])
     if where.is_absolute() or ".." in where.parts:
         raise HeedfulError(f"{path}: the pooling module lies outside the folder, at {kinds['pooling']!r}")
+    prompts, similarity = _prompts(folder / PROMPTS)
     return SentenceEmbedding(
         pooling=_pooling(folder / where / "config.json"),
         normalise="normalize" in kinds,
         max_length=_max_length(folder),
         keeps_pooler=keeps_pooler,
+        prompts=prompts,
+        similarity=similarity,
     )
 
 
 def _pooling(path: Path) -> tuple[Pooling, ...]:
     values = read_json(path)
-    given = values.get("pooling_mode")
+    if not values.get("include_prompt", True):
+        raise HeedfulError(
+            f"{path}: include_prompt is false, but Heedful cannot tell a prompt from the text after it: "
+            "where your texts have none, set it to true"
+        )
+    known, given = _POOLINGS, values.get("pooling_mode")
     if given is None:
-        given = [name.removeprefix("pooling_mode_") for name, on in values.items() if "pooling_mode_" in name and on]
+        on = {name.removeprefix(_FLAG) for name, value in values.items() if name.startswith(_FLAG) and value}
+        known, given = _FLAGS, [*(name for name in _FLAGS if name in on), *sorted(on - _FLAGS.keys())]
     elif isinstance(given, str):
         given = [given]
-    if not isinstance(given, list) or not given or not all(str(name) in _POOLINGS for name in given):
-        raise HeedfulError(f"{path}: the pooling is {given}; expected some of {', '.join(sorted(_POOLINGS))}")
-    return tuple(_POOLINGS[name] for name in given)
+    if not isinstance(given, list) or not given or not all(str(name) in known for name in given):
+        raise HeedfulError(f"{path}: the pooling is {given}; expected some of {', '.join(known)}")
+    return tuple(known[name] for name in given)
+
+
+def _prompts(path: Path) -> tuple[tuple[tuple[str, str], ...], str | None]:
+    """Prompts by name and the similarity, which saving keeps; what would change the vectors of all texts is refused."""
+    values = read_json(path) if path.exists() else {}
+    prompts, similarity = values.get("prompts") or {}, values.get("similarity_fn_name")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise HeedfulError(f"{path}: prompts is {prompts!r:.80}; expected an object of names and texts")
+    name, width = values.get("default_prompt_name"), values.get("truncate_dim")
+    if name is not None and (text := prompts.get(str(name))) != "":
+        raise HeedfulError(
+            f"{path}: default_prompt_name is {name!r:.80}, so sentence-transformers puts {text!r:.80} before every "
+            "text, and Heedful does not: put it before your texts, and set default_prompt_name to null"
+        )
+    if width is not None:
+        raise HeedfulError(
+            f"{path}: truncate_dim is {width!r:.80}, but Heedful gives whole vectors: cut them, and set it to null"
+        )
+    return tuple(prompts.items()), similarity if isinstance(similarity, str) else None
 
 
 def check_case(folder: Path, tokenizer: Tokenizer | None) -> None:
@@ -84,9 +119,14 @@ def _max_length(folder: Path) -> int | None:
 
 
 def write(folder: Path, head: SentenceEmbedding, width: int) -> None:
-    """Write modules.json and what it points to, in the form that every version since 2 reads."""
-    names = {ours: theirs for theirs, ours in _POOLINGS.items() if theirs.endswith("token") or "_tokens" in theirs}
-    flags = {f"pooling_mode_{theirs}": ours in head.pooling for ours, theirs in names.items()}
+    """Write modules.json and what it points to, in the form that every version since 2 reads.
+
+    Several poolings in another order than that of the flags are read by version 6 alone.
+    """
+    pooling: dict[str, Any] = {_FLAG + name: ours in head.pooling for name, ours in _FLAGS.items()}
+    if head.pooling != tuple(ours for ours in _FLAGS.values() if ours in head.pooling):
+        names = {ours: name for name, ours in _POOLINGS.items()}
+        pooling = {"pooling_mode": [names[ours] for ours in head.pooling]}
     kinds = ["Transformer", "Pooling", *(["Normalize"] if head.normalise else [])]
     modules = [
         {"idx": number, "name": str(number), "path": f"{number}_{kind}" if number else "", "type": f"{_PACKAGE}.{kind}"}
@@ -95,12 +135,12 @@ def write(folder: Path, head: SentenceEmbedding, width: int) -> None:
     _write(folder / MODULES, modules)
     for module in modules[1:]:
         (folder / str(module["path"])).mkdir()
-    _write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **flags})
+    _write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **pooling})
     if head.max_length is not None:
         _write(folder / "sentence_bert_config.json", {"max_seq_length": head.max_length, "do_lower_case": False})
-
-
-_PACKAGE = "sentence_transformers.models"
+    if head.prompts or head.similarity is not None:
+        kept = {"prompts": dict(head.prompts), "default_prompt_name": None, "similarity_fn_name": head.similarity}
+        _write(folder / PROMPTS, kept)
 
 
 def _write(path: Path, value: Any) -> None:

@@ -387,6 +387,8 @@ class SentenceEmbedding:
     normalise: bool = False  # to unit length
     max_length: int | None = None  # tokens of a text that are looked at
     keeps_pooler: bool = False  # the folder has a pooler, which is kept and not used
+    prompts: tuple[tuple[str, str], ...] = ()  # by name; kept, as the similarity is, for sentence-transformers
+    similarity: str | None = None
 
 
 Head = (

@@ -6,14 +6,20 @@ import json
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 
 import heedful
+from heedful.checkpoint import sentences
+from heedful.checkpoint.sentences import PROMPTS
 from heedful.errors import HeedfulError
 from heedful.model.config import SentenceEmbedding
+from heedful.model.heads import pool
+from heedful.packed import Packed
 
 TEXTS = [
     "The ferry leaves at noon.",
@@ -72,6 +78,71 @@ def test_poolings_as_version_six_writes_them(folder: Path, tmp_path: Path, pooli
     heedful.save(loaded, tmp_path / "ours")
     again = torch.tensor(SentenceTransformer(str(tmp_path / "ours"), device="cpu").encode(texts))
     assert (again - expected).abs().max() < 2e-6 * max(1.0, expected.abs().max())
+
+
+FLAGS = {"mean_tokens": True, "lasttoken": True, "max_tokens": True, "cls_token": True, "weightedmean_tokens": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "flags"),
+    [
+        ({f"pooling_mode_{name}": on for name, on in FLAGS.items()}, True),  # in an order that no version writes
+        ({"pooling_mode": ["cls", "mean"]}, True),
+        ({"pooling_mode": ["mean", "max"]}, False),
+        ({"pooling_mode": ["lasttoken", "mean", "cls"]}, False),
+    ],
+)
+def test_several_poolings_stand_in_their_order(tmp_path: Path, given: dict[str, Any], flags: bool) -> None:
+    rows, batch = torch.randn(5, 8, generator=torch.Generator().manual_seed(1)), Packed.of([[1] * 5])
+    features = {"token_embeddings": rows[None], "attention_mask": torch.ones(1, 5)}
+    sentences.write(tmp_path, SentenceEmbedding(), 8)
+    (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 8} | given))
+    expected = Pooling.load(str(tmp_path / "1_Pooling"))(dict(features))["sentence_embedding"]
+    head = sentences.read(tmp_path, keeps_pooler=False)
+    found = torch.cat([pool(rows, batch, how) for how in head.pooling], -1)
+    torch.testing.assert_close(found, expected)
+    (tmp_path / "again").mkdir()
+    sentences.write(tmp_path / "again", head, 8)
+    written = tmp_path / "again/1_Pooling"
+    assert torch.equal(Pooling.load(str(written))(dict(features))["sentence_embedding"], expected)
+    assert ("pooling_mode" in json.loads((written / "config.json").read_text())) != flags
+    assert sentences.read(tmp_path / "again", keeps_pooler=False) == head
+
+
+def test_prompts_and_the_similarity_are_kept(folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(folder, tmp_path / "model")
+    known = {"prompts": {"query": "query: ", "none": ""}, "default_prompt_name": "none", "similarity_fn_name": "dot"}
+    (folder / PROMPTS).write_text(json.dumps(known))
+    heedful.save(heedful.load(folder), tmp_path / "ours")
+    theirs = SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    assert theirs.prompts == {"query": "query: ", "none": "", "document": ""}
+    assert theirs.similarity_fn_name == "dot"
+
+
+@pytest.mark.parametrize(
+    ("file", "changed", "message"),
+    [
+        (
+            PROMPTS,
+            {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
+            "default_prompt_name is 'query', so sentence-transformers puts 'query: ' before every text, and Heedful "
+            "does not: put it before your texts, and set default_prompt_name to null",
+        ),
+        (PROMPTS, {"default_prompt_name": ["query"]}, r"default_prompt_name is \['query'\]"),
+        (PROMPTS, {"prompts": {"query": 1}}, r"prompts is {'query': 1}; expected an object of names and texts"),
+        (PROMPTS, {"truncate_dim": 64}, "truncate_dim is 64, but Heedful gives whole vectors"),
+        ("1_Pooling/config.json", {"include_prompt": False}, "where your texts have none, set it to true"),
+        ("1_Pooling/config.json", {"pooling_mode_weightedmean_tokens": True}, "'weightedmean_tokens'.; expected some"),
+    ],
+)
+def test_what_would_change_all_vectors_is_refused(
+    folder: Path, tmp_path: Path, file: str, changed: dict[str, Any], message: str
+) -> None:
+    folder = shutil.copytree(folder, tmp_path / "model")
+    known = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(known | changed))
+    with pytest.raises(HeedfulError, match=message):
+        heedful.load(folder)
 
 
 def test_modules_that_are_not_known_are_named(folder: Path, tmp_path: Path) -> None:
