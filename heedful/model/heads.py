@@ -15,7 +15,7 @@ from heedful.model.classic import Classic
 from heedful.model.readers import ReadClasses
 from heedful.model.stack import Transformer
 from heedful.nn.dropout import dropout
-from heedful.nn.layers import ACTIVATIONS, Exact, make_norm
+from heedful.nn.layers import ACTIVATIONS, Exact, make_norm, means
 from heedful.packed import Packed
 
 Rows = Float[Tensor, "rows width"]
@@ -231,9 +231,7 @@ def pool(rows: Rows, batch: Packed, how: c.Pooling) -> Float[Tensor, "sequences 
         batch.firsts()
         return torch.segment_reduce(rows, "max", lengths=lengths)
     owner = torch.arange(len(batch), device=rows.device).repeat_interleave(lengths, output_size=len(rows))
-    sums = rows.new_zeros(len(batch), rows.shape[1]).index_add_(0, owner, rows)
-    counts = lengths.clamp(min=1).to(rows)[:, None]
-    return sums / (counts.sqrt() if how == "mean_sqrt_length" else counts)
+    return means(rows, owner, lengths, power=0.5 if how == "mean_sqrt_length" else 1.0)
 
 
 def read_of(head: nn.Module, batch: Packed) -> tuple[Int[Tensor, " sequences"] | None, Packed]:

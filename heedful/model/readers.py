@@ -18,7 +18,7 @@ from heedful.model.classic_config import Attention, Bag, Hierarchical, Structure
 from heedful.model.config import Classes
 from heedful.nn.attend import attend_as, weights
 from heedful.nn.dropout import dropout
-from heedful.nn.layers import Exact
+from heedful.nn.layers import Exact, means
 from heedful.nn.layout import Call, Layout
 from heedful.packed import Packed
 
@@ -35,8 +35,7 @@ class BagReader(nn.Module):
     def forward(self, rows: Rows, batch: Packed) -> Vectors:
         lengths = torch.tensor(batch.lengths, dtype=torch.long, device=rows.device)
         owner = torch.arange(len(batch), device=rows.device).repeat_interleave(lengths, output_size=len(rows))
-        sums = rows.new_zeros(len(batch), rows.shape[1]).index_add(0, owner, rows)
-        return (sums / lengths.clamp(min=1)[:, None].to(rows) if self.mean else sums)[:, None]
+        return means(rows, owner, lengths, power=1.0 if self.mean else 0.0)[:, None]
 
 
 class Queries(nn.Module):

@@ -1,4 +1,4 @@
-"""Norms, activations and the MLP."""
+"""Norms, activations, means and the MLP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,6 +35,15 @@ class Exact(nn.Linear):
     def forward(self, x: Float[Tensor, "*any width"]) -> Float[Tensor, "*any out"]:
         with torch.autocast(x.device.type, enabled=False):
             return super().forward(x.to(self.weight.dtype))
+
+
+def means(
+    rows: Float[Tensor, "rows width"], owners: Int[Tensor, " rows"], counts: Int[Tensor, " count"], power: float = 1.0
+) -> Float[Tensor, "count width"]:
+    """The sum of each owner's rows over count^power, added up in float32 at least; zeros where it has none."""
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    sums = rows.new_zeros(len(counts), rows.shape[1], dtype=wide).index_add_(0, owners, rows.to(wide))
+    return (sums / counts.clamp(min=1).to(wide)[:, None] ** power).to(rows.dtype)
 
 
 class Mlp(nn.Module):

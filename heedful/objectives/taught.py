@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
 from heedful.model.config import Learned
+from heedful.nn.layers import means
 from heedful.objectives.base import Batch, Sample, Term, long, pack
 from heedful.objectives.frame import Frame
 from heedful.objectives.masked import Masked
@@ -179,6 +180,6 @@ def mean_rows(
     rows: Float[Tensor, "rows width"], places: NDArray[np.int64], owners: NDArray[np.int64], count: int
 ) -> Float[Tensor, "count width"]:
     """The mean of the rows in those places, for each owner."""
-    place, owner = (torch.from_numpy(each).to(rows.device) for each in (places, owners))
-    sums = rows.new_zeros(count, rows.shape[1]).index_add(0, owner, rows[place])
-    return sums / torch.from_numpy(np.bincount(owners, minlength=count)).to(rows)[:, None]
+    given = (places, owners, np.bincount(owners, minlength=count))
+    place, owner, counts = (torch.from_numpy(each).to(rows.device) for each in given)
+    return means(rows[place], owner, counts)

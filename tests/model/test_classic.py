@@ -16,7 +16,7 @@ from heedful.errors import HeedfulError
 from heedful.model.classic import sentences
 from heedful.model.classic_config import Attention, Bag, ClassicConfig, Hierarchical, Recurrent, Structured
 from heedful.model.config import Classes, EmbeddingConfig, Learned, StackConfig
-from heedful.model.readers import Queries, ReadClasses
+from heedful.model.readers import BagReader, Queries, ReadClasses
 from heedful.packed import Packed
 from heedful.tasks.classify import Classify
 from heedful.train.loop import Steps, Trainer, TrainSettings
@@ -98,6 +98,14 @@ def test_each_model_is_its_formula_packed_and_alone(name: str) -> None:
             assert torch.allclose(scores, by_loops(loaded, ids), atol=1e-12), ids
             assert torch.allclose(scores, loaded(Packed.of([ids]))[0], atol=1e-12), ids
         assert loaded(Packed.of([])).shape == (0, 2) and loaded(Packed.of([[], []])).shape == (2, 2)
+
+
+@pytest.mark.parametrize("bag", [Bag(), Bag(how="sum")])
+def test_a_bag_in_bfloat16_is_rounded_once(bag: Bag) -> None:
+    rows = (torch.rand(2000, 4, generator=torch.Generator().manual_seed(1)) + 0.5).bfloat16()
+    reader, batch = BagReader(bag), Packed.of([[1] * 1331, [], [1] * 669])
+    exact = reader(rows.double(), batch)
+    assert torch.equal(reader(rows, batch), exact.bfloat16()) and not exact[1].any()
 
 
 def gradient(loaded: Loaded, given: list[list[int]]) -> list[Tensor]:

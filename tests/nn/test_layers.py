@@ -1,4 +1,4 @@
-"""Norms, activations and the MLP."""
+"""Norms, activations, means and the MLP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from heedful.nn.layers import ACTIVATIONS, Mlp, make_norm
+from heedful.nn.layers import ACTIVATIONS, Mlp, make_norm, means
 
 
 def test_both_gelus() -> None:
@@ -26,6 +26,20 @@ def test_other_activations() -> None:
     assert torch.equal(ACTIVATIONS["relu"](x), x.clamp(min=0))
     torch.testing.assert_close(ACTIVATIONS["silu"](x), x / (1 + (-x).exp()), atol=1e-14, rtol=0)
     assert torch.equal(ACTIVATIONS["tanh"](x), x.tanh())
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_means_are_added_up_in_float32_at_least(power: float, dtype: torch.dtype) -> None:
+    rows = (torch.rand(900, 3, generator=torch.Generator().manual_seed(2)) + 0.5).to(dtype).requires_grad_()
+    owners, counts = torch.tensor([3] * 700 + [0] * 200), torch.tensor([200, 0, 0, 700])
+    found = means(rows, owners, counts, power)
+    sums = torch.stack([rows[700:].double().sum(0), torch.zeros(3), torch.zeros(3), rows[:700].double().sum(0)])
+    exact = sums / counts.clamp(min=1).double()[:, None] ** power
+    tolerance = {torch.float64: 1e-14, torch.float32: 1e-5, torch.bfloat16: 0.0}[dtype]
+    torch.testing.assert_close(found, exact.to(dtype), rtol=tolerance, atol=0)
+    found.sum().backward()
+    assert rows.grad is not None and rows.grad.unique().numel() == (1 if power == 0 else 2)
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])

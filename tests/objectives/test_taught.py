@@ -136,6 +136,13 @@ def test_the_mean_of_rows() -> None:
     assert found[0].tolist() == [3.0, 4.0] and found[2].tolist() == [10.0, 11.0]
 
 
+def test_the_mean_of_rows_in_bfloat16_is_rounded_once() -> None:
+    rows = (torch.rand(2000, 4, generator=torch.Generator().manual_seed(1)) + 0.5).bfloat16()
+    places, owners = np.arange(2000), np.repeat([0, 1], [1331, 669])
+    exact = mean_rows(rows.double(), places, owners, 2)
+    assert torch.equal(mean_rows(rows, places, owners, 2), exact.bfloat16())
+
+
 def test_states_are_measured_in_deviations() -> None:
     teacher = Teacher(bare(MANY, 12), FEW)
     objective, given = taught(teacher, FEW, 8), samples(FEW)
