@@ -109,7 +109,10 @@ class Slot:
 
 
 def find_tensors(folder: Path) -> dict[str, Slot]:
-    """Name, shape and type of every tensor in the folder, from the headers alone."""
+    """Name, shape and type of every tensor in the folder, from the headers alone; one file comes before an index."""
+    if (folder / WEIGHTS).exists() or (folder / WEIGHTS).is_symlink():
+        check_inside(folder, WEIGHTS)
+        return _slots(folder / WEIGHTS)
     if (folder / INDEX).exists():
         shards = read_index(folder, INDEX)
         slots: dict[str, Slot] = {}
@@ -122,9 +125,6 @@ def find_tensors(folder: Path) -> dict[str, Slot]:
                 )
             slots |= found
         return slots
-    if (folder / WEIGHTS).exists() or (folder / WEIGHTS).is_symlink():
-        check_inside(folder, WEIGHTS)
-        return _slots(folder / WEIGHTS)
     if pickles := sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern)):
         raise HeedfulError(
             f"{folder} has its weights in {', '.join(pickles[:3])}: such files can run code when they are read, so "

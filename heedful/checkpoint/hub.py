@@ -24,20 +24,19 @@ def name_and_revision(source: str | Path) -> tuple[str, str | None]:
 def fetch(name: str, revision: str | None) -> Path:
     """The local folder of that revision, from the cache or the network; HF_HUB_OFFLINE=1 is honoured."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     if revision is None:
         raise HeedfulError(
             f"{name!r} is no folder here, and as a name on the hub it needs a revision: a commit, a tag or a branch, "
-            f'for example load("{name}", revision="main"), or {name}@main on the command line; what it resolved to is '
-            "recorded in .source"
+            f"for example {name}@main; what it resolved to is recorded in .source"
         )
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=FILES))
     except HFValidationError:
         raise HeedfulError(f"{name!r} is neither a folder here nor a name on the hub") from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        first = str(error).strip().splitlines()[0]
+    except Exception as error:  # those of its network have no base in common, and some have no text
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise HeedfulError(
             f"{name!r} at revision {revision!r} is not in the local cache and could not be fetched: {first}"
         ) from None

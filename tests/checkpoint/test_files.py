@@ -450,6 +450,15 @@ def test_shards_load_as_one_file_does(folder: Path, copy: Path) -> None:
     assert same(folder, copy)
 
 
+def test_one_file_comes_before_shards(folder: Path, copy: Path) -> None:
+    """As for transformers, which leaves the old index where it saves one file."""
+    index = shard(copy)
+    for file in set(index["weight_map"].values()):
+        save_file({name: tensor + 1 for name, tensor in load_file(copy / file).items()}, copy / file)
+    shutil.copy(folder / WEIGHTS, copy / WEIGHTS)
+    assert same(folder, copy)
+
+
 def test_transformers_shards_load(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "one", "bert", "BertForMaskedLM", **SMALL)
     model.save_pretrained(tmp_path / "many", max_shard_size="16KB")
@@ -580,7 +589,7 @@ def cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def test_a_name_on_the_hub_needs_a_revision(cache: Path) -> None:
-    with pytest.raises(HeedfulError, match=r'needs a revision: .* load\("maker/model", revision="main"\)'):
+    with pytest.raises(HeedfulError, match=r"needs a revision: .* for example maker/model@main;"):
         heedful.load("maker/model")
 
 
@@ -590,6 +599,13 @@ def test_a_name_on_the_hub_loads_from_the_cache(folder: Path, cache: Path) -> No
         assert loaded.source == f"maker/model@{cache.name}"
         first = heedful.load(folder)
         assert all(torch.equal(first.named()[name], tensor) for name, tensor in loaded.named().items())
+
+
+def test_the_revision_may_stand_in_the_name(folder: Path, cache: Path, tmp_path: Path) -> None:
+    assert heedful.load("maker/model@main").source == f"maker/model@{cache.name}"
+    assert folder_of(f"maker/model@{cache.name}", None) == cache
+    local = shutil.copytree(folder, tmp_path / "a@b")
+    assert heedful.load(local).source == str(local)
 
 
 @pytest.mark.parametrize(
@@ -613,6 +629,26 @@ def test_what_the_hub_does_not_have(name: str, revision: str, cache: Path) -> No
         heedful.load(name, revision=revision)
     assert caught.value.__suppress_context__
     assert len(str(caught.value)) < 6000
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        ("HTTPError", "a proxy said no\nand more", "a proxy said no"),
+        ("HTTPError", "", "HTTPError"),
+        ("XetDownloadError", "\n", "XetDownloadError"),
+        ("OfflineModeIsEnabled", "offline", "offline"),
+    ],
+)
+def test_faults_of_the_network_are_told(kind: str, text: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.errors
+
+    def fails(*given: Any, **more: Any) -> str:
+        raise getattr(huggingface_hub.errors, kind)(text)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    with pytest.raises(HeedfulError, match=f"not in the local cache and could not be fetched: {told}$"):
+        heedful.load("maker/model", revision="main")
 
 
 def test_a_file_is_not_a_folder(folder: Path) -> None:
