@@ -120,9 +120,9 @@ def stream(
 ) -> Iterator[Step]:
     """Steps until a token of `stop`, at most so many or until the model has no place left; `source`: for an encoder."""
     room = _room(model, prompts, most)
+    cache = _begin(model, prompts, source)
     draws = _draws(seed, prompts, source)
     alive = list(range(len(prompts)))
-    cache = _begin(model, prompts, source)
     batch = prompts
     for _ in range(most):
         log_p = _next(model, score, batch, cache)
@@ -298,6 +298,8 @@ def _begin(model: Transformer, prompts: Packed, source: Packed | None) -> Cache:
     if (source is None) == model.config.reads:
         need = "needs a source" if source is None else "takes no source"
         raise HeedfulError(f"this model {need}: only a model with an encoder reads one")
+    if source is not None and len(source) != len(prompts):
+        raise HeedfulError(f"there are {len(prompts)} prompts, but {len(source)} sources: give each prompt its own")
     with torch.inference_mode():
         return model.remember(len(prompts) if source is None else source)
 

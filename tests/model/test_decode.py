@@ -245,6 +245,14 @@ def test_what_cannot_be_written() -> None:
         Beam(width=2, best=3)
 
 
+@pytest.mark.parametrize("how", [Greedy(), Sample(), Beam()])
+def test_each_prompt_has_a_source(tmp_path: Path, how: How) -> None:
+    ours, _ = made("transformer", tmp_path)
+    assert ours.head is not None
+    with pytest.raises(heedful.HeedfulError, match=r"^there are 2 prompts, but 1 sources: give each prompt its own$"):
+        write(ours.model, ours.head, Packed.of([[1], [1]]), how, most=2, stop=[0], source=Packed.of([[5]]))
+
+
 @pytest.mark.parametrize("how", [Greedy(), Sample(), Beam(width=3, best=2)])
 def test_writing_ends_where_positions_end(tmp_path: Path, how: How) -> None:
     """40 positions are there: 3 given tokens and 38 written ones, of which the last is not read again."""
