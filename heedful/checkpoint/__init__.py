@@ -145,13 +145,14 @@ def load(
     device: torch.device | str = "cpu",
     ignore: Iterable[str] = (),
 ) -> Loaded:
-    """Read a model folder, a run's folder, the model that ships, or a name on the hub at a revision, in eval mode.
+    """Read a model folder, a run's folder, the model that ships, or NAME@REVISION on the hub, in eval mode.
 
     `head` picks another published head than the one that config.json names, by our name for it ("masked", "next",
     "classes", ...). Whatever is not understood is refused: unknown config keys (unless listed in `ignore`), tensors
     that are missing, left over or of another shape, pickles, a tokenizer that is not the model's.
     """
     place, folder = device_of(device), folder_of(name, revision)
+    ignore = tuple(ignore)
     values = read_json(folder / "config.json")
     config = read_config(values, str(folder / "config.json"), head=head, ignore=ignore)
     slots: dict[str, Slot] = {}
@@ -160,6 +161,9 @@ def load(
             raise HeedfulError(f"{folder} holds {slots[modern_name(key)].key} and {key}, two names of one tensor")
         slots[modern_name(key)] = slot
     check_depth(config.model, slots, values, folder)
+    if _differ([slots[each] for each in FAMILIES[config.family].apart(values) if each in slots], dtype):
+        values |= {"tie_word_embeddings": False}
+        config = read_config(values, str(folder / "config.json"), head=head, ignore=ignore)
     every = slots
     config, slots, unused = _fit(config, slots, folder, chosen=head is not None)
     loaded = _empty(config, folder)
@@ -175,7 +179,7 @@ def load(
         sentences.check_case(folder, loaded.tokenizer)
     loaded.thresholds, loaded.scores, loaded.between = (_fact(folder, name) for name in FACTS)
     local = os.path.isdir(name) or shipped(str(name))
-    loaded.source = str(name) if local else f"{name}@{folder.name}"
+    loaded.source = str(name) if local else f"{hub.name_and_revision(name)[0]}@{folder.name}"
     loaded.unused = unused
     if unused:
         loaded.spare = _spare(config, every, unused, folder, dtype)
@@ -201,12 +205,13 @@ def config_of(name: str | Path, *, revision: str | None = None) -> Config:
 
 
 def folder_of(name: str | Path, revision: str | None) -> Path:
-    """Where the model lies, fetched if need be."""
+    """Where the model lies, fetched if need be; a revision may stand in its name, NAME@REVISION."""
     folder = Path(name)
     if os.path.isfile(name):
         raise HeedfulError(f"{name} is a file; expected the folder that holds config.json and {WEIGHTS}")
     if not os.path.isdir(name):
-        return shipped(str(name)) or hub.fetch(str(name), revision)
+        asked, said = hub.name_and_revision(name) if revision is None else (str(name), revision)
+        return shipped(asked) or hub.fetch(asked, said)
     if not (folder / "config.json").exists() and (folder / RUN_MODEL / "config.json").exists():
         return folder / RUN_MODEL
     return folder
@@ -225,9 +230,7 @@ def read_config(
     whole = family.read(keys)
     entry = family.heads[_architecture(family, values, source, head)]
     model = entry.part(whole)
-    config = Config(family=kind, model=model, head=entry.read(keys, model), origin=dict(values))
-    keys.done(family.irrelevant, ignore)
-    return config
+    return Config(family=kind, model=model, head=entry.read(keys, model), origin=keys.done(family.irrelevant, ignore))
 
 
 def _architecture(family: Family, values: Mapping[str, Any], source: str, head: str | None) -> str:
@@ -305,6 +308,11 @@ def _empty(config: Config, folder: Path) -> Loaded:
             return Loaded(config)
     except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise HeedfulError(f"{folder / 'config.json'} describes a model that cannot be built: {error}") from error
+
+
+def _differ(slots: Sequence[Slot], dtype: torch.dtype) -> bool:
+    """Whether both are there and are not the same."""
+    return len(slots) == 2 and not torch.equal(*read_tensors({slot.key: slot for slot in slots}, dtype).values())
 
 
 def _load_tensors(table: Table, slots: Mapping[str, Slot], dtype: torch.dtype, folder: Path) -> dict[str, Tensor]:

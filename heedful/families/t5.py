@@ -5,6 +5,7 @@ Encoder and decoder with buckets of distances, scores that are not scaled, norms
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from heedful.families import entries
@@ -26,6 +27,8 @@ def read(keys: Keys) -> ModelConfig:
     width, dropout = keys.integer("d_model"), keys.number("dropout_rate", 0.1)
     activation, gated = MLPS[keys.choice("feed_forward_proj", {word: word for word in MLPS}, "relu")]
     layers = keys.integer("num_layers", most=1024)
+    count = keys.integer("relative_attention_num_buckets", 32, least=4)
+    reach = keys.integer("relative_attention_max_distance", 128, least=count // 2 + 1)  # half of a decoder's are exact
     side: dict[str, Any] = {
         "width": width,
         "heads": keys.integer("num_heads"),
@@ -39,10 +42,7 @@ def read(keys: Keys) -> ModelConfig:
         "norm_at": "pre",
         "norm_eps": keys.number("layer_norm_epsilon", 1e-6),
         "final_norm": True,
-        "relation": Buckets(
-            count=keys.integer("relative_attention_num_buckets", 32),
-            reach=keys.integer("relative_attention_max_distance", 128),
-        ),
+        "relation": Buckets(count=count, reach=reach),
         "score_scale": 1.0,
         "dropout": dropout,
         "attention_dropout": dropout,
@@ -139,6 +139,11 @@ def _write_next_token(head: NextToken) -> dict[str, Any]:
     return {"tie_word_embeddings": head.tied, "scale_decoder_outputs": head.scale != 1.0}
 
 
+def _apart(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """transformers 5 says of version 1.1, too, that its output is tied, and saves both."""
+    return ("shared.weight", "lm_head.weight") if values.get("scale_decoder_outputs") is False else ()
+
+
 def size(layers: int, width: int, heads: int, inner: int, head_width: int = 64) -> dict[str, Any]:
     """A published configuration, version 1.0."""
     shape = {"d_model": width, "num_layers": layers, "num_heads": heads, "d_ff": inner, "d_kv": head_width}
@@ -185,6 +190,7 @@ FAMILY = Family(
         "T5ForQuestionAnswering": entries.span(),
     },
     special={"eos_token_id": "separator", "pad_token_id": "pad"},
+    apart=_apart,
     pieces={
         "single": "$A:0 </s>:0",
         "pair": "$A:0 </s>:0 $B:0 </s>:0",

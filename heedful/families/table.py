@@ -296,16 +296,17 @@ class Keys:
         return found or ("regression" if len(self.labels()) == 1 else "single")
 
     def done(self, irrelevant: frozenset[str], ignore: Iterable[str] = ()) -> dict[str, Any]:
-        """Refuse keys that nobody read; return the irrelevant ones, so that saving can keep them."""
-        known = self._read | irrelevant | IRRELEVANT | set(ignore)
-        if unread := [name for name in self.values if name not in known]:
+        """Refuse keys that nobody read, but those to ignore; the others are what saving keeps."""
+        known = self._read | irrelevant | IRRELEVANT
+        ignored = set(ignore)
+        if unread := [name for name in self.values if name not in known | ignored]:
             first = unread[0]
             raise HeedfulError(
                 f"{self.source}: Heedful does not know the key {_short(first)} (value {_short(self.values[first])})"
                 f"{did_you_mean(first, sorted(known))} and cannot tell whether it changes what the model computes; "
                 f"if it does not, remove it or pass ignore=({', '.join(map(_short, unread[:20]))},)"
             )
-        return {name: value for name, value in self.values.items() if name not in self._read - set(REFUSED)}
+        return {name: value for name, value in self.values.items() if name in known}
 
 
 def _short(value: Any, most: int = 80) -> str:
@@ -376,6 +377,7 @@ class Family:
     sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # published name -> config.json
     pieces: Mapping[str, Any] | None = None  # what its SentencePiece models do not say (see tokenizer/pieces.py)
     special: Mapping[str, str] = field(default_factory=dict)  # ids that a fresh config.json names -> what they are for
+    apart: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda values: ()  # two tied tensors that may yet differ
 
     @property
     def bare(self) -> str:

@@ -114,6 +114,14 @@ class EmbeddingConfig:
 
     def __post_init__(self) -> None:
         _check(self, {"vocabulary": 1, "width": 1, "types": 0, "padding": 0}, "dropout", "norm_eps")
+        if self.positions is not None:
+            width, added = self.positions.width, self.positions.join == "add"
+            if added and width not in (None, self.width):
+                raise HeedfulError(
+                    f"positions.width is {width}; added positions are as wide as tokens, {self.width}: leave it out"
+                )
+            if not added and (width is None or width < 1):
+                raise HeedfulError(f"positions.width is {width}; concatenated positions need a whole number from 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +161,14 @@ class StackConfig:
             raise HeedfulError(f"blocks is {self.blocks}; expected 1 to {self.layers}, the number of layers")
         if isinstance(self.relation, Rotary) and self.head_width % 2:
             raise HeedfulError(f"head_width is {self.head_width}; rotary positions turn numbers in pairs: make it even")
+        if isinstance(self.relation, Buckets):
+            count, reach, least = self.relation.count, self.relation.reach, 2 if self.causal else 4
+            if count < least:
+                raise HeedfulError(f"relation.count is {count}; expected a whole number of buckets from {least}")
+            if reach <= count // least:
+                raise HeedfulError(
+                    f"relation.reach is {reach}; expected more than {count // least}: nearer ones have a bucket each"
+                )
         sizes = {"width": 1, "layers": 1, "heads": 1, "head_width": 1, "inner_width": 1, "window": 0, "global_every": 1}
         _check(
             self,

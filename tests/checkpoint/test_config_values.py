@@ -263,7 +263,11 @@ def test_an_unknown_key_can_be_ignored_by_name(folders: dict[str, Path], tmp_pat
     folder = changed(folders, tmp_path, "bert", {"window": 5, "rope": {}})
     with pytest.raises(HeedfulError, match=r"pass ignore=\('window', 'rope',\)"):
         heedful.load(folder)
-    heedful.load(folder, ignore=("window", "rope"))
+    loaded = heedful.load(folder, ignore=("window", "rope", "hidden_size"))
+    heedful.save(loaded, tmp_path / "saved")
+    again = heedful.load(tmp_path / "saved")
+    assert again.config == loaded.config
+    assert again.config.origin.keys() == json.loads((folder / "config.json").read_text()).keys() - {"window", "rope"}
 
 
 NATIVE: list[tuple[str, Any]] = [

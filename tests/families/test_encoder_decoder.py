@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +50,61 @@ def test_7_version_1_1_has_an_output_of_its_own_and_does_not_scale(tmp_path: Pat
         assert (ours(batch, batch.shifted(0)) - rows @ output.T).abs().max() < 1e-12
         tied = theirs(input_ids=batch.tokens[None, :7], decoder_input_ids=batch.shifted(0).tokens[None, :7]).logits[0]
         assert (rows[:7] @ tensors["shared.weight"].T * 32**-0.5 - tied).abs().max() < 1e-12
+
+
+@pytest.fixture
+def resaved(tmp_path: Path) -> Any:
+    """Version 1.1 read and saved by transformers 5: two tensors that differ, of which it says that they are tied."""
+    save_tiny(tmp_path / "published", "t5", "T5ForConditionalGeneration", torch.float64, **GATED)
+    tensors = load_file(tmp_path / "published/model.safetensors")
+    output = torch.randn(99, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    whole = tensors | {"lm_head.weight": output}
+    save_file(whole, tmp_path / "published/model.safetensors", metadata={"format": "pt"})
+    values = json.loads((tmp_path / "published/config.json").read_text()) | {"tie_word_embeddings": False}
+    values.pop("scale_decoder_outputs", None)
+    (tmp_path / "published/config.json").write_text(json.dumps(values))
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "published", dtype=torch.float64)
+    theirs.save_pretrained(tmp_path / "resaved")
+    values = json.loads((tmp_path / "resaved/config.json").read_text())
+    assert values["tie_word_embeddings"] and values["scale_decoder_outputs"] is False
+    return eager(theirs).eval()
+
+
+def test_7_version_1_1_as_transformers_5_saves_it(tmp_path: Path, resaved: Any) -> None:
+    ours = heedful.load(tmp_path / "resaved", dtype=torch.float64)
+    assert ours.config.head == NextToken(tied=False)
+    ids, types = sequences("t5")
+    with torch.no_grad():
+        (found,), (expected,) = our_outputs(ours, packed("t5")), their_outputs(resaved, "t5", ids, types)
+    assert (found - expected).abs().max() < 1e-12 * max(1.0, float(expected.abs().max()))
+    heedful.save(ours, tmp_path / "again")
+    again = heedful.load(tmp_path / "again", dtype=torch.float64)
+    assert again.config.head == ours.config.head
+    assert all(torch.equal(again.named()[name], tensor) for name, tensor in ours.named().items())
+    assert attach(ours, "next_token").config.head == ours.config.head
+    assert heedful.load(tmp_path / "resaved", head="encoder").model.decoder is None
+
+
+def test_7_version_1_1_that_is_tied(tmp_path: Path, resaved: Any) -> None:
+    """As transformers 5 makes and saves it: no output of its own, or the same again."""
+    tensors = load_file(tmp_path / "resaved/model.safetensors")
+    for output in ({}, {"lm_head.weight": tensors["shared.weight"].clone()}):
+        save_file({**{n: x for n, x in tensors.items() if n != "lm_head.weight"}, **output}, tmp_path / "x.safetensors")
+        (tmp_path / "x.safetensors").replace(tmp_path / "resaved/model.safetensors")
+        assert heedful.load(tmp_path / "resaved").config.head == NextToken()
+
+
+@pytest.mark.parametrize(
+    ("buckets", "told"), [({"num_buckets": 3}, "num_buckets is 3"), ({"max_distance": 4}, "max_distance is 4")]
+)
+def test_buckets_that_hold_no_distances(tmp_path: Path, buckets: dict[str, int], told: str) -> None:
+    save_tiny(tmp_path, "t5", "T5Model")
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps(values | {f"relative_attention_{name}": value for name, value in buckets.items()})
+    )
+    with pytest.raises(heedful.HeedfulError, match=rf"config\.json: relative_attention_{told}; expected a whole"):
+        heedful.load(tmp_path)
 
 
 def test_7_cross_attention_has_no_distances_and_scores_are_not_scaled(tmp_path: Path) -> None:
