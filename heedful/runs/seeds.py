@@ -93,6 +93,15 @@ def spread(numbers: Sequence[float], unit: Unit = "share") -> str:
     return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
 
 
+def counted(seeds: int) -> str:
+    """In words.
+
+    >>> counted(1), counted(3)
+    ('one seed', '3 seeds')
+    """
+    return f"{seeds} seeds" if seeds > 1 else "one seed"
+
+
 def _told(value: float, unit: Unit) -> str:
     return f"{100 * value:.1f} points" if unit == "share" else f"{value:.2f}"
 

@@ -8,7 +8,7 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from heedful.runs.seeds import paired, spread
+from heedful.runs.seeds import counted, paired, spread
 from heedful.runs.style import BLUE, GREY, INK, ORANGE, PALE, SKY, blank, prepare, title
 
 if TYPE_CHECKING:
@@ -22,18 +22,20 @@ DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), "-")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
-def dots(measures: Sequence[Measure], arms: Sequence[str], *lines: str) -> Figure:
+def dots(measures: Sequence[Measure], arms: Sequence[str], heading: str, what: str = "") -> Figure:
     """A panel for each measure and a line for each arm: every seed, the mean, and its 95 % interval."""
+    seeds = max(map(len, measures[0].of.values()))
+    told = f"{counted(seeds)} (dots), their mean and its 95 % interval" if seeds > 1 else counted(seeds)
     longest = max(len(arm) for arm in arms)
     wide = 2.3 if len(measures) > 3 else 2.8
-    figure = blank(1.0 + 0.075 * longest + wide * len(measures), 1.35 + 0.34 * len(arms) + 0.2 * len(lines))
+    figure = blank(1.0 + 0.075 * longest + wide * len(measures), 1.75 + 0.34 * len(arms))
     panels = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
     places = {arm: len(arms) - 1 - number for number, arm in enumerate(arms)}
     for panel, measure in zip(panels, measures, strict=True):
         _panel(panel, measure, places)
     panels[0].set_yticks(list(places.values()), list(places))
     panels[0].set_ylim(-0.6, len(arms) - 0.4)
-    title(figure, *lines)
+    title(figure, heading, f"{what}, {told}" if what else told)
     return figure
 
 

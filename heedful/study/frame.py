@@ -13,7 +13,7 @@ from heedful.durable import put_folder, writable
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.runs import style
 from heedful.runs.folder import environment, write
-from heedful.runs.seeds import Unit, spread, verdict
+from heedful.runs.seeds import Unit, counted, spread, verdict
 from heedful.study import STUDIES
 
 if TYPE_CHECKING:
@@ -207,9 +207,8 @@ def markdown(name: str, plan: Plan, outcome: Outcome, seconds: float, about: Map
     lines = [f"# {name}", "", STUDIES[name], "", outcome.about, ""]
     lines += [_row(head), _row(["---", *("---:" for _ in head[1:])]), *map(_row, rows), ""]
     lines += [f"* {each}" for each in outcome.verdicts]
-    seeds = f"{len(plan.seeds)} seeds" if plan.seeds[1:] else "one seed"
-    lines += ["", f"{time.strftime('%Y-%m-%d')}, {about['machine']}, {about['threads']} threads, {seeds}, "]
-    lines[-1] += f"{seconds:.0f} s, scale {plan.scale}."
+    lines += ["", f"{time.strftime('%Y-%m-%d')}, {about['machine']}, {about['threads']} threads, "]
+    lines[-1] += f"{counted(len(plan.seeds))}, {seconds:.0f} s, scale {plan.scale}."
     pictures = [name, *(f"{name}-{what}" for what in outcome.others)]
     return "\n".join([*lines, "", *(f"![{each}]({each}.png)" for each in pictures), ""])
 

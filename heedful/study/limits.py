@@ -68,12 +68,8 @@ def _toy(plan: Plan) -> Outcome:
         f"have the same words and opposite classes, so a bag of words is at 50 % on all parts but the first by "
         f"construction. {steps} steps of 32 texts; accuracy on each part."
     )
-    figure = charts.dots(measures, ARMS, "What a bag of words cannot tell: order and negation", _small(plan))
+    figure = charts.dots(measures, ARMS, "What a bag of words cannot tell: order and negation", "accuracy")
     return Outcome(measures=measures, verdicts=verdicts, figure=figure, about=about)
-
-
-def _small(plan: Plan) -> str:
-    return f"accuracy, {len(plan.seeds)} seeds (dots), their mean and its 95 % interval"
 
 
 # -- real texts ------------------------------------------------------------------------------------------------------
@@ -106,7 +102,7 @@ def _real(plan: Plan, data: Path) -> Outcome:
         f"{len(train):,} labelled texts, twice; accuracy on {len(dev):,} others, of which {count:,} are turned: they "
         f"have one of the words {', '.join(TURNS)}."
     )
-    figure = charts.dots(measures, ARMS, "Real texts: with and without a word that turns them", _small(plan))
+    figure = charts.dots(measures, ARMS, "Real texts: with and without a word that turns them", "accuracy")
     return Outcome(measures=measures, verdicts=verdicts, figure=figure, about=about)
 
 

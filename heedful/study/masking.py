@@ -73,9 +73,6 @@ def run(plan: Plan) -> Outcome:
     )
     verdicts = compared(measures, [(arm, USUAL) for arm in ARMS if arm != USUAL])
     figure = charts.dots(
-        measures,
-        tuple(ARMS),
-        "Hidden / replaced / kept: what reading is worth afterwards",
-        f"accuracy, {len(plan.seeds)} seeds (dots), their mean and its 95 % interval",
+        measures, tuple(ARMS), "Hidden / replaced / kept: what reading is worth afterwards", "accuracy"
     )
     return Outcome(measures=measures, verdicts=verdicts, figure=figure, about=about)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from heedful.checkpoint import Loaded
 from heedful.data import Labelled
 from heedful.model.config import Learned
+from heedful.runs.seeds import counted
 from heedful.study import charts
 from heedful.study.frame import Bench, Outcome, Plan, compared
 from heedful.study.limits import LONGEST
@@ -74,18 +75,12 @@ def run(plan: Plan) -> Outcome:
         )
         for name in WARMUPS
     ]
-    seeds = len(plan.seeds)
     curve = charts.lines(
         panels,
         "Where norms stand, and over what they go",
-        f"training loss, mean of {seeds} seeds and of {SMOOTH} steps; 0.69 is a guess",
+        f"training loss, mean of {counted(len(plan.seeds))} and of {SMOOTH} steps; 0.69 is a guess",
     )
-    figure = charts.dots(
-        measures,
-        ARMS,
-        "Where norms stand, and over what they go",
-        f"accuracy, {seeds} seeds (dots), their mean and its 95 % interval",
-    )
+    figure = charts.dots(measures, ARMS, "Where norms stand, and over what they go", "accuracy")
     facts = {"loss": {f"{arm}, {name}": [round(x, 4) for x in curve] for (name, arm), curve in curves.items()}}
     return Outcome(
         measures=measures, verdicts=verdicts, figure=figure, about=about, facts=facts, others={"curves": curve}

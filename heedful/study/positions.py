@@ -118,10 +118,7 @@ def run(plan: Plan) -> Outcome:
         f"{SHORT[1]} words, measured on such texts and on texts of {LONG[0]} to {LONG[1]}. A Transformer of two "
         f"layers, 64 wide; {steps} steps of 32 texts. A guess among the names of the text gets {100 / SOME:.0f} %."
     )
-    figure = charts.dots(
-        (near, far), tuple(ARMS), "Who spoke? Positions, at trained lengths and beyond",
-        f"accuracy, {len(plan.seeds)} seeds (dots), their mean and its 95 % interval",
-    )  # fmt: skip
+    figure = charts.dots((near, far), tuple(ARMS), "Who spoke? Positions, at trained lengths and beyond", "accuracy")
     return Outcome(
         measures=(near, far), verdicts=verdicts, figure=figure, about=about, facts={"change when permuted": changes}
     )

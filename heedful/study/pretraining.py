@@ -38,10 +38,5 @@ def run(plan: Plan) -> Outcome:
         f"{told}. Reading takes {steps:,} steps of the same number of tokens for each objective, fine-tuning {tuned}; "
         "the shape, the draw of the weights and the labelled texts are the same."
     )
-    figure = charts.dots(
-        measures,
-        tuple(ARMS),
-        "Reading first, and by which objective",
-        f"accuracy, {len(plan.seeds)} seeds (dots), their mean and its 95 % interval",
-    )
+    figure = charts.dots(measures, tuple(ARMS), "Reading first, and by which objective", "accuracy")
     return Outcome(measures=measures, verdicts=compared(measures[-1:], pairs), figure=figure, about=about)

@@ -62,10 +62,11 @@ def _toy(plan: Plan, folder: Path, seed: int, few: int) -> World:
     documents = stories(plan.pick(6000, 120), seed)
     (folder / "stories.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
     tokenizer = train_tokenizer(documents, TokenizerSettings(vocabulary=400, max_length=64))
-    data = texts(Sizes(train=8 * few, dev=0, test=plan.pick(2400, 160)), seed)
+    drawn, many = plan.pick((2400, 600), (320, 40))  # about 5 texts of 16 judge by words of one half alone
+    data = texts(Sizes(train=8 * few, dev=0, test=drawn), seed)
     old, new = ({*FINE[half], *POOR[half]} for half in (slice(0, 5), slice(5, 10)))
     train = _of(data["train"], old, new)[:few]
-    known, unknown = _of(data["test"], old, new), _of(data["test"], new, old)
+    known, unknown = _of(data["test"], old, new)[:many], _of(data["test"], new, old)[:many]
     settings = CorpusSettings(documents="blank")
     corpus = build([folder / "stories.txt"], tokenizer, folder / "corpus", settings, processes=1)
     about = (

@@ -127,12 +127,7 @@ def run(plan: Plan) -> Outcome:
         f"multiplied by {SHARP:g} before the softmax; location scores never see a key. A guess among the colours of "
         f"the text gets a little more than {100 / ASKED:.0f} %, since colours repeat."
     )
-    figure = charts.dots(
-        (measure,),
-        tuple(MAKES),
-        "Who has what: six scores on one task",
-        f"{len(plan.seeds)} seeds, mean, 95 % interval",
-    )
+    figure = charts.dots((measure,), tuple(MAKES), "Who has what: six scores on one task")
     panel = charts.Panel(
         across="steps",
         up="loss",

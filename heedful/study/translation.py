@@ -18,6 +18,7 @@ from heedful.data.examples import Rewritten
 from heedful.infer.engine import Engine
 from heedful.model.classic_config import Everywhere, Writer
 from heedful.runs.rewrite_making import transformer, two_nets
+from heedful.runs.seeds import counted
 from heedful.runs.settings import TransformerSettings
 from heedful.study import charts
 from heedful.study.frame import Bench, Outcome, Plan, compared
@@ -143,11 +144,7 @@ def run(plan: Plan) -> Outcome:
         f" pieces, everything {WIDTH} wide: two GRUs, without attention or with additive scores, and a Transformer of "
         f"two and two layers. {budget.steps} steps of {budget.batch} sentences at a rate of {RATE:g}."
     )
-    seeds = f"{len(plan.seeds)} seeds"
-    figure = charts.dots(
-        measures, ARMS, "The toy language: none, attention, nothing but attention",
-        f"{seeds} (dots), their mean and its 95 % interval",
-    )  # fmt: skip
+    figure = charts.dots(measures, ARMS, "The toy language: none, attention, nothing but attention")
     steps = [budget.every * (number + 1) for number in range(points)]
     panels = [
         charts.Panel(
@@ -164,7 +161,7 @@ def run(plan: Plan) -> Outcome:
             lines=tuple(charts.Line(name=arm, points=charts.smooth(lost, 20)) for arm, lost in losses.items()),
         ),
     ]
-    drawn = charts.lines(panels, "The toy language: how fast each learns", f"mean of {seeds}")
+    drawn = charts.lines(panels, "The toy language: how fast each learns", f"mean of {counted(len(plan.seeds))}")
     facts = {
         "steps": steps,
         "right while learning": {arm: [round(each, 4) for each in curve] for arm, curve in curves.items()},

@@ -18,7 +18,7 @@ from heedful.data import Labelled
 from heedful.objectives import Sample
 from heedful.objectives.masked import Masked
 from heedful.runs import style
-from heedful.study import REAL, STUDIES, frame, scores
+from heedful.study import REAL, STUDIES, charts, complexity, frame, scores
 from heedful.study.complexity import NEAR, THEORY, exponent, kept, layer
 from heedful.study.frame import Measure, Outcome, Plan, study
 from heedful.study.limits import turned
@@ -26,6 +26,7 @@ from heedful.study.making import words
 from heedful.study.masking import shared
 from heedful.study.parts import Convolution, over_batch, softly
 from heedful.study.positions import ARMS, NONE, SPOKEN, change, model
+from heedful.study.reading import world
 from heedful.tokenizer import TokenizerSettings, train
 
 
@@ -71,6 +72,22 @@ def test_memory_grows_with_the_width_as_in_theory(arm: str) -> None:
         run, inner = layer(arm, width, theory.at[1])
         found.append((width, kept(run, torch.randn(theory.at[1], width, requires_grad=True), inner)))
     assert exponent(found) == pytest.approx(theory.exponents[3], abs=NEAR)
+
+
+def test_a_rehearsal_of_complexities_tells_its_own_sizes_and_no_verdict() -> None:
+    sizes = "n 16 to 32 at d = 16, d 16 to 32 at n = 16"
+    found = complexity.run(Plan(seeds=(1,), scale="quick"))
+    assert found.about.count(sizes) == len(THEORY) and "over one seed. " in found.about
+    assert found.verdicts == ("the quick form's sizes are too small for a verdict",)
+
+
+def test_complexities_of_few_rounds_get_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(complexity, "THEORY", complexity.QUICK)
+    monkeypatch.setattr(complexity, "seconds", lambda run, x, least: float(x.shape[0] ** 2 * x.shape[1]))
+    assert complexity.run(Plan(seeds=(1, 2))).verdicts == ("2 seeds, too few for a verdict: give 3 or more",)
+    told = dict(each.split(": ", 1) for each in complexity.run(Plan(seeds=(1, 2, 3))).verdicts)
+    assert list(told) == list(THEORY)
+    assert told["convolution"].startswith("time over n 2.00 where theory says 1: no reason is known here")
 
 
 def test_a_convolution_stays_in_its_sequence() -> None:
@@ -131,6 +148,23 @@ def test_scores_differ_in_their_scores_alone() -> None:
     for other in others:
         theirs = dict(other.named_parameters())
         assert all(torch.equal(each, theirs[name]) for name, each in first.named_parameters())
+
+
+def test_as_many_texts_are_measured_whatever_the_seed() -> None:
+    """They are chosen by their words, of which each seed draws others."""
+    abouts = set()
+    for seed in (1, 2, 3):
+        with world(Plan(scale="quick"), seed, 16) as given:
+            abouts.add(given.about)
+            assert [len(each) for each in given.tests.values()] == [40, 40] and len(given.train) == 16
+    assert len(abouts) == 1
+
+
+def test_a_picture_says_how_many_seeds_it_shows() -> None:
+    for seeds, told in ((1, "one seed"), (4, "4 seeds (dots), their mean and its 95 % interval")):
+        measure = Measure(name="all", of={"bag": (0.5,) * seeds})
+        assert charts.dots((measure,), ("bag",), "Bags", "accuracy").get_suptitle() == f"Bags\naccuracy, {told}"
+        assert charts.dots((measure,), ("bag",), "Bags").get_suptitle() == f"Bags\n{told}"
 
 
 def test_what_turns_a_text_is_found_beside_punctuation() -> None:
