@@ -228,12 +228,11 @@ def convert(
     import torch
 
     from heedful.checkpoint import load, save
-    from heedful.checkpoint.hub import name_and_revision
 
     if dtype not in DTYPES:
         raise HeedfulError(f"--dtype is {dtype!r}{did_you_mean(dtype, DTYPES)}: use one of {', '.join(DTYPES)}")
     _check_free(out, overwrite)
-    name, revision = name_and_revision(source)
+    name = source
     with tempfile.TemporaryDirectory(prefix="heedful-") as temporary:
         if pickle:
             from heedful.checkpoint.pickles import unpickle
@@ -242,7 +241,7 @@ def convert(
                 raise HeedfulError(f"{name} is no folder here: --pickle reads folders on this machine only")
             note(str(unpickle(Path(name), Path(temporary) / "safe")))
             name = str(Path(temporary) / "safe")
-        loaded = load(name, revision=revision, head=head, dtype=getattr(torch, dtype))
+        loaded = load(name, head=head, dtype=getattr(torch, dtype))
         save(loaded, out, overwrite=overwrite)
     facts = {**facts_of(loaded), "read": source if pickle else loaded.source, "dtype": dtype, "written": str(out)}
     if as_json:
@@ -296,12 +295,10 @@ def predict(
     if file is None and (named := _of_files(out, form, rows, without_inputs, assignments)):
         raise HeedfulError(f"{named} is for files: name them with --file")
     chunks = iter(()) if file else _texts(texts)
-    from heedful.checkpoint.hub import name_and_revision
     from heedful.infer.engine import Engine
     from heedful.native import unused
 
-    name, revision = name_and_revision(run)
-    engine = Engine(name, revision=revision, head=head, precision=precision, device=device)
+    engine = Engine(run, head=head, precision=precision, device=device)
     if said := unused():
         note(said)
     options = {"pair": pair, "question": question, "choice": choice or None}

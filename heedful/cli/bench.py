@@ -29,11 +29,9 @@ def bench(
         raise HeedfulError("--split is of --data, and none was given: give both, or leave it out")
     from dataclasses import asdict
 
-    from heedful.checkpoint.hub import name_and_revision
     from heedful.runs.bench import bench as measure
 
-    name, revision = name_and_revision(run)
-    found = measure(name, data=data, split=split, revision=revision, head=head, device=device, tell=note)
+    found = measure(run, data=data, split=split, head=head, device=device, tell=note)
     if as_json:
         return write_json(asdict(found))
     lengths = list(found.sheets[0].latency)

@@ -24,12 +24,10 @@ def export(
     not written where they differ.
     """
     from heedful.checkpoint import load
-    from heedful.checkpoint.hub import name_and_revision
     from heedful.infer.export import TOLERANCE
     from heedful.infer.export import export as write
 
-    name, revision = name_and_revision(run)
-    loaded = load(name, revision=revision, head=head)
+    loaded = load(run, head=head)
     made = write(loaded, out, overwrite=overwrite)
     facts: dict[str, Any] = facts_of(loaded) | {
         "inputs": list(made.inputs),

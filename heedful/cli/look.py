@@ -112,13 +112,11 @@ def _serve(asks: Asks, port: int) -> None:
 
 def _load(name: str) -> Loaded:
     from heedful.checkpoint import load
-    from heedful.checkpoint.hub import name_and_revision
     from heedful.look.checkpoints import at_step, is_checkpoint
 
     if is_checkpoint(Path(name)):
         return at_step(Path(name))
-    folder, revision = name_and_revision(name)
-    return load(folder, revision=revision)
+    return load(name)
 
 
 def _among(run: str, prompt: str, choices: list[str], target: str | None) -> Asks:

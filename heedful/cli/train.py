@@ -179,16 +179,14 @@ def evaluate(
                 raise HeedfulError(f"--{name} is not for a suite, which says itself what is measured")
         return _suite(run, data, suite, how, device, as_json)
 
-    from heedful.checkpoint.hub import name_and_revision
     from heedful.runs.evaluate import evaluate as measure
 
     if not as_json:
         note_reading(usual)
     if aside is not None:
         forget(aside)
-    name, revision = name_and_revision(run)
     done = measure(
-        name,
+        run,
         given,
         split=split,
         settings=settings,
@@ -196,7 +194,6 @@ def evaluate(
         predictions=predictions,
         overwrite=overwrite,
         precision=how,
-        revision=revision,
         device=device,
     )
     if done.trained_on:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from heedful.checkpoint import Loaded, load, save
-from heedful.checkpoint.hub import name_and_revision
 from heedful.data import Example
 from heedful.data.order import mixed
 from heedful.device import CPU, device_of
@@ -77,8 +76,7 @@ def distil(
         recipe=str(recipe or ""),
         assignments=tuple(assignments),
     )
-    name, revision = name_and_revision(str(teacher))
-    known = load(name, revision=revision)
+    known = load(teacher)
     if task_of(known) == "masked":
         from heedful.runs.distil_masked import distil_masked
 

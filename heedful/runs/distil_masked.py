@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, overload
 
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
-from heedful.checkpoint.hub import name_and_revision
 from heedful.data.order import mixed
 from heedful.data.shards import Corpus
 from heedful.device import CPU, device_of
@@ -52,8 +51,7 @@ def distil_masked(
     """Let a student find hidden tokens as a teacher does; `data` are files and folders of text."""
     if asked.unlabelled:
         raise HeedfulError("a teacher of hidden tokens reads plain text alone: give all of it as DATA")
-    name, revision = name_and_revision(asked.teacher)
-    teacher = load(name, revision=revision, head="masked")
+    teacher = load(asked.teacher, head="masked")
     settings = _settled(teacher, asked, data)
     refuse_other(folder)
     watch = watch if ranks.first else Watch()

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from heedful.checkpoint import Loaded, load
-from heedful.checkpoint.hub import name_and_revision
 from heedful.data import Example, Tagged
 from heedful.data.order import mixed
 from heedful.durable import put, whole
@@ -72,9 +71,9 @@ def foresee(task: str, name: str, settings: MoreSettings) -> None:
 
 def language_model(name: str, settings: MoreSettings) -> Loaded:
     """The teacher with its masked head, or the model that is named; refused where there is none."""
-    asked, revision = name_and_revision(settings.model or name)
+    asked = settings.model or name
     try:
-        found = load(asked, revision=revision, head="masked")
+        found = load(asked, head="masked")
     except HeedfulError as error:
         raise HeedfulError(
             f"words are replaced by a masked language model, and {asked} has no such head ({error}): set more.model to "

@@ -12,7 +12,6 @@ from typing import Any
 
 from heedful.checkpoint import Loaded, load, save
 from heedful.checkpoint.attach import attach
-from heedful.checkpoint.hub import name_and_revision
 from heedful.durable import put_folder
 from heedful.errors import HeedfulError
 from heedful.infer.precision import Precision
@@ -68,8 +67,7 @@ def search(
     if "student" in {*asked.table, *(each.partition("=")[0].strip().partition(".")[0] for each in assignments)}:
         raise HeedfulError("a setting of the student was given, but a search makes its own students: leave it out")
     _refuse_other(folder)
-    name, revision = name_and_revision(str(teacher))
-    known = load(name, revision=revision)
+    known = load(teacher)
     if task_of(known) == "masked":
         raise HeedfulError("a search compares students on a task: give a teacher that was fine-tuned for one")
     chosen = list(shapes) or usual(known)
@@ -78,7 +76,7 @@ def search(
 
     def distilled(student: str, place: str, wishes: Sequence[str]) -> Finished:
         mine = replace(asked, student=student, assignments=tuple(wishes))
-        taught = load(name, revision=revision)
+        taught = load(teacher)
         return distil_task(taught, mine, data, folder / place, skip_bad_rows, watch=watch, ranks=ranks, but=folder)
 
     facts = {"teacher": str(teacher), "shapes": chosen}

@@ -55,8 +55,8 @@ class FolderStudent:
     """A trained model."""
 
     kind: Literal["folder"] = "folder"
-    model: str  # a folder, or a name on the hub
-    revision: str = ""
+    model: str  # a folder, or NAME@REVISION on the hub
+    revision: str = ""  # where the name has none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,8 +100,7 @@ def student_of(given: str) -> StudentSettings:
         return ClassicStudent(reader=CLASSIC[given])
     if re.fullmatch(r"\w+(=.*)?", given) and not Path(given).exists() and (close := _close(given)):
         raise HeedfulError(f'"{given}" is no student{close}')
-    name, _, revision = given.partition("@")
-    return FolderStudent(model=name, revision=revision)
+    return FolderStudent(model=given)
 
 
 def _close(given: str) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.checkpoint import RUN_MODEL, Loaded
-from heedful.checkpoint.hub import name_and_revision
 from heedful.data import Source
 from heedful.durable import put_folder
 from heedful.infer.engine import Engine
@@ -83,8 +82,7 @@ def _models(run: Path, seeds: Sequence[int]) -> list[str]:
 
 def _asked(place: str, precision: Precision, *, source: Source[Any], split: str, main: str, long: Long) -> float:
     """The main number of a model in the precision in which it is served."""
-    folder, said = name_and_revision(place)
-    engine = ready(folder, precision, revision=said)
+    engine = ready(place, precision)
     task, engine.loaded = task_of(engine.loaded, source, split, long)
     engine.cut = task.cut
     return float(task.result(evaluate(task, engine, source.examples(split)))[main])
@@ -130,10 +128,9 @@ def side_by_side(
     engines: dict[str, Engine] = {}
     precisions: dict[str, Precision] = {}
     for name, place in places.items():
-        folder, held = name_and_revision(place)
         asked = settings.precision
-        precisions[name] = choose(tried(folder, revision=held)) if asked == "auto" else asked
-        engines[name] = ready(folder, precisions[name], revision=held)
+        precisions[name] = choose(tried(place)) if asked == "auto" else asked
+        engines[name] = ready(place, precisions[name])
     given = list(inputs if inputs is not None else sample(engines["student"], settings.texts))[: settings.texts]
     return {
         name: Speed(precision=precisions[name], **each) for name, each in timed(engines, given, settings.rounds).items()

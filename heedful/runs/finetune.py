@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 
 from heedful.checkpoint import RUN_MODEL, Loaded, config_of, load, save
-from heedful.checkpoint.hub import name_and_revision
 from heedful.data import DataSettings, LeaveOut, MultiLabelled, Source, Stop, source_of
 from heedful.device import idle, precision
 from heedful.durable import put, whole
@@ -145,8 +144,7 @@ def prepare(
     kind = "multiple" if source.kind is MultiLabelled else task
     start = told.start
     if model:
-        name, revision = name_and_revision(model)
-        start = replace(start, model=name, revision=revision or "")
+        start = replace(start, model=str(model), revision="")
     elif (start.classic is not None or start.transformer is not None) and start.model == ENCODER:
         start = replace(start, model="")  # over words, unless a model is named whose rows are to be read
     if start.model and Path(start.model).is_dir():

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
-from heedful.checkpoint.hub import name_and_revision
 from heedful.data.bad import LeaveOut, SetAside, Sieve, Stop
 from heedful.data.corpus import Progress, build, holds
 from heedful.data.documents import Reading, expand
@@ -166,9 +165,9 @@ class Run:
     def _pieces(self) -> Pieces:
         """Tokenizer, corpus, and the model that starts; the first rank makes what others then read."""
         settings = self.settings
-        started = _loaded(settings.model.start) if settings.model.start else None
+        started = load(settings.model.start) if settings.model.start else None
         foresee_model(settings, started)
-        teacher = _loaded(settings.objective.teacher) if isinstance(settings.objective, TaughtSettings) else None
+        teacher = load(settings.objective.teacher) if isinstance(settings.objective, TaughtSettings) else None
         tokenizer = self._tokenizer(started)
         if started is not None and started.tokenizer is None:
             if tokenizer.size > (known := started.config.model.embedding.vocabulary):
@@ -336,11 +335,6 @@ class Run:
         }
         write(self.folder / "results.csv", as_table(self.folder / JOURNAL))
         write(self.folder / RESULTS, results)
-
-
-def _loaded(asked: str) -> Loaded:
-    name, revision = name_and_revision(asked)
-    return load(name, revision=revision)
 
 
 def _size(folder: Path) -> int:

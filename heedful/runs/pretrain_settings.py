@@ -309,10 +309,8 @@ def settled(
 
 def _width(start: str) -> int:
     from heedful.checkpoint import config_of  # which imports torch
-    from heedful.checkpoint.hub import name_and_revision
 
-    name, revision = name_and_revision(start)
-    return config_of(name, revision=revision).model.width
+    return config_of(start).model.width
 
 
 def minutes(given: str) -> float:

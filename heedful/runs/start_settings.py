@@ -100,8 +100,8 @@ class PieceSettings:
 class StartSettings:
     """What training starts from."""
 
-    model: str = ENCODER  # a folder, or a name on the hub; "": an encoder trained on the spot, on the same texts
-    revision: str = ""  # on the hub
+    model: str = ENCODER  # a folder, or NAME@REVISION on the hub; "": an encoder trained on the spot, on the same texts
+    revision: str = ""  # where the name has none
     redraw: int = 0  # blocks at the top that are drawn anew
     layers: int = LAYERS  # of an encoder that is trained on the spot
     width: int = WIDTH

@@ -26,11 +26,9 @@ LOG = logging.getLogger("heedful.serve")
 
 def load(folder: str, precision: PrecisionOrAuto = "float32", device: str = "cpu") -> Any:
     """An engine from a folder, a run or NAME@REVISION on the hub."""
-    from heedful.checkpoint.hub import name_and_revision
     from heedful.infer.engine import Engine
 
-    name, revision = name_and_revision(folder)
-    return Engine(name, revision=revision, precision=precision, device=device)
+    return Engine(folder, precision=precision, device=device)
 
 
 class Service:

@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import heedful
-from heedful.checkpoint import files
+from heedful.checkpoint import files, folder_of
 from heedful.checkpoint.files import INDEX, WEIGHTS, find_tensors, read_json, read_tensors
 from heedful.errors import HeedfulError
 from tests.tiny import packed, save_tiny
