@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import heedful
 from heedful.checkpoint import Config, create
 from heedful.checkpoint.attach import attach
 from heedful.cli import app, main
+from heedful.data import DataSettings
 from heedful.runs import dry, timing
 from heedful.runs.rewrite_making import transformer
 from heedful.runs.settings import TransformerSettings
@@ -55,10 +57,10 @@ def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def run(words: list[str]) -> None:
-    """Run a heedful command; of make, only see that the target exists."""
+    """Run a heedful command; of make, only see that the target exists. An environment is active already."""
     if words and words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
-    elif words:
+    elif words and words != [".", ".venv/bin/activate"]:
         assert words[0] == "heedful", words
         length = "train.length.count="
         long = words[1] == "finetune" and not any(word.startswith(length) for word in words)
@@ -112,6 +114,26 @@ def stand_in(path: Path) -> None:
     elif "=" in path.name and path.name.endswith("100d.txt"):
         numbers = " ".join(["0.5"] * 100)
         Path(path.name.partition("=")[2]).write_text("".join(f"{word} {numbers}\n" for word in ("it", "good", "bad")))
+
+
+def test_the_table_of_data_settings_is_whole() -> None:
+    table = (ROOT / "docs/data.md").read_text(encoding="utf-8").partition("## Settings")[2].partition("## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [field.name for field in fields(DataSettings)]
+
+
+def test_the_readme_counts_the_lines_of_the_models() -> None:
+    said = re.search(r"about ([\d,]+)\s+lines", (ROOT / "README.md").read_text(encoding="utf-8"))
+    files = [file for folder in ("nn", "model", "families") for file in (ROOT / "heedful" / folder).rglob("*.py")]
+    lines = sum(file.read_text(encoding="utf-8").count("\n") for file in files)
+    assert said and abs(int(said[1].replace(",", "")) - lines) < 0.02 * lines
+
+
+def test_records_that_are_named_are_there() -> None:
+    """Also those in the records themselves, where a newer one may have taken the place of an older one."""
+    records = ROOT / "benchmarks" / "results"
+    for page in (*PAGES, *records.glob("shares*.md")):
+        for name in re.findall(r"[\w.-]+-20\d\d-\d\d-\d\d\b", page.read_text(encoding="utf-8")):
+            assert list(records.glob(f"{name}.*")), (page.name, name)
 
 
 def test_links_lead_somewhere() -> None:
