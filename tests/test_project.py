@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -77,6 +78,11 @@ def test_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert {"heedful/__init__.py", "heedful/py.typed", "heedful/assets/intents/test.csv"} <= set(names)
     assert {name.split("/")[0] for name in names} == {"heedful", f"heedful-{heedful.__version__}.dist-info"}
     assert not [name for name in names if name.endswith(".pyc") or "/tests/" in name or "/test_" in name]
+
+
+def test_what_the_source_archive_names_is_there() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert [name for name in build["targets"]["sdist"]["include"] if not (ROOT / name[1:]).exists()] == []
 
 
 @pytest.mark.parametrize("target", ["quickstart", "test", "test-slow", "check", "clean"])

@@ -59,7 +59,7 @@ def test_module(path: Path) -> None:
 
 
 def test_no_private_paths() -> None:
-    folders = ["heedful", "tests", "scripts", "recipes", "examples", "benchmarks", "docs", ".ci"]
+    folders = ["heedful", "tests", "scripts", "examples", "benchmarks", "docs", ".ci"]
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     files += [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
     found = []

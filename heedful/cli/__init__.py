@@ -27,7 +27,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 SPINS = "10000"  # how often a thread of GNU's OpenMP looks for work before it sleeps; its own default is 300,000
 
 app = typer.Typer(
-    help="Attention models, whole: tokenise, fine-tune, evaluate, convert and run them.",
+    help="Attention models, whole: tokenise, pre-train, fine-tune, distil, look inside, serve.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # rich would double the time of --help
@@ -83,6 +83,7 @@ def _options(
 
 
 app.command()(train.quickstart)
+app.command()(train.recipe)
 
 
 @app.command()
@@ -168,12 +169,6 @@ def tokenizer(
     print(f"\n{clean(text)}\n{' '.join(map(clean, tokens))}")
 
 
-app.command()(pretrain.pretrain)
-app.command()(train.finetune)
-app.command()(distil.distil)
-app.command()(train.evaluate)
-
-
 @app.command()
 def check(
     data: Annotated[
@@ -207,6 +202,12 @@ def check(
     if as_json:
         return write_json(asdict(report))
     print("\n".join(map(clean, report.lines())))
+
+
+app.command()(pretrain.pretrain)
+app.command()(train.finetune)
+app.command()(distil.distil)
+app.command()(train.evaluate)
 
 
 @app.command()
@@ -342,7 +343,6 @@ app.command()(kernels.kernels)
 app.command()(export.export)
 app.command()(serve.serve)
 app.command()(study.study)
-app.command()(train.recipe)
 
 
 def _answers(engine: Engine, inputs: list[Any], top_k: int, first: int) -> Iterable[dict[str, Any]]:
