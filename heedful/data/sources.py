@@ -17,7 +17,7 @@ from heedful.data.examples import KINDS, Example, Labelled, MultiLabelled, Tagge
 from heedful.data.folders import SPLITS, split_files, split_several
 from heedful.data.parts import SUFFIXES, DataSettings, Part, bare_name, of_object, open_part
 from heedful.data.rows import is_data_object
-from heedful.data.tags import to_iob2
+from heedful.data.tags import to_iob2, unsaid
 from heedful.errors import HeedfulError, did_you_mean
 
 Kind = TypeVar("Kind", bound=Example)
@@ -39,6 +39,7 @@ class Source(Generic[Kind]):
         self.kind = kind
         self.settings = settings
         self.sieve = sieve  # counts bad rows and what was mended, as far as was read
+        self.known: tuple[str, ...] = ()  # labels of a model; none: those of the first split are known
         self._parts = dict(parts)
         self._said = tuple(said)
         self.made_dev = "train" in parts and "dev" not in parts and settings.dev > 0
@@ -93,7 +94,7 @@ class Source(Generic[Kind]):
         return tuple(said)
 
     def examples(self, split: str) -> Iterator[Kind]:
-        """The examples of a split in the order of its files; a label that is not one of `labels` makes a bad row."""
+        """The examples of a split in the order of its files; a label that is not known makes a bad row."""
         if split not in self.splits:
             has = ", ".join(self.splits)
             raise HeedfulError(f"there is no split {shown(split)}, but {has}{did_you_mean(split, self.splits)}")
@@ -101,11 +102,13 @@ class Source(Generic[Kind]):
         dev, seed = self.settings.dev, self.settings.seed
         first, named = self._first_split, self._named
         whole = "train" if made else split
-        known = frozenset(self.labels if named or whole != first else ())
+        known = frozenset(self.known or (self.labels if named or whole != first else ()))
+        tags = self.kind is Tagged and bool(self.known)
         for number, example in enumerate(self._whole(whole)):
-            if unseen := next((label for label in _labels(example) if label not in known) if known else iter(()), None):
+            if unseen := unsaid(_labels(example), known, tags=tags) if known else []:
                 where = f"among those that come with {first}:" if named else f"in {first}, which has"
-                reason = f"the label {shown(unseen)} is not {where} {_some(self.labels)}"
+                where = "one that the model knows:" if self.known else where
+                reason = f"the label {shown(unseen[0])} is not {where} {_some(self.known or self.labels)}"
                 text = example.texts[0][:200]
                 bad = BadRow(file=example.file, line=example.line, column="", reason=reason, text=text)
                 self.sieve.refuse(bad, number=number, stage="label")

@@ -120,16 +120,20 @@ def _keep_data(predictions: Path, source: Source[Any]) -> None:
 def source_for(loaded: Loaded, data: Any, settings: DataSettings, bad_rows: BadRows) -> Source[Any]:
     """The data, read for what the model's head does; labels go by name, whatever their order.
 
+    Rows with a label that the model does not know are bad ones; where no row could have another, that is an error.
     Tags are read as IOB2, and the answers of a head whose own labels have other marks are compared as IOB2 too.
     """
     source: Source[Any] = read(data, kind_of(loaded).example, settings, bad_rows=bad_rows)
     head = loaded.config.head
     known = head.labels if isinstance(head, Classes | TokenClasses) else source.labels
-    if unknown := unsaid(source.labels, known, tags=kind_of(loaded) is Tag):
+    unknown = unsaid(source.labels, known, tags=kind_of(loaded) is Tag)
+    if unknown and (isinstance(bad_rows, Stop) or len(unknown) == len(source.labels)):
         raise HeedfulError(
             f"the data has the labels {', '.join(source.labels[:10])}, but {loaded.source} knows "
-            f"{', '.join(known[:10])}: {', '.join(unknown[:5])} could never be right. Rename them in the data"
+            f"{', '.join(known[:10])}: {', '.join(unknown[:5])} could never be right. Rename them in the data, or have "
+            "rows with them set aside and counted: --bad-rows skip"
         )
+    source.known = known
     return source
 
 

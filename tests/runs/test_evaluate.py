@@ -20,7 +20,7 @@ import heedful
 from heedful.checkpoint import load
 from heedful.checkpoint.attach import attach, rescaled
 from heedful.cli import main
-from heedful.data import DataSettings, Labelled, SetAside, Stop, read
+from heedful.data import DataSettings, Labelled, LeaveOut, SetAside, Stop, read
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.runs import evaluate as evaluation
@@ -194,6 +194,25 @@ def test_bad_rows(single: Path, tmp_path: Path) -> None:
     found = evaluate(single / "run", tmp_path / "a.csv", bad_rows=aside)
     assert found.numbers["count"] == 1 and found.bad_rows == {str(tmp_path / "a.csv"): 1}
     assert json.loads(aside.file.read_text())["line"] == 3
+
+
+def test_rows_with_labels_that_a_model_does_not_know(single: Path, tmp_path: Path) -> None:
+    folder, aside = tmp_path / "data", SetAside(file=tmp_path / "aside.jsonl")
+    folder.mkdir()
+    (folder / "train.csv").write_text("text,label\nthe cat,good\nthe dog,ugly\n")
+    (folder / "test.csv").write_text("text,label\nthe cat,bad\nthe dog,ugly\nthe cow,good\n")
+    found = evaluate(single / "run", folder, bad_rows=aside)
+    assert found.numbers["count"] == 2 and found.bad_rows == {str(folder / "test.csv"): 1}
+    assert 'the label \\"ugly\\" is not one that the model knows: \\"bad\\", \\"good\\"' in aside.file.read_text()
+    with pytest.raises(HeedfulError, match=r"could never be right\. Rename them in the data, or have rows .* skip$"):
+        evaluate(single / "run", folder)
+    (tmp_path / "none.csv").write_text("text,label\nthe cat,ugly\n")
+    with pytest.raises(HeedfulError, match="ugly could never be right"):
+        evaluate(single / "run", tmp_path / "none.csv", bad_rows=LeaveOut())
+    loaded = attach(load(make(tmp_path / "bare", "bare")), "tokens", labels=("O", "B-PER", "I-PER", "E-PER", "S-PER"))
+    rows = [{"words": ["Ann", "Lee"], "tags": tags} for tags in (["B-PER", "I-PER"], ["B-ORG", "O"], ["O", "O"])]
+    found = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), bad_rows=LeaveOut())
+    assert found.numbers["count"] == 2 and sum(found.bad_rows.values()) == 1
 
 
 # -- what does not matter -------------------------------------------------------------------------------------------
