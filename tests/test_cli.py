@@ -217,11 +217,16 @@ def test_threads_do_not_spin_for_long(
 def test_quickstart_does_the_main_job(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heedful.runs.settings.EPOCHS", ((0, 4.0),))
     monkeypatch.setattr("heedful.runs.timing.ROUNDS", 5)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "activate").touch()
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    monkeypatch.setattr("heedful.cli.train.which", lambda name: None)
     folder = tmp_path / "my first run"
     done = run("quickstart", "--out", folder)
     assert done.code == 0 and "a trained model 256 wide" in done.err
-    for words in ("test, 90 examples", "The worst mistakes on test", "New messages", "YOUR-DATA.csv", "'", "Next:"):
+    for words in ("test, 90 examples", "The worst mistakes on test", "New messages", "YOUR-DATA.csv", "'"):
         assert words in done.out
+    assert f"Next:\n  . {tmp_path}/bin/activate\n" in done.out
     results = json.loads((folder / "results.json").read_text())
     assert results["splits"]["test"]["numbers"]["accuracy"] > 0.6, "one in eight would be right by chance"
     assert (folder / "plots" / "confusion.png").is_file() and (folder / "model" / "README.md").is_file()

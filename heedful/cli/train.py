@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from shlex import quote
+from shutil import which
 from typing import Annotated, Any, Literal
 
 import typer
@@ -56,7 +58,7 @@ def quickstart(
     code = f"import heedful; print(heedful.Engine({str(out)!r})(['When do you open?']))"
     print(
         f"\nThe run is in {out}: the model, plots, predictions (the worst first), a model card in model/README.md.\n"
-        "\nNext:\n"
+        f"\nNext:\n{_activation()}"
         f'  heedful predict {place} "When do you open tomorrow?"\n'
         "  heedful check YOUR-DATA.csv\n"
         "  heedful finetune classify YOUR-DATA.csv --model A-MODEL-FOLDER\n"
@@ -64,6 +66,15 @@ def quickstart(
         "\nOr from your own process:\n"
         f"  python -c {quote(code)}"
     )
+
+
+def _activation() -> str:
+    """The line by which a shell finds the command, where it does not yet."""
+    script = Path(sys.prefix, "bin", "activate")
+    if which("heedful") or not script.is_file():
+        return ""
+    here = Path.cwd()
+    return f"  . {quote(str(script.relative_to(here) if script.is_relative_to(here) else script))}\n"
 
 
 def finetune(
