@@ -233,7 +233,7 @@ class Rewrite(Task):
 
     def remarks(self, example: Rewritten, seen: list[list[Encoded]]) -> list[str]:
         (rewritten,) = seen[1]
-        said, found = self._said(rewritten), []
+        said, found = self._said(rewritten), Task.remarks(self, example, seen)
         if len(said) > self.most:
             found.append(f"have rewritings that are longer than evaluations write (task.most={self.most})")
         if not rewritten.dropped and self.tokenizer.decode(said[:-1]).strip() != example.rewritten.strip():

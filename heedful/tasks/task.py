@@ -152,7 +152,7 @@ class Task(Objective, ABC):
 
     def remarks(self, example: Any, seen: list[list[Encoded]]) -> list[str]:
         """What should be told of an example that is learned from; how many it is true of is counted."""
-        return []
+        return [] if all(text.strip() for text in example.texts) else ["have an empty text"]
 
     @abstractmethod
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:

@@ -69,6 +69,7 @@ def test_samples_are_what_transformers_reads() -> None:
     assert read.samples[2].types.tolist() == [0] * 6 + [1] * 2  # the first [SEP] included
     assert (read.examples, read.tokens) == (5, sum(map(len, read.samples)))
     assert (read.windowed, read.cut, read.cut_tokens, read.left_out) == (0, 0, 0, 0)
+    assert read.remarks == {"have an empty text": 2}, "one is a second text"
     assert [sample.target for sample in many().read(SETS).samples][:3] == [[1, 0, 1], [0, 0, 0], [0, 0, 1]]
 
 
