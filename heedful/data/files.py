@@ -24,6 +24,7 @@ LONGEST = 10_000_000  # bytes of one row
 MOST_RATIO = 100  # unpacked bytes for each packed one
 FREE = 10_000_000  # unpacked bytes before the ratio counts
 PACKED = (".gz", ".xz", ".bz2", ".zip")
+WORKBOOKS = (".xls", ".xlsx", ".ods")
 CHUNK = 1 << 16
 MARKS = (  # longest first: UTF-32's begins with UTF-16's
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -61,6 +62,8 @@ class File:
 def find(path: Path, *, encoding: str | None = None, longest: int = LONGEST) -> tuple[File, list[str]]:
     """The file with its encoding, and what should be said about it."""
     need_file(path)
+    if path.suffix.lower() in WORKBOOKS:
+        raise HeedfulError(f"{path}: is a workbook: save the sheet as CSV")
     given = None
     if encoding is not None:
         try:

@@ -300,8 +300,11 @@ class Wishes:
     @classmethod
     def read(cls, task: str, recipe: str | Path | None = None, assignments: Sequence[str] = ()) -> Wishes:
         """Wishes that can be met, as far as that is known before the data are read; others are refused."""
+        if task == "multiple":
+            raise HeedfulError('"multiple" is no task of its own: classify does both, one label and any number')
         if task not in TASKS:
-            raise HeedfulError(f'"{task}" is no task{did_you_mean(task, list(TASKS))}: use one of {", ".join(TASKS)}')
+            known = [name for name in TASKS if name != "multiple"]
+            raise HeedfulError(f'"{task}" is no task{did_you_mean(task, known)}: use one of {", ".join(known)}')
         table = {} if recipe is None else load_mapping(recipe)
         wishes = cls(task=task, recipe=table, source=str(recipe or ""), assignments=tuple(assignments))
         wishes.foreseen()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from heedful.data import LeaveOut, Stop
+from heedful.data import DataSettings, LeaveOut, Stop, read
 from heedful.data.bad import Sieve
 from heedful.data.files import all_lines, find, json_text, lines
 from heedful.errors import HeedfulError
@@ -75,6 +75,14 @@ def test_damaged(tmp_path: Path, suffix: str) -> None:
         data = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[suffix](b"some lines\n" * 100)
         with pytest.raises(HeedfulError, match=r"cannot be unpacked after \d+ bytes"):
             texts(written(tmp_path / f"b.txt{suffix}", data[:-9]))
+
+
+@pytest.mark.parametrize("suffix", [".xls", ".XLSX", ".ods"])
+def test_workbooks_are_no_text(tmp_path: Path, suffix: str) -> None:
+    path = written(tmp_path / f"a{suffix}", b"PK\x03\x04")
+    for settings in (DataSettings(), DataSettings(format="csv")):
+        with pytest.raises(HeedfulError, match=r"is a workbook: save the sheet as CSV$"):
+            read(path, None, settings)
 
 
 @pytest.mark.parametrize("name", ["utf-8-sig", "utf-16", "utf-32", "utf-16-le", "utf-16-be"])

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from heedful.cli.train import FINETUNED
 from heedful.data import KINDS, read
 from heedful.errors import HeedfulError
 from heedful.runs.pretrain_settings import settled
 from heedful.runs.recipes import SAMPLES, copy, offers
-from heedful.runs.settings import TASKS, Wishes
+from heedful.runs.settings import Wishes
 from heedful.shipped import ENCODER
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
             assert settled(["a"], recipe=path).data == ("a",)
             return
         assert offer.use == "heedful finetune TASK DATA --recipe {}"
-        assert all(Wishes.read(task, path) for task in TASKS)
+        assert all(Wishes.read(task, path) for task in FINETUNED)
         return
     task = offer.use.split()[2]
     source = read(path, KINDS[task])

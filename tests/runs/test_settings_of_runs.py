@@ -39,7 +39,8 @@ RECIPES = sorted(
 
 def wished(task: str = "classify", recipe: Path | None = None, *assignments: str, examples: int = 600) -> Any:
     """What a run of so many examples has."""
-    return Wishes.read(task, recipe, assignments).over(defaults(task, examples, fresh=False)[0])
+    asked = "classify" if task == "multiple" else task
+    return Wishes.read(asked, recipe, assignments).over(defaults(task, examples, fresh=False)[0])
 
 
 @pytest.mark.parametrize(
@@ -190,6 +191,8 @@ def test_a_recipe_that_is_not_there_and_a_task_that_is_not_known(tmp_path: Path)
         HeedfulError, match=r'"clasify" is no task \(did you mean "classify"\?\): use one of classify, '
     ):
         Wishes.read("clasify")
+    with pytest.raises(HeedfulError, match='"multiple" is no task of its own: classify does both'):
+        Wishes.read("multiple")
     assert set(FINETUNED) == set(TASKS) - {"multiple"}, "which classify finds out by itself"
 
 
