@@ -24,7 +24,7 @@ def ended(words: list[str]) -> Any:
     return found.value.code
 
 
-@pytest.mark.parametrize("verb", [["pretrain"], ["finetune", "classify"]])
+@pytest.mark.parametrize("verb", [["pretrain"], ["finetune", "classify"], ["distil", "teacher"]])
 def test_it_calls_torchrun(verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
     monkeypatch.setattr("torch.distributed.run.run", called.append)

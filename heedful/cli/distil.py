@@ -8,12 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
+from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, table, write_json
 from heedful.cli.train import AsJson, BadRows, Out, Recipe, skips
 from heedful.errors import HeedfulError
 
 
 def distil(
+    context: typer.Context,
     teacher: Annotated[
         str, typer.Argument(metavar="TEACHER", help="A run, a model folder, or NAME@REVISION on the hub.")
     ],
@@ -37,6 +39,7 @@ def distil(
         list[str] | None, typer.Option("--set", help="A setting, as loss.temperature=4 or seeds=1.")
     ] = None,
     bad_rows: BadRows = "stop",
+    nproc: Nproc = 0,
     as_json: AsJson = False,
 ) -> None:
     """Let a small model learn from a large one.
@@ -54,6 +57,8 @@ def distil(
         teacher=teacher, student=student, losses=loss, recipe=str(recipe or ""), assignments=tuple(assignments or ())
     )
     asked.foreseeable()  # what is wrong is told before torch is imported
+    if nproc:
+        return several(nproc, context.obj)
     folder = out or Path(f"distil-{Path(teacher).absolute().name}")
     given: Any = as_said(data)
     options: dict[str, Any] = {
