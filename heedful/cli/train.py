@@ -259,7 +259,7 @@ def recipe(
 ) -> None:
     """List settings that were tried, or copy one.
 
-    Sample data too.
+    Of finetune, pretrain and distil; sample data too.
     """
     from heedful.runs import recipes
 

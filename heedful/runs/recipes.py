@@ -16,6 +16,11 @@ SAMPLES = {  # the folders of data: what is in each, and the task that it is for
     "tags": ("data: 150 sentences with names of people, places and things", "tag"),
     "questions": ("data: 120 questions on 40 texts, one in six without an answer", "extract"),
 }
+USES = {  # by what a recipe's name begins with
+    "pretrain": "pretrain DATA",
+    "distil": "distil TEACHER DATA",
+    "translate": "finetune rewrite DATA",
+}
 
 
 class Offer(NamedTuple):
@@ -32,7 +37,7 @@ def offers() -> Iterator[Offer]:
     assets = files("heedful") / "assets"
     for path in sorted((assets / "recipes").iterdir(), key=lambda path: path.name):
         about = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        use = "pretrain DATA" if path.name.startswith("pretrain-") else "finetune TASK DATA"
+        use = USES.get(path.name.partition("-")[0], "finetune TASK DATA")
         yield Offer(path.name.removesuffix(".toml"), about, path, f"heedful {use} --recipe {{}}")
     for name, (about, task) in SAMPLES.items():
         yield Offer(name, about, assets / name, f"heedful finetune {task} {{}}")

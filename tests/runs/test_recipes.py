@@ -12,6 +12,7 @@ import pytest
 from heedful.cli.train import FINETUNED
 from heedful.data import KINDS, read
 from heedful.errors import HeedfulError
+from heedful.runs.distil_settings import RECIPES, Asked, LayersStudent, MaskedDistilSettings
 from heedful.runs.pretrain_settings import settled
 from heedful.runs.recipes import SAMPLES, copy, offers
 from heedful.runs.settings import Wishes
@@ -27,6 +28,7 @@ def test_everything_on_offer() -> None:
     assert {"paper", "stable", "patient", "clock", "lean", "layered", "squad"} <= set(names)
     kinds = ("bert", "roberta", "albert", "xlnet", "t5", "gpt2", "electra", "domain")
     assert {f"pretrain-{each}" for each in kinds} <= set(names)
+    assert {"distil-distilbert", "translate-small"} <= set(names)
     assert all(offer.about and len(offer.about) < 120 and "\n" not in offer.about for offer in found)
     assets = ROOT / "heedful" / "assets"
     assert {path.name for path in assets.iterdir()} == {"recipes", ENCODER, *SAMPLES}, (
@@ -44,6 +46,13 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
             assert offer.use == "heedful pretrain DATA --recipe {}"
             assert settled(["a"], recipe=path).data == ("a",)
             return
+        if name.startswith("distil-"):
+            assert offer.use == "heedful distil TEACHER DATA --recipe {}"
+            return Asked(teacher="a", recipe=str(path)).foreseeable()
+        if name.startswith("translate-"):
+            assert offer.use == "heedful finetune rewrite DATA --recipe {}"
+            assert Wishes.read("rewrite", path).foreseen().start.transformer
+            return
         assert offer.use == "heedful finetune TASK DATA --recipe {}"
         assert all(Wishes.read(task, path) for task in FINETUNED)
         return
@@ -56,6 +65,13 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(HeedfulError, match=f"^{name} exists: give another place with --out$"):
         copy(name)
     assert (tmp_path / name / "train.txt").read_text() == "mine"
+
+
+def test_the_recipe_of_distilbert_is_the_paper_s(tmp_path: Path) -> None:
+    path, _ = copy("distil-distilbert", tmp_path / "a.toml")
+    found = Asked(teacher="a", recipe=str(path)).laid(MaskedDistilSettings(teacher="a"))
+    assert found.loss == RECIPES["triple"]
+    assert found.student == LayersStudent(layers=6, take=(0, 2, 4, 7, 9, 11), family="distilbert")
 
 
 def test_another_place(tmp_path: Path) -> None:

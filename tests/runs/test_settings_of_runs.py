@@ -32,9 +32,7 @@ from heedful.train import fit, loop, optim, settings
 from heedful.train.settings import AdamW, Epochs, Google, Minutes
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted(
-    path for path in Path(str(files("heedful") / "assets" / "recipes")).iterdir() if "pretrain" not in path.stem
-)
+RECIPES = sorted(path for path in Path(str(files("heedful") / "assets" / "recipes")).iterdir() if "-" not in path.stem)
 
 
 def wished(task: str = "classify", recipe: Path | None = None, *assignments: str, examples: int = 600) -> Any:
