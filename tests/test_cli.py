@@ -562,7 +562,9 @@ def test_evaluate_shows_and_writes(run: Any, tuned: Path, tmp_path: Path, monkey
     done = run("evaluate", tuned / "run", "--data", tuned / "data", "--predictions", test, "--overwrite")
     assert done.code == 2 and "test.csv is the data itself: give another file" in done.err and test.read_bytes() == kept
     found = run("evaluate", tuned / "run", "--data", tuned / "data", "--split", "dev", "--json")
-    assert found.err == "" and found.json == [{"split": "dev"} | results["dev"] | {"bad_rows": {}}]
+    assert found.err == "" and found.json == [
+        {"split": "dev"} | results["dev"] | {"bad_rows": {}, "precision": "float32"}
+    ]
     (tmp_path / "a.csv").write_text("text,label\nthe cat,good\nthe dog,\n")
     done = run("evaluate", tuned / "run", "--data", "a.csv", "--bad-rows", "skip")
     assert done.out.startswith("a.csv, "), "a file alone is not called train"
@@ -661,7 +663,7 @@ def test_evaluate_errors_teach(run: Any, tuned: Path) -> None:
         ([*given, "--suite", "gleu"], '--suite is "gleu": there is glue'),
         ([*given, "--suite", "glue", "--split", "dev"], "--split is not for a suite, which says itself"),
         ([*given, *given, "--suite", "glue"], "--data is given several times"),
-        ([*given, "--precision", "float"], '--precision is "float" (did you mean "float32"?)'),
+        ([*given, "--precision", "float"], '(did you mean "float32"?): use one of auto'),
         ([*given, "--split", "tests"], 'there is no split "tests", but train, dev, test (did you mean "test"?)'),
         ([*given, "--set", "fromat=csv"], 'fromat is not a setting (did you mean "format"?)'),
         ([*given, "--suite", "glue"], "nothing to evaluate"),

@@ -8,21 +8,19 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from heedful.cli import bench, distil, export, kernels, look, pretrain, serve, study, train
 from heedful.cli.show import clean, facts_of, note, show, show_warning, table, write_json
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
-from heedful.infer.precision import PrecisionOrAuto
 
 if TYPE_CHECKING:
     from heedful.infer.engine import Engine
     from heedful.tasks import Writing
 
 CHUNK = 256  # lines of stdin that are answered at once
-PRECISIONS: tuple[PrecisionOrAuto, ...] = get_args(PrecisionOrAuto)
 DTYPES = ("float32", "bfloat16", "float16")
 SPINS = "10000"  # how often a thread of GNU's OpenMP looks for work before it sleeps; its own default is 300,000
 
@@ -289,17 +287,14 @@ def predict(
     JSON lines or Parquet are answered into a folder of parts; the same command goes on where one was stopped, and
     several at once share the work.
     """
-    if precision not in PRECISIONS:
-        raise HeedfulError(
-            f"--precision is {precision!r}{did_you_mean(precision, PRECISIONS)}: use one of {', '.join(PRECISIONS)}"
-        )
+    how = train.precision_of(precision)
     if file is None and (named := _of_files(out, form, rows, without_inputs, assignments)):
         raise HeedfulError(f"{named} is for files: name them with --file")
     chunks = iter(()) if file else _texts(texts)
     from heedful.infer.engine import Engine
     from heedful.native import unused
 
-    engine = Engine(run, head=head, precision=precision, device=device)
+    engine = Engine(run, head=head, precision=how, device=device)
     if said := unused():
         note(said)
     options = {"pair": pair, "question": question, "choice": choice or None}
@@ -313,8 +308,8 @@ def predict(
         from heedful.cli.predict_files import predict_files
 
         return predict_files(
-            engine,
             run,
+            engine,
             [*file, *map(Path, texts or ())],
             out,
             rows=rows,

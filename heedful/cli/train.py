@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 from shlex import quote
 from shutil import which
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, get_args
 
 import typer
 
 from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, note_reading, table, write_json
 from heedful.errors import HeedfulError, did_you_mean
+from heedful.infer.precision import PrecisionOrAuto
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
@@ -21,7 +22,7 @@ Out = Annotated[Path | None, typer.Option(help="The run folder; one that was int
 Recipe = Annotated[Path | None, typer.Option(help="Settings as a .toml or .json file; see heedful recipe ls.")]
 BadRows = Annotated[str, typer.Option("--bad-rows", help='"stop", or "skip": set aside in a file and counted.')]
 FINETUNED = ("classify", "regress", "tag", "extract", "choose", "embed", "rewrite")
-PRECISIONS = ("float32", "bfloat16", "auto")
+PRECISIONS: tuple[PrecisionOrAuto, ...] = get_args(PrecisionOrAuto)
 PLAIN = ("loss", "mse", "best_exact_threshold", "best_f1_threshold", "pearson", "spearman", "matthews")  # no shares
 DETAILS = ("weighted", "macro_p", "macro_r", "micro_p", "micro_r")  # beginnings of numbers that are left to --json
 
@@ -159,7 +160,9 @@ def evaluate(
     split: Annotated[str | None, typer.Option(help="Which split; test where there is one, else dev.")] = None,
     predictions: Annotated[Path | None, typer.Option(help="Write all answers there, the worst mistakes first.")] = None,
     overwrite: Overwrite = False,
-    precision: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is fast.")] = "float32",
+    precision: Annotated[
+        str, typer.Option(help="float32, bfloat16, int8, or auto: as predict and serve answer in it.")
+    ] = "float32",
     device: OnDevice = "cpu",
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help='How data is read, as columns.text="review".')
@@ -177,7 +180,7 @@ def evaluate(
     from heedful.runs.settings import as_trained
     from heedful.settings import apply
 
-    how = _precision(precision)
+    how = precision_of(precision)
     if overwrite and predictions is None:
         raise HeedfulError("--overwrite would change nothing: it is for a file of --predictions; leave it out")
     usual, _ = as_trained(run)
@@ -211,8 +214,10 @@ def evaluate(
         names = ", ".join(Path(place).name for place in done.trained_on[:3])
         note(clean(f"{names}: this run was trained on it, so the numbers say what it remembers, not how good it is"))
     if as_json:
-        left_out = {"bad_rows": done.bad_rows}
-        return write_json({"split": done.split, "numbers": done.numbers, "intervals": done.intervals} | left_out)
+        about = {"bad_rows": done.bad_rows, "precision": done.precision}
+        return write_json({"split": done.split, "numbers": done.numbers, "intervals": done.intervals} | about)
+    if how == "auto":
+        note(f"it answered in {done.precision}, as predict and serve do with auto")
     for sentence in done.stated:
         note(clean(sentence))
     for file, count in done.bad_rows.items():
@@ -232,7 +237,7 @@ def _suite(
     run: str,
     data: list[Path],
     suite: str,
-    how: Literal["float32", "bfloat16", "auto"],
+    how: PrecisionOrAuto,
     device: str,
     as_json: bool,
 ) -> None:
@@ -317,11 +322,11 @@ def skips(given: str) -> bool:
     return given == "skip"
 
 
-def _precision(given: str) -> Literal["float32", "bfloat16", "auto"]:
-    match given:
-        case "float32" | "bfloat16" | "auto":
-            return given
-    raise HeedfulError(f'--precision is "{given}"{did_you_mean(given, PRECISIONS)}: use float32, bfloat16, or auto')
+def precision_of(given: str) -> PrecisionOrAuto:
+    for known in PRECISIONS:
+        if given == known:
+            return known
+    raise HeedfulError(f"--precision is {given!r}{did_you_mean(given, PRECISIONS)}: use one of {', '.join(PRECISIONS)}")
 
 
 def _example(task: str) -> str:

@@ -6,15 +6,17 @@ import warnings
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from heedful.checkpoint import Loaded, load
 from heedful.checkpoint.files import UnfinishedError
 from heedful.data import DataSettings, Source, Stop, read
 from heedful.data.bad import BadRows
 from heedful.data.tags import unsaid
-from heedful.device import precision as precision_of
+from heedful.device import device_of
 from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.infer.precision import Precision, PrecisionOrAuto
+from heedful.infer.quantize import fastest, ready, tried
 from heedful.model.config import Choice, Classes, NextToken, SentenceEmbedding, Span, TokenClasses
 from heedful.runs.folder import DATA, SETTINGS, read_json, trained_on
 from heedful.runs.making import embedding, survey, tokenizer_of
@@ -44,7 +46,6 @@ GLUE_FOLDERS = {  # of each task: its entries in the suite, and the split that e
 }
 LONG: Long = "windows"
 WRITES = RewriteSettings()  # the usual, as it is written in an evaluation
-Precision = Literal["auto", "float32", "bfloat16"]  # auto: bfloat16 where the processor has instructions for it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +59,7 @@ class Evaluated:
     stated: tuple[str, ...]  # about the data
     bad_rows: dict[str, int]  # left out, by file
     trained_on: tuple[str, ...] = ()  # files of the split that the run learned from
+    precision: Precision = "float32"  # in which it answered; of a model that is given, its own
 
 
 def evaluate(
@@ -71,7 +73,7 @@ def evaluate(
     bad_rows: BadRows | None = None,
     predictions: Path | None = None,
     overwrite: bool = False,
-    precision: Precision = "float32",
+    precision: PrecisionOrAuto = "float32",
     revision: str | None = None,
     device: str = "cpu",
 ) -> Evaluated:
@@ -80,14 +82,21 @@ def evaluate(
     Data are read as the run read its own, unless `settings` say how; long texts are cut where the run cut them, or as
     `long` says ("windows" or "cut"; a model that is given has no run and sees them in windows); one that writes does so
     as in its run, with as many beams and tokens, or as `writes` says.
+    In a lower `precision` it answers as an engine does, whatever is lost, and "auto" is the one that an engine takes.
     Memory does not grow with the data but for Spearman's rho, thresholds and retrieval; results do not depend on
     batches. `predictions` is a new file, or with `overwrite` any but the data, that gets all answers, the worst
     mistakes first.
     """
     if predictions is not None and predictions.exists() and not overwrite:
         raise HeedfulError(f"{predictions} exists: give another file, or --overwrite to replace it")
-    loaded = run if isinstance(run, Loaded) else load(run, revision=revision, device=device)
-    usual, trained = (DataSettings(dev=0.0), LONG) if isinstance(run, Loaded) else as_trained(run)
+    taken: Precision = "float32"
+    if isinstance(run, Loaded):
+        if precision != "float32":
+            raise HeedfulError(f"this model is loaded already: to measure it in {precision}, give its folder")
+        loaded, usual, trained = run, DataSettings(dev=0.0), LONG
+    else:
+        loaded, taken = answering(run, precision, revision, device)
+        usual, trained = as_trained(run)
     source = source_for(loaded, data, settings or usual, bad_rows or Stop())
     if predictions is not None and predictions.exists():
         _keep_data(predictions, source)
@@ -96,8 +105,7 @@ def evaluate(
     task, loaded = task_of(loaded, source, chosen, long or trained, writes)
     examples = source.examples(chosen)
     try:
-        how = precision_of(precision, next(loaded.parameters()).device)
-        measured = measure(task, loaded, examples, precision=how, predictions=predictions)
+        measured = measure(task, loaded, examples, predictions=predictions)
     except OSError as error:
         raise HeedfulError(f"{predictions or data} cannot be written or read: {error.strerror or error}") from error
     return Evaluated(
@@ -108,7 +116,21 @@ def evaluate(
         stated=source.stated,
         bad_rows=dict(source.sieve.bad),
         trained_on=() if isinstance(run, Loaded) else trained_on(run, source.places.get(chosen, ())),
+        precision=taken,
     )
+
+
+def answering(
+    run: str | Path, precision: PrecisionOrAuto, revision: str | None = None, device: str = "cpu"
+) -> tuple[Loaded, Precision]:
+    """The model as an engine computes it in that precision, or for "auto" in the one that an engine takes."""
+    place = device_of(device)
+    taken = fastest(tried(run, revision=revision, device=place)) if precision == "auto" else precision
+    if taken == "int8" and place.type != "cpu":
+        raise HeedfulError(f"int8 is for the processor: on {place.type} take float32, bfloat16 or auto")
+    if taken == "float32":
+        return load(run, revision=revision, device=place), taken
+    return ready(run, taken, revision=revision, device=place).loaded, taken
 
 
 def _keep_data(predictions: Path, source: Source[Any]) -> None:
@@ -204,7 +226,7 @@ def task_of(
 
 
 def suite(
-    run: str | Path, data: str | Path, *, precision: Precision = "float32", device: str = "cpu"
+    run: str | Path, data: str | Path, *, precision: PrecisionOrAuto = "float32", device: str = "cpu"
 ) -> dict[str, dict[str, Any]]:
     """Every GLUE task of which the data and a model are there: name -> its official numbers and "score".
 
@@ -216,14 +238,15 @@ def suite(
         if not place.is_dir() or model is None:
             continue
         try:
-            loaded = load(model, device=device)
+            loaded, taken = answering(model, precision, device=device)
         except UnfinishedError as unfinished:
             warnings.warn(f"{folder} is left out: {unfinished}", HeedfulWarning, stacklevel=2)
             continue
         for name, split in names.items():
-            measured = evaluate(loaded, place, split=split, long=as_trained(model)[1], precision=precision)
+            measured = evaluate(loaded, place, split=split, long=as_trained(model)[1])
             scores = GLUE[name].scores(_official(name, measured.numbers))
-            found[name] = scores | {"split": split, "count": measured.numbers["count"], "model": str(model)}
+            about = {"split": split, "count": measured.numbers["count"], "model": str(model), "precision": taken}
+            found[name] = scores | about
     if not found:
         held = [name for name in GLUE_FOLDERS if (Path(data) / name).is_dir()]
         raise HeedfulError(

@@ -23,6 +23,7 @@ from heedful.cli import main
 from heedful.data import DataSettings, Labelled, LeaveOut, SetAside, Stop, read
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
+from heedful.infer.quantize import ready
 from heedful.runs import evaluate as evaluation
 from heedful.runs import finetune as module
 from heedful.runs import scoring
@@ -240,6 +241,24 @@ def test_the_token_budget_does_not_matter(
     for name, value in expected.numbers.items():
         if name != "calibration":
             assert found.numbers[name] == (pytest.approx(value, abs=1e-6) if isinstance(value, float) else value)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_precisions_are_those_of_engines(single: Path, precision: Any) -> None:
+    served = ready(single / "run", precision).loaded
+    found = evaluate(single / "run", single / "data", precision=precision)
+    assert found.precision == precision
+    assert found.numbers == evaluate(served, single / "data").numbers
+    assert found.numbers != evaluate(single / "run", single / "data").numbers
+    with pytest.raises(HeedfulError, match=f"loaded already: to measure it in {precision}, give its folder"):
+        evaluate(served, single / "data", precision=precision)
+
+
+def test_auto_is_what_an_engine_takes(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heedful.runs.evaluate.tried", lambda *given, **more: given)
+    for taken in ("float32", "int8"):
+        monkeypatch.setattr("heedful.runs.evaluate.fastest", lambda trials, taken=taken: taken)
+        assert evaluate(single / "run", single / "data", precision="auto").precision == taken
 
 
 def test_bfloat16_is_near(single: Path) -> None:
