@@ -53,6 +53,7 @@ def test_two_processes_make_one_run(tmp_path: Path, shard: str) -> None:
     found = documents(90)
     data = corpus_of(tmp_path, found, trained(found)).folder
     calm = ["--set", "train.optimiser.eps=1e-2", "--set", "train.optimiser.rate=2e-2"]
+    calm += ["--set", "train.precision=float32"]
     left = []
     for number, more in enumerate([["--nproc", "2", "--set", f"train.shard={shard}"], []]):
         out = tmp_path / str(number)
