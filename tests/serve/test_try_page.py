@@ -8,15 +8,22 @@ import os
 import re
 import shutil
 import subprocess
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from asking import ask
 from folders import make
 
-from heedful.serve.run import background
+from heedful.serve.app import FILES, WEB
+from heedful.serve.run import Running, background
 
 pytestmark = [
     pytest.mark.skipif(not (shutil.which("chromedriver") and shutil.which("chromium")), reason="no chromium is here"),
@@ -52,6 +59,31 @@ class Browser:
     def run(self, script: str) -> Any:
         """What a script gives that is called back."""
         return self.ask("/execute/async", script=f"const done = arguments[0]; {script}", args=[])
+
+    def text(self, name: str) -> str:
+        """What stands in an element, or is chosen there."""
+        element = f"document.getElementById({json.dumps(name)})"
+        return str(self.run(f"const at = {element}; done(at.value ?? at.textContent)"))
+
+    def change(self, name: str, value: str) -> None:
+        """Choose something."""
+        self.run(
+            f"const at = document.getElementById({json.dumps(name)}); at.value = {json.dumps(value)};"
+            "at.dispatchEvent(new Event('change')); done()"
+        )
+
+    def asks(self, body: Any) -> None:
+        """Send this body, and wait for the answer."""
+        self.run(f"document.getElementById('body').value = {json.dumps(json.dumps(body))}; done()")
+        self.run("document.querySelector('button').click(); done()")
+        self.until(lambda: " ms" in self.text("status"))
+
+    def until(self, true: Callable[[], bool]) -> None:
+        """Wait for something."""
+        end = time.monotonic() + 20
+        while not true():
+            assert time.monotonic() < end, "the page did not get there"
+            time.sleep(0.02)
 
     def picture(self, file: Path) -> None:
         file.write_bytes(base64.b64decode(self.ask("/screenshot", "GET")))
@@ -132,3 +164,228 @@ def test_its_links_are_followed_with_the_key(tmp_path: Path, browser: Browser) -
             assert found == [False, True, "/"], link
         if folder := os.environ.get("HEEDFUL_PICTURES"):
             browser.picture(Path(folder, "page-openapi.png"))
+
+
+# -- rows -----------------------------------------------------------------------------------------------------------
+
+ROWS = """
+done([...document.querySelectorAll("#shown tr")].map((row) => [...row.cells].map(
+  (cell) => cell.firstElementChild?.localName === "progress" ? "bar" : cell.textContent)));
+"""
+Rows = list[list[str]]
+
+
+def sure(name: str, share: float) -> list[str]:
+    return [name, "bar", f"{share:.4f}"]
+
+
+def labels(found: Any) -> Rows:
+    return [sure(each["label"], each["score"]) for each in found]
+
+
+def tagged(found: Any) -> Rows:
+    names = [(each["text"], each["label"], each["probability"]) for each in found["entities"]]
+    return [[text, label, "bar", f"{share:.4f}"] for text, label, share in names]
+
+
+def filled(mask: Any) -> Rows:
+    return [sure(each["text"] or each["token"], each["probability"]) for each in mask["tokens"]]
+
+
+def filled_apart(found: Any) -> Rows:
+    (one, two), (three,) = (each["masks"] for each in found)
+    first = [["text 1, mask 1"], *filled(one), ["text 1, mask 2"], *filled(two)]
+    return [*first, ["text 2"], *filled(three)]
+
+
+SHOWN: list[tuple[str, str, dict[str, Any], Callable[[Any], Rows]]] = [
+    ("single", "/predict", {"inputs": "a cat"}, labels),
+    (
+        "single",
+        "/predict",
+        {"inputs": [["a cat"], ["a dog"]]},
+        lambda found: [["text 1"], *labels(found[0]), ["text 2"], *labels(found[1])],
+    ),
+    ("multiple", "/predict", {"inputs": "a cat"}, labels),
+    ("regression", "/predict", {"inputs": "a cat"}, lambda found: [["stars", f"{found[0]['score']:.4f}"]]),
+    (
+        "regression",
+        "/rerank",
+        {"query": "a cat", "texts": ["a dog", "a mat"]},
+        lambda found: [[f"text {each['index'] + 1}", f"{each['score']:.4f}"] for each in found],
+    ),
+    ("tag", "/tag", {"inputs": "ada lives in paris and she wrote it"}, tagged),
+    (
+        "span",
+        "/answer",
+        {"inputs": {"question": "who?", "context": "ada wrote it"}},
+        lambda found: [[found["answer"], f"{found['score']:.4f}"]],
+    ),
+    (
+        "choice",
+        "/choose",
+        {"inputs": {"prompt": "a cat", "choices": ["sat", "ran"]}},
+        lambda found: [sure(found["choice"], found["probability"])],
+    ),
+    (
+        "next",
+        "/follows",
+        {"inputs": [["a cat", "it sat"]]},
+        lambda found: [sure("the second text follows the first", found[0]["follows"])],
+    ),
+    ("masked", "/fill", {"inputs": "the [MASK]", "top_k": 3}, lambda found: filled(found["masks"][0])),
+    ("masked", "/fill", {"inputs": ["the [MASK] on [MASK]", "[MASK]"], "top_k": 2}, filled_apart),
+    ("embed", "/embed", {"inputs": "a cat"}, lambda found: []),
+]
+
+
+def test_rows_of_answers(served: Running, browser: Browser) -> None:
+    """A bar is a probability; any other number stands alone."""
+    browser.ask("/url", url=served.url + "/")
+    browser.until(lambda: browser.text("model") != "")
+    for model, route, body, rows in SHOWN:
+        browser.run("document.getElementById('body').value = ''; done()")
+        browser.change("model", model)
+        browser.until(lambda: browser.text("body") != "")
+        browser.change("route", route)
+        browser.asks(body)
+        found = ask(served.port, route, {**body, "model": model})
+        assert browser.run(ROWS) == rows(found.json), (model, route)
+        assert browser.run("done(document.getElementById('whole').open)") == (model == "embed")
+        if folder := os.environ.get("HEEDFUL_PICTURES"):
+            browser.picture(Path(folder, f"page-{model}{route.replace('/', '-')}.png"))
+
+
+# -- a server that is made up -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def acting(answer: Callable[[str], tuple[int, Any]]) -> Iterator[str]:
+    """The page, on a server with these answers."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path in FILES:
+                name, kind = FILES[self.path]
+                return self.reply(200, kind, (WEB / name).read_bytes())
+            status, found = answer(self.path)
+            if isinstance(found, str):
+                return self.reply(status, "text/plain", found.encode())
+            return self.reply(status, "application/json", json.dumps(found).encode())
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.do_GET()
+
+        def reply(self, status: int, kind: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-type", kind)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *said: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+FORM = {"summary": "asks", "requestBody": {"content": {"application/json": {"example": {"inputs": []}}}}}
+DOCUMENT = {"paths": {path: {"post": FORM} for path in ("/answer", "/tag")}}
+NAMES = ["first", "slow", "quick"]
+NOTHING = {"answer": "", "start": 0, "end": 0, "score": 5.5, "no_answer_score": 7.25, "windows": 1, "best": "ada"}
+
+
+def about(path: str) -> tuple[int, Any]:
+    """What /info says of the model that the path names, of these three."""
+    name = parse_qs(urlsplit(path).query).get("model", NAMES)[0]
+    known = {"model_id": name, "model_dtype": "float32", "model_type": {"span": {}}, "family": f"the family of {name}"}
+    return 200, known | {"parameters": 1, "routes": ["/answer", "/tag"], "models": [*NAMES, "gone"]}
+
+
+def test_a_server_that_loads_is_asked_again(browser: Browser) -> None:
+    ready = Event()
+
+    def answer(path: str) -> tuple[int, Any]:
+        if path == "/openapi.json":
+            return 200, DOCUMENT
+        return about(path) if ready.is_set() else (503, {"error": "the model is loading", "error_type": "unhealthy"})
+
+    with acting(answer) as url:
+        browser.ask("/url", url=url)
+        browser.until(lambda: browser.text("facts") != "…")
+        assert browser.text("facts") == "503 · the model is loading; asked again until it answers"
+        ready.set()
+        browser.until(lambda: "the family of first" in browser.text("facts"))
+        assert browser.text("model") == "first" and browser.text("told") == "asks"
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "told"),
+    [
+        (401, "Authorization: Bearer KEY", "401 · give a key"),
+        (500, "something went wrong", "500 · something went wrong"),
+    ],
+)
+def test_no_other_trouble_is_asked_again(browser: Browser, status: int, error: str, told: str) -> None:
+    with acting(lambda path: (status, {"error": error})) as url:
+        browser.ask("/url", url=url)
+        browser.until(lambda: browser.text("facts") != "…")
+        assert browser.text("facts") == told
+
+
+def test_the_model_that_was_chosen_last_is_shown(browser: Browser) -> None:
+    """What comes for one that was chosen before it is passed over; one that cannot be shown is not chosen."""
+    go = Event()
+
+    def answer(path: str) -> tuple[int, Any]:
+        if path == "/openapi.json":
+            return 200, DOCUMENT
+        if "slow" in path:
+            go.wait(20)
+        return (404, {"error": "there is no model of this name"}) if "gone" in path else about(path)
+
+    with acting(answer) as url:
+        browser.ask("/url", url=url)
+        browser.until(lambda: browser.text("model") == "first")
+        browser.change("model", "slow")
+        browser.change("model", "quick")
+        browser.until(lambda: "of quick" in browser.text("facts"))
+        go.set()
+        came = f"done(performance.getEntriesByName('{url}/info?model=slow').length > 0)"
+        browser.until(lambda: bool(browser.run(came)))
+        assert browser.text("model") == "quick" and "of quick" in browser.text("facts")
+        browser.change("model", "gone")
+        browser.until(lambda: browser.text("status") != "")
+        assert browser.text("status") == "404 · there is no model of this name"
+        assert browser.text("model") == "quick" and "of quick" in browser.text("facts")
+
+
+def test_no_answer_words_without_entities_and_the_end_of_a_long_answer(browser: Browser) -> None:
+    word = {"start": 0, "end": 3}
+    words = [word | {"word": "ada", "label": "O", "probability": 0.5}, word | {"word": "x", "label": None}]
+    words[1]["probability"] = None
+    answers = {
+        "/openapi.json": DOCUMENT,
+        "/answer": NOTHING,
+        "/tag": {"words": words, "entities": [], "windows": 1},
+        "/metrics": "x" * 101_234,
+    }
+    with acting(lambda path: (200, answers[path]) if path in answers else about(path)) as url:
+        browser.ask("/url", url=url)
+        browser.until(lambda: browser.text("model") == "first")
+        browser.asks({})
+        assert browser.run(ROWS) == [["(none)", "7.2500"]]
+        browser.change("route", "/tag")
+        browser.asks({})
+        assert browser.run(ROWS) == [["ada", "O", "bar", "0.5000"], ["x", "", "", ""]]
+        browser.run("document.querySelector('nav a[href=\"/metrics\"]').click(); done()")
+        browser.until(lambda: browser.text("answer").startswith("x"))
+        assert browser.text("answer") == "x" * 100_000 + "\n… and 1,234 more characters"

@@ -1,7 +1,11 @@
 // The routes of the loaded models, a body to send, and the answer; every text from outside becomes a text node.
 
 const at = (id) => document.getElementById(id);
+const MOST = 100_000; // characters of an answer that are shown
+const AGAIN = 1_000; // milliseconds until a server that loads is asked again
 let paths = {};
+let info; // of the model that is shown
+let wish = 0; // how often a model was asked for; what comes for an earlier wish is passed over
 
 function element(name, text, kind) {
   const made = document.createElement(name);
@@ -17,17 +21,39 @@ function headers() {
 
 async function get(path) {
   const answer = await fetch(path, { headers: headers() });
-  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
-  return answer.json();
+  if (answer.ok) return answer.json();
+  const { error = path } = await answer.json().catch(() => ({}));
+  throw Object.assign(new Error(`${answer.status} · ${error}`), { status: answer.status });
 }
 
 function options(select, values) {
   select.replaceChildren(...values.map((value) => new Option(value, value)));
 }
 
+// The model of this name; "" is the first one, when the page begins.
 async function showModel(name) {
-  const info = await get(name ? `/info?model=${encodeURIComponent(name)}` : "/info");
-  if (!name) options(at("model"), info.models);
+  const mine = ++wish;
+  try {
+    if (!name) ({ paths } = await get("/openapi.json"));
+    const found = await get(name ? `/info?model=${encodeURIComponent(name)}` : "/info");
+    if (mine !== wish) return;
+    if (!name) options(at("model"), found.models);
+    showInfo(found);
+  } catch (error) {
+    if (mine !== wish) return;
+    const told = error.status === 401 ? "401 · give a key" : error.message;
+    if (name) {
+      say(told, true);
+      at("model").value = info.model_id;
+    } else {
+      at("facts").textContent = told + (error.status === 503 ? "; asked again until it answers" : "");
+      if (error.status === 503) setTimeout(() => mine === wish && showModel(""), AGAIN);
+    }
+  }
+}
+
+function showInfo(found) {
+  info = found;
   at("model").value = info.model_id;
   at("facts").textContent = [
     info.family, Object.keys(info.model_type)[0], `${info.parameters.toLocaleString("en")} parameters`, info.model_dtype,
@@ -42,26 +68,69 @@ function showRoute() {
   at("body").value = JSON.stringify(asked?.requestBody.content["application/json"].example ?? {}, null, 2);
 }
 
-function bars(answer) {
-  const rows = [answer].flat(2).filter((each) => each !== null && typeof each === "object");
+// Groups of rows that an answer of a route is shown as: a name, perhaps its kind, and a probability or another number.
+const GROUPS = {
+  "/predict": (found) => {
+    const what = info.model_type.classifier.problem === "regression" ? "number" : "probability";
+    return [found.map(({ label, score }) => ({ name: label, [what]: score }))];
+  },
+  "/rerank": (found) => [found.map(({ index, text, score }) => ({ name: text ?? `text ${index + 1}`, number: score }))],
+  "/tag": ({ entities, words }) => [
+    (entities.length ? entities : words).map(({ text, word, label, probability }) => (
+      { name: text ?? word, kind: label ?? "", probability }
+    )),
+  ],
+  "/answer": ({ answer, score, no_answer_score }) => [
+    [{ name: answer || "(none)", number: answer ? score : no_answer_score }],
+  ],
+  "/choose": ({ choice, probability }) => [[{ name: choice, probability }]],
+  "/follows": ({ follows }) => [[{ name: "the second text follows the first", probability: follows }]],
+  "/fill": ({ masks }) =>
+    masks.map(({ tokens }) => tokens.map(({ text, token, probability }) => ({ name: text || token, probability }))),
+};
+
+function draw(route, answer) {
+  const one = ["/predict", "/rerank"].includes(route) && !Array.isArray(answer[0]); // a list is of one text there
+  const texts = route in GROUPS ? (Array.isArray(answer) && !one ? answer : [answer]).map(GROUPS[route]) : [];
   const table = element("table");
-  for (const each of rows.flatMap((row) => row.masks?.flatMap((mask) => mask.tokens) ?? row.entities ?? [row])) {
-    const share = each.probability ?? each.score;
-    const name = each.label ?? each.token ?? each.answer ?? each.choice ?? each.text;
-    if (typeof share !== "number" || typeof name !== "string") continue;
-    const row = element("tr");
-    const cell = element("td");
-    cell.append(element("bdi", name));
-    const bar = element("td", undefined, "bar");
-    const shown = element("progress");
-    shown.value = Math.max(0, Math.min(1, share));
-    shown.setAttribute("aria-hidden", "true");
-    bar.append(shown);
-    row.append(cell, bar, element("td", share.toFixed(4), "number"));
-    table.append(row);
+  for (const [text, groups] of texts.entries()) {
+    for (const [mask, rows] of groups.entries()) {
+      const names = [texts.length > 1 && `text ${text + 1}`, groups.length > 1 && `mask ${mask + 1}`].filter(Boolean);
+      const body = table.createTBody();
+      if (names.length) {
+        const heading = element("th", names.join(", "));
+        heading.colSpan = 4;
+        heading.scope = "rowgroup";
+        body.insertRow().append(heading);
+      }
+      body.append(...rows.map(rowOf));
+    }
   }
   at("shown").replaceChildren(...(table.rows.length ? [table] : []));
   at("whole").open = table.rows.length === 0;
+}
+
+function rowOf({ name, kind, probability, number }) {
+  const row = element("tr");
+  for (const text of kind === undefined ? [name] : [name, kind]) row.insertCell().append(element("bdi", text));
+  if (number === undefined) {
+    const cell = row.insertCell();
+    cell.className = "bar";
+    if (probability !== null) {
+      const bar = element("progress");
+      bar.value = probability;
+      bar.setAttribute("aria-hidden", "true");
+      cell.append(bar);
+    }
+  }
+  row.append(element("td", (number ?? probability)?.toFixed(4), "number"));
+  return row;
+}
+
+function write(text) {
+  const more = text.length - MOST;
+  const end = more > 0 ? `\n… and ${more.toLocaleString("en")} more characters` : "";
+  at("answer").textContent = text.slice(0, MOST) + end;
 }
 
 function say(text, wrong) {
@@ -78,15 +147,16 @@ async function ask(event) {
   const start = performance.now();
   try {
     const body = { ...JSON.parse(at("body").value), model: at("model").value };
-    const answer = await fetch(at("route").value, {
+    const route = at("route").value;
+    const answer = await fetch(route, {
       method: "POST",
       headers: { ...headers(), "content-type": "application/json" },
       body: JSON.stringify(body),
     });
     const found = await answer.json();
     say(`${answer.status} · ${Math.round(performance.now() - start)} ms`, !answer.ok);
-    at("answer").textContent = JSON.stringify(found, null, 2).slice(0, 100_000);
-    bars(answer.ok ? found : []);
+    write(JSON.stringify(found, null, 2));
+    draw(answer.ok ? route : "", found);
     at("found").hidden = false;
   } catch (error) {
     say(String(error.message), true);
@@ -105,21 +175,12 @@ async function follow(event) {
     const json = answer.headers.get("content-type").startsWith("application/json");
     const found = json ? JSON.stringify(await answer.json(), null, 2) : await answer.text();
     say(answer.status === 401 ? "401 · give a key above" : String(answer.status), !answer.ok);
-    at("answer").textContent = found.slice(0, 100_000);
-    bars([]);
+    write(found);
+    draw("", found);
     at("found").hidden = false;
   } catch (error) {
     say(String(error.message), true);
     at("found").hidden = true;
-  }
-}
-
-async function begin() {
-  try {
-    paths = (await get("/openapi.json")).paths;
-    await showModel("");
-  } catch (error) {
-    at("facts").textContent = `${error.message}; a key may be needed`;
   }
 }
 
@@ -130,5 +191,5 @@ at("body").addEventListener("keydown", (event) => {
 });
 at("model").addEventListener("change", () => showModel(at("model").value));
 at("route").addEventListener("change", showRoute);
-at("key").addEventListener("change", begin);
-begin();
+at("key").addEventListener("change", () => showModel(""));
+showModel("");
