@@ -10,7 +10,7 @@ Vector = list[float]
 
 
 class Label(Struct, kw_only=True):
-    """A label and how sure the model is of it; `chosen`, where any number of labels may be."""
+    """A label and how sure the model is of it, or its number in a regression; `chosen`: where there may be several."""
 
     label: str
     score: float
