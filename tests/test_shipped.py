@@ -34,6 +34,7 @@ def test_it_is_small_and_read_by_its_name() -> None:
 
 def test_transformers_computes_the_same() -> None:
     folder, loaded = shipped(ENCODER), heedful.load(ENCODER)
+    assert loaded.source == heedful.load(f"{ENCODER}@main").source == ENCODER
     theirs, info = transformers.BertForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert loaded.tokenizer is not None

@@ -178,8 +178,8 @@ def load(
     if isinstance(config.head, SentenceEmbedding):
         sentences.check_case(folder, loaded.tokenizer)
     loaded.thresholds, loaded.scores, loaded.between = (_fact(folder, name) for name in FACTS)
-    local = os.path.isdir(name) or shipped(str(name))
-    loaded.source = str(name) if local else f"{hub.name_and_revision(name)[0]}@{folder.name}"
+    asked = hub.name_and_revision(name)[0]
+    loaded.source = asked if os.path.isdir(name) or shipped(asked) else f"{asked}@{folder.name}"
     loaded.unused = unused
     if unused:
         loaded.spare = _spare(config, every, unused, folder, dtype)

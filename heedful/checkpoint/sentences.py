@@ -83,10 +83,14 @@ def _prompts(path: Path) -> tuple[tuple[tuple[str, str], ...], str | None]:
     """Prompts by name and the similarity, which saving keeps; what would change the vectors of all texts is refused."""
     values = read_json(path) if path.exists() else {}
     prompts, similarity = values.get("prompts") or {}, values.get("similarity_fn_name")
+    if isinstance(prompts, dict):
+        prompts = {name: "" if text is None else text for name, text in prompts.items()}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise HeedfulError(f"{path}: prompts is {prompts!r:.80}; expected an object of names and texts")
     name, width = values.get("default_prompt_name"), values.get("truncate_dim")
-    if name is not None and (text := prompts.get(str(name))) != "":
+    if name is not None and name not in (names := list(prompts)):
+        raise HeedfulError(f"{path}: default_prompt_name is {name!r:.80}, none of {names!r:.80}: set it to null")
+    if name is not None and (text := prompts[name]):
         raise HeedfulError(
             f"{path}: default_prompt_name is {name!r:.80}, so sentence-transformers puts {text!r:.80} before every "
             "text, and Heedful does not: put it before your texts, and set default_prompt_name to null"

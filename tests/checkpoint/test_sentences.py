@@ -111,11 +111,12 @@ def test_several_poolings_stand_in_their_order(tmp_path: Path, given: dict[str, 
 
 def test_prompts_and_the_similarity_are_kept(folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(folder, tmp_path / "model")
-    known = {"prompts": {"query": "query: ", "none": ""}, "default_prompt_name": "none", "similarity_fn_name": "dot"}
+    prompts = {"query": "query: ", "none": "", "null": None}
+    known = {"prompts": prompts, "default_prompt_name": "null", "similarity_fn_name": "dot"}
     (folder / PROMPTS).write_text(json.dumps(known))
     heedful.save(heedful.load(folder), tmp_path / "ours")
     theirs = SentenceTransformer(str(tmp_path / "ours"), device="cpu")
-    assert theirs.prompts == {"query": "query: ", "none": "", "document": ""}
+    assert theirs.prompts == {"query": "query: ", "none": "", "null": "", "document": ""}
     assert theirs.similarity_fn_name == "dot"
 
 
@@ -128,7 +129,7 @@ def test_prompts_and_the_similarity_are_kept(folder: Path, tmp_path: Path) -> No
             "default_prompt_name is 'query', so sentence-transformers puts 'query: ' before every text, and Heedful "
             "does not: put it before your texts, and set default_prompt_name to null",
         ),
-        (PROMPTS, {"default_prompt_name": ["query"]}, r"default_prompt_name is \['query'\]"),
+        (PROMPTS, {"default_prompt_name": ["query"]}, r"is \['query'\], none of \[\]: set it to null"),
         (PROMPTS, {"prompts": {"query": 1}}, r"prompts is {'query': 1}; expected an object of names and texts"),
         (PROMPTS, {"truncate_dim": 64}, "truncate_dim is 64, but Heedful gives whole vectors"),
         ("1_Pooling/config.json", {"include_prompt": False}, "where your texts have none, set it to true"),

@@ -70,8 +70,8 @@ function showRoute() {
 
 // Groups of rows that an answer of a route is shown as: a name, perhaps its kind, and a probability or another number.
 const GROUPS = {
-  "/predict": (found) => {
-    const what = info.model_type.classifier.problem === "regression" ? "number" : "probability";
+  "/predict": (found, about) => {
+    const what = about.model_type.classifier.problem === "regression" ? "number" : "probability";
     return [found.map(({ label, score }) => ({ name: label, [what]: score }))];
   },
   "/rerank": (found) => [found.map(({ index, text, score }) => ({ name: text ?? `text ${index + 1}`, number: score }))],
@@ -89,11 +89,12 @@ const GROUPS = {
     masks.map(({ tokens }) => tokens.map(({ text, token, probability }) => ({ name: text || token, probability }))),
 };
 
-function draw(route, answer) {
+function draw(route, answer, about) {
   const one = ["/predict", "/rerank"].includes(route) && !Array.isArray(answer[0]); // a list is of one text there
-  const texts = route in GROUPS ? (Array.isArray(answer) && !one ? answer : [answer]).map(GROUPS[route]) : [];
+  const texts = route in GROUPS ? (Array.isArray(answer) && !one ? answer : [answer]) : [];
   const table = element("table");
-  for (const [text, groups] of texts.entries()) {
+  for (const [text, found] of texts.entries()) {
+    const groups = GROUPS[route](found, about);
     for (const [mask, rows] of groups.entries()) {
       const names = [texts.length > 1 && `text ${text + 1}`, groups.length > 1 && `mask ${mask + 1}`].filter(Boolean);
       const body = table.createTBody();
@@ -146,7 +147,8 @@ async function ask(event) {
   say("…", false);
   const start = performance.now();
   try {
-    const body = { ...JSON.parse(at("body").value), model: at("model").value };
+    const about = info; // another model may be shown when the answer comes
+    const body = { ...JSON.parse(at("body").value), model: about.model_id };
     const route = at("route").value;
     const answer = await fetch(route, {
       method: "POST",
@@ -156,7 +158,7 @@ async function ask(event) {
     const found = await answer.json();
     say(`${answer.status} · ${Math.round(performance.now() - start)} ms`, !answer.ok);
     write(JSON.stringify(found, null, 2));
-    draw(answer.ok ? route : "", found);
+    draw(answer.ok ? route : "", found, about);
     at("found").hidden = false;
   } catch (error) {
     say(String(error.message), true);
