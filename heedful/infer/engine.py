@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from heedful.device import device_of
 from heedful.errors import HeedfulError, InputError
 from heedful.families import FAMILIES
 from heedful.infer.graphs import Graphs
-from heedful.infer.precision import Precision, PrecisionOrAuto
+from heedful.infer.precision import Precision, PrecisionOrAuto, check
 from heedful.infer.prepare import Way, dtype_of, like_bias, prepare
 from heedful.model.config import Head
 from heedful.model.heads import PretrainingHead, read_of
@@ -117,8 +117,7 @@ class Engine:
     def _chosen(
         self, model: str | Path, revision: str | None, head: str | None, asked: PrecisionOrAuto, device: torch.device
     ) -> Precision:
-        if asked not in get_args(PrecisionOrAuto):
-            raise HeedfulError(f"precision is {asked!r}: give one of {', '.join(get_args(PrecisionOrAuto))}")
+        check(asked)
         if asked == "float32":
             return asked
         from heedful.infer.quantize import decide  # it measures engines

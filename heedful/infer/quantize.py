@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from heedful.checkpoint import RUN_MODEL, folder_of, load
+from heedful.checkpoint.files import read_json
 from heedful.device import CPU
 from heedful.errors import HeedfulError, InputError
 from heedful.infer import kept
@@ -114,6 +115,7 @@ def tried(
     """
     limits = bounds or Bounds()
     folder = folder_of(name, revision)
+    read_json(folder / "config.json")  # says why there is none
     weights = _stamps([folder / "config.json", *sorted(folder.glob("*.safetensors"))])
     facts: dict[str, Any] = {"machine": kept.machine(device), "weights": weights, "sample": _stamps(_predictions(name))}
     facts |= {"head": head, "bounds": asdict(limits), "measured": measures()}

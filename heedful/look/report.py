@@ -198,6 +198,10 @@ def report(
     over = f" ({passed} more {'was' if passed == 1 else 'were'} passed over: too long to be read at once, or empty)"
     took = f"{len(texts)} texts of {data}{over if passed else ''}"
     told = f"{took}: the share of each head's attention that goes where a pattern says."
+    if bad := sum(source.sieve.bad.values()):
+        first = source.sieve.first[0]
+        left = "1 row was" if bad == 1 else f"{bad} rows were"
+        told += f" {left} left out; line {first.line}: {first.reason}."
     if found is None:
         told += f" No head was masked, since there is no loss: {task}"
     return {

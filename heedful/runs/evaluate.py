@@ -15,7 +15,7 @@ from heedful.data.bad import BadRows
 from heedful.data.tags import unsaid
 from heedful.device import device_of
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.infer.precision import Precision, PrecisionOrAuto
+from heedful.infer.precision import Precision, PrecisionOrAuto, check
 from heedful.infer.quantize import fastest, ready, tried
 from heedful.model.config import Choice, Classes, NextToken, SentenceEmbedding, Span, TokenClasses
 from heedful.runs.folder import DATA, SETTINGS, read_json, trained_on
@@ -124,6 +124,7 @@ def answering(
     run: str | Path, precision: PrecisionOrAuto, revision: str | None = None, device: str = "cpu"
 ) -> tuple[Loaded, Precision]:
     """The model as an engine computes it in that precision, or for "auto" in the one that an engine takes."""
+    check(precision)
     place = device_of(device)
     taken = fastest(tried(run, revision=revision, device=place)) if precision == "auto" else precision
     if taken == "int8" and place.type != "cpu":
@@ -150,10 +151,11 @@ def source_for(loaded: Loaded, data: Any, settings: DataSettings, bad_rows: BadR
     known = head.labels if isinstance(head, Classes | TokenClasses) else source.labels
     unknown = unsaid(source.labels, known, tags=kind_of(loaded) is Tag)
     if unknown and (isinstance(bad_rows, Stop) or len(unknown) == len(source.labels)):
+        aside = ", or have rows with them set aside and counted: --bad-rows skip"
         raise HeedfulError(
             f"the data has the labels {', '.join(source.labels[:10])}, but {loaded.source} knows "
-            f"{', '.join(known[:10])}: {', '.join(unknown[:5])} could never be right. Rename them in the data, or have "
-            "rows with them set aside and counted: --bad-rows skip"
+            f"{', '.join(known[:10])}: {', '.join(unknown[:5])} could never be right. Rename them in the data"
+            f"{aside if len(unknown) < len(source.labels) else ''}"
         )
     source.known = known
     return source

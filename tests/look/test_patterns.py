@@ -111,6 +111,11 @@ def test_labels_that_the_model_does_not_know_leave_heads_unweighed(tmp_path: Pat
         found["price"] is None
         and "No head was masked, since there is no loss: the data has the labels" in found["said"]
     )
+    assert found["said"].endswith("Rename them in the data")
+    data.write_text("text,label\nthe cat sat,good\nthe dog ran,odd\na dog,bad\nthe cat,strange\n")
+    found = report(loaded, data)
+    assert found["texts"] == 2 and found["measure"] == "loss on 2 examples"
+    assert ' 2 rows were left out; line 3: the label "odd" is not one that the model knows: ' in found["said"]
 
 
 def test_the_report_reads_as_the_run_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,8 +208,9 @@ def test_rows_with_labels_that_a_model_does_not_know(single: Path, tmp_path: Pat
     with pytest.raises(HeedfulError, match=r"could never be right\. Rename them in the data, or have rows .* skip$"):
         evaluate(single / "run", folder)
     (tmp_path / "none.csv").write_text("text,label\nthe cat,ugly\n")
-    with pytest.raises(HeedfulError, match="ugly could never be right"):
-        evaluate(single / "run", tmp_path / "none.csv", bad_rows=LeaveOut())
+    for bad_rows in (LeaveOut(), Stop()):
+        with pytest.raises(HeedfulError, match=r"ugly could never be right\. Rename them in the data$"):
+            evaluate(single / "run", tmp_path / "none.csv", bad_rows=bad_rows)
     loaded = attach(load(make(tmp_path / "bare", "bare")), "tokens", labels=("O", "B-PER", "I-PER", "E-PER", "S-PER"))
     rows = [{"words": ["Ann", "Lee"], "tags": tags} for tags in (["B-PER", "I-PER"], ["B-ORG", "O"], ["O", "O"])]
     found = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), bad_rows=LeaveOut())
@@ -259,6 +260,11 @@ def test_auto_is_what_an_engine_takes(single: Path, monkeypatch: pytest.MonkeyPa
     for taken in ("float32", "int8"):
         monkeypatch.setattr("heedful.runs.evaluate.fastest", lambda trials, taken=taken: taken)
         assert evaluate(single / "run", single / "data", precision="auto").precision == taken
+
+
+def test_a_precision_that_there_is_not_is_refused(single: Path) -> None:
+    with pytest.raises(HeedfulError, match="precision is 'fp16': give one of auto, float32, bfloat16, int8"):
+        evaluate(single / "run", single / "data", precision="fp16")  # type: ignore[arg-type]
 
 
 def test_bfloat16_is_near(single: Path) -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from heedful.checkpoint import load
 from heedful.checkpoint.files import UnfinishedError
 from heedful.data import MultiLabelled
 from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.infer.precision import PrecisionOrAuto
 from heedful.runs import finetune as module
 from heedful.runs import folder as folder_module
 from heedful.runs.evaluate import suite
@@ -181,12 +182,15 @@ def test_an_unfinished_run_says_what_goes_on_with_it(tmp_path: Path, steady: tup
         heedful.Engine(tmp_path / "SST-2")
     with pytest.raises(UnfinishedError, match=message):
         heedful.evaluate(tmp_path / "SST-2", given)
+    with pytest.raises(UnfinishedError, match=message):
+        heedful.Engine(tmp_path / "SST-2", precision="auto")
     (tmp_path / "glue" / "SST-2").mkdir(parents=True)
-    with (
-        pytest.warns(HeedfulWarning, match=f"^SST-2 is left out: .*{message}"),
-        pytest.raises(HeedfulError, match="nothing to evaluate"),
-    ):
-        suite(tmp_path, tmp_path / "glue")
+    for precision in get_args(PrecisionOrAuto):
+        with (
+            pytest.warns(HeedfulWarning, match=f"^SST-2 is left out: .*{message}"),
+            pytest.raises(HeedfulError, match="nothing to evaluate"),
+        ):
+            suite(tmp_path, tmp_path / "glue", precision=precision)
 
 
 def test_a_run_goes_on_in_its_precision_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
