@@ -103,12 +103,52 @@ def test_files_are_read_as_the_run_read_its_data(run: Any, folder: Path, tmp_pat
     assert code == 0 and 'in.txt: columns: text="text"' in err
 
 
+def test_columns_of_a_run_are_those_of_the_tables_in_a_folder(run: Any, folder: Path, tmp_path: Path) -> None:
+    trained = shutil.copytree(folder, tmp_path / "trained")
+    (trained / "settings.toml").write_text('[data]\ncolumns = {text = "body", label = "kind"}\n')
+    given, other = tmp_path / "given", ("--format", "jsonl", "--out")
+    given.mkdir()
+    (given / "a.txt").write_text("the cat\n")
+    code, _, err = run(trained, "--file", given, *other, "one")
+    assert code == 0 and 'a.txt: columns: text="text"' in err and "as the run read" not in err
+    (given / "b.csv").write_text("text,body\nx,the cat\n")
+    code, _, err = run(trained, "--file", given, *other, "two")
+    assert code == 0 and 'a.txt: columns: text="text"' in err and 'b.csv: columns: text="body"' in err
+    code, _, err = run(trained, "--file", given / "b.csv", *other, "three", "--set", "format=text")
+    assert code == 0 and 'b.csv: columns: text="text"' in err
+    code, _, err = run(folder, "--file", given / "a.txt", *other, "four", "--set", "columns.text=body")
+    assert code == 2 and 'has no column "body"' in err
+
+
+def asked(trained: DataSettings, kind: str, folder: Path, *names: str, **chosen: Any) -> DataSettings:
+    """As files of those names are asked."""
+    for name in names:
+        (folder / name).touch()
+    return as_asked(trained, kind, [folder / name for name in names], DataSettings(**chosen))
+
+
 def test_columns_that_the_head_asks_of_a_table(tmp_path: Path) -> None:
     pairs = DataSettings(columns={"a": "one", "b": "two", "score": "how"}, seed=3)
-    assert as_asked(pairs, "embedding", ["x.csv"]).columns == {"a": "one", "b": "two"}
-    assert as_asked(pairs, "embedding", ["x.csv"], ["text"]) == DataSettings(dev=0.0)
+    assert asked(pairs, "embedding", tmp_path, "x.csv").columns == {"a": "one", "b": "two"}
+    assert asked(pairs, "embedding", tmp_path, "x.csv", columns={"text": "x"}) == DataSettings(dev=0.0)
     words = DataSettings(format="conll", columns={"words": 2}, encoding="cp1252")
-    assert as_asked(words, "tokens", ["x.csv"]) == DataSettings(dev=0.0, encoding="cp1252")
+    assert asked(words, "tokens", tmp_path, "x.csv") == DataSettings(dev=0.0, encoding="cp1252")
+    words = DataSettings(columns={"words": 2})  # of a .conll
+    assert asked(words, "tokens", tmp_path, "x.csv") == DataSettings(dev=0.0)
+
+
+def test_numbers_and_delimiters_of_a_run_hold_where_they_mean_the_same(tmp_path: Path) -> None:
+    trained = DataSettings(columns={"text": 2}, header=False, delimiter=";", quoting="literal", dev=0.0)
+    for names in (("x.csv",), ("x.csv.gz", "x.txt")):
+        assert asked(trained, "classes", tmp_path, *names) == trained
+    assert asked(trained, "classes", tmp_path, "x", format="csv") == trained
+    tabs = asked(trained, "classes", tmp_path, "x.tsv")
+    assert tabs == DataSettings(columns={"text": 2}, header=False, dev=0.0)
+    for names in (("x.jsonl",), ("x.csv", "x.parquet")):
+        assert asked(trained, "classes", tmp_path, *names) == DataSettings(dev=0.0)
+    assert asked(trained, "classes", tmp_path, "x", format="jsonl") == DataSettings(dev=0.0)
+    named = DataSettings(columns={"text": ("title", "body"), "pair": "2"}, dev=0.0)
+    assert asked(named, "classes", tmp_path, "x.jsonl").columns == {"text": ("title", "body")}
 
 
 def test_errors_teach(run: Any, folder: Path, tmp_path: Path) -> None:

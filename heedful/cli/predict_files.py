@@ -46,8 +46,8 @@ def predict_files(
     settings = BatchSettings(rows=rows, format=_format(form), inputs=not without_inputs)
     folder = out or Path(f"{bare_name(files[0].absolute())[0]}-answers")
     first = os.environ.get("RANK", "0") == "0"
-    chosen = apply(DataSettings(), assignments).columns or {}
-    usual = as_asked(as_trained(run)[0], engine.kind, files, chosen)
+    chosen = apply(DataSettings(), assignments)
+    usual = as_asked(as_trained(run)[0], engine.kind, files, chosen, but=folder)
     if first and not as_json:
         note_reading(usual)
     data = apply(usual, assignments)

@@ -243,6 +243,11 @@ def _keys(given: Key | Sequence[Key]) -> tuple[Key, ...]:
     return (given,) if isinstance(given, str | int) else tuple(given)
 
 
+def has_number(given: Key | Sequence[Key]) -> bool:
+    """Whether a column is given by its number."""
+    return any(isinstance(key, int) or key.isdigit() for key in _keys(given))
+
+
 def _given(table: Table, given: Key | Sequence[Key]) -> tuple[str, ...]:
     found = []
     for key in _keys(given):

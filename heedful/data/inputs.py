@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from heedful.data.bad import BadRow, CellError, LeaveOut, Sieve, shown
-from heedful.data.columns import Columns, MissingColumnError, Reader, find_columns, unused
+from heedful.data.columns import Columns, MissingColumnError, Reader, find_columns, has_number, unused
 from heedful.data.documents import Watched, expand
 from heedful.data.examples import Plain
 from heedful.data.fields import filled
 from heedful.data.files import NoRowsError
-from heedful.data.parts import SUFFIXES, DataSettings, bare_name, open_table
+from heedful.data.parts import DataSettings, form_of, open_table
 from heedful.data.rows import Cells, Table
 from heedful.errors import HeedfulError, did_you_mean
 
@@ -150,7 +150,7 @@ class Inputs:
         self._reader = Reader(self.table, columns, settings.longest)
         self.roles = tuple(columns.of)
         self.said = [*self.table.said, f"{name}: {columns.said}"]
-        self.form = settings.format or bare_name(path)[1].removeprefix(".")
+        self.form = form_of(path, settings.format)
         if self.form == "parquet":
             from pyarrow.parquet import read_metadata
 
@@ -224,7 +224,12 @@ def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, 
             raise HeedfulError(f"{path}: is given twice")
         seen.add(path.resolve())
     names = [name for _, name in found]
-    several = [Inputs(path, str(path) if names.count(name) > 1 else name, kind, settings) for path, name in found]
+    plain = [form_of(path, settings.format) == "text" for path, _ in found]
+    bare = settings if all(plain) else replace(settings, columns=None)  # columns that are said are those of the tables
+    several = [
+        Inputs(path, str(path) if names.count(name) > 1 else name, kind, bare if is_plain else settings)
+        for (path, name), is_plain in zip(found, plain, strict=True)
+    ]
     filled = [each for each in several if each.table is not None]
     if other := next((each for each in filled if each.roles != filled[0].roles), None):
         raise HeedfulError(
@@ -249,15 +254,26 @@ def as_given(settings: DataSettings) -> DataSettings:
 
 
 def as_asked(
-    trained: DataSettings, kind: str, files: Sequence[str | Path], chosen: Collection[str] = ()
+    trained: DataSettings, kind: str, files: Sequence[Path], chosen: DataSettings, *, but: Path | None = None
 ) -> DataSettings:
     """How a run read its data, as far as files are asked so by its head, which has that kind: without labels.
 
-    Columns are those of a table; with roles that are `chosen` anew, those that go together with them.
+    Columns are those of a table; with roles that are `chosen` anew, those that go together with them. Numbers hold
+    where cells stand in order, delimiter and quoting in the format that the run read.
     """
-    plain = trained.format is None and all(SUFFIXES.get(bare_name(Path(each))[1]) == "text" for each in files)
-    if plain or trained.format in ("text", "conll", "squad", "glue"):
-        return as_given(replace(trained, format=None, columns=None))
-    asks = [{*ask.needed, *ask.more} for ask in ASKS[kind] if {*chosen} <= {*ask.needed, *ask.more}]
-    kept = {role: name for role, name in (trained.columns or {}).items() if any(role in each for each in asks)}
-    return as_given(replace(trained, columns=kept or None))
+    if trained.format in ("text", "conll", "squad", "glue"):
+        trained = replace(trained, format=None, columns=None)
+    form = chosen.format or trained.format
+    forms = {form_of(path, form) for path, _ in expand(files, but)[0]} - {"text"}
+    roles = {*(chosen.columns or ())}
+    asks = [{*ask.needed, *ask.more} for ask in ASKS[kind] if roles <= {*ask.needed, *ask.more}]
+    kept = {role: keys for role, keys in (trained.columns or {}).items() if any(role in each for each in asks)}
+    if not forms:
+        kept = {}
+    ordered = forms <= {"csv", "tsv"}
+    if kind == "tokens" or not ordered:  # numbers of CoNLL are of other columns
+        kept = {role: keys for role, keys in kept.items() if not has_number(keys)}
+    trained = replace(trained, columns=kept or None, header=trained.header if ordered else None)
+    if not forms <= {trained.format or "csv"}:
+        trained = replace(trained, delimiter=None, quoting=None)
+    return as_given(trained)

@@ -82,6 +82,11 @@ def bare_name(path: Path) -> tuple[str, str]:
     return (name.stem, suffix) if suffix in SUFFIXES else (name.name, "")
 
 
+def form_of(path: Path, said: Format | None) -> Format | None:
+    """The format that is said, else the one that the name of a file speaks of."""
+    return said or SUFFIXES.get(bare_name(path)[1])
+
+
 def open_part(path: Path, kind: type[Example] | None, settings: DataSettings, sieve: Sieve) -> Part:
     """A file as a part of a split."""
     if settings.format == "parquet" or (settings.format is None and bare_name(path)[1] == ".parquet"):
