@@ -14,6 +14,7 @@ from heedful.model.classic_config import Attention, Bag, Hierarchical, Recurrent
 from heedful.runs.once import once
 from heedful.runs.pretrain_settings import SIZES, MaskedSettings, PretrainSettings, Size
 from heedful.runs.settings import TASKS, TaskSettings, WordSettings, defaults, whole_groups
+from heedful.runs.start_settings import one_name
 from heedful.settings import apply, load_mapping, overlay
 from heedful.train.settings import Epochs, FitSettings, TrainSettings
 
@@ -56,7 +57,11 @@ class FolderStudent:
 
     kind: Literal["folder"] = "folder"
     model: str  # a folder, or NAME@REVISION on the hub
-    revision: str = ""  # where the name has none
+    revision: str = ""  # of the name, in place of one that stands there
+
+    def __post_init__(self) -> None:
+        for name, value in zip(("model", "revision"), one_name(self.model, self.revision), strict=True):
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ Imports nothing heavy, so that a wrong one is told at once.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,12 +97,23 @@ class PieceSettings:
             raise HeedfulError(f"width is {self.width}; expected a whole number from 1")
 
 
+def one_name(model: str, revision: str) -> tuple[str, str]:
+    """Both as NAME@REVISION and no revision, however they are given; a folder, and what ships, stay as they are.
+
+    >>> one_name("someone/model", "v1"), one_name("someone/model@v1", "")
+    (('someone/model@v1', ''), ('someone/model@v1', ''))
+    """
+    if not revision or model in ("", ENCODER) or os.path.isdir(model):
+        return model, revision
+    return f"{model.rpartition('@')[0] or model}@{revision}", ""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartSettings:
     """What training starts from."""
 
     model: str = ENCODER  # a folder, or NAME@REVISION on the hub; "": an encoder trained on the spot, on the same texts
-    revision: str = ""  # where the name has none
+    revision: str = ""  # of the name, in place of one that stands there
     redraw: int = 0  # blocks at the top that are drawn anew
     layers: int = LAYERS  # of an encoder that is trained on the spot
     width: int = WIDTH
@@ -114,6 +126,8 @@ class StartSettings:
     pieces: PieceSettings = PieceSettings()
 
     def __post_init__(self) -> None:
+        for name, value in zip(("model", "revision"), one_name(self.model, self.revision), strict=True):
+            object.__setattr__(self, name, value)
         if self.classic is not None and self.transformer is not None:
             raise HeedfulError("start.classic and start.transformer are two models: give one of them")
         if self.writer is None and self.pieces != PieceSettings():

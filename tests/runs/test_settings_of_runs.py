@@ -17,6 +17,7 @@ from heedful.cli.train import FINETUNED
 from heedful.errors import HeedfulError
 from heedful.runs.distil_settings import Asked
 from heedful.runs.finetune import prepare
+from heedful.runs.folder import going_on
 from heedful.runs.settings import (
     TASKS,
     EmbedSettings,
@@ -28,6 +29,7 @@ from heedful.runs.settings import (
     whole_groups,
 )
 from heedful.settings import from_file, load_mapping, overlay, read, to_mapping, to_toml
+from heedful.shipped import ENCODER
 from heedful.train import fit, loop, optim, settings
 from heedful.train.settings import AdamW, Epochs, Google, Minutes
 
@@ -219,6 +221,27 @@ def test_resolved_settings_come_back_from_toml(task: str, tmp_path: Path) -> Non
         path = tmp_path / "settings.toml"
         path.write_text(to_toml(found), encoding="utf-8")
         assert from_file(FinetuneSettings, path) == found
+
+
+def test_a_run_from_the_hub_goes_on_whose_revision_was_saved_beside_the_name(tmp_path: Path) -> None:
+    apart, joined = 'model = "org/name"\nrevision = "v1"', 'model = "org/name@v1"\nrevision = ""'
+    student = Asked(teacher="t", student="org/name@v1").foreseen()
+    for settings in (wished("tag", None, "start.model=org/name@v1"), student):
+        assert joined in to_toml(settings)
+        (tmp_path / "settings.toml").write_text(to_toml(settings).replace(joined, apart))
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+        assert going_on(tmp_path, settings)
+
+
+def test_a_revision_is_of_a_name_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    for model, start in (("a@v1", ("a@v2", "")), ("here", ("here", "v2")), (ENCODER, (ENCODER, "v2")), ("", ("", "v2"))):
+        found = wished("tag", None, f"start.model={model}", "start.revision=v2").start
+        assert (found.model, found.revision) == start
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('start.revision = "v1"\n')
+    assert wished("tag", recipe, "start.model=a").start.model == "a@v1"
 
 
 def test_settings_import_no_torch_and_keep_their_old_names() -> None:
