@@ -226,17 +226,18 @@ def test_resolved_settings_come_back_from_toml(task: str, tmp_path: Path) -> Non
 def test_a_run_from_the_hub_goes_on_whose_revision_was_saved_beside_the_name(tmp_path: Path) -> None:
     apart, joined = 'model = "org/name"\nrevision = "v1"', 'model = "org/name@v1"\nrevision = ""'
     student = Asked(teacher="t", student="org/name@v1").foreseen()
-    for settings in (wished("tag", None, "start.model=org/name@v1"), student):
-        assert joined in to_toml(settings)
-        (tmp_path / "settings.toml").write_text(to_toml(settings).replace(joined, apart))
+    for wishes in (wished("tag", None, "start.model=org/name@v1"), student):
+        assert joined in to_toml(wishes)
+        (tmp_path / "settings.toml").write_text(to_toml(wishes).replace(joined, apart))
         (tmp_path / "checkpoints").mkdir(exist_ok=True)
-        assert going_on(tmp_path, settings)
+        assert going_on(tmp_path, wishes)
 
 
 def test_a_revision_is_of_a_name_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("here").mkdir()
-    for model, start in (("a@v1", ("a@v2", "")), ("here", ("here", "v2")), (ENCODER, (ENCODER, "v2")), ("", ("", "v2"))):
+    apart = [(model, (model, "v2")) for model in ("here", ENCODER, "")]
+    for model, start in (("a@v1", ("a@v2", "")), *apart):
         found = wished("tag", None, f"start.model={model}", "start.revision=v2").start
         assert (found.model, found.revision) == start
     recipe = tmp_path / "mine.toml"
