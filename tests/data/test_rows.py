@@ -222,7 +222,7 @@ def test_nothing_to_read(tmp_path: Path) -> None:
         ("a.jsonl", "\n", "has no rows"),
         ("a.json", "[]", "has no rows"),
         ("a.json", '{"rows": 3}', "has no rows"),
-        ("a.xlsx", "text", "the format is not known: its name should end in .csv"),
+        ("a.docx", "text", "the format is not known: its name should end in .csv"),
     ]:
         with pytest.raises(HeedfulError, match=message.replace(".", r"\.")):
             read(written(tmp_path / name, data))
