@@ -50,7 +50,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "none": (
         *NETS,
         *("start.classic.cell=lstm", "start.classic.layers=2", "start.classic.look=none", "start.classic.dropout=0.3"),
-        "train.length.count=10",
+        "train.length.count=6",
     ),
     "attention": (
         *NETS,
