@@ -34,7 +34,7 @@ def sentences(file: File, sieve: Sieve, word: int = 1, tag: int = 0) -> Iterator
             words, tags, size, bad = [], [], 0, None
             continue
         start = start if words or bad else number
-        width = width or len(cells)
+        width = width or (len(cells) if wrong is None and len(cells) > 1 else 0)
         size += len(line)
         reason = _reason(cells, width, word, tag) if size <= file.longest // 10 else _endless(file)
         if wrong is not None or reason:

@@ -227,6 +227,7 @@ def read(
                 if not (split.startswith("test") and len(given) > 1 and missing.role in TARGETS):
                     raise
                 said.append(f"{split}: has no {missing.role}, so it is left out")
+                opened.clear()
                 break
             kind = kind or part.kind
             first = first or part

@@ -57,7 +57,7 @@ PORTRAITS = (
         paper="Lan et al. 2020",
         best="albert-xxlarge-v2",
         results="SQuAD 1.1 F1 94.8, SQuAD 2.0 F1 90.2, RACE 86.5",
-        source=f"{SQUAD_RACE}: 1.5M steps",
+        source=f"{SQUAD_RACE}: version 1, 1.5M steps",
         records=("forward-albert",),
     ),
     Portrait(

@@ -52,7 +52,7 @@ class Cache:
         self.source = list(range(sequences))
         self.memory, self.memory_lengths = memory, [b - a for a, b in pairwise(bounds)]
         self._bounds = tuple(bounds)
-        self._places, self._memory_places = 0, max(self.memory_lengths, default=1)  # of a line
+        self._places, self._memory_places = 0, max([1, *self.memory_lengths])  # of a line
         self._own: dict[int, Room] = {}  # by layer
         self._cross: dict[int, Room] = {}
 

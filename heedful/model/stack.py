@@ -364,7 +364,7 @@ class Transformer(nn.Module):
         if self.encoder is not None:
             x = self.encoder(x, source, wanted=wanted if self.decoder is None else None, **asked)
         if self.decoder is None:
-            return x
+            return x if self.encoder is not None else only(x, wanted)
         if target is None:
             x = self.decoder(x, source, wanted=wanted, **asked)
             return x

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.checkpoint import RUN_MODEL, Loaded
-from heedful.data import Source
+from heedful.data import Source, Tagged
 from heedful.durable import put_folder
 from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
@@ -71,7 +71,8 @@ def verdict(
         ask = partial(_asked, source=source, split=split, main=results["main"], long=settings.long)
         quality[name] = spread([ask(each, precision) for each in models], precision)
     counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
-    grain = 1 / results["splits"][split]["numbers"]["count"]
+    shares = results["main"] == "accuracy" and source.kind is not Tagged  # of the examples
+    grain = 1 / results["splits"][split]["numbers"]["count"] if shares else 0.0
     return written(folder, (results["main"], split), quality, counts, speeds, grain)
 
 

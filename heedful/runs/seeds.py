@@ -72,7 +72,7 @@ def verdict(
         told = f"{seeds} seed{'s' if seeds > 1 else ''}, too few for a verdict: give {ENOUGH} or more"
         return f"{on}: {ours} {_signed(found.mean, unit)} against {theirs}, of {told}"
     more = sum(our > their for our, their in zip(*numbers, strict=True))
-    within = f"95 % interval {_signed(found.low, unit)} to {_signed(found.high, unit)}"
+    within = f"{100 - 5 / comparisons:.3g} % interval {_signed(found.low, unit)} to {_signed(found.high, unit)}"
     within += f", above with {more} of {seeds} seeds"
     within += f", {comparisons} comparisons" if comparisons > 1 else ""
     if found.above or found.below:

@@ -163,7 +163,9 @@ def readable(task: str, reader: Readers, name: str) -> None:
         raise HeedfulError(f'{what}: to rewrite, use "recurrent", or start.transformer')
     if task in ("multiple", "regress") and reader.binary == "sigmoid":
         raise HeedfulError(f'{name}.binary is "sigmoid", which is of one label of two: leave it out')
-    if task in ("tag", "extract", "choose", "embed") and reader != Bag(over=reader.over):
+    if task in ("extract", "choose"):
+        raise HeedfulError(f'{name}.kind is "{reader.kind}": classic models have no head to {task} with')
+    if task in ("tag", "embed") and reader != Bag(over=reader.over):
         what = f'{name}.kind is "{reader.kind}", or has settings of classes: {task} takes the rows themselves'
         raise HeedfulError(f'{what}; give kind = "bag", and over')
 

@@ -31,10 +31,10 @@ def items(given: Any) -> list[Item] | None:
 
 
 def prompt_windows(encoded: list[Encoded], limit: int | None) -> list[list[Encoded]]:
-    """A long prompt in windows that are the same beside each candidate; a candidate is whole in each of them.
+    """A long prompt in windows that are the same beside each candidate; one of half the room is whole in each of them.
 
-    Where the longest candidate leaves no room for the prompt, candidates are windowed too, in half of it, and those
-    that have fewer windows come again.
+    Where the longest candidate takes more than half, candidates are windowed too, in what the prompt leaves, which is
+    at least half, and those that have fewer windows come again.
     """
     if limit is None or max(map(len, encoded)) <= limit:
         return [[each] for each in encoded]
@@ -45,7 +45,7 @@ def prompt_windows(encoded: list[Encoded], limit: int | None) -> list[list[Encod
             f"this model reads {limit} tokens, of which {special} are special: there is no room to window"
         )
     room = limit - special
-    kept = longest if longest < room else room - min(prompt, room // 2)
+    kept = min(longest, room - min(prompt, room // 2))
     parts = [_windows(each, 1, each.segments.count(1), kept) for each in encoded]
     most = max(map(len, parts))
     return [

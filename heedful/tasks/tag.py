@@ -31,10 +31,10 @@ from heedful.tasks.metrics import (
 from heedful.tasks.task import Judged, Measure, Task, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer, Words
 
-BEGIN = "BSU"  # IOB2, IOBES, BILOU and BMES: B-x, S-x and U-x begin an entity
-INSIDE = "IELM"  # and I-x, E-x, L-x and M-x continue it
-OPEN = "BIM"  # the next word may continue the entity; S, E, U and L end it
-MARKS = tuple(BEGIN + INSIDE)
+BEGIN = ("B", "S", "U")  # IOB2, IOBES, BILOU and BMES: B-x, S-x and U-x begin an entity
+INSIDE = ("I", "E", "L", "M")  # and I-x, E-x, L-x and M-x continue it
+OPEN = ("B", "I", "M")  # the next word may continue the entity; S, E, U and L end it
+MARKS = BEGIN + INSIDE
 
 
 def items(given: Any) -> list[Item] | None:
@@ -140,8 +140,8 @@ class Tag(Task):
 
     @property
     def entities(self) -> bool:
-        """Whether the labels mark entities, and are not plain classes of words."""
-        return all(label == OUTSIDE or label.partition("-")[0] in MARKS for label in self.labels)
+        """Whether the labels are O and like B-x, and not plain classes of words, as B, M, E and S by themselves are."""
+        return all(label == OUTSIDE or (label[:1] in MARKS and label[1:2] == "-") for label in self.labels)
 
     @property
     def unbegun(self) -> bool:

@@ -48,6 +48,8 @@ def test_a_folder_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
         other = attach(again, kind, **more)
         save(other, tmp_path / kind)
         assert len(heedful.Engine(load(tmp_path / kind))(["the film"])) == 1
+    said = heedful.Engine(load(tmp_path / "tokens"))([["good.", "film"], ["the", "not-bad", "end"]])
+    assert [len(each["words"]) for each in said] == [2, 3], "one label a word, however many tokens it has"
 
 
 def test_what_is_frozen_stays_frozen(tmp_path: Path) -> None:

@@ -114,6 +114,13 @@ def test_bad_lines_spoil_their_sentence(tmp_path: Path) -> None:
         list(read(path).examples("train"))
 
 
+@pytest.mark.parametrize("first", [b"\xff a O", b"Title", b"a \0 O"])
+def test_a_bad_first_line_says_nothing_of_the_others(tmp_path: Path, first: bytes) -> None:
+    (tmp_path / "a.conll").write_bytes(first + b"\n\na x B-X\nb y O\n\nc z O\n")
+    source = read(tmp_path / "a.conll", settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+    assert [each.words for each in source.examples("train")] == [("a", "b"), ("c",)]
+
+
 def test_white_space_inside_words(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text("5\u00a0000 B-X\nthe end\u2009x\tO\n")
     source = read(tmp_path / "a.conll", settings=DataSettings(dev=0.0))

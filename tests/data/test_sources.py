@@ -94,6 +94,9 @@ def test_files_by_split(tmp_path: Path) -> None:
     )
     assert (texts(source, "train"), texts(source, "dev"), source.splits) == (["a", "b"], ["b"], ("train", "dev"))
     assert "test: has no label, so it is left out" in source.stated
+    for several in (["a", "c"], ["c", "a"]):
+        part = read({"train": path / "b.csv", "test": [path / f"{name}.csv" for name in several]})
+        assert "test" not in part.splits and "test: has no label, so it is left out" in part.stated
     assert read([path / "a.csv", path / "b.csv"], settings=DataSettings(dev=0.0)).splits == ("train",)
     with pytest.raises(HeedfulError, match='there is no split "tset", but train, dev'):
         next(source.examples("tset"))

@@ -245,6 +245,15 @@ def test_what_cannot_be_written() -> None:
         Beam(width=2, best=3)
 
 
+@pytest.mark.parametrize("how", [Greedy(), Beam()])
+def test_sources_may_all_be_empty(tmp_path: Path, how: How) -> None:
+    ours, stop = made("transformer", tmp_path)
+    assert ours.head is not None
+    alone = write(ours.model, ours.head, Packed.of([[1]]), how, most=5, stop=[stop], source=Packed.of([[]]))
+    beside = write(ours.model, ours.head, Packed.of([[1], [1]]), how, most=5, stop=[stop], source=Packed.of([[], [5]]))
+    assert [each.tokens for each in alone[0]] == [each.tokens for each in beside[0]]
+
+
 @pytest.mark.parametrize("how", [Greedy(), Sample(), Beam()])
 def test_each_prompt_has_a_source(tmp_path: Path, how: How) -> None:
     ours, _ = made("transformer", tmp_path)

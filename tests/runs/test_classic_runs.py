@@ -147,6 +147,7 @@ def test_each_seed_has_weights_of_its_own(tmp_path: Path) -> None:
     [
         ("embed", {"kind": "structured"}, 'start.classic.kind is "structured".* embed takes the rows themselves'),
         ("tag", {"kind": "bag", "how": "sum"}, "tag takes the rows themselves"),
+        ("extract", {"kind": "bag"}, "classic models have no head to extract with"),
         ("regress", {"kind": "bag", "binary": "sigmoid"}, 'start.classic.binary is "sigmoid", which is of one label'),
     ],
 )

@@ -32,7 +32,7 @@ def test_they_err_as_seldom_as_they_say() -> None:
 def test_wording() -> None:
     far, near = ([0.9, 0.92, 0.91], [0.5, 0.51, 0.53]), ([0.5, 0.6, 0.4], [0.45, 0.4, 0.6])
     told = verdict("a", "b", far, on="plain", comparisons=2)
-    assert told.startswith("plain: a is above b by 39.7 points (95 % interval +") and "2 comparisons" in told
+    assert told.startswith("plain: a is above b by 39.7 points (97.5 % interval +") and "2 comparisons" in told
     assert "above with 3 of 3 seeds" in told and "above with 2 of 3 seeds" in verdict("a", "b", near, on="x")
     assert verdict("b", "a", far[::-1], on="x").startswith("x: b is below a by 39.7 points (95 % interval -")
     assert verdict("a", "b", near, on="x").startswith("x: no difference seen between a and b (95 % interval -")

@@ -85,6 +85,16 @@ def test_prompts_that_fit_beside_some_candidates_only_are_windowed_beside_all() 
     assert [each.start for each in one] == [each.start for each in other]
 
 
+def test_a_candidate_that_nearly_fills_the_room_leaves_half_of_it_to_the_prompt() -> None:
+    room = 2 * SHORT - 3
+    for words in range(1, 60):
+        example = Choices(prompt=long_text(60), candidates=("a", long_text(words)), answer=0)
+        encoded = tokenizer().encode_batch(task().items(example))
+        seen = prompt_windows(encoded, 2 * SHORT)
+        for mine in seen:
+            assert min(each.segments.count(0) for each in mine[:1]) >= room // 2, words
+
+
 @pytest.mark.parametrize("prompt", ["", "who", long_text(30)])
 def test_a_candidate_that_alone_is_too_long_is_windowed(prompt: str) -> None:
     """Each token of the prompt beside each of every candidate; in one window all candidates see the same prompt."""

@@ -244,12 +244,22 @@ def test_words_of_which_nothing_is_said_are_wrong_among_plain_labels() -> None:
         (("NOUN", "O"), False),
         (("O", "X-PER"), False),
         (("O", "SYM-x"), False),
+        (("B", "M", "E", "S"), False),
+        (("B", "I", "O"), False),
+        (("-", "O"), False),
     ],
 )
 def test_what_is_compared_follows_the_labels(labels: tuple[str, ...], entities: bool) -> None:
     made = task(labels=labels)
     assert (made.entities, made.main) == (entities, "f1" if entities else "accuracy")
     assert task(labels=labels, main="precision").main == "precision"
+
+
+def test_words_of_tags_with_a_leading_dash_are_no_entities() -> None:
+    words = [
+        {"label": label, "start": n, "end": n + 1, "probability": 1.0} for n, label in enumerate(("-", "-LRB-") * 2)
+    ]
+    assert entities("abcd", [*words, *words[1::2]]) == []
 
 
 IOBES = ["S-PER", "O", "B-LOC", "I-LOC", "E-LOC", "S-LOC", "B-PER", "E-PER"]

@@ -4,7 +4,7 @@ Melu puts time and place first, then who, then whom, and the verb last; adjectiv
 Nouns are of two classes, o and i; adjectives agree with them in class and number, the verb with its subject in number;
 whom ends in -n; "ne" after the verb denies it. A second clause stands before the main one, its conjunction at its end.
 
-    vesta rum el kalor vemor ta mirin suda un tirar ne
+    vesta rum el kalor vemor ta mirin sudi un tirar ne
     the old sailors do not see a red bird near the river today
 
 Sentences say one thing each: two meanings never share one (about 8 * 10^9 of one clause).
