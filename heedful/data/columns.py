@@ -256,7 +256,12 @@ def _given(table: Table, given: Key | Sequence[Key]) -> tuple[str, ...]:
         if isinstance(key, int):
             if not 1 <= key <= len(table.names):
                 raise HeedfulError(f"{table.shown}: has {len(table.names)} columns, and column {key} was asked for")
-            found.append(table.names[key - 1])
+            name = table.names[key - 1]
+            if table.names.count(name) > 1:
+                raise HeedfulError(
+                    f"{table.shown}: column {key} is called {shown(name)} as another is: name them apart"
+                )
+            found.append(name)
         elif key in table.names:
             found.append(key)
         else:

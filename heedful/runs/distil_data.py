@@ -11,8 +11,11 @@ from typing import Any
 from heedful.checkpoint import Loaded
 from heedful.data import KINDS, Choices, DataSettings, Example, Labelled, MultiLabelled, Pair, Question, Scored, Tagged
 from heedful.data import read as read_data
+from heedful.data.bad import LeaveOut
+from heedful.data.conll import looks_like
 from heedful.data.documents import expand
 from heedful.data.examples import hashed, normalised
+from heedful.data.files import find, head_of
 from heedful.data.inputs import ASKS, as_given, open_inputs
 from heedful.data.parts import SUFFIXES, bare_name
 from heedful.errors import HeedfulError
@@ -88,9 +91,12 @@ def read_unlabelled(
     given: list[Any] = []
     bad = 0
     for path, _ in expand([Path(each) for each in files], but)[0]:
-        if bare_name(path)[1] in LABELLED or (task == "extract" and bare_name(path)[1] == ".json"):
-            source = read_data(path, KINDS[task], replace(settings, dev=0.0, columns=None))
+        if _labelled(path, task, settings):
+            by_number = {role: key for role, key in (settings.columns or {}).items() if str(key).isdigit()}
+            how = replace(settings, dev=0.0, columns=by_number or None)
+            source = read_data(path, KINDS[task], how, bad_rows=LeaveOut())
             given += [_asked(each) for split in source.splits for each in source.examples(split)]
+            bad += sum(source.sieve.bad.values())
             continue
         roles = {role for ask in ASKS[head] for role in (*ask.needed, *ask.more)}
         columns = {role: name for role, name in (settings.columns or {}).items() if role in roles}
@@ -109,11 +115,22 @@ def read_unlabelled(
                 found, wrong = inputs.ask(row)
                 bad += wrong is not None
                 given += [found] if wrong is None else []
+    if not given and not bad:
+        raise HeedfulError(f"{', '.join(files)}: no text to learn from, expected texts without labels: give others")
     known = len(given)
     if task == "embed":
         seen = {hashed(normalised(text)) for each in measured for text in each.texts}
         given = [each for each in given if not any(hashed(normalised(text)) in seen for text in _texts(each).values())]
     return Unlabelled(examples=tuple(examples_of(given, task, labels)), bad=bad, known=known - len(given))
+
+
+def _labelled(path: Path, task: str, settings: DataSettings) -> bool:
+    """Whether a file has labels that no input has a column for: tags in columns, whatever it is called, and SQuAD's."""
+    suffix = bare_name(path)[1]
+    if task == "tag" and SUFFIXES.get(suffix) in (None, "text"):
+        file, _ = find(path, encoding=settings.encoding, longest=settings.longest)
+        return suffix in LABELLED or settings.format == "conll" or looks_like(head_of(file))
+    return suffix in LABELLED or (task == "extract" and suffix == ".json")
 
 
 def without(found: Unlabelled, measured: Iterable[Example]) -> Unlabelled:

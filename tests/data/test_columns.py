@@ -46,6 +46,7 @@ def test_given_columns(tmp_path: Path) -> None:
             r'has no column "star", but "text", "stars" \(did you mean "stars"\?\)',
         ),
         ("text,stars\na,1\n", {"label": 3}, "has 2 columns, and column 3 was asked for"),
+        (",text,\n1,a,x\n", {"text": "text", "label": 3}, 'column 3 is called "" as another is: name them apart'),
         (
             "text,review,label\na,b,1\n",
             None,

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from heedful.checkpoint import load, save
 from heedful.checkpoint.attach import attach
-from heedful.data import DataSettings, Pair, read
+from heedful.data import DataSettings, Pair, Tagged, read
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.engine import Engine
 from heedful.infer.quantize import Trial, ready
@@ -552,6 +552,25 @@ def test_texts_without_labels_need_not_have_the_columns_of_others(tmp_path: Path
     settings = DataSettings(columns={"text": "review", "label": "stars"}, format="csv")
     found = read_unlabelled(files, "classify", "classes", ("a",), settings, but=tmp_path / "run")
     assert [each.texts for each in found.examples] == [("one two",), ("three",), ("four",), ("five",)]
+
+
+@pytest.mark.parametrize("name", ["more.txt", "more.conll", "eng.train"])
+def test_words_in_columns_are_read_as_such_whatever_their_file_is_called(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    bad = "" if name == "more.txt" else "x\n\n"  # of what is only found by what it looks like, all must be alike
+    path.write_text(f"1 Ada B-X\n2 wrote O\n\n{bad}3 it O\n")
+    settings = DataSettings(columns={"words": 2, "tags": 3}, format="conll" if name == "eng.train" else None)
+    found = read_unlabelled([str(path)], "tag", "tokens", ("O",), settings, but=tmp_path / "run")
+    assert [each.words for each in found.examples if isinstance(each, Tagged)] == [("Ada", "wrote"), ("it",)]
+    assert found.bad == bool(bad)
+
+
+def test_a_file_of_no_texts_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("\n")
+    with pytest.raises(HeedfulError, match=r"more\.txt: no text to learn from"):
+        read_unlabelled(
+            [str(tmp_path / "more.txt")], "classify", "classes", ("a",), DataSettings(), but=tmp_path / "run"
+        )
 
 
 def test_texts_that_pairs_are_measured_on_are_not_learned(tmp_path: Path) -> None:
