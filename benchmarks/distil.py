@@ -96,7 +96,8 @@ def teacher(task: str, run: Run) -> Path:
     """MiniLM, fine-tuned once."""
     folder = run.folder / f"{task}-teacher"
     more = [*common(task, PLANS[task].epochs, run), f"train.optimiser.rate={PLANS[task].rate}"]
-    heedful.finetune(KINDS[task], data(task, run), folder, model=minilm(), assignments=more)
+    if heedful.finetune(KINDS[task], data(task, run), folder, model=minilm(), assignments=more).why != "done":
+        raise SystemExit(130)
     return folder
 
 
@@ -112,6 +113,8 @@ def student(
         wishes.append("train.optimiser.rate=1e-4")
     began = time.monotonic()
     done = heedful.distil(run.folder / f"{task}-teacher", given, folder, student=name, assignments=wishes, **options)
+    if done.why != "done":
+        raise SystemExit(130)
     seeds = done.results["seeds"]
     step = sum(each["seconds"] for each in seeds) / sum(each["steps"] for each in seeds)
     print(f"{task}, {name}: {done.results['verdict']['sentence']}", flush=True)

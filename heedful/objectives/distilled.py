@@ -104,6 +104,7 @@ class Distilled(Pretext):
     pairing: Pairing
     project: nn.ModuleDict  # maps of the student's states to the teacher's width, where these differ
     group: int = 1  # samples whose vectors are compared; 1: vectors are compared with the teacher's own
+    classes: int | None = None  # of a vocabulary: the scores that are compared, which both have; none: all
     first: Literal["soft", "hard"] = "soft"  # the term that is named first
 
     @property
@@ -189,7 +190,7 @@ class Distilled(Pretext):
         found = []
         for name, _ in self._weights:
             if name == "soft":
-                losses = self._softened(scores, theirs, batch)
+                losses = self._softened(scores[..., : self.classes], theirs, batch)
                 found.append(Term("soft", losses, None, asked.soft.to(losses)))
             elif name == "hard":
                 found.append(self._hard(loaded, rows, scores, batch))

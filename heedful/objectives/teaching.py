@@ -83,8 +83,11 @@ def look(loaded: Loaded, packed: Packed, wanted: Wanted) -> tuple[Tensor | None,
 class Teacher:
     """A trained model in eval mode that says what it makes of its own samples; it learns nothing, in float32."""
 
-    def __init__(self, loaded: Loaded, learner: Learner, kind: Kind, wanted: Wanted) -> None:
+    def __init__(
+        self, loaded: Loaded, learner: Learner, kind: Kind, wanted: Wanted, classes: int | None = None
+    ) -> None:
         self.loaded, self.learner, self.kind, self.wanted = loaded.requires_grad_(False).eval(), learner, kind, wanted
+        self.classes = classes  # of a vocabulary: the scores that are said; none: all
 
     @torch.no_grad()
     def says(self, samples: Sequence[Sample], keys: Sequence[int]) -> Said:
@@ -94,7 +97,7 @@ class Teacher:
         batch = self.learner.batch(samples, keys).to(device)
         with torch.autocast(device.type, enabled=False):
             rows, inside = look(self.loaded, batch.packed, self.wanted)
-            scores = self.learner.scores(self.loaded, batch, rows)
+            scores = self.learner.scores(self.loaded, batch, rows)[..., : self.classes]
         sizes = [len(sample) for sample in samples]
         found = {name: list(each.split(sizes)) for name, each in inside.items()}
         return found | {"scores": list(scores.split(scored(samples, batch, self.kind)))}

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from heapq import nlargest
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from heedful.checkpoint import Loaded, load, save
@@ -30,7 +32,7 @@ from heedful.runs.distil_more import more_examples
 from heedful.runs.distil_outputs import Form, made, online
 from heedful.runs.distil_plan import TAUGHT, Planned, described, judged_anew, labelled_source, prepare, same_teacher
 from heedful.runs.distil_settings import Asked, ClassicStudent, SizeStudent
-from heedful.runs.distil_students import losses_of, student_of, untaught
+from heedful.runs.distil_students import losses_of, student_of, untaught, vector
 from heedful.runs.distil_verdict import VERDICT, verdict
 from heedful.runs.finetune import Finished, Plan, Run
 from heedful.runs.folder import SETTINGS, begin, decided, explained, read_json, refuse_other
@@ -41,7 +43,7 @@ from heedful.tasks.task import Read, Task
 from heedful.train.fit import Watch
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
-from heedful.train.settings import Epochs, Steps
+from heedful.train.settings import Epochs, FitSettings, Steps
 
 OUTPUTS, ALONE_RUN, MORE = "outputs", "alone", "more.jsonl"
 PROJECT = 7  # what a seed is mixed with here
@@ -93,16 +95,19 @@ def distil_task(
     *,
     watch: Watch,
     ranks: Ranks,
-    but: Path | None = None,
+    among: Path | None = None,
 ) -> Finished:
-    """Let a student learn a task of its teacher; no text is read of the folder, nor of `but`, in which it lies."""
-    planned = prepare(teacher, asked, data, skip_bad_rows=skips, but=but or folder)
+    """Let a student learn a task of its teacher; of the folder, or of `among`, in which it lies, no text is read.
+
+    Students `among` which it is share what the teacher says, where they need the same of it.
+    """
+    planned = prepare(teacher, asked, data, skip_bad_rows=skips, but=among or folder)
     refuse_other(folder)
     watch = watch if ranks.first else Watch()
     train = decided(planned.settings.train, folder, ranks, watch.said)
     planned = replace(planned, settings=replace(planned.settings, train=train))
     settings, source = planned.settings, planned.source
-    student = _Student(planned, folder, watch, ranks)
+    student = _Student(planned, folder, watch, ranks, among)
     student.foresee()
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
         if ranks.first:
@@ -126,7 +131,7 @@ class _Distillation:
         done = self.student.run()
         if done.why == "asked":
             return done
-        alone = self._alone()
+        alone = self._alone(done)
         if alone is not None and alone.why == "asked":
             return replace(done, why="asked", results={})
         if self.ranks.first:
@@ -139,30 +144,40 @@ class _Distillation:
         results = read_results(self.folder) | {"verdict": read_json(self.folder / VERDICT)} if self.ranks.first else {}
         return replace(done, results=results)
 
-    def _alone(self) -> Finished | None:
+    def _alone(self, done: Finished) -> Finished | None:
         """The same student, fine-tuned on the labels: as many steps, or epochs."""
-        how, folder = self.settings.verdict.alone, self.folder / ALONE_RUN
-        if how == "none":
+        folder = self.folder / ALONE_RUN
+        if self.settings.verdict.alone == "none":
             return None
         if (folder / RESULTS).exists():
             return Finished(folder=folder, why="done", results=read_results(folder))
         self.watch.said("the same student, without the teacher")
-        train, fit = self.settings.train, self.settings.fit
-        length = train.length
-        if isinstance(length, Steps) or (how == "steps" and isinstance(length, Epochs)):
-            mine, labelled = self.student.sizes()
-            per, less = -(-mine // train.batch), -(-labelled // train.batch)
-            if how == "steps":
-                steps = length.count if isinstance(length, Steps) else max(1, round(length.count * per))
-                length, fit = Steps(count=steps), replace(fit, evaluate=fit.evaluate * per / less)
-            else:
-                length = Epochs(count=length.count / per)
-        plan = self.planned.plan(train=replace(train, length=length), fit=fit)
+        length, fit = self._as_long(done)
+        plan = self.planned.plan(train=replace(self.settings.train, length=length), fit=fit)
+        plan = replace(plan, notes=())  # those of the student say it all
         with only_run(folder) if self.ranks.first else nullcontext():
             if self.ranks.first:
                 begin(folder, plan.settings, plan.source, plan.survey.counts, lambda bad: plan.source)
             self.ranks.wait()
             return _Alone(plan, folder, self.watch, self.ranks, self.student).run()
+
+    def _as_long(self, done: Finished) -> tuple[Steps | Epochs, FitSettings]:
+        """As many steps as the student has made, or as many passes; in steps dev is seen as often as by the student."""
+        train, fit = self.settings.train, self.settings.fit
+        mine, labelled = self.student.sizes()
+        per, less = -(-mine // train.batch), -(-labelled // train.batch)
+        match train.length:
+            case Steps(count=steps):
+                epochs = steps / per
+            case Epochs(count=epochs):
+                steps = max(1, round(epochs * per))
+            case _:  # minutes, in which each seed makes its own number of steps
+                made = self.ranks.gather([each["steps"] for each in done.results.get("seeds", ())])[0]
+                steps = round(fmean(made))
+                epochs = steps / per
+        if self.settings.verdict.alone == "steps":
+            return Steps(count=steps), replace(fit, evaluate=fit.evaluate * per / less)
+        return Epochs(count=epochs), fit
 
 
 class _Alone(Run):
@@ -201,9 +216,9 @@ class _Lessons:
 class _Student(Run):
     """Fine-tuning with a teacher beside the labels."""
 
-    def __init__(self, planned: Planned, folder: Path, watch: Watch, ranks: Ranks) -> None:
+    def __init__(self, planned: Planned, folder: Path, watch: Watch, ranks: Ranks, among: Path | None = None) -> None:
         super().__init__(planned.plan(), folder, watch, ranks)
-        self.planned, self.asked = planned, planned.settings
+        self.planned, self.asked, self.among = planned, planned.settings, among
         self._lessons: _Lessons | None = None
         self._made: Loaded | None = None
 
@@ -254,8 +269,7 @@ class _Student(Run):
         """How many samples there are, and how many of them have labels."""
         if self._lessons is None:
             task, loaded = self._task()
-            self._learning(task, loaded)
-        assert self._lessons is not None
+            self._lessons = self._read(task, loaded)
         return len(self._lessons.mine.samples), self._lessons.counted
 
     def _teacher(self) -> Loaded:
@@ -265,7 +279,7 @@ class _Student(Run):
     def _task(self) -> tuple[Task, Loaded]:
         return make_task(self.settings, self.source, self.survey, self._start(self.asked.train.seed), self.plan.labels)
 
-    def _learning(self, task: Task, loaded: Loaded) -> tuple[Objective, Sequence[Sample], Read]:
+    def _learning(self, task: Task, loaded: Loaded, seed: int) -> tuple[Objective, Sequence[Sample], Read]:
         losses = losses_of(self.asked.loss, loaded, self.planned.teacher)
         widths = loaded.config.model.width, self.planned.teacher.config.model.width
         if self._lessons is None:
@@ -280,8 +294,8 @@ class _Student(Run):
             losses=losses,
             ask=lessons.ask,
             pairing=lessons.pairing,
-            project=maps(losses, widths, mixed(self.asked.train.seed, PROJECT)),
-            group=together if kind == "vectors" and widths[0] != widths[1] else 1,
+            project=maps(losses, widths, mixed(seed, PROJECT)),
+            group=together if kind == "vectors" and vector(loaded) != vector(self.planned.teacher) else 1,
         )
         whole_groups(self.asked.train, objective.together)
         samples = objective.prepared(lessons.mine.samples, lessons.mine.owners, lessons.labelled)
@@ -337,7 +351,11 @@ class _Student(Run):
             return online(teacher, samples)
         facts = {"weights": read_json(self.folder / TAUGHT)["weights"], "tokens": _tokens(samples)}
         form = Form(half=outputs.precision == "float16")
-        return made(self.folder / OUTPUTS, teacher, samples, form, facts, ranks=self.ranks, said=self.watch.said)
+        place = self.folder / OUTPUTS
+        if self.among is not None:
+            said = json.dumps([facts, teacher.wanted.names, outputs.precision])
+            place = self.among / OUTPUTS / sha256(said.encode()).hexdigest()[:16]
+        return made(place, teacher, samples, form, facts, ranks=self.ranks, said=self.watch.said)
 
 
 def tokenizer_of_task(task: Task) -> str:
@@ -347,8 +365,6 @@ def tokenizer_of_task(task: Task) -> str:
 
 def _tokens(samples: Sequence[Sample]) -> str:
     """A checksum of what is read."""
-    from hashlib import sha256
-
     found = sha256()
     for sample in samples:
         found.update(json.dumps(sample.bounds).encode())

@@ -70,6 +70,7 @@ class Unlabelled:
     examples: tuple[Example, ...]
     bad: int  # rows that cannot be read
     known: int  # examples of dev or test
+    said: tuple[str, ...] = ()  # what was found out about the files
 
 
 def read_unlabelled(
@@ -89,6 +90,7 @@ def read_unlabelled(
     texts become pairs.
     """
     given: list[Any] = []
+    said: list[str] = []
     bad = 0
     for path, _ in expand([Path(each) for each in files], but)[0]:
         if _labelled(path, task, settings):
@@ -97,6 +99,7 @@ def read_unlabelled(
             source = read_data(path, KINDS[task], how, bad_rows=LeaveOut())
             given += [_asked(each) for split in source.splits for each in source.examples(split)]
             bad += sum(source.sieve.bad.values())
+            said += source.stated
             continue
         roles = {role for ask in ASKS[head] for role in (*ask.needed, *ask.more)}
         columns = {role: name for role, name in (settings.columns or {}).items() if role in roles}
@@ -111,6 +114,7 @@ def read_unlabelled(
             except HeedfulError:
                 raise refused from None
         for inputs in several:
+            said += inputs.said
             for row in inputs.rows():
                 found, wrong = inputs.ask(row)
                 bad += wrong is not None
@@ -121,7 +125,8 @@ def read_unlabelled(
     if task == "embed":
         seen = {hashed(normalised(text)) for each in measured for text in each.texts}
         given = [each for each in given if not any(hashed(normalised(text)) in seen for text in _texts(each).values())]
-    return Unlabelled(examples=tuple(examples_of(given, task, labels)), bad=bad, known=known - len(given))
+    examples = tuple(examples_of(given, task, labels))
+    return Unlabelled(examples=examples, bad=bad, known=known - len(given), said=tuple(said))
 
 
 def _labelled(path: Path, task: str, settings: DataSettings) -> bool:
@@ -134,10 +139,15 @@ def _labelled(path: Path, task: str, settings: DataSettings) -> bool:
 
 
 def without(found: Unlabelled, measured: Iterable[Example]) -> Unlabelled:
-    """Those that are not measured on: no text of dev or test, but for case and punctuation, is learned from."""
-    seen = {hashed(normalised(each.group)) for each in measured}
-    kept = tuple(each for each in found.examples if hashed(normalised(each.group)) not in seen)
+    """Those that are not measured on: no text of dev or test, but for case and signs and spaces, is learned from."""
+    seen = {_letters(each) for each in measured}
+    kept = tuple(each for each in found.examples if _letters(each) not in seen)
     return replace(found, examples=kept, known=found.known + len(found.examples) - len(kept))
+
+
+def _letters(example: Example) -> int:
+    """Of a text, but for how it is parted into words: "do n't" is "don't"."""
+    return hashed(normalised(example.group).replace(" ", ""))
 
 
 def _asked(example: Any) -> Any:

@@ -24,7 +24,7 @@ from heedful.objectives.rows import HELD
 from heedful.objectives.teaching import Pairing, Teacher
 from heedful.runs.distil_outputs import Form, Outputs, made, online
 from heedful.runs.distil_plan import judged_anew
-from heedful.runs.distil_settings import Asked, ClassicStudent, MaskedDistilSettings, SizeStudent
+from heedful.runs.distil_settings import PRETRAIN, Asked, ClassicStudent, MaskedDistilSettings, SizeStudent
 from heedful.runs.distil_students import digest, losses_of, student_of, untaught, width_of
 from heedful.runs.distil_verdict import VERDICT, side_by_side, spread, written
 from heedful.runs.finetune import Finished
@@ -69,6 +69,12 @@ def _settled(teacher: Loaded, asked: Asked, data: Any) -> MaskedDistilSettings:
     told = asked.laid(MaskedDistilSettings(teacher=asked.teacher))
     if isinstance(told.student, ClassicStudent):
         raise HeedfulError("a classic model has no head for hidden tokens: distil it from a teacher of a task")
+    for name in ("model", "data", "tokenizer", "vocabulary", "characters"):
+        if getattr(told.pretrain, name) != getattr(PRETRAIN, name):
+            raise HeedfulError(
+                f"pretrain.{name} would change nothing: student and teacher read the text that is given as DATA with "
+                "the teacher's vocabulary, and the student is set under student; leave it out"
+            )
     width = width_of(told.student, teacher)
     usual = defaults("masked", width, going_on=not isinstance(told.student, SizeStudent))
     settings: MaskedDistilSettings = asked.laid(MaskedDistilSettings(teacher=asked.teacher, pretrain=usual))
@@ -206,7 +212,8 @@ class _Student(Run):
         assert isinstance(masked, Masked)
         losses = losses_of(self.asked.loss, loaded, self.teacher)
         self.teacher.to(device_of(self.settings.train.device or CPU))
-        teacher = Teacher(self.teacher, masked, "masked", losses.wanted(1))
+        both = min(each.config.model.embedding.vocabulary for each in (loaded, self.teacher))  # padded differently
+        teacher = Teacher(self.teacher, masked, "masked", losses.wanted(1), classes=both)
         widths = loaded.config.model.width, self.teacher.config.model.width
         objective = Distilled(
             learner=masked,
@@ -216,6 +223,7 @@ class _Student(Run):
             pairing=Pairing(same=True, theirs=[(n,) for n in range(sum(map(len, samples)))], words=None),
             project=maps(losses, widths, mixed(self.settings.train.seed, PROJECT)),
             first="hard",
+            classes=both,
         )
         starts = [sum(map(len, samples[:number])) for number in range(len(samples))]
         return objective, [Numbered(each, at) for each, at in zip(samples, starts, strict=True)], masked

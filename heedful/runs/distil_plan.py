@@ -53,17 +53,18 @@ class Planned:
         given = self.settings
         names = ("task", "data", "train", "fit", "seeds", "max_length", "long", "score")
         settings = FinetuneSettings(start=StartSettings(model=""), **{name: getattr(given, name) for name in names})
+        settings = replace(settings, **changed)
         return Plan(
-            settings=replace(settings, **changed),
+            settings=settings,
             source=self.source,
             survey=self.survey,
             notes=self.notes,
-            why=_why(given),
+            why=_why(settings),
             labels=self.labels,
         )
 
 
-def _why(settings: DistilSettings) -> str:
+def _why(settings: FinetuneSettings) -> str:
     train = settings.train
     length = f"{train.length.count:g} {train.length.kind}"
     return f"{length}, batches of {train.batch}, rate {train.optimiser.rate:g}, {settings.seeds} seeds"
@@ -137,6 +138,7 @@ def _settled(
 def _notes(found: Survey, extra: Unlabelled, source: Source[Any]) -> tuple[str, ...]:
     notes = [f"{split} has no examples and is left out" for split in found.counts if split not in found.splits]
     notes += [f"bad rows of {Path(name).name} that are left out: {n:,}" for name, n in source.sieve.bad.items()]
+    notes += (f"without labels, {each}" for each in extra.said)
     if extra.examples:
         notes.append(f"{len(extra.examples):,} examples without labels are learned from")
     if extra.bad:

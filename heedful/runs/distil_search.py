@@ -20,6 +20,7 @@ from heedful.runs.distil import distil_task
 from heedful.runs.distil_data import task_of
 from heedful.runs.distil_plan import Planned, prepare, readable_by
 from heedful.runs.distil_settings import Asked, student_of
+from heedful.runs.distil_students import one_stack
 from heedful.runs.distil_students import student_of as make_student
 from heedful.runs.distil_verdict import VERDICT, Speed, plot, side_by_side
 from heedful.runs.evaluate import task_of as evaluating
@@ -77,7 +78,7 @@ def search(
     def distilled(student: str, place: str, wishes: Sequence[str]) -> Finished:
         mine = replace(asked, student=student, assignments=tuple(wishes))
         taught = load(teacher)
-        return distil_task(taught, mine, data, folder / place, skip_bad_rows, watch=watch, ranks=ranks, but=folder)
+        return distil_task(taught, mine, data, folder / place, skip_bad_rows, watch=watch, ranks=ranks, among=folder)
 
     facts = {"teacher": str(teacher), "shapes": chosen}
     planned: Planned | None = None
@@ -136,7 +137,7 @@ def last(assignments: Sequence[str]) -> list[str]:
 
 def usual(teacher: Loaded) -> list[str]:
     """The shapes that are tried unless others are named."""
-    stack = teacher.config.model.encoder or teacher.config.model.decoder
+    stack = one_stack(teacher.config.model)
     layers = 0 if stack is None else stack.layers
     counts = sorted({n for n in (1, round(layers / 3), round(layers / 2)) if 1 <= n < layers})
     classic = {

@@ -15,7 +15,15 @@ from heedful.checkpoint.attach import attach
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.families import FAMILIES, USUAL
 from heedful.model.classic_config import ClassicConfig
-from heedful.model.config import Learned, MaskedTokens, ModelConfig, Shaw, StackConfig, TransformerXl
+from heedful.model.config import (
+    Learned,
+    MaskedTokens,
+    ModelConfig,
+    SentenceEmbedding,
+    Shaw,
+    StackConfig,
+    TransformerXl,
+)
 from heedful.model.initialise import undrawn
 from heedful.objectives.distilled import Losses, Relations, States
 from heedful.runs.classic_making import classic_start
@@ -59,12 +67,18 @@ def student_of(
             return classic_start(settings, list(some(texts, len(texts))), seed, said, every=texts)
 
 
-def stack_of(config: ModelConfig, who: str) -> StackConfig:
-    """The one stack of a model."""
+def one_stack(config: ModelConfig) -> StackConfig | None:
+    """The stack of a model that has just one."""
     if type(config) is ClassicConfig or (config.encoder is None) == (config.decoder is None):
+        return None
+    return config.encoder or config.decoder
+
+
+def stack_of(config: ModelConfig, who: str) -> StackConfig:
+    """The same, where there has to be one."""
+    stack = one_stack(config)
+    if stack is None:
         raise HeedfulError(f"{who} has not one stack of layers: layers, states and relations are of a Transformer")
-    stack = config.encoder or config.decoder
-    assert stack is not None
     return stack
 
 
@@ -289,6 +303,12 @@ def _relations(asked: RelationsSettings, mine: StackConfig, theirs: StackConfig)
     return tuple(
         Relations(weight=share, of=tuple(asked.of), pair=pair, heads=heads, squares=asked.squares) for pair in pairs
     )
+
+
+def vector(loaded: Loaded) -> int:
+    """How wide a text's vector is: poolings of an embedding head stand side by side."""
+    head = loaded.config.head
+    return loaded.config.model.width * (len(head.pooling) if isinstance(head, SentenceEmbedding) else 1)
 
 
 def width_of(asked: StudentSettings, teacher: Loaded) -> int:

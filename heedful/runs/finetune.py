@@ -311,7 +311,7 @@ class Run:
         task, loaded = make_task(settings, self.source, self.survey, base, self.plan.labels)
         for split in self.measured:
             task.check(self.source.examples(split))
-        objective, samples, learned = self._learning(task, loaded)
+        objective, samples, learned = self._learning(task, loaded, seed)
         for note in notes(learned):
             self.watch.said(note)
         folder.mkdir(exist_ok=True)
@@ -359,7 +359,7 @@ class Run:
         if self.ranks.first:
             save(loaded, folder / RUN_MODEL, overwrite=True)
 
-    def _learning(self, task: Task, loaded: Loaded) -> tuple[Objective, Sequence[Sample], Read]:
+    def _learning(self, task: Task, loaded: Loaded, seed: int) -> tuple[Objective, Sequence[Sample], Read]:
         """What is learned, from which samples, and what reading them cost."""
         learned = task.read(self.source.examples("train"))
         return task, learned.samples, learned

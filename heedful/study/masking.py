@@ -52,7 +52,7 @@ def shared(objective: Pretext, hidden: float, replaced: float) -> Shared:
 
 def run(plan: Plan) -> Outcome:
     """Each arm starts from the same draw and chooses the same tokens."""
-    few, steps, tuned = plan.pick(300, 16, 1000), plan.pick(1500, 2, 4000), plan.pick(200, 2, 300)
+    few, steps, tuned = plan.pick(300, 16, 1000), plan.pick(1000, 2, 4000), plan.pick(200, 2, 300)
     bench, told, tests = Bench(plan), "", {}
     for seed in plan.seeds:
         with world(plan, seed, few) as given:

@@ -21,7 +21,7 @@ ARMS = {
 
 def run(plan: Plan) -> Outcome:
     """Each arm starts from the same draw, reads the same stories, and learns from the same labelled texts."""
-    few, steps, tuned = plan.pick(300, 16, 1000), plan.pick(1500, 2, 4000), plan.pick(200, 2, 300)
+    few, steps, tuned = plan.pick(300, 16, 1000), plan.pick(1200, 2, 4000), plan.pick(200, 2, 300)
     bench, told, tests = Bench(plan), "", {}
     for seed in plan.seeds:
         with world(plan, seed, few) as given:

@@ -112,7 +112,7 @@ def _real(data: Path, folder: Path, seed: int, few: int) -> World:
 
 def pieces(given: World, objective: str, seed: int, *, steps: int, full: bool) -> Pieces:
     """What `heedful pretrain` would be made of: one shape of one family for all objectives, one number of tokens."""
-    layers, width, heads, length = (4, 256, 4, 128) if full else (2, 64, 2, 64)
+    layers, width, heads, length = (4, 256, 4, 128) if full else (2, 128, 4, 64)
     settings: PretrainSettings = settled(
         ["text"],
         objective=objective,

@@ -4,93 +4,47 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
-import subprocess
-import sys
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from folders import make
+from distilling import ALONE, QUICK, Told
+from folders import SPARE, VOCABULARY, make
 from invented import WORDS, as_csv, classified, data, tune
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from heedful.checkpoint import load, save
+from heedful.checkpoint import Loaded, load, save
 from heedful.checkpoint.attach import attach
 from heedful.data import DataSettings, Pair, Tagged, read
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.engine import Engine
-from heedful.infer.quantize import Trial, ready
-from heedful.runs import distil_more, distil_search, distil_verdict, finetune, pretrain, timing
+from heedful.infer.quantize import ready
+from heedful.objectives.distilled import maps
+from heedful.runs import distil as distil_run
+from heedful.runs import distil_more, distil_verdict
 from heedful.runs.distil import distil
 from heedful.runs.distil_data import read_unlabelled, without
 from heedful.runs.distil_more import Replacer
 from heedful.runs.distil_plan import prepare
-from heedful.runs.distil_search import last, quickest, search, usual
+from heedful.runs.distil_search import last, search
 from heedful.runs.distil_settings import Asked, DistilSettings, LayersStudent, MoreSettings, VerdictSettings, student_of
-from heedful.runs.distil_students import cut, losses_of
+from heedful.runs.distil_students import cut, losses_of, vector
 from heedful.runs.distil_verdict import Speed, compared, side_by_side, spread
 from heedful.runs.distil_verdict import plot as drawn
-from heedful.runs.finetune import Finished
 from heedful.runs.folder import file_hash
 from heedful.runs.making import make_task
 from heedful.settings import from_file
 from heedful.tasks.task import Cut, evaluate
 from heedful.tokenizer import Encoded, Words
-from heedful.train.fit import Watch
-from heedful.train.loop import Step, Trainer
-from heedful.train.resume import only_run
 
-QUICK = ("seeds=1", "train.length.count=2", "train.precision=float32", "verdict.precision=float32", "verdict.texts=8")
-ALONE = (*QUICK, "verdict.alone=none")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No plots of runs, little timing, one thread."""
-    monkeypatch.setattr(finetune, "draw", lambda folder: [])
-    monkeypatch.setattr(pretrain, "draw", lambda folder: [])
-    monkeypatch.setattr(timing, "ROUNDS", 2)
-    for module in (distil_verdict, distil_search):
-        monkeypatch.setattr(module, "write_figure", lambda path, figure: path)
-        monkeypatch.setattr(module, "plot", lambda *found: None)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("teacher"), "single")
-
-
-@pytest.fixture(scope="module")
-def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return data("single", tmp_path_factory.mktemp("data"))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def contents(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
-
-
-class Told(Watch):
-    """What was said; stops, or dies, after a step."""
-
-    def __init__(self, *, stop: int = 0, die: int = 0) -> None:
-        self.sentences: list[str] = []
-        self.stop, self.die = stop, die
-
-    def said(self, text: str) -> None:
-        self.sentences.append(text)
-
-    def step(self, step: Step, trainer: Trainer) -> None:
-        trainer.stopping = trainer.stopping or step.number == self.stop
-        if step.number == self.die:
-            raise KeyError("the power failed")
 
 
 def test_a_verdict_cuts_long_texts_where_the_run_does(
@@ -169,6 +123,24 @@ def test_a_run_goes_on_to_the_same_bits(how: dict[str, int], tmp_path: Path, tea
     assert journals[0] == journals[1]
 
 
+@pytest.mark.parametrize("when", [{"die": 1, "after": "the same student"}, {"after": "measuring speed"}])
+def test_a_run_goes_on_alone_and_to_its_verdict(
+    when: dict[str, Any], tmp_path: Path, teacher: Path, labelled: Path
+) -> None:
+    more: dict[str, Any] = {"student": "layers=1", "assignments": [*QUICK, "fit.save_minutes=0"]}
+    whole = distil(teacher, labelled, tmp_path / "whole", **more)
+    with pytest.raises(KeyError):
+        distil(teacher, labelled, tmp_path / "cut", watch=Told(**when), **more)
+    told = Told()
+    cut = distil(teacher, labelled, tmp_path / "cut", watch=told, **more)
+    assert any("is finished already" in each for each in told.sentences), "the student had ended"
+    for name in ("model", "alone/model"):
+        mine, theirs = (load_file(tmp_path / run / name / "model.safetensors") for run in ("cut", "whole"))
+        assert all(torch.equal(each, theirs[n]) for n, each in mine.items())
+    found = [{n: each["quality"] for n, each in run.results["verdict"]["models"].items()} for run in (cut, whole)]
+    assert found[0] == found[1] and cut.results["verdict"]["gain"] == whole.results["verdict"]["gain"]
+
+
 def test_quality_is_that_of_the_served_precision(
     tmp_path: Path, teacher: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +158,22 @@ def test_quality_is_that_of_the_served_precision(
     assert "in int8 of " in found["sentence"]
     assert [place for place, _ in asked[3:]] == ["seed-1", "seed-2"] * 2, "the student and the same one alone"
     assert {precision for _, precision in asked} == {"int8"}
+
+
+def test_each_seed_draws_its_own_maps(
+    tmp_path: Path, teacher: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[list[float]] = []
+
+    def noted(*given: Any) -> Any:
+        made = maps(*given)
+        drawn.append([each.weight[0, 0].item() for each in made.values()])
+        return made
+
+    monkeypatch.setattr(distil_run, "maps", noted)
+    wishes = ["seeds=2", *ALONE[1:], "student.width=16", "student.heads=2", "loss.relations.heads=2"]
+    distil(teacher, labelled, tmp_path / "run", student="tiny", losses="layers", assignments=wishes)
+    assert len(drawn) == 2 and len(drawn[0]) == 3 and not {*drawn[0]} & {*drawn[1]}
 
 
 def test_each_seed_of_a_fresh_student_draws_its_own_weights(tmp_path: Path, teacher: Path, labelled: Path) -> None:
@@ -272,7 +260,6 @@ def test_another_teacher_cannot_go_on(tmp_path: Path, teacher: Path, labelled: P
     distil(mine, labelled, tmp_path / "run", student="bag", assignments=ALONE)
     torch.manual_seed(77)
     tensors = {name: each + 0.01 for name, each in load_file(mine / "model.safetensors").items()}
-    from safetensors.torch import save_file
 
     save_file(tensors, mine / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(HeedfulError, match="another teacher, or other texts \\(weights changed\\)"):
@@ -308,6 +295,43 @@ def test_hidden_tokens_are_distilled_on_text(tmp_path: Path) -> None:
         distil(teacher, text, tmp_path / "no", student="bag")
 
 
+def test_vocabularies_may_be_padded_differently(tmp_path: Path) -> None:
+    """Rows of no token are not compared; soft labels are over those that both have."""
+    teacher, text = of_text(tmp_path)
+    rows = [each.config.model.embedding.vocabulary for each in map(load, (teacher, _padded(tmp_path, teacher)))]
+    assert rows == [len(VOCABULARY) + SPARE, len(VOCABULARY) + SPARE + 5]
+    for how in (["outputs.keep=none"], ["outputs.keep=disk", "outputs.top=4", "pretrain.objective.versions=1"]):
+        folder = tmp_path / str(len(how))
+        wishes = [*MASKED, "verdict.alone=none", "loss.hard=0", *how]
+        distil(teacher, text, folder, student=str(tmp_path / "padded"), assignments=wishes)
+        first = json.loads((folder / "journal.jsonl").read_text().splitlines()[0])
+        assert first["loss"] == pytest.approx(0.0, abs=2e-3), "they are the same but for the padding"
+
+
+def _padded(folder: Path, teacher: Path) -> Path:
+    """The same model with five more rows for no token."""
+    config = json.loads((teacher / "config.json").read_text())
+    (folder / "padded").mkdir()
+    for path in teacher.iterdir():
+        (folder / "padded" / path.name).write_bytes(path.read_bytes())
+    (folder / "padded" / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 5}))
+    tensors = load_file(teacher / "model.safetensors")
+    for name, each in tensors.items():
+        if each.shape[0] == config["vocab_size"]:
+            tensors[name] = torch.cat([each, torch.ones_like(each[:5])])
+    save_file(tensors, folder / "padded" / "model.safetensors", metadata={"format": "pt"})
+    return folder / "padded"
+
+
+@pytest.mark.parametrize("wish", ["model.size=tiny", 'data=["a.txt"]', "tokenizer=words", "vocabulary.kind=bpe"])
+def test_what_pretraining_alone_decides_is_refused(wish: str, tmp_path: Path) -> None:
+    teacher, text = of_text(tmp_path)
+    message = f"pretrain.{wish.partition('=')[0].partition('.')[0]} would change nothing"
+    with pytest.raises(HeedfulError, match=message):
+        distil(teacher, text, tmp_path / "run", student="layers=1", assignments=[f"pretrain.{wish}"])
+    assert not (tmp_path / "run").exists()
+
+
 def test_hidden_tokens_are_distilled_where_a_text_was_too_short_before(tmp_path: Path) -> None:
     teacher, text = of_text(tmp_path)
     short, wishes = tmp_path / "short.txt", [*MASKED, "verdict.alone=none"]
@@ -332,84 +356,6 @@ def test_kept_shares_of_hidden_tokens_are_those_that_are_said(tmp_path: Path) ->
         losses.append(json.loads((folder / "journal.jsonl").read_text().splitlines()[0])["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=2e-3), "in float16"
     assert 0 < losses[2] <= losses[0] * 1.002, "what is grouped tells less"
-
-
-def test_the_search_takes_the_fastest_that_keeps_enough(tmp_path: Path, teacher: Path, labelled: Path) -> None:
-    given: dict[str, Any] = {"shapes": ["layers=1", "bag"], "assignments": QUICK}
-    done = search(teacher, labelled, tmp_path / "run", keep=0.01, under=1e4, **given)
-    found = done.results["search"]
-    fastest = min(found["tried"], key=lambda each: each["p50"])["name"]
-    assert found["taken"] == fastest in [each["name"] for each in found["tried"] if "quality" in each]
-    assert (tmp_path / "run" / "best" / "model").is_dir()
-    assert found["split"] == "dev" and done.results["verdict"]["split"] == "test", "chosen on dev, told of test"
-    told = Told()
-    again = search(teacher, labelled, tmp_path / "run", keep=0.01, under=1e4, watch=told, **given)
-    assert again.results == done.results
-    assert not any(each.startswith(("trying", "timing")) for each in told.sentences)
-    with pytest.raises(HeedfulError, match=r"no student answers in 1e-06 ms:\n  .*ms, not trained"):
-        search(teacher, labelled, tmp_path / "none", under=1e-6, **given)
-    other = search(teacher, labelled, tmp_path / "run", watch=told, **given).results["search"]
-    assert (other["keep"], other["under"]) == (None, None) and all("quality" in each for each in other["tried"])
-    assert any(each.startswith("trying") for each in told.sentences) and "timing 2 shapes" not in told.sentences
-    other = search(
-        teacher, labelled, tmp_path / "run", under=max(each["p50"] for each in other["tried"]), **given
-    ).results["search"]
-    kept = {each.name for each in (tmp_path / "run").glob("best*")}
-    assert kept <= {"best", "best-bag", "best-layers=1"} and "best" in kept
-    with pytest.raises(HeedfulError, match="Ask for less: what was tried stays"):
-        search(teacher, labelled, tmp_path / "run", keep=1.0, under=1e-6, **given)
-    with pytest.raises(HeedfulError, match="a run with other settings"):
-        search(teacher, labelled, tmp_path / "run", keep=0.01, under=1e4, losses="triple", **given)
-    with pytest.raises(HeedfulError, match="another shapes"):
-        search(teacher, labelled, tmp_path / "run", shapes=["bag"], assignments=QUICK)
-    with pytest.raises(HeedfulError, match="a search tries 1 to 6"):
-        search(teacher, labelled, tmp_path / "many", shapes=["bag"] * 7)
-
-
-def test_a_search_takes_no_folder_of_others(tmp_path: Path, teacher: Path, labelled: Path) -> None:
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    for name in ("a.txt", "b", "c", "d"):
-        (mine / name).write_text("")
-    with pytest.raises(HeedfulError, match=r"mine is no search: it holds a\.txt, b, c and more, but no search\.json"):
-        search(teacher, labelled, mine, keep=0.9)
-    assert len(list(mine.iterdir())) == 4
-    with only_run(tmp_path / "run"), pytest.raises(HeedfulError, match=r"another run, pid \d+, .* holds .*run"):
-        search(teacher, labelled, tmp_path / "run", keep=0.9, shapes=["bag"], assignments=QUICK)
-    assert [each.name for each in (tmp_path / "run").iterdir()] == ["run.lock"]
-    with pytest.raises(HeedfulError, match=r"rows\.csv"):
-        search(teacher, tmp_path / "rows.csv", tmp_path / "no", keep=0.9, shapes=["bag"], assignments=QUICK)
-    assert not (tmp_path / "no").exists()
-
-
-@pytest.mark.slow
-def test_ranks_search_together(tmp_path: Path, teacher: Path, labelled: Path) -> None:
-    """Each goes by what the first has timed and measured."""
-    ranks = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--module")
-    given = ("heedful", "distil", str(teacher), str(labelled), "--out", str(tmp_path / "run"), "--keep", "1%")
-    settings = (word for each in (*QUICK, "verdict.rounds=1") for word in ("--set", each))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([*ranks, *given, *settings], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "run" / "search.json").read_text())
-    assert found["taken"] == min(found["tried"], key=lambda each: float(each["p50"]))["name"]
-
-
-def test_a_search_without_dev_says_that_it_chose_on_test(tmp_path: Path, teacher: Path, labelled: Path) -> None:
-    told, files = Told(), tmp_path / "files"
-    files.mkdir()
-    for name in ("train.csv", "test.csv"):
-        (files / name).write_bytes((labelled / name).read_bytes())
-    wishes = [*ALONE, "data.dev=0"]
-    done = search(teacher, files, tmp_path / "run", shapes=["bag"], assignments=wishes, watch=told)
-    assert done.results["search"]["split"] == "test"
-    assert f"bag is taken, {distil_search.FLATTERED}" in told.sentences
-
-
-def test_usual_shapes_begin_with_classic_ones(tmp_path: Path, teacher: Path) -> None:
-    embedding = attach(load(make(tmp_path / "bare", "bare")), "embedding")
-    assert usual(embedding) == usual(load(teacher)) == ["bag", "bilstm", "tiny", "layers=1"]
-    assert usual(load(make(tmp_path / "span", "span"))) == ["tiny", "layers=1"]
 
 
 def test_replaced_words_are_words_of_the_model(tmp_path: Path) -> None:
@@ -588,6 +534,15 @@ def test_texts_that_pairs_are_measured_on_are_not_learned(tmp_path: Path) -> Non
     assert [each.texts for each in found.examples] == [("new", "old")] and found.known == 2
 
 
+def test_words_that_are_measured_on_are_not_learned_however_they_are_parted(tmp_path: Path) -> None:
+    (tmp_path / "more.csv").write_text("id,text\n1,I don't know.\n2,I do not know.\n")
+    measured = [Tagged(words=("I", "do", "n't", "know", "."), tags=("O",) * 5)]
+    files, run = [str(tmp_path / "more.csv")], tmp_path / "run"
+    found = without(read_unlabelled(files, "tag", "tokens", ("O",), DataSettings(), but=run), measured)
+    assert [each.texts for each in found.examples] == [("I do not know .",)] and found.known == 1
+    assert found.said == ('more.csv: columns: text="text"; not used: "id"',)
+
+
 def test_a_word_is_replaced_without_the_space_before_it() -> None:
     encoded = Encoded(ids=(1, 2), types=(0, 0), segments=(0, 0), offsets=((0, 3), (3, 7)), words=(0, 1))
     assert distil_more._written("the cat sat", encoded, {1: "dog"}) == "the dog sat"
@@ -662,36 +617,26 @@ def test_alone_it_passes_as_often_over_the_labels(tmp_path: Path, teacher: Path,
     assert steps == [8, 4], "two passes over 64 texts, and over 24, in batches of 16"
 
 
+def test_alone_it_makes_as_many_steps_as_in_minutes_with_the_teacher(
+    tmp_path: Path, teacher: Path, labelled: Path
+) -> None:
+    wishes = last([*QUICK, "train.length.kind=minutes", "train.length.count=0.02"])
+    distil(teacher, labelled, tmp_path / "run", student="bag", assignments=wishes)
+    steps = [json.loads((tmp_path / "run" / each / "seed.json").read_text())["steps"] for each in ("", "alone")]
+    assert steps[0] == steps[1] >= 1
+
+
+def test_vectors_are_compared_by_their_own_width(teacher: Path) -> None:
+    """Poolings that stand side by side make them wider than the model."""
+    both = attach(load(teacher), "embedding")
+    head = replace(both.config.head, pooling=("mean", "cls"))
+    twice = Loaded(replace(both.config, head=head), both.tokenizer, both.source)
+    assert (vector(both), vector(twice), vector(load(teacher))) == (32, 64, 32)
+
+
 def test_as_many_texts_are_answered_as_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, seen = make(tmp_path / "teacher", "single"), list[int]()
     (place / "predictions-dev.jsonl").write_text('{"input": "ada ran"}\n' * 200)
     monkeypatch.setattr(distil_verdict, "timed", lambda engines, inputs, rounds: seen.append(len(inputs)) or {})
     side_by_side({"student": str(place)}, VerdictSettings(texts=100, precision="float32"))
     assert seen == [100]
-
-
-def test_a_search_goes_by_the_time_of_what_is_trained(
-    tmp_path: Path, teacher: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trials = [Trial(precision="float32", speed=1.0, scores=0.0)]
-    trials.append(Trial(precision="int8", speed=2.0, scores=1.0, refused="its weights are drawn"))
-    assert quickest(trials) == "int8", "after training it may be taken"
-    times, trained = {"bag": 6.0, "tiny": 2.5, "layers=1": 3.0}, []
-
-    def done(known: Any, asked: Asked, data: Any, folder: Path, skips: bool, *, but: Path, **more: Any) -> Finished:
-        trained.append((asked.student, but))
-        speed = {"precision": "float32", "p99": 9.0, "texts_per_second": 1.0, "tokens_per_second": 1.0}
-        mine = speed | {"p50": times[asked.student], "parameters": 7, "quality": {"mean": 0.9}}
-        verdict = {"main": "accuracy", "split": "dev", "kept": 1.0, "models": {"student": mine}}
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "verdict.json").write_text(json.dumps(verdict))
-        return Finished(folder=folder, why="done", results={"verdict": verdict})
-
-    shapes = [{"name": name, "folder": name, "p50": when} for name, when in (("bag", 1.0), ("tiny", 2.0))]
-    shapes.append({"name": "layers=1", "folder": "layers=1", "p50": 2.75})
-    monkeypatch.setattr(distil_search, "_timed", lambda planned, names, watch: shapes)
-    monkeypatch.setattr(distil_search, "distil_task", done)
-    found = search(teacher, labelled, tmp_path / "run", shapes=list(times), under=5.0, keep=0.9).results["search"]
-    assert trained == [(name, tmp_path / "run") for name in ("bag", "tiny", "tiny")], "the last one whole"
-    assert found["taken"] == "tiny", "bag is not in time, and layers=1 cannot be faster"
-    assert [each["p50"] for each in found["tried"]] == [6.0, 2.5, 2.75] and found["tried"][0]["parameters"] == 7

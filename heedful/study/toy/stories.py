@@ -35,7 +35,7 @@ def _story(random: Random) -> list[str]:
 
 
 def _sentence(random: Random, label: str) -> str:
-    """Mostly two words that agree, side by side: what a word says can be read off its neighbours."""
+    """Mostly three words that agree, side by side: what a word says can be read off its neighbours."""
     other = BAD if label == GOOD else GOOD
     mine, theirs = (FINE, POOR) if label == GOOD else (POOR, FINE)
     match random.randrange(10):
@@ -43,7 +43,7 @@ def _sentence(random: Random, label: str) -> str:
             return f"{clause(random, other)} but {clause(random, label)} ."
         case 1:
             return f"the {random.choice(ASPECTS)} is {random.choice(mine)} , not {random.choice(theirs)} ."
-        case 2 | 3 | 4:
+        case 2 | 3:
             return f"{clause(random, label)} ."
-    one, two = random.sample(mine, 2)
-    return f"the {random.choice(ASPECTS)} is {one} and {two} ."
+    one, two, three = random.sample(mine, 3)
+    return f"the {random.choice(ASPECTS)} is {one} , {two} and {three} ."

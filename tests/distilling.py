@@ -1,0 +1,31 @@
+"""What tests of distillation share: little to do, and a watch that stops, or dies."""
+
+from __future__ import annotations
+
+from heedful.train.fit import Watch
+from heedful.train.loop import Step, Trainer
+
+QUICK = ("seeds=1", "train.length.count=2", "train.precision=float32", "verdict.precision=float32", "verdict.texts=8")
+ALONE = (*QUICK, "verdict.alone=none")
+
+
+class Told(Watch):
+    """What was said; stops, or dies, after a step, or at what is said; steps count once `after` was said."""
+
+    def __init__(self, *, stop: int = 0, die: int = 0, after: str = "") -> None:
+        self.sentences: list[str] = []
+        self.stop, self.die, self.after = stop, die, after
+
+    def said(self, text: str) -> None:
+        """Keep it."""
+        self.sentences.append(text)
+        if self.after and text.startswith(self.after):
+            if not self.die:
+                raise KeyError("the power failed")
+            self.after = ""
+
+    def step(self, step: Step, trainer: Trainer) -> None:
+        """Stop, or die."""
+        trainer.stopping = trainer.stopping or step.number == self.stop
+        if step.number == self.die and not self.after:
+            raise KeyError("the power failed")

@@ -1,0 +1,40 @@
+"""What several tests of runs begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from folders import make
+from invented import data
+
+from heedful.runs import distil_search, distil_verdict, finetune, pretrain, timing
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No plots of runs, little timing, one thread."""
+    monkeypatch.setattr(finetune, "draw", lambda folder: [])
+    monkeypatch.setattr(pretrain, "draw", lambda folder: [])
+    monkeypatch.setattr(timing, "ROUNDS", 2)
+    for module in (distil_verdict, distil_search):
+        monkeypatch.setattr(module, "write_figure", lambda path, figure: path)
+        monkeypatch.setattr(module, "plot", lambda *found: None)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny classifier, not trained."""
+    return make(tmp_path_factory.mktemp("teacher"), "single")
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts with its labels, in three splits."""
+    return data("single", tmp_path_factory.mktemp("data"))

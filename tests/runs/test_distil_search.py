@@ -1,0 +1,169 @@
+"""distil --keep and --under: which shapes are tried, and which is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distilling import ALONE, QUICK, Told
+from folders import make
+from safetensors.torch import load_file
+
+from heedful.checkpoint import load, read_config
+from heedful.checkpoint.attach import attach
+from heedful.errors import HeedfulError
+from heedful.families import FAMILIES
+from heedful.infer.quantize import Trial
+from heedful.runs import distil_search
+from heedful.runs.distil import distil
+from heedful.runs.distil_search import quickest, search, usual
+from heedful.runs.distil_settings import Asked
+from heedful.runs.distil_students import one_stack
+from heedful.runs.finetune import Finished
+from heedful.train.resume import only_run
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+def test_the_search_takes_the_fastest_that_keeps_enough(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    given: dict[str, Any] = {"shapes": ["layers=1", "bag"], "assignments": QUICK}
+    done = search(teacher, labelled, tmp_path / "run", keep=0.01, under=1e4, **given)
+    found = done.results["search"]
+    fastest = min(found["tried"], key=lambda each: each["p50"])["name"]
+    assert found["taken"] == fastest in [each["name"] for each in found["tried"] if "quality" in each]
+    assert (tmp_path / "run" / "best" / "model").is_dir()
+    assert found["split"] == "dev" and done.results["verdict"]["split"] == "test", "chosen on dev, told of test"
+    told = Told()
+    again = search(teacher, labelled, tmp_path / "run", keep=0.01, under=1e4, watch=told, **given)
+    assert again.results == done.results
+    assert not any(each.startswith(("trying", "timing")) for each in told.sentences)
+    with pytest.raises(HeedfulError, match=r"no student answers in 1e-06 ms:\n  .*ms, not trained"):
+        search(teacher, labelled, tmp_path / "none", under=1e-6, **given)
+    other = search(teacher, labelled, tmp_path / "run", watch=told, **given).results["search"]
+    assert (other["keep"], other["under"]) == (None, None) and all("quality" in each for each in other["tried"])
+    assert any(each.startswith("trying") for each in told.sentences) and "timing 2 shapes" not in told.sentences
+    other = search(
+        teacher, labelled, tmp_path / "run", under=max(each["p50"] for each in other["tried"]), **given
+    ).results["search"]
+    kept = {each.name for each in (tmp_path / "run").glob("best*")}
+    assert kept <= {"best", "best-bag", "best-layers=1"} and "best" in kept
+    with pytest.raises(HeedfulError, match="Ask for less: what was tried stays"):
+        search(teacher, labelled, tmp_path / "run", keep=1.0, under=1e-6, **given)
+    with pytest.raises(HeedfulError, match="a run with other settings"):
+        search(teacher, labelled, tmp_path / "run", keep=0.01, under=1e4, losses="triple", **given)
+    with pytest.raises(HeedfulError, match="another shapes"):
+        search(teacher, labelled, tmp_path / "run", shapes=["bag"], assignments=QUICK)
+    with pytest.raises(HeedfulError, match="a search tries 1 to 6"):
+        search(teacher, labelled, tmp_path / "many", shapes=["bag"] * 7)
+
+
+def test_a_search_takes_no_folder_of_others(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for name in ("a.txt", "b", "c", "d"):
+        (mine / name).write_text("")
+    with pytest.raises(HeedfulError, match=r"mine is no search: it holds a\.txt, b, c and more, but no search\.json"):
+        search(teacher, labelled, mine, keep=0.9)
+    assert len(list(mine.iterdir())) == 4
+    with only_run(tmp_path / "run"), pytest.raises(HeedfulError, match=r"another run, pid \d+, .* holds .*run"):
+        search(teacher, labelled, tmp_path / "run", keep=0.9, shapes=["bag"], assignments=QUICK)
+    assert [each.name for each in (tmp_path / "run").iterdir()] == ["run.lock"]
+    with pytest.raises(HeedfulError, match=r"rows\.csv"):
+        search(teacher, tmp_path / "rows.csv", tmp_path / "no", keep=0.9, shapes=["bag"], assignments=QUICK)
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.slow
+def test_ranks_search_together(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    """Each goes by what the first has timed and measured."""
+    ranks = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--module")
+    given = ("heedful", "distil", str(teacher), str(labelled), "--out", str(tmp_path / "run"), "--keep", "1%")
+    settings = (word for each in (*QUICK, "verdict.rounds=1") for word in ("--set", each))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([*ranks, *given, *settings], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "run" / "search.json").read_text())
+    assert found["taken"] == min(found["tried"], key=lambda each: float(each["p50"]))["name"]
+
+
+def test_a_search_without_dev_says_that_it_chose_on_test(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    told, files = Told(), tmp_path / "files"
+    files.mkdir()
+    for name in ("train.csv", "test.csv"):
+        (files / name).write_bytes((labelled / name).read_bytes())
+    wishes = [*ALONE, "data.dev=0"]
+    done = search(teacher, files, tmp_path / "run", shapes=["bag"], assignments=wishes, watch=told)
+    assert done.results["search"]["split"] == "test"
+    assert f"bag is taken, {distil_search.FLATTERED}" in told.sentences
+
+
+def test_usual_shapes_begin_with_classic_ones(tmp_path: Path, teacher: Path) -> None:
+    embedding = attach(load(make(tmp_path / "bare", "bare")), "embedding")
+    assert usual(embedding) == usual(load(teacher)) == ["bag", "bilstm", "tiny", "layers=1"]
+    assert usual(load(make(tmp_path / "span", "span"))) == ["tiny", "layers=1"]
+
+
+def test_a_search_goes_by_the_time_of_what_is_trained(
+    tmp_path: Path, teacher: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = [Trial(precision="float32", speed=1.0, scores=0.0)]
+    trials.append(Trial(precision="int8", speed=2.0, scores=1.0, refused="its weights are drawn"))
+    assert quickest(trials) == "int8", "after training it may be taken"
+    times, trained = {"bag": 6.0, "tiny": 2.5, "layers=1": 3.0}, []
+
+    def done(known: Any, asked: Asked, data: Any, folder: Path, skips: bool, *, among: Path, **more: Any) -> Finished:
+        trained.append((asked.student, among))
+        speed = {"precision": "float32", "p99": 9.0, "texts_per_second": 1.0, "tokens_per_second": 1.0}
+        mine = speed | {"p50": times[asked.student], "parameters": 7, "quality": {"mean": 0.9}}
+        verdict = {"main": "accuracy", "split": "dev", "kept": 1.0, "models": {"student": mine}}
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "verdict.json").write_text(json.dumps(verdict))
+        return Finished(folder=folder, why="done", results={"verdict": verdict})
+
+    shapes = [{"name": name, "folder": name, "p50": when} for name, when in (("bag", 1.0), ("tiny", 2.0))]
+    shapes.append({"name": "layers=1", "folder": "layers=1", "p50": 2.75})
+    monkeypatch.setattr(distil_search, "_timed", lambda planned, names, watch: shapes)
+    monkeypatch.setattr(distil_search, "distil_task", done)
+    found = search(teacher, labelled, tmp_path / "run", shapes=list(times), under=5.0, keep=0.9).results["search"]
+    assert trained == [(name, tmp_path / "run") for name in ("bag", "tiny", "tiny")], "the last one whole"
+    assert found["taken"] == "tiny", "bag is not in time, and layers=1 cannot be faster"
+    assert [each["p50"] for each in found["tried"]] == [6.0, 2.5, 2.75] and found["tried"][0]["parameters"] == 7
+
+
+def test_shapes_of_models_without_one_stack_are_fresh(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    """None has some of the teacher's layers, of which there are none, or two kinds."""
+    size = dict(next(iter(FAMILIES["t5"].sizes.values())))
+    assert one_stack(read_config(size | {"model_type": "t5"}, "t5").model) is None, "two"
+    distil(teacher, labelled, tmp_path / "bag", student="bag", assignments=ALONE)
+    bag = tmp_path / "bag"
+    assert usual(load(bag)) == ["bag", "bilstm", "tiny"]
+    wishes = (*QUICK, "student.words.width=8")[:-1]
+    done = search(bag, labelled, tmp_path / "run", assignments=(*wishes, "verdict.rounds=1"))
+    assert {each["name"] for each in done.results["search"]["tried"]} == {"bag", "bilstm", "tiny"}
+
+
+def test_shapes_share_what_the_teacher_says(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    """Those that need the same of it, and what is taken, too; a search that was killed goes on with that."""
+    given: dict[str, Any] = {"shapes": ["layers=1", "bag"], "assignments": QUICK}
+    with pytest.raises(KeyError, match="the power failed"):
+        search(teacher, labelled, tmp_path / "cut", watch=Told(die=2, after="trying bag"), **given)
+    told = Told()
+    cut = search(teacher, labelled, tmp_path / "cut", watch=told, **given)
+    assert not any(each.startswith("the teacher reads") for each in told.sentences)
+    assert len(list(tmp_path.glob("cut/outputs/*/about.json"))) == 1 and not list(tmp_path.glob("cut/*/outputs"))
+    whole = search(teacher, labelled, tmp_path / "whole", **given)
+    for name in ("bag", "layers=1"):
+        mine, theirs = (_weights(name, each) for each in (cut, whole))
+        assert mine.keys() == theirs.keys() and all(torch.equal(each, theirs[n]) for n, each in mine.items())
+
+
+def _weights(name: str, done: Finished) -> dict[str, torch.Tensor]:
+    """Of a shape that was tried."""
+    place = next(each["folder"] for each in done.results["search"]["tried"] if each["name"] == name)
+    return load_file(done.folder.parent / place / "model" / "model.safetensors")
