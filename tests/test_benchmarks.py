@@ -325,6 +325,24 @@ def test_an_arm_may_be_like_another_one(benchmarks: Any, fake: Any) -> None:
         benchmarks("harness").measure("T", [*arms[:2], replace(arms[2], like=None)], 1, pause=0.0)
 
 
+def test_the_record_of_students(benchmarks: Any) -> None:
+    distil = benchmarks("distil")
+    speed = {"precision": "int8", "p50": 1.0, "p99": 2.0, "texts_per_second": 1500.0, "parameters": 10}
+    quality = {name: {"mean": mean, "deviation": spread} for name, mean, spread in
+               (("teacher", 0.9, None), ("student", 0.88, 0.001), ("alone", 0.87, 0.002))}  # fmt: skip
+    models = {name: speed | {"quality": each} for name, each in quality.items()}
+    verdict = {"main": "accuracy", "split": "test", "models": models, "kept": 0.978, "faster": 2.0, "sooner": 1.5}
+    verdict["gain"] = {"difference": 0.01, "low": 0.001, "high": 0.019}
+    lines = distil.table({"layers=3": {"verdict": verdict}}).splitlines()
+    assert lines[2].startswith("| the teacher | 90.00 |  |  | 100 % | 10 | int8 |")
+    assert lines[3].startswith(
+        "| layers=3 | 88.00 ± 0.10 | 87.00 ± 0.20 | +1.00 (+0.10 to +1.90) | 97.8 % | 10 | int8 |"
+    )
+    found = {f"{source} {n} bilstm": {"verdict": verdict} for source, n in (("SST-2", 0), ("SST-2", 10), ("IMDB", 10))}
+    last = [line.split(" | ")[:2] for line in distil.curve(found).splitlines()[2:]]
+    assert last == [["| none", "0"], ["| SST-2", "10"], ["| IMDB", "10"], ["| no teacher", "0"]]
+
+
 @pytest.mark.parametrize("script", ["forward.py", "latency.py", "training.py", "pretraining.py", "decoding.py"])
 def test_too_few_rounds_are_refused(script: str) -> None:
     done = subprocess.run(
