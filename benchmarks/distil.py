@@ -247,8 +247,8 @@ def about(task: str, seeds: int) -> str:
     """What was done."""
     if task == "unlabelled":
         return (
-            f"Quality over the amount of text without labels: {LABELLED:,} labelled phrases of SST-2, and so many other "
-            "phrases of it, or sentences of IMDB's unlabelled part, of which the teacher alone says something "
+            f"Quality over the amount of text without labels: {LABELLED:,} labelled phrases of SST-2, and so many "
+            "other phrases of it, or sentences of IMDB's unlabelled part, of which the teacher alone says something "
             f"(all-MiniLM-L6-v2, fine-tuned on all of SST-2's labels). {CURVE:,} steps each, {seeds} seeds; accuracy "
             "on SST-2's dev after the last step; dev chose nothing."
         )
