@@ -279,6 +279,8 @@ def card_part(folder: Path) -> list[list[str]]:
 
 def plot(found: dict[str, Any], frontier: Sequence[dict[str, Any]] = ()) -> Figure:
     """Quality over the time of one text; bars are one standard deviation over seeds."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     figure = blank(6.4, 4.2)
     axes = figure.subplots()
     models = found["models"]
@@ -293,7 +295,12 @@ def plot(found: dict[str, Any], frontier: Sequence[dict[str, Any]] = ()) -> Figu
         axes.annotate(
             shape["name"], (shape["p50"], shape["quality"]), fontsize=7, xytext=(4, 4), textcoords="offset points"
         )
+    times = [each["p50"] for each in (*models.values(), *frontier) if "p50" in each]
     axes.set_xscale("log")
+    axes.set_xlim(min(times) / 1.5, max(times) * 1.5)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("milliseconds of one text, median")
     axes.set_ylabel(f"{found['main']} on {found['split']}")
     prepare(axes, grid="both")
