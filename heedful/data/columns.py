@@ -10,12 +10,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from itertools import pairwise
+from itertools import islice, pairwise
 from shlex import quote
 from tokenize import COMMENT, NL, STRING, generate_tokens
 from typing import Any
 
-from heedful.data.bad import CellError, shown
+from heedful.data.bad import CellError, LeaveOut, Sieve, shown
 from heedful.data.examples import (
     Choices,
     Example,
@@ -28,7 +28,7 @@ from heedful.data.examples import (
     Scored,
     Tagged,
 )
-from heedful.data.rows import Cells, Table
+from heedful.data.rows import HEAD, Cells, Table
 from heedful.data.squad import whole
 from heedful.errors import HeedfulError, did_you_mean
 
@@ -182,7 +182,24 @@ def _resolve(table: Table, kind: type[Example], given: Given) -> Columns:
     found = find_columns(table, *ROLES[kind], given)
     if kind is Choices and not {"prompt", "ask"} & set(found):
         raise _missing(table, "prompt")
-    return Columns(kind=kind, of=found, unused=unused(table, found))
+    columns = Columns(kind=kind, of=found, unused=unused(table, found))
+    if kind is Pair and not {"score"} & {*found, *given}:
+        _refuse_verdict(table, columns.unused)
+    return columns
+
+
+def _refuse_verdict(table: Table, names: Sequence[str]) -> None:
+    """A column that says which pairs belong together would be passed over, and all be learned as such."""
+    places = {name: table.names.index(name) if isinstance(table.first, list) else name for name in names}
+    top: list[Any] = [cells for _, cells in islice(table.rows(Sieve(LeaveOut())), HEAD)]
+    for name, place in places.items():
+        values = {str(cells[place]) for cells in top if isinstance(cells, list) or place in cells}
+        if name.casefold() in TARGETS.union(NAMES["label"]) or values in ({"0", "1"}, {"False", "True"}):
+            raise HeedfulError(
+                f"{table.shown}: {_said(name)} beside the two texts would not be used, and every row be learned as "
+                f"texts that belong together: say {column('score', name)} where it has numbers of how much they do; or "
+                "keep only rows in which they do, and leave the column out: --set columns.score='[]'"
+            )
 
 
 def find_columns(

@@ -75,6 +75,30 @@ def test_pairs_and_kinds(tmp_path: Path) -> None:
     assert str(source.sieve.first[0]).endswith(":2:tags: has 2 tags for 1 words")
 
 
+@pytest.mark.parametrize(
+    ("data", "columns", "name"),
+    [
+        ("sentence1,sentence2,label\na,b,0\nc,d,1\n", {}, "label"),  # PAWS, MRPC
+        ("question1,question2,is_duplicate\na,b,1\nc,d,1\n", {"a": "question1", "b": "question2"}, "is_duplicate"),
+        ("anchor,positive,number,Quality\na,b,7,1\nc,d,8,0\n", {}, "Quality"),
+        ("anchor,positive,gold_label\na,b,entailment\nc,d,neutral\n", {}, "gold_label"),
+    ],
+)
+def test_a_label_beside_two_texts_is_not_passed_over(tmp_path: Path, data: str, columns: Any, name: str) -> None:
+    path = tmp_path / "a.csv"
+    what = rf'"{name}" beside the two texts would not .* --set columns.score={name} where .*: --set columns.score=..\]'
+    with pytest.raises(HeedfulError, match=what):
+        opened(path, data, Pair, columns=columns)
+    source = opened(path, data, Pair, columns=columns | {"score": ()})
+    assert [each.score for each in source.examples("train")] == [None, None]
+    assert f'"{name}"' in source.stated[1].partition("not used: ")[2]
+    if name != "gold_label":
+        scored = opened(path, data, Pair, columns=columns | {"score": name})
+        assert {each.score for each in scored.examples("train")} <= {0.0, 1.0}
+    with pytest.raises(HeedfulError, match="column 3 beside the two texts"):
+        opened(path, "x,y,0\nz,w,1\n", Pair, columns={"a": 1, "b": 2})
+
+
 OPTIONS = ["in Rome", "at home"]
 
 
