@@ -339,7 +339,7 @@ class Run:
         seed, loaded = settings.train.seed, task.answering(loaded)
         self._save(loaded, folder)
         if _calibrates(settings, self.survey):
-            loaded.thresholds = calibrate(task, loaded, self.source.examples("dev"))
+            loaded.thresholds |= calibrate(task, loaded, self.source.examples("dev"))
             self._save(loaded, folder)
         found = {
             "seed": seed,

@@ -47,7 +47,7 @@ from heedful.shipped import ENCODER
 from heedful.tasks.choose import Choose
 from heedful.tasks.classify import Classify, ClassifyMany
 from heedful.tasks.embed import Embed
-from heedful.tasks.extract import NO_ANSWER, Extract
+from heedful.tasks.extract import MOST_TOKENS, NO_ANSWER, Extract
 from heedful.tasks.regress import Regress
 from heedful.tasks.rewrite import BETWEEN, Rewrite, marks
 from heedful.tasks.tag import Tag
@@ -265,10 +265,11 @@ def make_task(
             task, made = _regress(settings, found, loaded, labels or (NUMBER,))
         case TagSettings():
             task, made = _made(Tag, settings, loaded, labels=labels)
-        case ExtractSettings():
-            task, made = _made(Extract, settings, loaded, impossible=found.impossible)
+        case ExtractSettings(most=most):
+            task, made = _made(Extract, settings, loaded, impossible=found.impossible, most=most)
+            made.thresholds = {MOST_TOKENS: float(most)} if most != Extract.most else {}
             if found.impossible:
-                made.thresholds = {NO_ANSWER: 0.0}
+                made.thresholds[NO_ANSWER] = 0.0
         case ChooseSettings():
             task, made = _made(Choose, settings, loaded)
         case EmbedSettings(negatives=negatives, scale=scale):

@@ -63,6 +63,11 @@ class ExtractSettings:
 
     kind: Literal["extract"] = "extract"
     threshold: Literal["zero", "calibrated"] = "calibrated"  # of no answer: the best F1 on dev, or 0
+    most: int = 30  # tokens of an answer
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise HeedfulError(f"most is {self.most}; expected a whole number of tokens from 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

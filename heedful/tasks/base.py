@@ -34,7 +34,7 @@ class Setting:
     tokenizer: Tokenizer
     head: Head
     top_k: int  # candidates that are listed
-    thresholds: Mapping[str, float] = field(default_factory=dict)  # what was calibrated, by name
+    thresholds: Mapping[str, float] = field(default_factory=dict)  # what was calibrated or set, by name
     seen: Sequence[Encoded] = ()  # all windows of the input, those in which nothing was scored among them
 
 

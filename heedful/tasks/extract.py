@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -18,8 +18,9 @@ from heedful.tasks.metrics import Result, SquadScore, SquadThreshold, answer_sco
 from heedful.tasks.task import Judged, Measure, Task, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
-LONGEST = 30  # tokens of an answer
+LONGEST = 30  # tokens of an answer, unless a threshold says how many
 NO_ANSWER = "no_answer"  # the threshold that was calibrated, where some questions have no answer
+MOST_TOKENS = "most"  # the threshold of tokens, where it is not LONGEST
 
 
 def items(given: Any) -> list[Item] | None:
@@ -36,9 +37,10 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
     """{"answer", "start", "end", "score", "no_answer_score"}: characters of the context, and sums of two scores.
 
     A span starts at a token of the context in the window where that token sees most around it (beside each window of a
-    question that is windowed too), ends at or after it, and has at most 30 tokens. The no-answer score is that of the
-    first token, the least over the windows: where the model was trained on questions without answers, the answer is ""
-    when it exceeds the score by the threshold that was calibrated, and "best" is the best span all the same.
+    question that is windowed too), ends at or after it, and has at most 30 tokens, or as many as its run set. The
+    no-answer score is that of the first token, the least over the windows: where the model was trained on questions
+    without answers, the answer is "" when it exceeds the score by the threshold that was calibrated, and "best" is the
+    best span all the same.
     """
     context: str = given["context"]
     best: tuple[float, Window, int, int] | None = None
@@ -48,7 +50,7 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
     for number, mine in starts.items():
         window = windows[number]
         last = max(place for place, segment in enumerate(window.encoded.segments) if segment == 1)
-        start, stop, score = best_span(window.scores, mine, last)
+        start, stop, score = best_span(window.scores, mine, last, most_of(setting.thresholds))
         if best is None or score > best[0]:
             best = score, window, start, stop
     found: Answer = {"answer": "", "start": 0, "end": 0, "score": None}
@@ -68,11 +70,16 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
     return found
 
 
-def best_span(scores: Tensor, starts: list[int], last: int) -> tuple[int, int, float]:
+def most_of(thresholds: Mapping[str, float]) -> int:
+    """The tokens that an answer has at most."""
+    return int(thresholds.get(MOST_TOKENS, LONGEST))
+
+
+def best_span(scores: Tensor, starts: list[int], last: int, most: int = LONGEST) -> tuple[int, int, float]:
     """The start among `starts` and the end, at most `last`, with the largest sum of scores[:, 0] and scores[:, 1]."""
-    ends = F.pad(scores[: last + 1, 1], (0, LONGEST - 1), value=float("-inf")).unfold(0, LONGEST, 1)
+    ends = F.pad(scores[: last + 1, 1], (0, most - 1), value=float("-inf")).unfold(0, most, 1)
     sums = scores[starts, :1] + ends[starts]  # [starts, lengths]
-    index, length = divmod(int(sums.argmax()), LONGEST)
+    index, length = divmod(int(sums.argmax()), most)
     return starts[index], starts[index] + length, float(sums[index, length])
 
 
@@ -97,6 +104,7 @@ class Extract(Task):
     head: ClassVar[str] = "span"
     main: str = "f1"
     impossible: bool  # whether some questions have no answer
+    most: int = LONGEST  # tokens of an answer
 
     def items(self, example: Any) -> list[Item]:
         return [(example.question, example.context)]
@@ -115,6 +123,14 @@ class Extract(Task):
             (window, place or (0, 0)) for window, place in zip(windows, places, strict=True) if place or self.impossible
         ]
         return [Sample.of([window.ids], [window.types], target=place, weight=1 / len(kept)) for window, place in kept]
+
+    def remarks(self, example: Question, seen: list[list[Encoded]]) -> list[str]:
+        found = super().remarks(example, seen)
+        if example.answers and len(example.answers[0].text.encode(errors="replace")) >= self.most:  # else too few bytes
+            places = filter(None, touched(seen[0], example.context, example.answers[0]))
+            if any(stop - start >= self.most for start, stop in places):
+                found.append(f"have an answer of more tokens than are ever answered with (task.most={self.most})")
+        return found
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         targets = torch.tensor([sample.target for sample in samples])

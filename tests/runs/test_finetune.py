@@ -310,6 +310,23 @@ def test_the_threshold_of_no_answer(tmp_path: Path) -> None:
     assert load(tmp_path / "always").thresholds == {} and plain.results["splits"]["dev"]["numbers"]["version"] == "1.1"
 
 
+def test_long_answers_are_counted_and_given_where_it_is_said(tmp_path: Path) -> None:
+    words = " ".join(["cat", "dog"] * 20)
+    asked = {"question": "which ?", "context": words, "answers": {"text": [words], "answer_start": [0]}}
+    given = as_lines(tmp_path / "a.jsonl", [asked | {"id": str(number)} for number in range(6)])
+    data = {"train": given, "dev": given}
+    told = "6 training examples have an answer of more tokens than are ever answered with (task.most=30)"
+    few = tune("extract", data, tmp_path / "few")
+    assert told in few.results["notes"] and load(tmp_path / "few").thresholds == {}
+    many = tune("extract", data, tmp_path / "many", {"task.most": 200, "train.length.count": 40})
+    assert not [note for note in many.results["notes"] if "an answer of" in note]
+    assert load(tmp_path / "many").thresholds == {"most": 200.0}
+    assert many.results["splits"]["dev"]["numbers"]["f1"] > few.results["splits"]["dev"]["numbers"]["f1"]
+    assert len(Engine(tmp_path / "many")([{"question": "which ?", "context": words}])[0]["answer"].split()) > 30
+    with pytest.raises(HeedfulError, match="most is 0; expected a whole number of tokens from 1"):
+        tune("extract", data, tmp_path / "none", {"task.most": 0})
+
+
 def test_questions_without_answers_in_dev_alone(tmp_path: Path) -> None:
     data("extract", tmp_path / "data")
     (tmp_path / "data" / "dev.json").write_text(json.dumps(invented.questions(6, 9, impossible=True)))

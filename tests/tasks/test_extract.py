@@ -95,6 +95,15 @@ def test_answers_that_no_tokens_match_are_left_out_and_counted() -> None:
         assert (read.examples, read.left_out, len(read.samples)) == (3, 2, 1)
 
 
+def test_answers_that_are_too_long_to_be_given_are_counted() -> None:
+    words = "a b c d e f g h i j k l m n o p"
+    examples = [question("what ?", words, words[:size]) for size in (9, 11, 31)]  # 5, 6 and 16 tokens
+    for most, count in ((16, 0), (15, 1), (5, 2), (4, 3)):
+        remark = f"have an answer of more tokens than are ever answered with (task.most={most})"
+        assert task(most=most).read(examples).remarks == ({remark: count} if count else {})
+    assert task(most=1).read([question("why ?", words), *EXAMPLES[:2]]).remarks == {}
+
+
 @pytest.mark.parametrize(
     ("context", "answer", "expected"),
     [

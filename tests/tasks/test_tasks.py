@@ -146,6 +146,10 @@ def test_the_best_span_stays_short_and_forward() -> None:
     assert extract.best_span(scores, list(range(1, 49)), 48)[:2] == (2, 31)  # exactly 30 tokens
     scores[49, 1] = 99  # after the context
     assert extract.best_span(scores, list(range(1, 49)), 48)[:2] == (2, 31)
+    scores[40, 1] = 7
+    assert extract.best_span(scores, list(range(1, 49)), 48, 39)[:2] == (2, 40)
+    assert extract.best_span(scores, list(range(1, 49)), 48, 38)[:2] == (2, 31)
+    assert extract.best_span(scores, list(range(1, 49)), 48, 1)[:2] == (1, 1)
 
 
 def test_classes_of_windows_are_averaged_as_probabilities(tokenizer: Tokenizer) -> None:
