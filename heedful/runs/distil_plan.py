@@ -27,7 +27,7 @@ from heedful.runs.distil_students import digest, width_of
 from heedful.runs.distil_verdict import VERDICT
 from heedful.runs.finetune import Plan, need_dev, unused_settings
 from heedful.runs.folder import DATA, SETTINGS, read_json, trained_on, write
-from heedful.runs.making import Survey, of_data, refuse_dull, survey, tokenizer_of, undivided
+from heedful.runs.making import Survey, of_data, of_splits, refuse_dull, survey, tokenizer_of, undivided
 from heedful.runs.settings import FinetuneSettings, StartSettings, readable, told_apart
 from heedful.settings import from_file, load_mapping, to_toml
 
@@ -136,7 +136,7 @@ def _settled(
 
 
 def _notes(found: Survey, extra: Unlabelled, source: Source[Any]) -> tuple[str, ...]:
-    notes = [f"{split} has no examples and is left out" for split in found.counts if split not in found.splits]
+    notes = of_splits(found)
     notes += [f"bad rows of {Path(name).name} that are left out: {n:,}" for name, n in source.sieve.bad.items()]
     notes += (f"without labels, {each}" for each in extra.said)
     if extra.examples:

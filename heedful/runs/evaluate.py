@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,14 @@ from heedful.infer.precision import Precision, PrecisionOrAuto, check
 from heedful.infer.quantize import fastest, ready, tried
 from heedful.model.config import Choice, Classes, NextToken, SentenceEmbedding, Span, TokenClasses
 from heedful.runs.folder import DATA, SETTINGS, read_json, trained_on
-from heedful.runs.making import embedding, survey, tokenizer_of
+from heedful.runs.making import embedding, on_split, survey, tokenizer_of
 from heedful.runs.scoring import measure
 from heedful.runs.settings import Long, RewriteSettings, as_trained
 from heedful.settings import load_mapping, overlay
 from heedful.tasks.choose import Choose
 from heedful.tasks.classify import Classify, ClassifyMany
 from heedful.tasks.embed import Embed
-from heedful.tasks.extract import NO_ANSWER, Extract
+from heedful.tasks.extract import Extract
 from heedful.tasks.metrics import GLUE, has_bleu
 from heedful.tasks.regress import Regress
 from heedful.tasks.rewrite import Rewrite, marks
@@ -211,10 +210,7 @@ def task_of(
     kind = kind_of(loaded)
     more: dict[str, Any] = {}
     if kind is Extract:
-        more = {"impossible": survey(source, [split]).impossible}
-        if more["impossible"] and NO_ANSWER not in loaded.thresholds:
-            loaded = copy(loaded)  # the one that was given stays as it is
-            loaded.thresholds = {**loaded.thresholds, NO_ANSWER: 0.0}
+        more = {"impossible": False}
     elif kind is Embed:
         more = embedding(survey(source, [split]))
         more |= loaded.scores if more["scored"] else {}  # the range of those that it learned from
@@ -224,7 +220,8 @@ def task_of(
     elif isinstance(loaded.config.head, Classes | TokenClasses):
         more = {"labels": loaded.config.head.labels}
     how: Any = "cut" if kind is Embed else long
-    return kind(tokenizer=tokenizer_of(loaded), limit=loaded.limit, long=how, **more), loaded
+    task = kind(tokenizer=tokenizer_of(loaded), limit=loaded.limit, long=how, **more)
+    return on_split(task, loaded, survey(source, [split]), split) if kind is Extract else (task, loaded)
 
 
 def suite(

@@ -35,7 +35,18 @@ from heedful.runs.folder import (
     refuse_other,
     write,
 )
-from heedful.runs.making import Survey, make_task, notes, of_data, refuse_dull, start, survey, undivided
+from heedful.runs.making import (
+    Survey,
+    make_task,
+    notes,
+    of_data,
+    of_splits,
+    on_split,
+    refuse_dull,
+    start,
+    survey,
+    undivided,
+)
 from heedful.runs.once import once
 from heedful.runs.plots import draw
 from heedful.runs.results import JOURNAL, RESULTS, read_results
@@ -180,8 +191,7 @@ def prepare(
     need_words(settings.task, golds)
     need_dev(settings, found, lacking)
     unused_settings(settings, found, classic=classic and not start.model)
-    empty = [f"{lacking}, so all are train"] if lacking else []
-    empty += [f"{split} has no examples and is left out" for split in found.counts if split not in found.splits]
+    empty = [*([f"{lacking}, so all are train"] if lacking else []), *of_splits(found)]
     bad = [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
     why = summary(settings, why, wishes.names)
     return Plan(settings=settings, source=source, survey=found, notes=(*empty, *bad), why=why)
@@ -373,6 +383,7 @@ class Run:
         self.watch.said(f"measuring {split}")
         path = folder / f"predictions-{split}.jsonl" if self.ranks.first else None
         how = precision(self.settings.score, next(loaded.parameters()).device)
+        task, loaded = on_split(task, loaded, self.survey, split)
         measured = measure(task, loaded, self.source.examples(split), precision=how, predictions=path)
         return {"numbers": task.told(measured), "intervals": measured.intervals()}
 

@@ -6,7 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, field, replace
 from math import hypot, sqrt
 from typing import Any, TypeVar
 
@@ -23,8 +24,9 @@ from heedful.data import (
     Rewritten,
     Scored,
     Source,
+    Tagged,
 )
-from heedful.data.bad import in_table
+from heedful.data.bad import in_table, shown
 from heedful.data.tags import OUTSIDE
 from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
@@ -82,7 +84,8 @@ class Survey:
     labels: Counter[str]  # of the first split, as the range of its scores
     low: float | None  # None: there are no scores
     high: float | None
-    impossible: bool  # some question of some split has no answer
+    unanswered: tuple[str, ...] = ()  # splits in which some question has no answer
+    unlearned: Mapping[str, Counter[str]] = field(default_factory=dict)  # labels of other splits that the first lacks
     mean: float = 0.0  # of its scores
     deviation: float = 1.0
     alike: tuple[str, ...] = ()  # splits all of whose scores are the same, so that nothing correlates with them
@@ -92,39 +95,89 @@ class Survey:
         """Those with examples."""
         return tuple(split for split, count in self.counts.items() if count)
 
+    @property
+    def impossible(self) -> bool:
+        """Whether some question has no answer of those that are learned, or that decide what is kept."""
+        return not {"train", "dev"}.isdisjoint(self.unanswered)
+
 
 def survey(source: Source[Any], splits: Sequence[str]) -> Survey:
     """Read splits once."""
-    labels: Counter[str] = Counter()
+    labels: dict[str, Counter[str]] = {split: Counter() for split in splits}
     ranges: dict[str, tuple[float, float]] = {}  # the lowest and the highest score of each split
     seen, mean, squares = 0, 0.0, 0.0  # of them all; squares of the distances to the mean (Welford 1962)
-    impossible = False
+    unanswered: dict[str, bool] = {}
     counts = dict.fromkeys(splits, 0)
     for split in splits:
         for example in source.examples(split):
             counts[split] += 1
-            impossible |= isinstance(example, Question) and not example.answers
-            if (score := getattr(example, "score", None)) is not None:
-                lowest, highest = ranges.get(split, (score, score))
-                ranges[split] = min(lowest, score), max(highest, score)
-            if split != splits[0]:
-                continue
             match example:
                 case Labelled(label=label):
-                    labels[label] += 1
-                case MultiLabelled(labels=several):
-                    labels.update(several)
+                    labels[split][label] += 1
+                case MultiLabelled(labels=several) | Tagged(tags=several):
+                    labels[split].update(several)
+                case Question(answers=()):
+                    unanswered[split] = True
                 case Scored(score=float(score)) | Pair(score=float(score)):
-                    seen, away = seen + 1, score - mean
-                    mean += away / seen
-                    squares += away * (score - mean)
+                    lowest, highest = ranges.get(split, (score, score))
+                    ranges[split] = min(lowest, score), max(highest, score)
+                    if split == splits[0]:
+                        seen, away = seen + 1, score - mean
+                        mean += away / seen
+                        squares += away * (score - mean)
     if not counts[splits[0]] and not (source.made_dev and counts.get("dev")):
         raise HeedfulError(f"{splits[0]} has no examples: nothing can be learned or measured")
     low, high = ranges.get(splits[0], (None, None))
-    deviation = sqrt(squares / seen) if squares else 1.0
-    found = Survey(counts=counts, labels=labels, low=low, high=high, impossible=impossible)
-    alike = tuple(split for split, (lowest, highest) in ranges.items() if lowest == highest)
-    return replace(found, mean=mean, deviation=deviation, alike=alike)
+    return Survey(
+        counts=counts,
+        labels=labels[splits[0]],
+        low=low,
+        high=high,
+        unanswered=tuple(unanswered),
+        unlearned=_unlearned(source, labels, splits),
+        mean=mean,
+        deviation=sqrt(squares / seen) if squares else 1.0,
+        alike=tuple(split for split, (lowest, highest) in ranges.items() if lowest == highest),
+    )
+
+
+def _unlearned(
+    source: Source[Any], labels: Mapping[str, Counter[str]], splits: Sequence[str]
+) -> dict[str, Counter[str]]:
+    """Labels of other splits that the first has no example of; of entities those that begin one."""
+    first, *others = splits
+    inside = ("I-",) if source.kind is Tagged else ()
+    found = {
+        split: Counter(
+            {each: n for each, n in labels[split].items() if not labels[first][each] and each[:2] not in inside}
+        )
+        for split in others
+    }
+    return {split: lacking for split, lacking in found.items() if lacking}
+
+
+def of_splits(found: Survey) -> list[str]:
+    """What splits lack, and have more than train, in sentences."""
+    said = [f"{split} has no examples and is left out" for split in found.counts if split not in found.splits]
+    for split, labels in found.unlearned.items():
+        some = ", ".join(f"{shown(label)} ({count:,})" for label, count in labels.most_common(10))
+        said.append(f"{split} has labels that nothing is learned of, since no example of train has them: {some}")
+    if found.unanswered and not found.impossible:
+        splits = " and ".join(found.unanswered)
+        said.append(
+            f"{splits} has questions without answers, and neither train nor dev has: to tell them is not learned, and "
+            "only where they are measured may there be no answer, above a threshold of 0"
+        )
+    return said
+
+
+def on_split(task: Task, loaded: Loaded, found: Survey, split: str) -> tuple[Task, Loaded]:
+    """Both as they are measured on a split: where some of its questions have no answer, none may be the answer."""
+    if not isinstance(task, Extract) or split not in found.unanswered or task.impossible:
+        return task, loaded
+    loaded = copy(loaded)  # the one that was given stays as it is
+    loaded.thresholds = {NO_ANSWER: 0.0, **loaded.thresholds}
+    return replace(task, impossible=True), loaded
 
 
 def undivided(source: Source[Any], found: Survey) -> str:

@@ -29,7 +29,7 @@ from heedful.look.checkpoints import at_step
 from heedful.runs import finetune as module
 from heedful.runs.evaluate import evaluate
 from heedful.runs.folder import BAD_ROWS, DATA, begin, read_json
-from heedful.runs.making import make_task, survey
+from heedful.runs.making import make_task, of_splits, survey
 from heedful.runs.scoring import best_threshold
 from heedful.runs.settings import ClassifySettings, FinetuneSettings, MultipleSettings, StartSettings
 from heedful.settings import from_file
@@ -267,6 +267,23 @@ def test_a_label_that_only_dev_has_weighs_something(tmp_path: Path) -> None:
     settings = {"data.seed": rare, "task.weights": "balanced", "train.length.count": 1}
     done = tune("classify", tmp_path / "a.csv", tmp_path / "run", settings)
     assert done.results["labels"] == ["bad", "good", "rare"]
+    told = 'dev has labels that nothing is learned of, since no example of train has them: "rare" (1)'
+    assert told in done.results["notes"]
+
+
+def test_tags_that_only_dev_has_are_told(tmp_path: Path) -> None:
+    rows = [{"words": ["the", f"cat{number}"], "tags": ["O", "B-X"]} for number in range(60)]
+    rows += [{"words": ["in", "new", "york"], "tags": ["O", "I-Y", "I-Y"]}]
+    given = as_lines(tmp_path / "a.jsonl", rows)
+    found = next(
+        found
+        for seed in range(200)
+        if (found := survey(read(given, None, DataSettings(seed=seed)), ["train", "dev"])).unlearned
+    )
+    assert found.unlearned == {"dev": {"B-Y": 1}} and "X" not in str(of_splits(found))
+    named = [{"text": "the cat", "labels": ["a"]}, {"text": "a dog", "labels": ["b", "a"]}]
+    data = {"train": as_lines(tmp_path / "b.jsonl", named), "dev": as_lines(tmp_path / "c.jsonl", named[:1])}
+    assert not survey(read(data), ["train", "dev"]).unlearned, "what train has and dev lacks is learned"
 
 
 def test_thresholds_are_calibrated_on_dev(tmp_path: Path) -> None:
@@ -332,6 +349,23 @@ def test_questions_without_answers_in_dev_alone(tmp_path: Path) -> None:
     (tmp_path / "data" / "dev.json").write_text(json.dumps(invented.questions(6, 9, impossible=True)))
     done = tune("extract", tmp_path / "data", tmp_path / "run", {"train.length.count": 1})
     assert done.results["splits"]["dev"]["numbers"]["version"] == "2.0"
+
+
+def test_questions_without_answers_in_test_alone_change_no_weight(tmp_path: Path) -> None:
+    data("extract", tmp_path / "plain")
+    data("extract", tmp_path / "data")
+    (tmp_path / "data" / "test.json").write_text(json.dumps(invented.questions(6, 9, impossible=True)))
+    plain = tune("extract", tmp_path / "plain", tmp_path / "without")
+    done = tune("extract", tmp_path / "data", tmp_path / "run")
+    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("without", "run")]
+    assert weights[0] == weights[1] and load(tmp_path / "run").thresholds == {}
+    numbers = {split: each["numbers"] for split, each in done.results["splits"].items()}
+    assert numbers["dev"] == plain.results["splits"]["dev"]["numbers"] and numbers["dev"]["version"] == "1.1"
+    assert numbers["test"]["version"] == "2.0" and numbers["test"]["unanswerable_count"] == 2
+    again = evaluate(tmp_path / "run", tmp_path / "data", split="test").numbers
+    assert again["f1"] == numbers["test"]["f1"] and again["best_f1"] == numbers["test"]["best_f1"]
+    assert any(note.startswith("test has questions without answers, and") for note in done.results["notes"])
+    assert "thresholds" not in (tmp_path / "run" / "model" / "README.md").read_text()
 
 
 def test_tags_come_as_they_are_meant(tmp_path: Path) -> None:
