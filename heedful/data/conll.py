@@ -15,12 +15,15 @@ from heedful.errors import HeedfulError
 BORDER = "-DOCSTART-"
 TAG = re.compile(r"(?:O|[BIESLUM]-.+)\Z")
 MANY = 10_000  # different tags
+WORDS = {"word", "words", "token", "tokens", "form"}  # what a header calls the column, compared without case
+TAGS = {"tag", "tags", "label", "labels", "pos", "upos", "xpos", "pos_tag", "pos_tags"}
+TAGS |= {"ner", "ner_tag", "ner_tags", "entity", "chunk", "chunk_tag", "chunk_tags"}
 
 
-def sentences(file: File, sieve: Sieve, word: int = 1, tag: int = 0) -> Iterator[Tagged]:
+def sentences(file: File, sieve: Sieve, word: int = 1, tag: int = 0, *, header: bool = False) -> Iterator[Tagged]:
     """The sentences of a file; a bad line spoils its sentence, and -DOCSTART- lines are borders of documents.
 
-    `word` and `tag` are the numbers of their columns from 1; 0: the last one.
+    `word` and `tag` are the numbers of their columns from 1; 0: the last one. With a `header` the first line is none.
     """
     words: list[str] = []
     tags: list[str] = []
@@ -32,6 +35,9 @@ def sentences(file: File, sieve: Sieve, word: int = 1, tag: int = 0) -> Iterator
         if not line or cells[0] == BORDER:
             yield from _whole(file, start, words, tags, bad, sieve)
             words, tags, size, bad = [], [], 0, None
+            continue
+        if header:
+            header = False
             continue
         start = start if words or bad else number
         width = width or (len(cells) if wrong is None and len(cells) > 1 else 0)
@@ -75,10 +81,28 @@ def _whole(
         yield Tagged(file=file.shown, line=start, words=tuple(words), tags=tuple(tags))
 
 
+def _rows(lines: Iterable[str]) -> list[list[str]]:
+    rows = [_cells(line) for each in lines if (line := each.strip(" \t\r\v\f"))]
+    return [cells for cells in rows if cells[0] != BORDER]
+
+
+def has_header(head: str, word: int = 1, tag: int = 0, *, parted: bool = False) -> bool:
+    """Whether the beginning of a file has a first line that names its columns, and no other line has such a tag.
+
+    `parted`: only if there are blank lines, as between sentences in columns, and seldom between the rows of a table.
+    """
+    lines = head.strip().split("\n")
+    first, *others = _rows(lines) or [[""]]
+    if not others or len(first) < max(2, word, tag) or (parted and all(line.strip() for line in lines)):
+        return False
+    tags = {cells[tag - 1] for cells in others if len(cells) == len(first)}
+    named = first[word - 1].casefold() in WORDS and first[tag - 1].casefold() in TAGS
+    return named and first[tag - 1] not in tags and not any(" " in each for each in tags)
+
+
 def looks_like(head: str) -> bool:
     """Whether the beginning of a file is words in columns, the last of them tags like B-x."""
-    rows = [_cells(line) for each in head.split("\n")[:400][:-1] if (line := each.strip(" \t\r\v\f"))]
-    rows = [cells for cells in rows if cells[0] != BORDER]
+    rows = _rows(head.split("\n")[:400][:-1])[has_header(head, parted=True) :]
     return len(rows) > 1 and all(len(cells) == len(rows[0]) > 1 and TAG.match(cells[-1]) for cells in rows)
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +44,7 @@ class DataSettings:
         None  # role to name or number from 1; several: joined
     )
     encoding: str | None = None  # None: UTF-8, or what a byte order mark says
-    header: bool | None = None  # whether the first row of CSV and TSV names the columns
+    header: bool | None = None  # whether the first row of CSV, TSV and CoNLL names the columns
     delimiter: str | None = None  # None: a comma or, where the first row has none, a semicolon; in TSV a tab
     quoting: Literal["quoted", "literal"] | None = None  # None: quotes wrap cells in CSV and are characters in TSV
     dev: float = 0.1  # share of train for a dev split where none is given
@@ -100,7 +101,9 @@ def open_part(path: Path, kind: type[Example] | None, settings: DataSettings, si
         _refuse_kind(file, kind, Tagged, "words with tags")
         word, tag = (_numbered(file, settings, role, usual) for role, usual in (("words", 1), ("tags", 0)))
         refuse_columns(file.shown, "columns without names", settings, ("words", "tags"))
-        read: Callable[[Sieve], Iterator[Example]] = lambda sieve: conll.sentences(file, sieve, word, tag)  # noqa: E731
+        header = conll.has_header(head_of(file), word, tag) if settings.header is None else settings.header
+        read: Callable[[Sieve], Iterator[Example]] = partial(conll.sentences, file, word=word, tag=tag, header=header)
+        said += [f"{path.name}: its first line names the columns, unless header=false is set"] if header else []
         places = f"words in column {word}, the tag in {f'column {tag}' if tag else 'the last'}"
         return Part(shown=file.shown, kind=Tagged, read=read, said=(*said, places))
     if form == "text":
@@ -188,7 +191,8 @@ def _found(file: File, kind: type[Example] | None) -> Format:
     if (kind is Tagged or form in (None, "text", "tsv")) and form not in ("csv", "json", "jsonl"):
         head = head_of(file)
         named = form == "tsv" and is_header(head.split("\n", 1)[0].split("\t"), None, {})
-        if kind in (None, Tagged) and (conll.looks_like(head) or (kind is Tagged and not named)):
+        columns = conll.looks_like(head) or conll.has_header(head, parted=True)
+        if kind in (None, Tagged) and (columns or (kind is Tagged and not named)):
             return "conll"
         if form is None:
             raise _unknown(file)

@@ -276,14 +276,15 @@ def _refuse_unused(source: Source[Any]) -> None:
     settings = source.settings
     files = [Path(place) for places in source.places.values() for place in places if os.path.isfile(place)]
     forms = {settings.format or SUFFIXES.get(bare_name(file)[1], "conll") for file in files}
+    tables = forms & {"csv", "tsv", "glue"}
+    columns = tables or (source.kind is Tagged and forms & {"conll", "text"})
     given = "dev" in source.places
     for name, asked, why in (
         ("dev", given and settings.dev not in (0.0, DEFAULT.dev), "a dev split is given"),
         ("seed", given and settings.seed != DEFAULT.seed, "a dev split is given"),
-        *(
-            (name, getattr(settings, name) is not None and not forms & {"csv", "tsv", "glue"}, "no file is CSV or TSV")
-            for name in ("header", "delimiter", "quoting")
-        ),
+        ("header", settings.header is not None and not columns, "no file is CSV, TSV or CoNLL"),
+        ("delimiter", settings.delimiter is not None and not tables, "no file is CSV or TSV"),
+        ("quoting", settings.quoting is not None and not tables, "no file is CSV or TSV"),
         ("encoding", settings.encoding is not None and not forms - {"parquet"}, "no file is text"),
     ):
         if asked:

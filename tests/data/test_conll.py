@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from heedful.data import DataSettings, LeaveOut, Tagged, read
+from heedful.data import DataSettings, LeaveOut, Tagged, read, source_of
 from heedful.data.conll import scheme
 from heedful.data.tags import in_scheme, to_iob2, unsaid
 from heedful.errors import HeedfulError
@@ -119,6 +119,46 @@ def test_a_bad_first_line_says_nothing_of_the_others(tmp_path: Path, first: byte
     (tmp_path / "a.conll").write_bytes(first + b"\n\na x B-X\nb y O\n\nc z O\n")
     source = read(tmp_path / "a.conll", settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
     assert [each.words for each in source.examples("train")] == [("a", "b"), ("c",)]
+
+
+@pytest.mark.parametrize("kind", [None, Tagged])
+@pytest.mark.parametrize("suffix", ["tsv", "conll", "txt"])
+@pytest.mark.parametrize("header", ["word\tpos", "Token\tLabel", "words\ttags", "-DOCSTART-\t-X-\n\nFORM\tUPOS"])
+@pytest.mark.parametrize("tags", ["DT NN", "O B-X"])
+def test_a_first_line_that_names_the_columns(
+    tmp_path: Path, kind: type[Tagged] | None, suffix: str, header: str, tags: str
+) -> None:
+    path, (one, two) = tmp_path / f"a.{suffix}", tags.split()
+    path.write_text(f"{header}\nThe\t{one}\ndog\t{two}\n\nA\t{one}\n")
+    source = read(path, kind, DataSettings(dev=0.0))
+    assert [each.words for each in source.examples("train")] == [("The", "dog"), ("A",)]  # type: ignore[attr-defined]
+    assert f"{path.name}: its first line names the columns, unless header=false is set" in source.stated
+    if tags == "DT NN":
+        kept = source_of("tag", path, DataSettings(dev=0.0, header=False), LeaveOut())
+        assert next(kept.examples("train")).words == (header.split()[-2], "The", "dog")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "word\tpos\nThe\tneg\ndog\tpos\n",  # pos is positive
+        "Word\tNN\nThe\tDT\n\ndog\tNN\n",
+        "The\tpos\nword\tneg\n",
+        "token\ttag\n",  # all there is
+    ],
+)
+def test_a_first_line_that_only_looks_as_if_it_named_columns(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.tsv").write_text(text)
+    source = read(tmp_path / "a.tsv", Tagged, DataSettings(dev=0.0))
+    assert next(source.examples("train")).words[0] == text.split("\t")[0]
+    given = read(tmp_path / "a.tsv", Tagged, DataSettings(dev=0.0, header=True))
+    assert text.split("\t")[0] not in [word for each in given.examples("train") for word in each.words]
+
+
+def test_a_table_of_sentences_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("words\ttags\n\nThe dog\tDT NN\n\nhi\tUH\n")
+    source = read(tmp_path / "a.tsv", Tagged, DataSettings(dev=0.0))
+    assert [each.words for each in source.examples("train")] == [("The", "dog"), ("hi",)]
 
 
 def test_white_space_inside_words(tmp_path: Path) -> None:

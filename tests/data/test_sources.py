@@ -224,7 +224,7 @@ def test_a_bad_row_that_is_met_in_opening_is_set_aside_once(tmp_path: Path) -> N
     [
         (("a.csv", "b.csv"), {"dev": 0.2}, r"--set dev=0\.2 would change nothing: a dev split is given; leave it out"),
         (("a.csv", "b.csv"), {"seed": 3}, "--set seed=3 would change nothing: a dev split is given"),
-        (("a.jsonl",), {"header": True}, "--set header=True would change nothing: no file is CSV or TSV"),
+        (("a.jsonl",), {"header": True}, "--set header=True would change nothing: no file is CSV, TSV or CoNLL"),
         (("a.jsonl",), {"delimiter": ";"}, "--set delimiter=; would change nothing: no file is CSV or TSV"),
         (("a.parquet",), {"quoting": "quoted"}, "--set quoting=quoted would change nothing: no file is CSV or TSV"),
         (("a.parquet",), {"encoding": "cp1252"}, "--set encoding=cp1252 would change nothing: no file is text"),
