@@ -190,7 +190,8 @@ def _resolve(table: Table, kind: type[Example], given: Given) -> Columns:
 
 def _refuse_verdict(table: Table, names: Sequence[str]) -> None:
     """A column that says which pairs belong together would be passed over, and all be learned as such."""
-    places = {name: table.names.index(name) if isinstance(table.first, list) else name for name in names}
+    by_number = isinstance(table.first, list)
+    places: dict[str, Any] = {name: table.names.index(name) if by_number else name for name in names}
     top: list[Any] = [cells for _, cells in islice(table.rows(Sieve(LeaveOut())), HEAD)]
     for name, place in places.items():
         values = {str(cells[place]) for cells in top if isinstance(cells, list) or place in cells}
