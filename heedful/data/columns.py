@@ -183,7 +183,7 @@ def _resolve(table: Table, kind: type[Example], given: Given) -> Columns:
     if kind is Choices and not {"prompt", "ask"} & set(found):
         raise _missing(table, "prompt")
     columns = Columns(kind=kind, of=found, unused=unused(table, found))
-    if kind is Pair and not {"score"} & {*found, *given}:
+    if kind is Pair and "score" not in {*found, *given}:
         _refuse_verdict(table, columns.unused)
     return columns
 
