@@ -55,9 +55,7 @@ class Loaded(nn.Module):
         self.config, self.tokenizer, self.source = config, tokenizer, source
         self.unused: tuple[str, ...] = ()  # tensors of the folder that belong to other heads
         self.spare: dict[str, Tensor] = {}  # of these, what other heads have, by published names: for `attach`
-        self.thresholds: dict[
-            str, float
-        ] = {}  # of answers: by label, or "no_answer", where they were calibrated; "most"
+        self.thresholds: dict[str, float] = {}  # of answers: calibrated by label, or "no_answer"; "most" tokens
         self.scores: dict[str, float] = {}  # of train: the "mean" and "deviation" of numbers, "low" and "high" of pairs
         self.between = ""  # stands after a text from which a decoder goes on, where it learned so
         model = config.model

@@ -27,8 +27,9 @@ from heedful.runs.distil_students import digest, width_of
 from heedful.runs.distil_verdict import VERDICT
 from heedful.runs.finetune import Plan, need_dev, unused_settings
 from heedful.runs.folder import DATA, SETTINGS, read_json, trained_on, write
-from heedful.runs.making import Survey, of_data, of_splits, refuse_dull, survey, tokenizer_of, undivided
+from heedful.runs.making import tokenizer_of
 from heedful.runs.settings import FinetuneSettings, StartSettings, readable, told_apart
+from heedful.runs.survey import Survey, of_data, of_splits, refuse_dull, survey, undivided
 from heedful.settings import from_file, load_mapping, to_toml
 
 TAUGHT = "teacher.json"

@@ -18,9 +18,10 @@ from heedful.infer.precision import Precision, PrecisionOrAuto, check
 from heedful.infer.quantize import fastest, ready, tried
 from heedful.model.config import Choice, Classes, NextToken, SentenceEmbedding, Span, TokenClasses
 from heedful.runs.folder import DATA, SETTINGS, read_json, trained_on
-from heedful.runs.making import embedding, on_split, survey, tokenizer_of
+from heedful.runs.making import embedding, on_split, tokenizer_of
 from heedful.runs.scoring import measure
 from heedful.runs.settings import Long, RewriteSettings, as_trained
+from heedful.runs.survey import survey
 from heedful.settings import load_mapping, overlay
 from heedful.tasks.choose import Choose
 from heedful.tasks.classify import Classify, ClassifyMany

@@ -35,18 +35,7 @@ from heedful.runs.folder import (
     refuse_other,
     write,
 )
-from heedful.runs.making import (
-    Survey,
-    make_task,
-    notes,
-    of_data,
-    of_splits,
-    on_split,
-    refuse_dull,
-    start,
-    survey,
-    undivided,
-)
+from heedful.runs.making import make_task, notes, on_split, start
 from heedful.runs.once import once
 from heedful.runs.plots import draw
 from heedful.runs.results import JOURNAL, RESULTS, read_results
@@ -66,6 +55,7 @@ from heedful.runs.settings import (
     told_apart,
     whole_groups,
 )
+from heedful.runs.survey import Survey, of_data, of_splits, refuse_dull, survey, undivided
 from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
 from heedful.shipped import ENCODER

@@ -28,8 +28,9 @@ from heedful.runs import evaluate as evaluation
 from heedful.runs import finetune as module
 from heedful.runs import scoring
 from heedful.runs.evaluate import GLUE_FOLDERS, evaluate, source_for, suite, task_of
-from heedful.runs.making import Survey, embedding
+from heedful.runs.making import embedding
 from heedful.runs.scoring import Book, asker, measure
+from heedful.runs.survey import Survey
 from heedful.tasks.metrics import GLUE
 from heedful.tasks.task import Judged
 from heedful.train.ranks import Ranks

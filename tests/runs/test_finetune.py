@@ -29,9 +29,10 @@ from heedful.look.checkpoints import at_step
 from heedful.runs import finetune as module
 from heedful.runs.evaluate import evaluate
 from heedful.runs.folder import BAD_ROWS, DATA, begin, read_json
-from heedful.runs.making import make_task, of_splits, survey
+from heedful.runs.making import make_task
 from heedful.runs.scoring import best_threshold
 from heedful.runs.settings import ClassifySettings, FinetuneSettings, MultipleSettings, StartSettings
+from heedful.runs.survey import of_splits, survey
 from heedful.settings import from_file
 from heedful.tasks.extract import NO_ANSWER
 from heedful.tokenizer import Words
