@@ -106,6 +106,12 @@ class Loaded(nn.Module):
     @property
     def limit(self) -> int | None:
         """How many tokens the model reads at once; None: any number."""
+        limits = (self.limit_written, self.config.model.looks_at)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @property
+    def limit_written(self) -> int | None:
+        """How many tokens a text may have that the model writes, or learns to; None: any number."""
         place, head = self.config.model.embedding.positions, self.config.head
         limits = [
             self.tokenizer.max_length if self.tokenizer else None,

@@ -143,7 +143,7 @@ class Everywhere(Looking):
     """At all places, each a little: softmax (Bahdanau et al. 2015; Luong et al. 2015, section 3.1)."""
 
     kind: Literal["global"] = "global"
-    longest: int = 128  # places that location scores know; a longer text is refused
+    longest: int = 128  # places of the text that is read, of which location scores know no more
 
     def __post_init__(self) -> None:
         _least(self, longest=1)
@@ -246,6 +246,14 @@ class ClassicConfig(ModelConfig):
     def writes(self) -> bool:
         """A pair of recurrent nets does."""
         return isinstance(self.reader, Writer)
+
+    @property
+    def looks_at(self) -> int | None:
+        """Location scores know so many places; the text that is written may have any length."""
+        match self.reader:
+            case Writer(look=Everywhere() | Hard() as look) if look.score == "location":
+                return look.longest
+        return None
 
     @property
     def width(self) -> int:

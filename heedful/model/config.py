@@ -242,6 +242,11 @@ class ModelConfig:
         return self.decoder is not None
 
     @property
+    def looks_at(self) -> int | None:
+        """How many places of the text that it reads it can look at while it writes another; None: any number."""
+        return None
+
+    @property
     def width(self) -> int:
         """Of the rows that come out."""
         last = self.decoder or self.encoder

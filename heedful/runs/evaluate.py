@@ -218,6 +218,7 @@ def task_of(
     elif kind is Rewrite:
         more = {"mark": marks(loaded.config.model, tokenizer_of(loaded)), "between": loaded.between}
         more |= {"most": writes.most, "beams": writes.beams, "main": writes.main, "bleu": writes.bleu}
+        more["limit_written"] = loaded.limit_written
     elif isinstance(loaded.config.head, Classes | TokenClasses):
         more = {"labels": loaded.config.head.labels}
     how: Any = "cut" if kind is Embed else long

@@ -10,7 +10,7 @@ from typing import Any
 from heedful.checkpoint import Config, Loaded, create
 from heedful.data import Rewritten, Source
 from heedful.errors import HeedfulError
-from heedful.model.classic_config import ClassicConfig, Everywhere, Hard, Writer
+from heedful.model.classic_config import ClassicConfig, Writer
 from heedful.model.config import (
     Buckets,
     EmbeddingConfig,
@@ -44,7 +44,8 @@ def writer_start(
     """The model that training starts from, without a head."""
     writer, pieces = settings.writer, settings.pieces
     assert writer is not None
-    limits = [most for most in (longest, _places(writer)) if most is not None]
+    places = writer.longest if isinstance(writer, TransformerSettings) and writer.positions == "learned" else None
+    limits = [most for most in (longest, places) if most is not None]
     names = TokenizerSettings(
         kind=pieces.kind,
         vocabulary=pieces.vocabulary,
@@ -61,16 +62,6 @@ def writer_start(
     what = "two recurrent nets" if isinstance(writer, Writer) else "a Transformer"
     said(f"{what} of {made.count():,} parameters with random weights, over {tokenizer.size:,} pieces of both texts")
     return made
-
-
-def _places(writer: Writer | TransformerSettings) -> int | None:
-    """How many tokens it reads at most; None: any number."""
-    match writer:
-        case TransformerSettings(positions="learned", longest=longest):
-            return longest
-        case Writer(look=(Everywhere() | Hard()) as look) if look.score == "location":
-            return look.longest
-    return None
 
 
 def two_nets(writer: Writer, vocabulary: int, width: int | None = None) -> ModelConfig:

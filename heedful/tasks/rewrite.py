@@ -64,11 +64,13 @@ def marks(model: ModelConfig, tokenizer: Tokenizer) -> Marks:
     return Marks(start, special.separator)
 
 
-def encode_cut(tokenizer: Tokenizer, items: Sequence[Item], between: str, most: int) -> list[Encoded]:
+def encode_cut(tokenizer: Tokenizer, items: Sequence[Item], between: str, most: int | None) -> list[Encoded]:
     """Items of at most so many tokens, which lose the end of their text, and never what was put behind it.
 
-    Without that a model would not know that the text is over and its rewriting begins.
+    Without that a model would not know that the text is over and its rewriting begins. None: all of them.
     """
+    if most is None:
+        return tokenizer.encode_batch(items)
     if not between:
         return tokenizer.encode_batch(items, max_length=most, truncate="longest_first")
     seen = zip(tokenizer.encode_batch(items), items, strict=True)
@@ -163,6 +165,7 @@ class Rewrite(Task):
     main: str = "f1"
     mark: Marks
     between: str = ""  # after the text, where the decoder goes on from it
+    limit_written: int | None = None  # tokens that a rewriting may have; None: any number
     most: int = 128  # tokens that are written in an evaluation
     beams: int = 1  # that are followed there
     bleu: Words = "13a"  # that it counts
@@ -186,12 +189,13 @@ class Rewrite(Task):
     def windows(self, items: list[Item], seen: list[Encoded]) -> list[list[Encoded]]:
         """Never cut apart: what is written depends on all of the text."""
         text, said = len(seen[0]), len(self._said(seen[1]))
-        longest = max(text, said) if self.mark.start is not None else text + said - 1  # the end is not read
-        if self.limit is not None and longest > self.limit:
-            raise HeedfulError(
-                f"text and rewriting have {text} and {said} tokens, the end among them, but this model reads "
-                f'{self.limit} at once: leave the example out, or cut its end: long = "cut"'
-            )
+        read = text if self.mark.start is not None else text + said - 1  # the end is not read
+        for length, limit in ((read, self.limit), (said, self.limit_written)):
+            if limit is not None and length > limit:
+                raise HeedfulError(
+                    f"text and rewriting have {text} and {said} tokens, the end among them, but this model reads "
+                    f'{limit} at once: leave the example out, or cut its end: long = "cut"'
+                )
         return [[each] for each in seen]
 
     def _said(self, rewritten: Encoded) -> list[int]:
@@ -213,14 +217,19 @@ class Rewrite(Task):
 
     @property
     def cut(self) -> int | None:
+        return self._cut_at(super().cut)
+
+    def _cut_at(self, most: int | None) -> int | None:
         """The same, less an end that the tokenizer does not put; half, where the decoder goes on from the text."""
-        most = super().cut
         if most is None or self.mark.start is None:
             return most and most // 2
         return most - (self.mark.stop not in self.tokenizer.encode("").ids)
 
     def _encode(self, items: list[Item]) -> list[Encoded]:
-        return super()._encode(items) if self.cut is None else encode_cut(self.tokenizer, items, self.between, self.cut)
+        """Texts and rewritings, by turns."""
+        most = self.cut, self._cut_at(self.limit_written if self.long == "cut" else None)
+        sides = (encode_cut(self.tokenizer, items[at::2], self.between, each) for at, each in enumerate(most))
+        return [each for both in zip(*sides, strict=True) for each in both]
 
     def learn(self, example: Rewritten, seen: list[list[Encoded]]) -> list[Sample]:
         (text,), (rewritten,) = seen

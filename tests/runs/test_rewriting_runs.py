@@ -297,6 +297,39 @@ def test_trap_18_sizes_are_those_of_the_paper(size: Any, count: int) -> None:
         assert made.count() == count + more * model.width
 
 
+def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Path) -> None:
+    """A longer text is refused, or cut; its rewriting is learned and written whole."""
+    rows = [("one two", "twenty one words " * 6), ("three", "and a few more " * 5)] * 4
+    look = "start.classic.look={kind = 'global', score = 'location', longest = 6}"
+    wishes = (*SETTINGS, *TWO, "start.classic.width=16", "start.pieces.vocabulary=300", look, "data.dev=0")
+    data = tmp_path / "data.csv"
+
+    def write_rows() -> None:
+        with data.open("w", newline="") as file:
+            csv.writer(file).writerows([("source", "target"), *rows])
+
+    write_rows()
+    finetune("rewrite", data, tmp_path / "run", assignments=wishes)
+    loaded = load(tmp_path / "run")
+    assert loaded.limit == 6 and loaded.limit_written is None
+    (said,) = heedful.Engine(loaded, writing=Writing(most=40))(["one two"])
+    assert said["tokens"] == 40 or said["complete"]
+    assert evaluate(tmp_path / "run", data, split="train").numbers["f1"] >= 0
+    rows.append(("one two " * 6, "twenty one words " * 6))
+    write_rows()
+    with pytest.raises(HeedfulError, match=r"data.csv:10: .* but this model reads 6 at once: .* cut its end"):
+        finetune("rewrite", data, tmp_path / "refused", assignments=wishes)
+    plan = prepare("rewrite", data, assignments=(*wishes, "long=cut"))
+    base = start(plan.settings.start, plan.source, plan.survey.counts, 0, None, lambda text: None)
+    learned = make_task(plan.settings, plan.source, plan.survey, base)[0].read(plan.source.examples("train"))
+    first, last = learned.samples[0], learned.samples[-1]
+    assert learned.cut == 1 and last.bounds[1] == 6 and len(last.target) == len(first.target) > 6
+    with pytest.raises(HeedfulError, match=r"it has .* tokens, but this model reads 6, and its answer needs all"):
+        heedful.Engine(loaded)(["one two " * 6])
+    loaded.tokenizer = loaded.tokenizer and loaded.tokenizer.limited(4)  # as max_length=4 does
+    assert loaded.limit == loaded.limit_written == 4
+
+
 def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> None:
     """As predictions of a run that cuts long texts are: whole."""
     words = train(

@@ -87,6 +87,7 @@ def pair(kind: str) -> tuple[Any, Loaded, Rewrite]:
     task = Rewrite(
         tokenizer=loaded.tokenizer,
         limit=loaded.limit,
+        limit_written=loaded.limit_written,
         mark=marks(loaded.config.model, loaded.tokenizer),
         between=loaded.between,
     )
@@ -249,7 +250,7 @@ def test_what_fits_exactly_is_learned(kind: str, ends: bool, text: int, rewritin
     if ends:
         words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     known = Tokenizer(words, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
-    task = replace(task, tokenizer=known, limit=24)
+    task = replace(task, tokenizer=known, limit=24, limit_written=24)
     example = Rewritten(text=" ".join(["red"] * text), rewritten=" ".join(["one"] * rewriting))
     (sample,) = task.read([example]).samples
     assert [stop - start for start, stop in pairwise(sample.bounds)] == lengths
