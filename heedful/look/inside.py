@@ -76,7 +76,8 @@ class Inside:
         self.name, self.choices = name or loaded.source, tuple(choices)
         self.source = Packed.of([self.encoded.ids], [self.encoded.types])
         self.target, self.written = self._target(target)
-        self.kept = Kept(what=("states", "weights"))
+        wanted: tuple[What, ...] = ("states", "weights")
+        self.kept = Kept(what=[each for each in wanted if each in loaded.model.gives])
         training = loaded.training
         loaded.eval()
         try:

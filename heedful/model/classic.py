@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 from heedful.model.classic_config import ClassicConfig, Recurrent, SelfAttention, Writer
 from heedful.model.embedding import Embedding
 from heedful.model.stack import Transformer, only
-from heedful.model.trace import Trace
+from heedful.model.trace import Trace, What
 from heedful.nn.attend import attend
 from heedful.nn.layout import Layout
 from heedful.nn.scores import unit
@@ -48,6 +48,11 @@ class Classic(Transformer):
     def _fixed(self) -> list[nn.Module]:
         """What stays as it is in a frozen model."""
         return [self.embedding] if self.encoder is None else [self.embedding, self.encoder]
+
+    @property
+    def gives(self) -> tuple[What, ...]:
+        """What its encoder gives; how a text is read off the rows is another matter."""
+        return () if self.encoder is None else super().gives
 
     def train(self, mode: bool = True) -> Classic:
         """As usual, but what is frozen drops nothing out."""

@@ -32,7 +32,7 @@ from heedful.model.classic_config import (
 from heedful.model.config import ModelConfig
 from heedful.model.embedding import Embedding
 from heedful.model.stack import Transformer, only
-from heedful.model.trace import Trace
+from heedful.model.trace import Trace, What
 from heedful.nn.dropout import dropout
 from heedful.nn.layout import Layout
 from heedful.nn.local import LocalPredictive, local_monotonic
@@ -210,6 +210,11 @@ class RecurrentWriter(Transformer):
             raise HeedfulError(f"{len(source)} source and {len(target)} target sequences: give one target for each")
         return only(self.go_on(target, self.remember(source), trace=trace), wanted)
 
+    @property
+    def gives(self) -> tuple[What, ...]:
+        """What its one layer looks at, which is not always by queries and keys."""
+        return () if self.look is None else ("weights",)
+
     def remember(self, source: Packed | int) -> States:
         """What is known of these sequences before anything is written."""
         if isinstance(source, int):
@@ -241,6 +246,8 @@ class RecurrentWriter(Transformer):
     def go_on(self, batch: Packed, cache: Cache, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
         """The rows of tokens that follow what the cache holds; they are remembered too."""
         assert isinstance(cache, States), "another model's cache"
+        if trace is not None:
+            trace.check(1, self.gives)
         wants = self.look is not None and trace is not None and trace.wants("cross", 0, ("weights",))
         with torch.autocast(batch.tokens.device.type, enabled=False):
             x: Tensor = self.embedding(batch)
@@ -250,9 +257,8 @@ class RecurrentWriter(Transformer):
             else:
                 rows, seen = self._at_once(x, batch.bounds, before, cache, wants)
         if trace is not None and seen is not None:
-            for number, (start, stop) in enumerate(pairwise(batch.bounds)):
-                if trace.sequences is None or number in trace.sequences:
-                    trace.keep_weights("cross", 0, number, seen[start:stop, : cache.read.lengths[number]][None])
+            spans = zip(pairwise(batch.bounds), cache.read.lengths, strict=True)
+            trace.keep_weights("cross", 0, [seen[start:stop, :length][None] for (start, stop), length in spans])
         cache.advance(batch.lengths)
         return rows
 

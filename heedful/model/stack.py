@@ -24,7 +24,7 @@ from heedful.model.config import (
     TransformerXl,
 )
 from heedful.model.embedding import Embedding
-from heedful.model.trace import Part, Trace
+from heedful.model.trace import EVERYTHING, Part, Trace, What
 from heedful.nn.attend import attend_as
 from heedful.nn.dropout import dropout
 from heedful.nn.layers import Mlp, make_norm
@@ -315,7 +315,7 @@ class Transformer(nn.Module):
         if self._prepares_shapes():
             source, target = source.filled(), None if target is None else target.filled()
         if trace is not None:
-            trace.check(self._layers())
+            trace.check(self._layers(), self.gives)
         made = self._run(source, target, trace, count, wanted)
         return made[:rows] if wanted is None else made
 
@@ -333,12 +333,17 @@ class Transformer(nn.Module):
         """The decoder's rows of tokens that follow what the cache holds; they are remembered too."""
         assert self.decoder is not None
         if trace is not None:
-            trace.check(self._layers())
+            trace.check(self._layers(), self.gives)
         placed, to_memory = cache.placed(batch), cache.to_memory(batch)
         x: Tensor = self.output_embedding(placed)
         x = self.decoder(x, placed, cache.memory, to_memory, cache, trace, len(batch))
         cache.advance(batch.lengths)
         return x
+
+    @property
+    def gives(self) -> tuple[What, ...]:
+        """What a trace can take of it."""
+        return EVERYTHING
 
     def _layers(self) -> int:
         """Of the stack that has more."""

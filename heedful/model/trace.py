@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -16,6 +16,7 @@ from heedful.nn.layout import Call
 
 Part = Literal["encoder", "decoder", "cross"]  # self-attention of a stack, or the decoder's attention to the encoder
 What = Literal["q", "k", "v", "scores", "weights", "states"]
+EVERYTHING: tuple[What, ...] = get_args(What)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -53,8 +54,11 @@ class Trace:
     attention: dict[tuple[Part, int, int], Attended] = field(default_factory=dict, init=False)  # part, layer, sequence
     states: dict[tuple[Part, int, int], Float[Tensor, "n width"]] = field(default_factory=dict, init=False)
 
-    def check(self, layers: int) -> None:
-        """A HeedfulError where a layer was asked for that a model of so many does not have."""
+    def check(self, layers: int, gives: Sequence[What]) -> None:
+        """A HeedfulError where a layer was asked for that a model of so many does not have, or what it cannot give."""
+        if wrong := [each for each in self.what if each not in gives]:
+            has = f"{', '.join(gives)} alone" if gives else "none of these"
+            raise HeedfulError(f"trace: {', '.join(wrong)} were asked for, but this model has {has}")
         last = layers if "states" in self.what else None  # what comes out of the last one
         within("trace: layers", [each for each in self.layers or () if each != last], layers)
 
@@ -94,10 +98,12 @@ class Trace:
                 start, stop = spans[number]
                 self.states[part, layer, number] = x[start:stop].detach()[self._rows(stop - start)].clone()
 
-    def keep_weights(self, part: Part, layer: int, number: int, weights: Float[Tensor, "heads n m"]) -> None:
-        """Keep what was asked for of weights that were made in another way."""
-        chosen = weights.detach()[self._heads(len(weights))][:, self._rows(weights.shape[1])]
-        self.attention[part, layer, number] = Attended(scale=1.0, weights=chosen)
+    def keep_weights(self, part: Part, layer: int, weights: Sequence[Float[Tensor, "heads _n _m"]]) -> None:
+        """Keep what was asked for of each sequence's weights, which were made in another way."""
+        for number in self._numbers(len(weights)):
+            each = weights[number].detach()
+            chosen = each[self._heads(len(each))][:, self._rows(each.shape[1])]
+            self.attention[part, layer, number] = Attended(scale=1.0, weights=chosen)
 
     def _numbers(self, count: int) -> Sequence[int]:
         return within("trace: sequences", self.sequences, count)

@@ -42,7 +42,7 @@ def alignment(loaded: Loaded, text: str, written: str) -> Alignment | None:
     The written text is tokenized anew, and each token's row is the one from which it was told.
     """
     tokenizer, model = loaded.tokenizer, loaded.config.model
-    if tokenizer is None or not loaded.needs_target:
+    if tokenizer is None or not loaded.needs_target or "weights" not in loaded.model.gives:
         return None
     mark = marks(model, tokenizer)
     assert mark.start is not None
@@ -52,11 +52,10 @@ def alignment(loaded: Loaded, text: str, written: str) -> Alignment | None:
     trace = Trace(parts=("cross",), layers=[layer])
     with torch.inference_mode():
         loaded.rows(Packed.of([given.ids], [given.types]), Packed.of([[mark.start, *inner]]), trace=trace)
-    found = trace.attention.get(("cross", layer, 0))
-    if found is None or found.weights is None:
-        return None
+    looked = trace.attention["cross", layer, 0].weights
+    assert looked is not None
     names = [name for name, special in zip(_names(said, written), said.special, strict=True) if not special]
-    weights = found.weights.float().mean(0).numpy()
+    weights = looked.float().mean(0).numpy()
     return Alignment(_names(given, text, loaded), (*names, tokenizer.name(mark.stop)), weights)
 
 

@@ -14,9 +14,18 @@ from heedful.checkpoint.attach import attach
 from heedful.data import Labelled
 from heedful.errors import HeedfulError
 from heedful.model.classic import sentences
-from heedful.model.classic_config import Attention, Bag, ClassicConfig, Hierarchical, Recurrent, Structured
+from heedful.model.classic_config import (
+    Attention,
+    Bag,
+    ClassicConfig,
+    Hierarchical,
+    Recurrent,
+    SelfAttention,
+    Structured,
+)
 from heedful.model.config import Classes, EmbeddingConfig, Learned, StackConfig
 from heedful.model.readers import BagReader, Queries, ReadClasses
+from heedful.model.trace import Trace
 from heedful.packed import Packed
 from heedful.tasks.classify import Classify
 from heedful.train.loop import Steps, Trainer, TrainSettings
@@ -214,3 +223,5 @@ def test_what_is_refused() -> None:
         Structured(hops=0)
     with pytest.raises(HeedfulError, match="redraw is 1, but this model has 0 blocks"):
         attach(bare(Bag()), "classes", labels=("a", "b"), redraw=1)
+    with pytest.raises(HeedfulError, match="trace: weights, q were asked for, but this model has none of these"):
+        bare(Bag(over=SelfAttention())).model(Packed.of([[1, 2]]), trace=Trace(what=["weights", "q"]))

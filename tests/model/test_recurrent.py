@@ -110,7 +110,7 @@ def by_loops(loaded: Loaded, source: list[int], target: list[int]) -> tuple[Tens
 @NAMES
 @torch.no_grad()
 def test_each_is_its_formulas_packed_and_alone(name: str) -> None:
-    loaded, trace = made(WRITERS[name]), Trace()
+    loaded, trace = made(WRITERS[name]), Trace(what=("weights",) if WRITERS[name].look else ())
     together = Packed.of(TARGET).unpack(loaded.model(Packed.of(SOURCE), Packed.of(TARGET), trace=trace))
     for number, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
         rows, seen = by_loops(loaded, source, target)
@@ -242,7 +242,18 @@ def test_what_is_refused() -> None:
         Monotonic(score="location")
     with pytest.raises(HeedfulError, match="a sequence has 8 keys, but location scores know 3 places"):
         made(Writer(**GRU, look=Everywhere(score="location", longest=3))).model(Packed.of(SOURCE), Packed.of(TARGET))
+    loaded, read = made(WRITERS["additive"]), (Packed.of(SOURCE), Packed.of(TARGET))
+    for trace, told in (
+        (Trace(what=["q", "weights", "states"]), "trace: q, states were asked for, but this model has weights alone"),
+        (Trace(layers=[0, 1]), r"trace: layers \[1\] were asked for, but there are 1, from 0"),
+        (Trace(heads=[2]), r"trace: heads \[2\] were asked for, but there are 1, from 0"),
+        (Trace(sequences=[5]), r"trace: sequences \[5\] were asked for, but there are 5, from 0"),
+    ):
+        with pytest.raises(HeedfulError, match=told):
+            loaded.model(*read, trace=trace)
     loaded = made(WRITERS["plain"])
+    with pytest.raises(HeedfulError, match="trace: weights were asked for, but this model has none of these"):
+        loaded.model(*read, trace=Trace())
     with pytest.raises(HeedfulError, match='writes texts: it has the head "next_token" alone'):
         attach(loaded, "classes", labels=("a", "b"))
     with pytest.raises(HeedfulError, match="this model needs a target: it reads one text and writes another"):
