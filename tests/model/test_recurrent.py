@@ -185,6 +185,32 @@ def test_trap_16_a_window_as_wide_as_the_text_is_global_attention() -> None:
     assert torch.equal(drawing.eval()(*read), drawing(*read))
 
 
+@pytest.mark.parametrize("how", ["highest", "drawn"])
+def test_hard_attention_learns_straight_through(how: Any) -> None:
+    """To write six tokens backwards, of which nets that look at nothing write half in as many steps."""
+    torch.manual_seed(0)
+    words = EmbeddingConfig(vocabulary=14, width=16, scale=4.0)
+    nets = Writer(width=32, look=Hard(score="general", how=how), feed=False)
+    config = Config(family="heedful-classic", model=ClassicConfig(embedding=words, reader=nets), head=NextToken())
+    loaded = create(config, seed=0).train()
+    optimizer = torch.optim.Adam(loaded.parameters(), lr=1e-2)
+
+    def told(count: int) -> tuple[Tensor, Tensor]:
+        source = torch.randint(2, 14, (count, 6))
+        back = source.flip(1)
+        target = torch.cat([torch.ones(count, 1, dtype=torch.long), back[:, :-1]], 1)
+        return loaded(Packed.of(source.tolist()), Packed.of(target.tolist())), back.flatten()
+
+    for _ in range(200):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(*told(16)).backward()
+        nn.utils.clip_grad_norm_(loaded.parameters(), 1.0)
+        optimizer.step()
+    loaded.eval()
+    scores, right = told(200)
+    assert (scores.argmax(-1) == right).double().mean() > 0.75
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("penalty", ["none", "power"])
 def test_beams_that_miss_nothing_find_the_best_of_all(penalty: Any) -> None:
