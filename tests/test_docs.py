@@ -22,6 +22,7 @@ from heedful.runs import dry, timing
 from heedful.runs.rewrite_making import transformer
 from heedful.runs.settings import TransformerSettings
 from heedful.shipped import ENCODER
+from heedful.study import STUDIES
 from heedful.tokenizer import TokenizerSettings, train
 
 ROOT = Path(__file__).parents[1]
@@ -134,6 +135,20 @@ def test_records_that_are_named_are_there() -> None:
     for page in (*PAGES, *records.glob("shares*.md")):
         for name in re.findall(r"[\w.-]+-20\d\d-\d\d-\d\d\b", page.read_text(encoding="utf-8")):
             assert list(records.glob(f"{name}.*")), (page.name, name)
+
+
+def test_the_road_names_what_is_there() -> None:
+    lines = (ROOT / "docs" / "road.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.split("|")[1:-1] for line in lines if line.startswith("| ") and "| decks |" not in line]
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "heedful").rglob("*.py"))
+    assert len(rows) > 40
+    for _, decks, code, example, where in rows:
+        assert re.fullmatch(r" (all|D[0-4](, D[0-4])*) ", decks), decks
+        for name in re.findall(r"`([^`]+)`", code):
+            there = (ROOT / "heedful" / name).exists() if "/" in name else re.search(rf"\b{name}\b", source)
+            assert there or name.startswith("heedful "), name
+        assert all((ROOT / "examples" / name).exists() for name in re.findall(r"`([^`]+)`", example)), example
+        assert all(name in STUDIES or name.startswith("heedful ") for name in re.findall(r"`([^`]+)`", where)), where
 
 
 def test_links_lead_somewhere() -> None:
