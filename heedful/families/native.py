@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from heedful.families.table import Family, HeadEntry, Keys, Table, rows
 from heedful.model.config import (
     Choice,
     Classes,
-    EmbeddingConfig,
     Head,
     MaskedTokens,
     ModelConfig,
@@ -20,12 +18,10 @@ from heedful.model.config import (
     Pooled,
     Pretraining,
     ReplacedTokens,
-    Sinusoidal,
     Span,
-    StackConfig,
     TokenClasses,
-    Xavier,
 )
+from heedful.model.original import PUBLISHED, original
 from heedful.settings import read as read_settings
 from heedful.settings import to_mapping
 
@@ -50,26 +46,6 @@ def _entry(head: type) -> HeadEntry:
     return HeadEntry(head=head, read=read_head, write=lambda given: {"head": to_mapping(given)})
 
 
-def original(width: int, heads: int, inner: int, dropout: float) -> dict[str, Any]:
-    """The original Transformer (Vaswani et al. 2017, table 3): one embedding for source, target and output."""
-    encoder = StackConfig(
-        width=width,
-        layers=6,
-        heads=heads,
-        head_width=width // heads,
-        inner_width=inner,
-        activation="relu",
-        norm_eps=1e-6,
-        dropout=dropout,
-    )
-    embedding = EmbeddingConfig(
-        vocabulary=37_000, width=width, positions=Sinusoidal(), scale=width**0.5, dropout=dropout
-    )
-    decoder = replace(encoder, causal=True, cross=True)
-    model = ModelConfig(embedding=embedding, encoder=encoder, decoder=decoder, initialisation=Xavier())
-    return {"model": to_mapping(model)}
-
-
 HEADS = (
     *(Pooled, MaskedTokens, Pretraining, NextSentence, Classes, TokenClasses, Choice, Span),
     *(ReplacedTokens, NextToken, NextTokenAndChoice, PermutedTokens),
@@ -84,8 +60,5 @@ FAMILY = Family(
         "HeedfulModel": HeadEntry(head=type(None), read=lambda keys, model: None),
         **{f"HeedfulFor{head.__name__}": _entry(head) for head in HEADS},
     },
-    sizes={
-        "transformer-base": original(512, 8, 2048, 0.1),
-        "transformer-big": original(1024, 16, 4096, 0.3),
-    },
+    sizes={f"transformer-{name}": write(original(shape, 37_000)) for name, shape in PUBLISHED.items()},
 )

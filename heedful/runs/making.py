@@ -184,6 +184,7 @@ def make_task(
             between = "" if mark.start is not None else BETWEEN
             how = {"most": most, "beams": beams, "smoothing": smoothing, "main": main, "bleu": bleu}
             task, made = _made(Rewrite, settings, loaded, mark=mark, between=between, **how)
+            assert isinstance(task, Rewrite)
             task, made.between = replace(task, limit_written=made.limit_written), between
     return task, made
 

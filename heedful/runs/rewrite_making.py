@@ -19,17 +19,15 @@ from heedful.model.config import (
     Rotary,
     Shaw,
     Sinusoidal,
-    StackConfig,
     TransformerXl,
-    Xavier,
 )
+from heedful.model.original import original
 from heedful.runs.settings import RewriteSettings, TaskSettings, Words
 from heedful.runs.start_settings import StartSettings, TransformerSettings
 from heedful.tasks.metrics.bleu import fits, has_bleu
 from heedful.tokenizer import TokenizerSettings, train
 
 LOOKED_AT = 1000  # targets, to see what BLEU can count in them
-DROPOUT = {"small": 0.1, "base": 0.1, "big": 0.3}  # of the sizes (Vaswani et al. 2017, table 3)
 RELATIONS: dict[str, Rotary | Buckets | Shaw | TransformerXl] = {
     "rotary": Rotary(),
     "shaw": Shaw(),
@@ -72,28 +70,18 @@ def two_nets(writer: Writer, vocabulary: int, width: int | None = None) -> Model
 
 
 def transformer(settings: TransformerSettings, vocabulary: int) -> ModelConfig:
-    """The original Transformer: one embedding of source, target and output (Vaswani et al. 2017, section 3.4)."""
-    shape = settings.shape
-    width, heads = shape["width"], shape["heads"]
-    dropout = DROPOUT[settings.size] if settings.dropout is None else settings.dropout
-    encoder = StackConfig(
-        width=width,
-        layers=shape["layers"],
-        heads=heads,
-        head_width=width // heads,
-        inner_width=shape["inner"],
-        activation="relu",
-        norm_at=settings.norm_at,
-        norm_eps=1e-6,
-        final_norm=settings.norm_at == "pre",
-        relation=RELATIONS.get(settings.positions),
-        dropout=dropout,
-    )
+    """The original Transformer, or one with other norms or positions."""
+    made = original(settings.shape, vocabulary)
     places: dict[str, Learned | Sinusoidal] = {"learned": Learned(count=settings.longest), "sine": Sinusoidal()}
-    put = places.get(settings.positions)
-    words = EmbeddingConfig(vocabulary=vocabulary, width=width, positions=put, scale=width**0.5, dropout=dropout)
-    decoder = replace(encoder, causal=True, cross=True)
-    return ModelConfig(embedding=words, encoder=encoder, decoder=decoder, initialisation=Xavier())
+    more: dict[str, Any] = {"norm_at": settings.norm_at, "final_norm": settings.norm_at == "pre"}
+    more["relation"] = RELATIONS.get(settings.positions)
+    assert made.encoder is not None and made.decoder is not None
+    return replace(
+        made,
+        embedding=replace(made.embedding, positions=places.get(settings.positions)),
+        encoder=replace(made.encoder, **more),
+        decoder=replace(made.decoder, **more),
+    )
 
 
 def targets(source: Source[Any], splits: Sequence[str]) -> list[str]:

@@ -228,7 +228,7 @@ def _to_write(writer: Writer | TransformerSettings, examples: int, words: Words 
     if isinstance(writer, Writer):
         what, optimiser, schedule = "two recurrent nets", AdamW(rate=1e-3), TrainSettings().schedule
     else:
-        rate = float(f"{(4000 * writer.shape['width']) ** -0.5:.1e}")
+        rate = float(f"{(4000 * writer.shape.width) ** -0.5:.1e}")
         what, optimiser, schedule = "a Transformer", AdamW(rate=rate, betas=(0.9, 0.98), eps=1e-9), Noam(warmup=0.1)
     main: Literal["f1", "bleu"] = "bleu" if words is not None and _has_bleu() else "f1"
     if main == "f1":

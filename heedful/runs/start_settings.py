@@ -6,11 +6,12 @@ Imports nothing heavy, so that a wrong one is told at once.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from heedful.errors import HeedfulError
 from heedful.model.classic_config import Attention, Bag, Everywhere, Hard, Hierarchical, Structured, Writer
+from heedful.model.original import PUBLISHED, Shape
 from heedful.shipped import ENCODER
 
 HEAD_WIDTH = 32  # of an encoder that is trained on the spot
@@ -43,14 +44,15 @@ class WordSettings:
 
 
 LONGEST = 256
+SIZES = {"small": Shape(layers=3, width=256, heads=8, inner=512, dropout=0.1), **PUBLISHED}
 Positions = Literal["none", "learned", "sine", "rotary", "shaw", "buckets", "transformer_xl"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerSettings:
-    """The original Transformer with random weights (Vaswani et al. 2017); the sizes are those of its table 3."""
+    """The original Transformer with random weights (Vaswani et al. 2017), base and big as in its table 3."""
 
-    size: Literal["small", "base", "big"] = "small"  # small: 3 layers, 256 wide, 8 heads, 512 inside
+    size: Literal["small", "base", "big"] = "small"
     layers: int | None = None  # None: as many as the size has; so with the others
     width: int | None = None
     heads: int | None = None
@@ -70,17 +72,15 @@ class TransformerSettings:
                 f'longest is {self.longest}, which is of learned positions, but positions is "{self.positions}", '
                 "which has no end: leave longest out, or set positions=learned"
             )
-        if self.shape["width"] % (2 * self.shape["heads"]):
-            raise HeedfulError(
-                f"width is {self.shape['width']} and heads {self.shape['heads']}; expected an even width for each head"
-            )
+        shape = self.shape
+        if shape.width % (2 * shape.heads):
+            raise HeedfulError(f"width is {shape.width} and heads {shape.heads}; expected an even width for each head")
 
     @property
-    def shape(self) -> dict[str, int]:
-        """Layers, width, heads and inner."""
-        sizes = {"small": (3, 256, 8, 512), "base": (6, 512, 8, 2048), "big": (6, 1024, 16, 4096)}
-        usual = dict(zip(("layers", "width", "heads", "inner"), sizes[self.size], strict=True))
-        return {name: getattr(self, name) or count for name, count in usual.items()}
+    def shape(self) -> Shape:
+        """Of its size, but for what is set."""
+        given = {name: getattr(self, name) for name in ("layers", "width", "heads", "inner", "dropout")}
+        return replace(SIZES[self.size], **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

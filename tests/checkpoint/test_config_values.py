@@ -290,9 +290,11 @@ NATIVE: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("field", "value"), NATIVE)
 def test_absurd_values_of_heedfuls_own(field: str, value: Any, tmp_path: Path) -> None:
     from heedful.checkpoint import create, read_config
-    from heedful.families.native import original
+    from heedful.families.native import write
+    from heedful.model.original import Shape, original
 
-    values = {"model_type": "heedful", **original(8, 2, 16, 0.1)}
+    shape = Shape(layers=6, width=8, heads=2, inner=16, dropout=0.1)
+    values = {"model_type": "heedful", **write(original(shape, 37_000))}
     with pytest.MonkeyPatch.context() as patch:
         patch.undo()
         heedful.save(create(read_config(values, "test")), tmp_path / "model")

@@ -11,10 +11,9 @@ import torch
 
 import heedful
 from heedful.checkpoint import Config, create
-from heedful.families import native
-from heedful.families.table import Keys
 from heedful.model.config import EmbeddingConfig, ModelConfig, NextToken, Rotary, Shaw, StackConfig
 from heedful.model.decode import Beam, Greedy, How, Sample, draw, search, stream, write
+from heedful.model.original import Shape, original
 from heedful.packed import Packed
 from tests.tiny import Exact, save_tiny
 
@@ -151,8 +150,7 @@ def made(name: str, folder: Path) -> tuple[heedful.Loaded, int]:
         _, ours, stop = both(folder, name)
         return ours, stop
     if name == "transformer":
-        values = native.original(16, 2, 24, 0.1)
-        model = native.read(Keys(values, name))
+        model = original(Shape(layers=6, width=16, heads=2, inner=24, dropout=0.1), 37_000)
     else:
         model = OTHERS[name]
     return create(Config(family="heedful", model=model, head=NextToken()), seed=3).double().eval(), 1

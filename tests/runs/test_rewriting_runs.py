@@ -18,6 +18,7 @@ from heedful.checkpoint.attach import attach
 from heedful.cli import main
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.families import FAMILIES, native
 from heedful.model.config import NextToken
 from heedful.model.decode import Sample, stream
 from heedful.model.initialise import undrawn
@@ -289,6 +290,8 @@ def test_each_transformer_writes_what_it_was_trained_to(positions: Any, norm_at:
 @pytest.mark.parametrize(("size", "count"), [("base", 63_082_496), ("big", 214_245_376)])
 def test_trap_18_sizes_are_those_of_the_paper(size: Any, count: int) -> None:
     """With a vocabulary of 37,000 (CORRECTNESS, B.1); pre-norm has a norm more at the end of each stack."""
+    usual = transformer(TransformerSettings(size=size), 37_000)
+    assert native.write(usual) == FAMILIES["heedful"].sizes[f"transformer-{size}"]
     for norm_at, more in (("post", 0), ("pre", 4)):
         settings = TransformerSettings(size=size, norm_at=norm_at)  # type: ignore[arg-type]
         model = transformer(settings, 37_000)
