@@ -1,10 +1,10 @@
 """Attention as a weighted average: six ways to score, one softmax, one sum.
 
 Idea: weights that are positive and sum to 1 say how much of each value is read (D0 "Attention - The basics", D3 "Draw
-attention for classification", D4 "Popular Attention Scoring functions").
+attention for classification", D4 "Popular Attention Scoring functions"); D1 has all six scores in one table.
 Code: heedful/nn/scores.py: `cosine`, `dot`, `scaled_dot`, `General`, `Additive`, `Location`; `soft`, `hard`, `read`.
 Expect: every row of weights sums to 1; the query is like the third key, so products and cosine look there most;
-location never sees a key; the two with random weights have learned nothing yet; hard attention reads one value alone.
+location never sees a key; those with random weights have learned nothing yet; hard attention reads one value alone.
 """
 
 import torch

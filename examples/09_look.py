@@ -1,6 +1,7 @@
 """Looking inside: what each head of a real encoder attends to, and which rows it makes.
 
-Idea: "Attention visualized" (D2), contextual against static vectors, "bank" of the river and of the money (D0, D2).
+Idea: "Attention visualized" (D2), a head that looks at the next word (D1), contextual against static vectors, "bank" of
+the river and of the money (D0, D2).
 Code: `Trace` (heedful/model/trace.py), which changes no output; `heedful look` shows the same as a page.
 Expect: all weights of a row sum to 1; some head looks mostly at the next token; tracing gives the same rows to the last
 bit; the two rows of "bank", which has one vector in the table, are not equal. They do not part further in each layer.
