@@ -18,7 +18,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ STUDENTS = {
     "STS-B": ("layers=3", "tiny"),
 }
 EPOCHS = 4  # of students; the teacher has those of the fine-tuning benchmark
-LABELLED, CURVE = 1000, 4000  # labelled texts, and steps, of the curve
+LABELLED, CURVE = 1000, 2000  # labelled texts, and steps, of the curve
 AMOUNTS = (0, 1000, 4000, 16_000, 64_000)  # texts without labels
 QUICK, STEPS = 160, 6  # examples and steps of a rehearsal
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
@@ -129,14 +129,15 @@ def student(
     return {"verdict": done.results["verdict"], "step": step, "seconds": time.monotonic() - began}
 
 
-def tasks(task: str, run: Run) -> dict[str, Any]:
-    """All students of a task."""
+def tasks(task: str, run: Run, names: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Students of a task, all of them unless some are named."""
     place = data(task, run)
     teacher(task, run)
-    return {name: student(task, name, run.folder / f"{task}-{name}", place, run) for name in STUDENTS[task]}
+    for name in names or STUDENTS[task]:
+        yield name, student(task, name, run.folder / f"{task}-{name}", place, run)
 
 
-def unlabelled(run: Run) -> dict[str, Any]:
+def unlabelled(run: Run) -> Iterator[tuple[str, Any]]:
     """Quality over the amount of text: sentences of SST-2 without their labels, and of IMDB's unlabelled part."""
     teacher("SST-2", run)
     found = load("SST-2")
@@ -145,10 +146,9 @@ def unlabelled(run: Run) -> dict[str, Any]:
     write("SST-2", place, "test.csv", run.few(found.held))
     rest = [each.text for each in found.train[LABELLED:] if isinstance(each, Labelled)]
     sources = {"SST-2": rest, "IMDB": reviews(max(AMOUNTS))}
-    made: dict[str, Any] = {}
     for source, texts in sources.items():
         for amount in AMOUNTS[:2] if run.rehearsed else AMOUNTS:
-            if not amount and made:
+            if not amount and source != "SST-2":
                 continue  # the same for both
             path = run.folder / f"{source}-{amount}.jsonl"
             path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:amount]), encoding="utf-8")
@@ -157,8 +157,7 @@ def unlabelled(run: Run) -> dict[str, Any]:
                 more = {"unlabelled": [path]} if amount else {}
                 alone = ["verdict.alone=none"] if amount else []
                 under = run.folder / key.replace(" ", "-")
-                made[key] = student("SST-2", name, under, place, run, *alone, steps=CURVE, **more)
-    return made
+                yield key, student("SST-2", name, under, place, run, *alone, steps=CURVE, **more)
 
 
 def reviews(count: int) -> list[str]:
@@ -236,10 +235,12 @@ def curve(found: dict[str, Any]) -> str:
     names = list(dict.fromkeys(key.split()[2] for key in found))
     rows = []
     for source, amount in dict.fromkeys(tuple(key.split()[:2]) for key in found):
-        each = [found[f"{source} {amount} {name}"]["verdict"]["models"]["student"]["quality"] for name in names]
-        rows.append([source if amount != "0" else "none", f"{int(amount):,}", *map(spread, each)])
-    models = [found[f"SST-2 0 {name}"]["verdict"]["models"] for name in names]
-    rows.append(["no teacher", "0", *(spread(each["alone"]["quality"]) for each in models)])
+        keys = [f"{source} {amount} {name}" for name in names]
+        each = [spread(found[key]["verdict"]["models"]["student"]["quality"]) if key in found else "" for key in keys]
+        rows.append([source if amount != "0" else "none", f"{int(amount):,}", *each])
+    keys = [f"SST-2 0 {name}" for name in names]
+    alone = [spread(found[key]["verdict"]["models"]["alone"]["quality"]) if key in found else "" for key in keys]
+    rows.append(["no teacher", "0", *alone])
     return grid(["texts without labels", "how many", *names], rows)
 
 
@@ -262,9 +263,10 @@ def about(task: str, seeds: int) -> str:
 
 
 def main() -> None:
-    """One task, or the curve."""
+    """One task, or the curve; what was found so far is written after each student."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=[*KINDS, "unlabelled"])
+    parser.add_argument("--students", nargs="+", default=[], help="of a task; else all that it has here")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="for the runs, so that they can go on; else one for the moment")
@@ -273,18 +275,18 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    seeds, curved = 1 if given.rehearse else given.seeds, given.task == "unlabelled"
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if given.rehearse or given.folder is None else given.folder
-        run = Run(
-            folder=folder, seeds=1 if given.rehearse else given.seeds, rehearsed=given.rehearse, judge=given.judge
-        )
-        found = unlabelled(run) if given.task == "unlabelled" else tasks(given.task, run)
+        run = Run(folder=folder, seeds=seeds, rehearsed=given.rehearse, judge=given.judge)
+        for name, each in unlabelled(run) if curved else tasks(given.task, run, given.students):
+            found[name] = each
+            if not given.rehearse:
+                shown, told = curve(found) if curved else table(found), about(given.task, seeds)
+                print(write_record(f"distil-{given.task.casefold()}", told, [shown], found, given.output), flush=True)
     if given.rehearse:
         estimated(given.task, found, Run(folder=folder, seeds=given.seeds, rehearsed=True))
-    else:
-        shown = curve(found) if given.task == "unlabelled" else table(found)
-        told = about(given.task, given.seeds)
-        print(write_record(f"distil-{given.task.casefold()}", told, [shown], found, given.output))
 
 
 if __name__ == "__main__":
