@@ -206,6 +206,8 @@ def test_a_part_without_examples_has_no_number(tmp_path: Path) -> None:
     plan = Plan(seeds=(1,), scale="full", data=tmp_path, said=lambda text: None)
     done = study("limits", plan, tmp_path / "out")
     assert [measure.name for measure in done.outcome.measures] == ["all", "plain"]
+    (tmp_path / "dev.csv").rename(tmp_path / "test.csv")  # as reviews have it, where none of train becomes dev
+    assert study("limits", plan, tmp_path / "out").outcome.about.startswith("16 labelled texts, twice; accuracy on 16")
 
 
 def test_files_that_cannot_be_written_lose_no_results(
