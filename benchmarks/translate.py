@@ -30,12 +30,12 @@ from heedful.data import Rewritten, read
 from heedful.model.decode import Beam
 from heedful.runs.dry import dry_run
 from heedful.runs.evaluate import task_of
+from heedful.study import multi30k
 from heedful.tasks import Writing
 from heedful.train.fit import Scored, Watch
 from heedful.train.journal import records
 from heedful.train.loop import Step, Trainer
 
-FILES = {"train": "train", "dev": "val", "test": "test_2016_flickr"}
 BEAMS = 5
 BATCH = 256  # pairs whose loss is found at once
 EVERY = 100  # steps between two lines
@@ -44,41 +44,12 @@ SAID = {  # published on these data: torchtext's BLEU, and the perplexity of its
     "attention": "28, perplexity 23.2",
     "transformer": "36.52, perplexity 5.316",
 }
-EVERY_ARM = ("start.pieces.vocabulary=8000", "task.smoothing=0.1", "task.most=60", "train.batch=128")
-NETS = ("start.classic.kind=recurrent", "start.classic.width=512", "train.optimiser.rate=1e-3", "fit.evaluate=1")
-ARMS: dict[str, tuple[str, ...]] = {
-    "none": (
-        *NETS,
-        *("start.classic.cell=lstm", "start.classic.layers=2", "start.classic.look=none", "start.classic.dropout=0.3"),
-        "train.length.count=6",
-    ),
-    "attention": (
-        *NETS,
-        *("start.classic.cell=gru", "start.classic.look.kind=global", "start.classic.dropout=0.3"),
-        "train.length.count=15",
-    ),
-    "transformer": (
-        *("start.transformer.size=small", "start.transformer.norm_at=pre", "start.transformer.dropout=0.15"),
-        *("train.length.count=20", "fit.evaluate=1"),
-    ),
-}
+ARMS = dict(zip(SAID, multi30k.RECIPES.values(), strict=True))
 
 
-def data(folder: Path, most: int | None) -> Path:
+def data(folder: Path) -> Path:
     """The pairs of each split, lower-cased, as files that Heedful reads."""
-    given = Path(os.environ.get("HEEDFUL_DATA", "absent"), "tasks", "multi30k")
-    if not given.is_dir():
-        raise SystemExit("set HEEDFUL_DATA to the folder of the data sets")
-    made = folder / ("data" if most is None else f"data-{most}")
-    made.mkdir(parents=True, exist_ok=True)
-    for split, name in FILES.items():
-        sides = [(given / f"{name}.{side}").read_text("utf-8").splitlines() for side in ("de", "en")]
-        rows = [{"source": a.strip().lower(), "target": b.strip().lower()} for a, b in zip(*sides, strict=True)]
-        rows = [row for row in rows if all(row.values())][:most]
-        (made / f"{split}.jsonl").write_text(
-            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8"
-        )
-    return made
+    return multi30k.pairs(Path(os.environ.get("HEEDFUL_DATA", "absent")), folder / "data")
 
 
 def words(text: str) -> list[str]:
@@ -158,8 +129,8 @@ class Told(Watch):
 
 def measured(arm: str, folder: Path, seed: int) -> dict[str, Any]:
     """Train an arm, or go on, and measure it on test."""
-    pairs, run = data(folder, None), folder / f"{arm}-{seed}"
-    wishes = (*EVERY_ARM, *ARMS[arm], f"train.seed={seed}")
+    pairs, run = data(folder), folder / f"{arm}-{seed}"
+    wishes = (*ARMS[arm], f"train.seed={seed}")
     done = heedful.finetune("rewrite", pairs, run, assignments=wishes, watch=Told())
     if done.why != "done":
         raise SystemExit(130)
@@ -217,7 +188,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if given.rehearse:
             for arm in given.arms:
-                estimate = dry_run("rewrite", data(folder, None), folder / arm, assignments=(*EVERY_ARM, *ARMS[arm]))
+                estimate = dry_run("rewrite", data(folder), folder / arm, assignments=ARMS[arm])
                 print(arm, json.dumps(estimate.plain()), flush=True)
             return
         found: dict[str, dict[str, Any]] = {}

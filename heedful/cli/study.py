@@ -16,7 +16,9 @@ from heedful.errors import HeedfulError, did_you_mean
 
 def study(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which one; without it they are listed.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many, from 1 on; else 3, of translation 8, quickly 2.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="How many, from 1 on; else 3 (translation: 8, or full 1), quickly 2.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder for table, picture and numbers.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A rehearsal of seconds, which shows nothing.")] = False,
     full: Annotated[bool, typer.Option("--full", help="On real data, where the study has some; hours.")] = False,
@@ -43,7 +45,7 @@ def study(
     if train is not None:
         raise HeedfulError("--train is of the toy world's files: give --toy FOLDER too")
 
-    from heedful.study import ELSEWHERE, REAL, SEEDS, STUDIES
+    from heedful.study import REAL, SEEDS, STUDIES
 
     if name is None:
         if as_json:
@@ -54,12 +56,12 @@ def study(
     if quick and full:
         raise HeedfulError("--quick and --full were given: give one of them")
     if full and name not in REAL:
-        other = f"; {ELSEWHERE[name]}" if name in ELSEWHERE else ""
-        raise HeedfulError(f"{name} is of made-up data alone: --full is for {', '.join(REAL)}{other}")
+        raise HeedfulError(f"{name} is of made-up data alone: --full is for {', '.join(REAL)}")
     if data is not None and not full:
         raise HeedfulError(f"--data is for real data: give --full too, which {', '.join(REAL)} take")
     scale: Literal["quick", "usual", "full"] = "quick" if quick else "full" if full else "usual"
-    count = seeds if seeds is not None else 2 if quick else SEEDS.get(name, 3)
+    usual = 2 if quick else REAL[name] if full else SEEDS.get(name, 3)
+    count = usual if seeds is None else seeds
     if count < 1:
         raise HeedfulError(f"--seeds is {count}; expected a whole number from 1")
     folder = out or Path(f"study-{name}")

@@ -13,5 +13,4 @@ STUDIES = {  # name: what it asks; the file of that name in this folder has its 
     "masking": "80 % hidden, 10 % replaced, 10 % kept: what if it is otherwise?",
 }
 SEEDS = {"translation": 8}  # of the default form, where three tell too little
-ELSEWHERE = {"translation": "on Multi30k it is benchmarks/translate.py of the repository"}  # real data, but no study
-REAL = ("limits", "pretraining", "masking")  # those that take real data too
+REAL = {"limits": 3, "translation": 1, "pretraining": 3, "masking": 3}  # those that take real data too, with its seeds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Scale = Literal["quick", "usual", "full"]
+RUNS = "runs"  # in the folder of a study
 
 
 def quiet(text: str) -> None:
@@ -35,6 +36,7 @@ class Plan:
     scale: Scale = "usual"
     data: Path | None = None  # real data, where the scale is "full"
     said: Callable[[str], None] = quiet
+    place: Path | None = None  # where what takes hours is kept, so that it goes on; `study` gives it
 
     def pick(self, usual: T, quick: T, full: T | None = None) -> T:
         """One of them, by the scale; a full one is as the usual one unless given."""
@@ -163,7 +165,7 @@ def study(name: str, plan: Plan, out: Path) -> Studied:
         raise HeedfulError(f"{out} cannot be written: {error.strerror}: give another folder with --out") from None
     run: Callable[[Plan], Outcome] = import_module(f"heedful.study.{name}").run
     began = time.monotonic()
-    outcome = run(plan)
+    outcome = run(replace(plan, place=out / RUNS))
     seconds = time.monotonic() - began
     about = environment()
     texts = {"json": _plain(name, plan, outcome, seconds, about), "md": markdown(name, plan, outcome, seconds, about)}

@@ -15,10 +15,11 @@ import torch
 from heedful.cli import main
 from heedful.cli.family import family, measured
 from heedful.data import Labelled
+from heedful.errors import HeedfulError
 from heedful.objectives import Sample
 from heedful.objectives.masked import Masked
 from heedful.runs import style
-from heedful.study import REAL, STUDIES, charts, complexity, frame, scores
+from heedful.study import REAL, STUDIES, charts, complexity, frame, multi30k, scores
 from heedful.study.complexity import NEAR, THEORY, exponent, kept, layer
 from heedful.study.frame import Measure, Outcome, Plan, study
 from heedful.study.limits import turned
@@ -182,7 +183,6 @@ def test_what_turns_a_text_is_found_beside_punctuation() -> None:
     [
         ("limit", 'there is no study "limit" (did you mean "limits"?): use one of limits, scores'),
         ("scores --full", f"scores is of made-up data alone: --full is for {', '.join(REAL)}"),
-        ("translation --full", "on Multi30k it is benchmarks/translate.py"),
         ("limits --quick --full", "--quick and --full were given"),
         ("limits --data x", "--data is for real data: give --full too"),
         ("limits --full --data nowhere", "nowhere: there is no such file or folder"),
@@ -208,6 +208,35 @@ def test_a_part_without_examples_has_no_number(tmp_path: Path) -> None:
     assert [measure.name for measure in done.outcome.measures] == ["all", "plain"]
     (tmp_path / "dev.csv").rename(tmp_path / "test.csv")  # as reviews have it, where none of train becomes dev
     assert study("limits", plan, tmp_path / "out").outcome.about.startswith("16 labelled texts, twice; accuracy on 16")
+
+
+def test_translations_of_real_texts_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each arm is a run that is kept; what is finished is only read."""
+    place = tmp_path / "data" / "tasks" / "multi30k"
+    place.mkdir(parents=True)
+    for name in multi30k.FILES.values():
+        for side, text in (("de", "Ein Hund {} rennt schnell .\n"), ("en", "A dog {} runs very fast .\n")):
+            (place / f"{name}.{side}").write_text("".join(text.format("sehr " * n) for n in range(12)))
+    few = ("start.pieces.vocabulary=300", "task.most=4", "train.length.kind=steps", "train.length.count=2")
+    nets = (*few, "start.classic.kind=recurrent", "start.classic.width=16")
+    whole = (*few, *(f"start.transformer.{each}" for each in ("layers=1", "width=16", "heads=2", "inner=16")))
+    arms = (*nets, "start.classic.look=none"), nets, whole
+    monkeypatch.setattr(multi30k, "RECIPES", dict(zip(multi30k.ARMS, arms, strict=True)))
+    monkeypatch.setattr("heedful.runs.finetune.draw", lambda folder: [])
+    plan = Plan(seeds=(1,), scale="full", data=tmp_path / "data", said=lambda text: None)
+    first = study("translation", plan, tmp_path / "out").outcome
+    assert [each.name for each in first.measures] == ["BLEU", "right"] and first.arms == multi30k.ARMS
+    names = {each.name for each in (tmp_path / "out" / "runs").iterdir()}
+    assert names == {"data", "recurrent-no-attention-1", "recurrent-attention-1", "transformer-1"}
+    assert '"source": "ein hund sehr  rennt' in (tmp_path / "out" / "runs" / "data" / "train.jsonl").read_text()
+    monkeypatch.setattr("heedful.runs.finetune.Trainer", None)
+    assert study("translation", plan, tmp_path / "out").outcome.table() == first.table()
+    with pytest.raises(HeedfulError, match=r"none lacks train\.de: give --data a folder that has tasks/multi30k"):
+        multi30k.pairs(tmp_path / "none", tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+    (place / "val.en").write_text("a dog .\n")
+    with pytest.raises(HeedfulError, match=r"val\.de has 12 lines and val\.en 1"):
+        study("translation", plan, tmp_path / "out")
 
 
 def test_files_that_cannot_be_written_lose_no_results(

@@ -1,0 +1,113 @@
+"""The real form of `translation`: Multi30k, German to English (Elliott et al. 2016), by runs of hours that go on.
+
+Each arm is a run of `heedful finetune rewrite`, kept in a folder, so that the same command goes on where it was
+stopped; the epoch with the best BLEU on dev is measured on test 2016, greedily. Texts are lower-cased, as for the
+published figures of small models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from heedful.durable import put, put_folder, whole
+from heedful.errors import HeedfulError
+from heedful.runs.finetune import finetune
+from heedful.study.frame import Bench, Outcome, Plan, compared
+from heedful.tasks.metrics import has_bleu
+from heedful.train.fit import Scored, Watch
+from heedful.train.journal import records
+
+PLACE = ("tasks", "multi30k")  # where it is in a folder of data sets
+FILES = {"train": "train", "dev": "val", "test": "test_2016_flickr"}
+NONE, LOOKS, WHOLE = "recurrent, no attention", "recurrent, attention", "Transformer"
+ARMS = (NONE, LOOKS, WHOLE)
+PAIRS = ((LOOKS, NONE), (WHOLE, LOOKS), (WHOLE, NONE))
+EVERY_ARM = ("start.pieces.vocabulary=8000", "task.smoothing=0.1", "task.most=60", "train.batch=128", "fit.evaluate=1")
+NETS = (*EVERY_ARM, "start.classic.kind=recurrent", "start.classic.width=512", "train.optimiser.rate=1e-3")
+RECIPES: dict[str, tuple[str, ...]] = {
+    NONE: (
+        *NETS,
+        *("start.classic.cell=lstm", "start.classic.layers=2", "start.classic.look=none", "start.classic.dropout=0.3"),
+        "train.length.count=6",
+    ),
+    LOOKS: (
+        *NETS,
+        *("start.classic.cell=gru", "start.classic.look.kind=global", "start.classic.dropout=0.3"),
+        "train.length.count=15",
+    ),
+    WHOLE: (
+        *EVERY_ARM,
+        *("start.transformer.size=small", "start.transformer.norm_at=pre", "start.transformer.dropout=0.15"),
+        "train.length.count=20",
+    ),
+}
+
+
+def pairs(data: Path, folder: Path) -> Path:
+    """The pairs of each split, lower-cased, as files that `finetune` reads."""
+    given = data.joinpath(*PLACE)
+    given = given if given.is_dir() else data
+    all_files = {split: [given / f"{name}.{side}" for side in ("de", "en")] for split, name in FILES.items()}
+    if lacking := [file.name for files in all_files.values() for file in files if not file.is_file()]:
+        raise HeedfulError(f"{given} lacks {lacking[0]}: give --data a folder that has {'/'.join(PLACE)}")
+    put_folder(folder)
+    for split, files in all_files.items():
+        sides = [file.read_text("utf-8").splitlines() for file in files]
+        if len(sides[0]) != len(sides[1]):
+            raise HeedfulError(f"{files[0]} has {len(sides[0]):,} lines and {files[1].name} {len(sides[1]):,}")
+        rows = [{"source": a.strip().lower(), "target": b.strip().lower()} for a, b in zip(*sides, strict=True)]
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows if all(row.values()))
+        with whole(folder / f"{split}.jsonl") as part:
+            put(part, (line.encode() for line in lines))
+    return folder
+
+
+class _Told(Watch):
+    def __init__(self, arm: str, said: Callable[[str], None]) -> None:
+        self.arm, self._said = arm, said
+
+    def scored(self, step: int, scored: Scored, best: bool) -> None:
+        self._said(f"{self.arm}, step {step}: BLEU on dev {scored.main:.4f}{', the best' if best else ''}")
+
+
+def run(plan: Plan, data: Path) -> Outcome:
+    """Every arm learns from the same pairs; what is finished is only read."""
+    from heedful.study import charts
+
+    assert plan.place is not None
+    if not has_bleu():
+        raise HeedfulError("translations of real texts are compared by BLEU: pip install 'heedful[translate]'")
+    files, bench, curves = pairs(data, plan.place / "data"), Bench(plan), dict[str, list[tuple[float, float]]]()
+    for seed in plan.seeds:
+        for arm, recipe in RECIPES.items():
+            folder = plan.place / f"{arm.replace(', ', '-').replace(' ', '-').lower()}-{seed}"
+            wishes = (*recipe, f"train.seed={seed}")
+            done = finetune("rewrite", files, folder, assignments=wishes, watch=_Told(arm, plan.said))
+            if done.why != "done":
+                raise KeyboardInterrupt
+            numbers = done.results["splits"]["test"]["numbers"]
+            bench.note(arm, seed, BLEU=numbers["bleu"], right=numbers["exact"])
+            looks = (line for line in records(folder / "journal.jsonl") if "dev" in line)
+            curves.setdefault(arm, [(line["step"], 100 * line["dev"]["bleu"]) for line in looks])
+            about, signature = done.results["data"], numbers["signature"]
+    counts = {split: about["splits"][split]["examples"] for split in ("train", "test")}
+    measures = (bench.measure("BLEU"), bench.measure("right", tests=counts["test"]))
+    lines = tuple(charts.Line(name=arm, points=tuple(points)) for arm, points in curves.items())
+    panel = charts.Panel(across="steps", up="BLEU on dev", lines=lines)
+    text = (
+        f"Multi30k, German to English, {counts['train']:,} pairs, lower-cased; {counts['test']:,} others to translate, "
+        f"greedily: BLEU by sacrebleu ({signature}), and the share that is right to the letter, by the epoch that was "
+        f"best on dev. Runs lie in {plan.place}."
+    )
+    facts: dict[str, Any] = {"BLEU on dev": curves, "settings": {arm: list(each) for arm, each in RECIPES.items()}}
+    return Outcome(
+        measures=measures,
+        verdicts=compared(measures, PAIRS),
+        figure=charts.dots(measures, ARMS, "Multi30k: none, attention, nothing but attention"),
+        about=text,
+        facts=facts,
+        others={"curves": charts.lines([panel], "Multi30k: how fast each learns", f"seed {plan.seeds[0]}")},
+    )
