@@ -12,6 +12,7 @@ from heedful.checkpoint import Loaded
 from heedful.data import KINDS, Choices, DataSettings, Example, Labelled, MultiLabelled, Pair, Question, Scored, Tagged
 from heedful.data import read as read_data
 from heedful.data.bad import LeaveOut
+from heedful.data.columns import NAMES, MissingColumnError
 from heedful.data.conll import looks_like
 from heedful.data.documents import expand
 from heedful.data.examples import hashed, normalised
@@ -111,6 +112,11 @@ def read_unlabelled(
         except HeedfulError as refused:
             try:
                 several = open_inputs([path], head, replace(how, columns=None), but=but)
+            except MissingColumnError as lacking:
+                raise HeedfulError(
+                    f'{path}: which column is the {lacking.role}? Call it "{NAMES[lacking.role][0]}" in its first row: '
+                    "data.columns names columns of the labelled data, and counts here where a file has all of them"
+                ) from None
             except HeedfulError:
                 raise refused from None
         for inputs in several:

@@ -117,6 +117,8 @@ class Replacer:
         unknown = self.tokenizer.special.unknown
         if unknown is not None:
             words[unknown] = False
+        for id in np.flatnonzero(words):  # signs are no words: "much." could become "muchsaw"
+            words[id] = any(map(str.isalnum, self.tokenizer.decode([int(id)], skip_special=False)))
         self._words = torch.from_numpy(words)
 
     def __call__(self, texts: Sequence[Item], keys: Sequence[int]) -> list[Any]:

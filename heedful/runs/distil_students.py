@@ -64,7 +64,11 @@ def student_of(
             return load(model, revision=revision or None)
         case ClassicStudent(reader=reader, words=words, steps=steps):
             settings = StartSettings(model="", classic=reader, words=words, steps=steps)
-            return classic_start(settings, list(some(texts, len(texts))), seed, said, every=texts)
+            try:
+                return classic_start(settings, list(some(texts, len(texts))), seed, said, every=texts)
+            except HeedfulError as error:  # which names settings as fine-tuning has them
+                told = str(error).replace("start.classic.", "student.reader.").replace("start.", "student.")
+                raise HeedfulError(told) from None
 
 
 def one_stack(config: ModelConfig) -> StackConfig | None:
