@@ -30,7 +30,17 @@ from heedful.runs.card import write_card
 from heedful.runs.distil_data import KIND, learned, task_of
 from heedful.runs.distil_more import more_examples
 from heedful.runs.distil_outputs import Form, made, online
-from heedful.runs.distil_plan import TAUGHT, Planned, described, judged_anew, labelled_source, prepare, same_teacher
+from heedful.runs.distil_plan import (
+    BEFORE,
+    TAUGHT,
+    Planned,
+    described,
+    judged_anew,
+    labelled_source,
+    prepare,
+    same_teacher,
+    without_verdict,
+)
 from heedful.runs.distil_settings import Asked, ClassicStudent, SizeStudent
 from heedful.runs.distil_students import losses_of, student_of, untaught, vector
 from heedful.runs.distil_verdict import VERDICT, verdict
@@ -194,7 +204,7 @@ class _Alone(Run):
 
     def _start(self, seed: int) -> Loaded:
         base = load(self.student.kept(seed))
-        base.source = "the student as it was before it learned"
+        base.source = BEFORE
         return base
 
     def _show(self) -> None:
@@ -264,6 +274,11 @@ class _Student(Run):
 
     def _examples(self) -> list[Example]:
         return [*self.source.examples("train"), *self.planned.unlabelled.examples]
+
+    @property
+    def decisive(self) -> dict[str, Any]:
+        """Those of the distillation, but for the verdict, which may be made anew."""
+        return without_verdict(self.asked)
 
     def sizes(self) -> tuple[int, int]:
         """How many samples there are, and how many of them have labels."""

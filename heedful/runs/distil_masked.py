@@ -23,7 +23,7 @@ from heedful.objectives.masked import Masked
 from heedful.objectives.rows import HELD
 from heedful.objectives.teaching import Pairing, Teacher
 from heedful.runs.distil_outputs import Form, Outputs, made, online
-from heedful.runs.distil_plan import judged_anew
+from heedful.runs.distil_plan import BEFORE, described, judged_anew, without_verdict
 from heedful.runs.distil_settings import PRETRAIN, Asked, ClassicStudent, MaskedDistilSettings, SizeStudent
 from heedful.runs.distil_students import digest, losses_of, student_of, untaught, width_of
 from heedful.runs.distil_verdict import VERDICT, side_by_side, spread, written
@@ -43,6 +43,7 @@ from heedful.train.resume import only_run
 
 SETTINGS, OUTPUTS, ALONE, TAUGHT = "distil.toml", "outputs", "alone", "teacher.json"
 PROJECT = 7
+UNUSED = ("model", "tokenizer", "vocabulary", "characters")  # settings of pre-training that change nothing here
 
 
 def distil_masked(
@@ -69,7 +70,7 @@ def _settled(teacher: Loaded, asked: Asked, data: Any) -> MaskedDistilSettings:
     told = asked.laid(MaskedDistilSettings(teacher=asked.teacher))
     if isinstance(told.student, ClassicStudent):
         raise HeedfulError("a classic model has no head for hidden tokens: distil it from a teacher of a task")
-    for name in ("model", "data", "tokenizer", "vocabulary", "characters"):
+    for name in ("data", *UNUSED):
         if getattr(told.pretrain, name) != getattr(PRETRAIN, name):
             raise HeedfulError(
                 f"pretrain.{name} would change nothing: student and teacher read the text that is given as DATA with "
@@ -77,6 +78,7 @@ def _settled(teacher: Loaded, asked: Asked, data: Any) -> MaskedDistilSettings:
             )
     width = width_of(told.student, teacher)
     usual = defaults("masked", width, going_on=not isinstance(told.student, SizeStudent))
+    usual = replace(usual, length=min(usual.length, teacher.limit or usual.length))
     settings: MaskedDistilSettings = asked.laid(MaskedDistilSettings(teacher=asked.teacher, pretrain=usual))
     longest = max(settings.pretrain.lengths)
     if teacher.limit is not None and longest > teacher.limit:
@@ -165,6 +167,8 @@ def _run_settings(settings: MaskedDistilSettings, folder: Path) -> PretrainSetti
 class _Alone(Run):
     """The run without the teacher, on the text that the student has read."""
 
+    base = BEFORE
+
     def _corpus(self, tokenizer: Tokenizer) -> Corpus:
         return Corpus.open(self.folder.parent / CORPUS) if self._given() is None else super()._corpus(tokenizer)
 
@@ -204,6 +208,18 @@ class _Student(Run):
     ) -> None:
         super().__init__(settings, folder, watch, ranks, skips)
         self.teacher, self.asked = teacher, asked
+
+    @property
+    def base(self) -> str:
+        """What the student began as, and who taught it."""
+        return described(self.asked)
+
+    @property
+    def decisive(self) -> dict[str, Any]:
+        """Those of the distillation, without what changes nothing in one, nor the verdict, which may be made anew."""
+        found = without_verdict(self.asked)
+        pretrain = {name: each for name, each in found["pretrain"].items() if name not in UNUSED}
+        return found | {"pretrain": pretrain}
 
     def _learning(
         self, pieces: Pieces, loaded: Loaded, samples: list[Sequence[Sample]]

@@ -26,13 +26,14 @@ from heedful.runs.distil_settings import (
 from heedful.runs.distil_students import digest, width_of
 from heedful.runs.distil_verdict import VERDICT
 from heedful.runs.finetune import Plan, need_dev, unused_settings
-from heedful.runs.folder import DATA, SETTINGS, read_json, trained_on, write
+from heedful.runs.folder import DATA, SETTINGS, read_json, settings_in, trained_on, write
 from heedful.runs.making import tokenizer_of
 from heedful.runs.settings import FinetuneSettings, StartSettings, readable, told_apart
 from heedful.runs.survey import Survey, of_data, of_splits, refuse_dull, survey, undivided
-from heedful.settings import from_file, load_mapping, to_toml
+from heedful.settings import load_mapping, to_mapping, to_toml
 
 TAUGHT = "teacher.json"
+BEFORE = "the student as it was before it learned"  # what the same student alone begins as
 LABELLING = ("classify", "multiple", "regress", "tag")  # tasks whose answers have the teacher's names
 
 
@@ -108,7 +109,8 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
         assert head is not None
         measured = [each for split in found.splits if split != "train" for each in source.examples(split)]
         known = labels or source.labels or ("O",)
-        extra = read_unlabelled(told.unlabelled, task, head.kind, known, told.data, measured, but=but)
+        with of_data():
+            extra = read_unlabelled(told.unlabelled, task, head.kind, known, told.data, measured, but=but)
         extra = without(extra, measured)
     count = found.counts["train"]
     made = 0 if told.more is None else told.more.times * (len(extra.examples) or count)
@@ -205,14 +207,19 @@ def judged_anew(folder: Path, name: str, settings: DistilSettings | MaskedDistil
     path = folder / name
     if not path.exists():
         return
-    before: Any = from_file(type(settings), path)
+    before = settings_in(folder, type(settings), name)
     same = replace(before, verdict=replace(settings.verdict, alone=before.verdict.alone))
     if before != settings and same == settings:
         (folder / VERDICT).unlink(missing_ok=True)
         write(path, to_toml(settings))
 
 
-def described(settings: DistilSettings) -> str:
+def without_verdict(settings: DistilSettings | MaskedDistilSettings) -> dict[str, Any]:
+    """What a run tells of its settings: those of the verdict may change after it."""
+    return {name: each for name, each in to_mapping(settings).items() if name != "verdict"}
+
+
+def described(settings: DistilSettings | MaskedDistilSettings) -> str:
     """What the student began as, in words."""
     taught = f"taught by {Path(settings.teacher).name}"
     match settings.student:

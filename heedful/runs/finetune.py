@@ -277,6 +277,11 @@ class Run:
         """Whether a seed decides what training starts from, too."""
         return not self.settings.start.model or self.settings.start.classic is not None
 
+    @property
+    def decisive(self) -> dict[str, Any]:
+        """All settings that decided what the model is."""
+        return to_mapping(self.settings)
+
     def kept(self, seed: int) -> Path:
         """Where what is made for the training with a seed is kept, before it learns."""
         return self.folder / (START if seed == self.settings.train.seed else f"{START}-{seed}")
@@ -404,7 +409,7 @@ class Run:
             "memory": memory(),
             "machine": about["machine"],
             "versions": about["versions"],
-            "settings": to_mapping(self.settings),
+            "settings": self.decisive,
             "notes": [*self.plan.notes, *best["notes"]],
         }
         if best["scores"]:

@@ -131,13 +131,25 @@ def going_on(folder: Path, settings: Any) -> bool:
             remove(folder / name)
     if not (folder / SETTINGS).exists():
         return False
-    before = from_file(type(settings), folder / SETTINGS)
+    before = settings_in(folder, type(settings))
     if before != settings:
         raise HeedfulError(
             f"{folder} holds a run with other settings: {_differences(before, settings)}. Give another folder with "
             "--out, or the same settings to go on with it"
         )
     return True
+
+
+def settings_in(folder: Path, kind: type[Any], name: str = SETTINGS) -> Any:
+    """The settings of the run in a folder, which has to be of that kind."""
+    try:
+        return from_file(kind, folder / name)
+    except HeedfulError as error:
+        first = str(error).splitlines()[0]
+        raise HeedfulError(
+            f"{folder} holds a run of another kind, or of another version of Heedful ({first}). Give another folder "
+            "with --out"
+        ) from None
 
 
 def _before(folder: Path, settings: Any) -> Any:

@@ -310,6 +310,16 @@ class Run:
             )
         return objective, samples, objective
 
+    @property
+    def base(self) -> str:
+        """What it began as; "": random weights."""
+        return self.settings.model.start
+
+    @property
+    def decisive(self) -> dict[str, Any]:
+        """All settings that decided what the model is."""
+        return to_mapping(self.settings)
+
     def _write(self, pieces: Pieces, loaded: Loaded, trainer: Trainer, found: Scored) -> None:
         save(loaded, self.folder / RUN_MODEL, overwrite=True)
         if isinstance(beside := trainer.objective.beside, Loaded):
@@ -319,7 +329,7 @@ class Run:
             "task": "pretrain",
             "objective": self.settings.objective.kind,
             "main": next(name for name in found.numbers if name.endswith("_accuracy")),
-            "base": self.settings.model.start,
+            "base": self.base,
             "steps": trainer.step,
             "epochs": trainer.epoch,
             "tokens": trainer.read,
@@ -331,7 +341,7 @@ class Run:
             "memory": memory(),
             "machine": about["machine"],
             "versions": about["versions"],
-            "settings": to_mapping(self.settings),
+            "settings": self.decisive,
         }
         write(self.folder / "results.csv", as_table(self.folder / JOURNAL))
         write(self.folder / RESULTS, results)

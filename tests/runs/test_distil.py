@@ -24,7 +24,7 @@ from heedful.infer.engine import Engine
 from heedful.infer.quantize import ready
 from heedful.objectives.distilled import maps
 from heedful.runs import distil as distil_run
-from heedful.runs import distil_more, distil_verdict
+from heedful.runs import distil_masked, distil_more, distil_verdict
 from heedful.runs.distil import distil
 from heedful.runs.distil_data import read_unlabelled, without
 from heedful.runs.distil_more import Replacer
@@ -82,7 +82,11 @@ def test_a_run_ends_in_a_verdict(tmp_path: Path, teacher: Path, labelled: Path) 
     found = json.loads((folder / "verdict.json").read_text())
     assert done.results["verdict"] == found and set(found["models"]) == {"teacher", "student", "alone"}
     assert [found["models"][name]["quality"]["seeds"] for name in ("teacher", "student", "alone")] == [1, 2, 2]
-    assert found["split"] == "test" and found["sentence"] in (folder / "model" / "README.md").read_text()
+    card = (folder / "model" / "README.md").read_text()
+    assert found["split"] == "test" and found["sentence"] in card
+    for line in ('"temperature": 2.0,', f'"teacher": "{teacher.name}",', '"kind": "layers",', '"texts.txt"'):
+        assert line in card, "the card tells how it was taught, and nothing of a start that it has not had"
+    assert '"start": {' not in card
     steps = [json.loads((folder / each / "seed-1" / "seed.json").read_text())["steps"] for each in ("", "alone")]
     assert steps[0] == steps[1] == 2 * 4, "64 texts in batches of 16, twice; and as many steps alone"
     settings = from_file(DistilSettings, folder / "settings.toml")
@@ -231,6 +235,7 @@ RELATED = ("student.width=32", "student.heads=2", "loss.relations.heads=2")
             ["loss.soft=0", "loss.hard=0", *RELATED],
             "nothing would train the head of a fresh model of size tiny",
         ),
+        ("hierarchical", [], r"no token ends a sentence: .* give their ids in student\.reader\.ends"),
         ("tyni", [], '"tyni" is no student: use one of tiny, mini'),
     ],
 )
@@ -253,6 +258,14 @@ def test_another_verdict_needs_no_other_run(tmp_path: Path, teacher: Path, label
         given["assignments"] = last([*given["assignments"], other])
         with pytest.raises(HeedfulError, match=f"other settings: {other.partition('=')[0]} was"):
             distil(teacher, labelled, tmp_path / "run", **given)
+
+
+def test_the_folder_of_another_run_is_told_as_such(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name, text in (("run.lock", ""), ("results.json", "{}"), ("settings.toml", "held_out = 0.1\n")):
+        (tmp_path / "run" / name).write_text(text)
+    with pytest.raises(HeedfulError, match=r"run holds a run of another kind, .*Give another folder with --out"):
+        distil(teacher, labelled, tmp_path / "run", student="bag", assignments=ALONE)
 
 
 def test_another_teacher_cannot_go_on(tmp_path: Path, teacher: Path, labelled: Path) -> None:
@@ -286,7 +299,9 @@ def test_hidden_tokens_are_distilled_on_text(tmp_path: Path) -> None:
     wishes = [*MASKED, "student.family=distilbert", "verdict.alone=none"]
     done = distil(teacher, text, tmp_path / "run", student="layers=1", losses="triple", assignments=wishes)
     assert done.results["verdict"]["main"] == "masked_accuracy"
-    assert "Beside its teacher" in (tmp_path / "run" / "model" / "README.md").read_text()
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert "Beside its teacher" in card and "going on from 1 of the layers of teacher, taught by teacher:" in card
+    assert "loss.soft = 5.0" in card and "pretrain.length = 16" in card and "model.size" not in card
     tensors = [load_file(tmp_path / "run" / each / "model.safetensors") for each in ("start", "model")]
     assert tensors[0].keys() == tensors[1].keys() and any(name.startswith("vocab_transform") for name in tensors[0])
     with pytest.raises(HeedfulError, match="masks are new in each epoch"):
@@ -365,6 +380,8 @@ def test_replaced_words_are_words_of_the_model(tmp_path: Path) -> None:
     assert found == replacer(texts, [1, 2, 3]) and found != replacer(texts, [4, 5, 6])
     assert found[1:] == ["zzzz", ""] and found[0] != texts[0]
     assert "  " in found[0] and len(found[0].split()) == len(texts[0].split()), "what stands between words stays"
+    signs = [n for n, may in enumerate(replacer._words.tolist()) if may and replacer.tokenizer.name(n) in ".,;:!?"]
+    assert not signs, "a sign is no word: no word takes its place, nor it that of a word"
     (words,) = replacer([Words(["ada", "lives", "here", "qqq"])], [1])
     assert len(words) == 4 and words[3] == "qqq" and words != ["ada", "lives", "here", "qqq"]
 
@@ -468,6 +485,8 @@ def test_what_can_be_foreseen_is_refused_before_anything_is_written(
     masked, text = of_text(tmp_path)
     with pytest.raises(HeedfulError, match=r"pretrain.length is 64, but .* reads 48 tokens"):
         distil(masked, text, no, student="tiny", assignments=["pretrain.length=64", *MASKED[:2]])
+    asked = Asked(teacher=str(masked), student="layers=1")
+    assert distil_masked._settled(load(masked), asked, text).pretrain.length == 48, "by default, as it reads"
     assert not no.exists()
 
 
@@ -498,6 +517,15 @@ def test_texts_without_labels_need_not_have_the_columns_of_others(tmp_path: Path
     settings = DataSettings(columns={"text": "review", "label": "stars"}, format="csv")
     found = read_unlabelled(files, "classify", "classes", ("a",), settings, but=tmp_path / "run")
     assert [each.texts for each in found.examples] == [("one two",), ("three",), ("four",), ("five",)]
+
+
+@pytest.mark.parametrize("head", ["message,kind", "message,label"])
+def test_a_column_that_no_setting_can_name_is_to_be_called_otherwise(head: str, tmp_path: Path) -> None:
+    (tmp_path / "more.csv").write_text(f"{head}\none two,x\nthree,y\n")
+    given = [str(tmp_path / "more.csv")], "classify", "classes", ("a",)
+    with pytest.raises(HeedfulError, match=r'more\.csv: which column is the text\? Call it "text" in its first row'):
+        read_unlabelled(*given, DataSettings(), but=tmp_path / "run")
+    assert len(read_unlabelled(*given, DataSettings(columns={"text": "1"}), but=tmp_path / "run").examples) >= 2
 
 
 @pytest.mark.parametrize("name", ["more.txt", "more.conll", "eng.train"])
