@@ -119,7 +119,9 @@ def cut(teacher: Loaded, asked: LayersStudent) -> Loaded:
     """The teacher with those of its layers, in another family if one is named."""
     model, stack = teacher.config.model, stack_of(teacher.config.model, teacher.source)
     if asked.layers > stack.layers:
-        raise HeedfulError(f"layers is {asked.layers}, but {teacher.source} has {stack.layers}")
+        raise HeedfulError(
+            f"layers is {asked.layers}, but {teacher.source} has {stack.layers}: give a number from 1 to {stack.layers}"
+        )
     take = asked.take or _fitting(stack, spread(stack.layers, asked.layers))
     if wrong := [number for number in take if not 0 <= number < stack.layers]:
         raise HeedfulError(f"take names the layers {wrong}, but {teacher.source} has {stack.layers}, from 0")

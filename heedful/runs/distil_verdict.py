@@ -219,8 +219,8 @@ def sentence(found: dict[str, Any]) -> str:
     if found["kept"] is not None:
         quality = f"keeps {100 * found['kept']:.1f} % of the teacher's {said} ({student} of {teacher})"
     text = (
-        f"The student {quality}, answers {found['faster']:.1f} times as many texts a second and one text "
-        f"{found['sooner']:.1f} times as fast, and has {100 * found['size']:.0f} % of the parameters"
+        f"The student {quality}, answers {_times(found['faster'])} times as many texts a second and one text "
+        f"{_times(found['sooner'])} times as fast, and has {100 * found['size']:.0f} % of the parameters"
     )
     if "gain" not in found:
         return f"{text}; what it would have learned without the teacher was not measured."
@@ -233,6 +233,10 @@ def sentence(found: dict[str, Any]) -> str:
     if gained["low"] <= 0 <= gained["high"]:
         return f"{text}; {by}: no difference seen."
     return f"{text}; {by}: {'the teacher was worth it' if gained['low'] > 0 else 'the teacher made it worse'}."
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.1f}" if factor >= 1 else f"{factor:.2f}"
 
 
 def _with_precision(quality: dict[str, Any]) -> str:
