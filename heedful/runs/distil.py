@@ -195,7 +195,7 @@ class _Alone(Run):
 
     def __init__(self, plan: Plan, folder: Path, watch: Watch, ranks: Ranks, student: _Student) -> None:
         super().__init__(plan, folder, watch, ranks)
-        self.student = student
+        self.student, self.stated = student, ()  # the student has said it
 
     @property
     def fresh(self) -> bool:

@@ -240,6 +240,7 @@ class Run:
         self.plan, self.folder, self.watch, self.ranks = plan, folder, watch, ranks
         self.settings, self.source, self.survey = plan.settings, plan.source, plan.survey
         self.measured = tuple(split for split in plan.survey.splits if split != "train")
+        self.stated: Sequence[str] = plan.source.stated  # what was found out about the data, to be said
 
     def run(self) -> Finished:
         """To the end, or until a stop is asked for."""
@@ -247,7 +248,7 @@ class Run:
         if finished:
             self.watch.said(f"{self.folder} is finished already")
         else:
-            said = (*self.source.stated, *self.plan.notes, self.plan.why, unused(), idle(self.settings.train.device))
+            said = (*self.stated, *self.plan.notes, self.plan.why, unused(), idle(self.settings.train.device))
             for sentence in filter(None, said):
                 self.watch.said(sentence)
             if (self.folder / BAD_ROWS).exists():
