@@ -15,16 +15,15 @@ from typing import Any
 from heedful.durable import put, put_folder, whole
 from heedful.errors import HeedfulError
 from heedful.runs.finetune import finetune
+from heedful.study import charts
 from heedful.study.frame import Bench, Outcome, Plan, compared
+from heedful.study.translation import ARMS, LOOKS, NONE, PAIRS, WHOLE
 from heedful.tasks.metrics import has_bleu
 from heedful.train.fit import Scored, Watch
 from heedful.train.journal import records
 
 PLACE = ("tasks", "multi30k")  # where it is in a folder of data sets
 FILES = {"train": "train", "dev": "val", "test": "test_2016_flickr"}
-NONE, LOOKS, WHOLE = "recurrent, no attention", "recurrent, attention", "Transformer"
-ARMS = (NONE, LOOKS, WHOLE)
-PAIRS = ((LOOKS, NONE), (WHOLE, LOOKS), (WHOLE, NONE))
 EVERY_ARM = ("start.pieces.vocabulary=8000", "task.smoothing=0.1", "task.most=60", "train.batch=128", "fit.evaluate=1")
 NETS = (*EVERY_ARM, "start.classic.kind=recurrent", "start.classic.width=512", "train.optimiser.rate=1e-3")
 RECIPES: dict[str, tuple[str, ...]] = {
@@ -75,8 +74,6 @@ class _Told(Watch):
 
 def run(plan: Plan, data: Path) -> Outcome:
     """Every arm learns from the same pairs; what is finished is only read."""
-    from heedful.study import charts
-
     assert plan.place is not None
     if not has_bleu():
         raise HeedfulError("translations of real texts are compared by BLEU: pip install 'heedful[translate]'")

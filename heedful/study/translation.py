@@ -20,10 +20,9 @@ from heedful.model.classic_config import Everywhere, Writer
 from heedful.runs.rewrite_making import transformer, two_nets
 from heedful.runs.seeds import counted
 from heedful.runs.settings import TransformerSettings
-from heedful.study import charts, multi30k
+from heedful.study import charts
 from heedful.study.frame import Bench, Outcome, Plan, compared
 from heedful.study.making import CLASSIC
-from heedful.study.multi30k import ARMS, LOOKS, PAIRS, WHOLE
 from heedful.study.toy.language import Translation, translations
 from heedful.study.toy.split import Sizes
 from heedful.tasks.base import Answer
@@ -34,6 +33,9 @@ from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.train.loop import Trainer
 from heedful.train.settings import AdamW, Linear, Steps, TrainSettings
 
+NONE, LOOKS, WHOLE = "recurrent, no attention", "recurrent, attention", "Transformer"
+ARMS = (NONE, LOOKS, WHOLE)
+PAIRS = ((LOOKS, NONE), (WHOLE, LOOKS), (WHOLE, NONE))
 WIDTH, PIECES = 64, 800
 LONGEST = 64  # pieces that are written at most
 
@@ -121,6 +123,8 @@ def learn(
 def run(plan: Plan) -> Outcome:
     """Every arm learns from the same sentences in the same order; real ones are Multi30k's."""
     if plan.real:
+        from heedful.study import multi30k
+
         return multi30k.run(plan, plan.real)
     budget = plan.pick(Budget(), Budget(train=64, tests=16, looks=8, steps=2, every=1))
     bench, points = Bench(plan), budget.steps // budget.every
