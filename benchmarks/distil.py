@@ -42,6 +42,7 @@ STUDENTS = {
 EPOCHS = 4  # of students; the teacher has those of the fine-tuning benchmark
 LABELLED, CURVE = 1000, 2000  # labelled texts, and steps, of the curve
 AMOUNTS = (0, 1000, 4000, 16_000, 64_000)  # texts without labels
+ANSWERED = 1000  # texts that are answered at once where speed is measured, or as many as there are
 QUICK, STEPS = 160, 6  # examples and steps of a rehearsal
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
@@ -111,7 +112,7 @@ def student(
     task: str, name: str, folder: Path, given: Path, run: Run, *more: str, steps: int = 0, **options: Any
 ) -> dict[str, Any]:
     """The verdict on one student, and what it took."""
-    wishes = [*common(task, EPOCHS, run, steps), f"seeds={run.seeds}", *more]
+    wishes = [*common(task, EPOCHS, run, steps), f"seeds={run.seeds}", f"verdict.texts={ANSWERED}", *more]
     if run.rehearsed:
         quick = ("verdict.rounds=3", "verdict.precision=float32", "verdict.alone=none")
         wishes += [each for each in quick if each not in more]
@@ -258,7 +259,8 @@ def about(task: str, seeds: int) -> str:
         f"Teacher: all-MiniLM-L6-v2 fine-tuned on {task}, {plan.epochs} epochs, rate {plan.rate:g}. Students: soft and "
         f"hard labels, {EPOCHS} epochs, {seeds} seeds each, with the teacher and, as many steps, without it; mean ± "
         "standard deviation, measured after the last step on what was never trained on and chose nothing. Speed side "
-        "by side in one process, from text to answer, each in the precision in which it would be served."
+        f"by side in one process, two threads, from text to answer, each in the precision in which it would be served: "
+        f"up to {ANSWERED:,} texts at once, and one alone."
     )
 
 

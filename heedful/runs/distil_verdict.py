@@ -143,12 +143,13 @@ def timed(engines: dict[str, Engine], inputs: Sequence[Any], rounds: int | None 
     one: dict[str, list[float]] = {name: [] for name in engines}
     many: dict[str, list[float]] = {name: [] for name in engines}
     names = list(engines)
-    for turn in range(2 + (rounds or timing.ROUNDS)):  # the first two warm up
-        for name in names if turn % 2 else names[::-1]:
-            one[name].append(_seconds(engines[name], [inputs[turn % len(inputs)]]))
-    for turn in range(1 + BATCHES):
-        for name in names if turn % 2 else names[::-1]:
-            many[name].append(_seconds(engines[name], inputs))
+    with timing.uncollected():
+        for turn in range(2 + (rounds or timing.ROUNDS)):  # the first two warm up
+            for name in names if turn % 2 else names[::-1]:
+                one[name].append(_seconds(engines[name], [inputs[turn % len(inputs)]]))
+        for turn in range(1 + BATCHES):
+            for name in names if turn % 2 else names[::-1]:
+                many[name].append(_seconds(engines[name], inputs))
     found = {}
     for name, engine in engines.items():
         each, whole = sorted(one[name][2:]), statistics.median(many[name][1:])

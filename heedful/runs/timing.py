@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,6 +63,19 @@ def latency(loaded: Loaded, rounds: int | None = None) -> dict[str, Any]:
         },
         "throughput": round(BATCH // length * length / many),
     }
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without Python's collector, which looks at all data that a process holds, however little of it is measured."""
+    before = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def percentile(values: Sequence[float], per_cent: int) -> float:

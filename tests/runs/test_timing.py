@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from folders import make
 
 from heedful.checkpoint import Loaded, load
 from heedful.packed import Packed
-from heedful.runs.timing import BATCH, latency, memory, percentile
+from heedful.runs.timing import BATCH, latency, memory, percentile, uncollected
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +63,13 @@ def test_memory_is_of_this_process() -> None:
 def test_one_of_a_hundred_is_above_the_99th_percentile() -> None:
     assert percentile([float(number) for number in range(1, 101)], 99) == 99
     assert [percentile([1.0, 2.0], each) for each in (50, 51, 100)] == [1, 2, 2] and percentile([3.0], 99) == 3
+
+
+def test_nothing_is_collected_while_speed_is_measured() -> None:
+    for before in (True, False):
+        (gc.enable if before else gc.disable)()
+        with uncollected():
+            assert not gc.isenabled()
+        found = gc.isenabled()
+        gc.enable()
+        assert found is before
