@@ -78,3 +78,12 @@ def test_a_live_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "epoch 0.8, step 3" in shown and "75 %" in shown and "200 tokens/s" in shown
     assert "[bold]not markup[/bold]" in shown
     assert shown.endswith("\x1b[2K"), "the line is gone in the end"
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_ctrl_c_before_there_are_steps(capsys: pytest.CaptureFixture[str], quiet: bool) -> None:
+    progress = Progress(quiet=quiet)
+    progress.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    progress.__exit__(ValueError, ValueError(), None)
+    said = "" if quiet else "interrupted; what was made is kept, and the same command goes on from there.\n"
+    assert capsys.readouterr() == ("", said)

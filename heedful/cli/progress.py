@@ -48,6 +48,8 @@ class Progress(Watch):
     ) -> None:
         if self._live:
             self._bar.stop()
+        if kind is KeyboardInterrupt and not self._quiet:
+            note("interrupted; what was made is kept, and the same command goes on from there.")
 
     def step(self, step: Step, trainer: Trainer) -> None:
         """After each update."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +28,7 @@ from heedful.train.ranks import ALONE, Ranks
 
 ABOUT, PART, TOKENS = "about.json", 1024, 4096  # samples of a part; tokens that the teacher reads at once
 OPEN = 256  # parts that are open at a time
+EVERY = 30.0  # seconds between two words on how far the teacher is
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,10 +106,14 @@ def made(
         put_folder(folder)
         _begin(folder / ABOUT, json.loads(json.dumps(about)))
         missing = [part for part in range(-(-count // PART)) if not (folder / name_of(part)).exists()]
+        size = len(missing) * PART if missing[1:] else count
         if missing:
-            size = len(missing) * PART if missing[1:] else count
             said(f"the teacher reads {size:,} samples, once; what it says is kept")
+        last = time.monotonic()
         for number, part in enumerate(missing):
+            if time.monotonic() - last > EVERY:
+                last = time.monotonic()
+                said(f"the teacher has read {number * PART:,} of {size:,}")
             numbers = range(part * PART, min((part + 1) * PART, count))
             mine = [samples[each % len(samples)] for each in numbers]
             keys = [versions[each // len(samples)][each % len(samples)] if versions else 0 for each in numbers]

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 VERDICT, PLOT = "verdict.json", "verdict.png"
-BATCHES = 3  # times that all texts are answered at once
+BATCHES = 3, 50  # times that all texts are answered at once: from so few to so many
+LONG = 1.0  # seconds of the slowest model after which it is enough
 NAMES = {"teacher": "teacher", "student": "student", "alone": "the same student without the teacher"}
 
 
@@ -147,7 +148,10 @@ def timed(engines: dict[str, Engine], inputs: Sequence[Any], rounds: int | None 
         for turn in range(2 + (rounds or timing.ROUNDS)):  # the first two warm up
             for name in names if turn % 2 else names[::-1]:
                 one[name].append(_seconds(engines[name], [inputs[turn % len(inputs)]]))
-        for turn in range(1 + BATCHES):
+        least, most = BATCHES
+        for turn in range(1 + most):
+            if turn > least and max(sum(each[1:]) for each in many.values()) > LONG:
+                break
             for name in names if turn % 2 else names[::-1]:
                 many[name].append(_seconds(engines[name], inputs))
     found = {}

@@ -24,6 +24,7 @@ from heedful.objectives.distilled import Distilled, Losses, Relations, States, m
 from heedful.objectives.masked import Masked
 from heedful.objectives.teaching import Inside, Kind, Pairing, Reading, Teacher, Wanted, look, pair
 from heedful.packed import Packed
+from heedful.runs import distil_outputs as outputs
 from heedful.runs.distil_outputs import Form, made, online
 from heedful.runs.distil_settings import LayersStudent
 from heedful.runs.distil_students import _fitting, cut, spread
@@ -292,6 +293,21 @@ def test_kept_outputs_are_what_the_teacher_says(folders: Callable[[str], Path], 
     assert part.read_bytes() == first
     with pytest.raises(Exception, match="what a teacher said of something else: weights changed"):
         made(folder, asked, plain, Form(half=True), {"weights": "y"})
+
+
+def test_how_far_the_teacher_is_is_told_now_and_then(
+    folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, told = [100.0], list[str]()
+    monkeypatch.setattr(outputs, "PART", 2)
+    monkeypatch.setattr(outputs.time, "monotonic", lambda: now.append(now[-1] + 20) or now[-1])
+    teacher = load(folders("single"))
+    student = cut(teacher, LayersStudent(layers=1))
+    live, _ = objective("classify", student, teacher, Losses(soft=1.0))
+    asked = Teacher(teacher, live.learner, "classes", Losses(soft=1.0).wanted(1))
+    made(tmp_path / "outputs", asked, samples_of("classify", 1) * 3, Form(), {"weights": "x"}, said=told.append)
+    assert told[0] == "the teacher reads 10 samples, once; what it says is kept"
+    assert told[1:] == ["the teacher has read 2 of 10", "the teacher has read 6 of 10"]
 
 
 def test_other_tokens_are_paired_by_example_or_refused() -> None:

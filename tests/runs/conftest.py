@@ -19,6 +19,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(finetune, "draw", lambda folder: [])
     monkeypatch.setattr(pretrain, "draw", lambda folder: [])
     monkeypatch.setattr(timing, "ROUNDS", 2)
+    monkeypatch.setattr(distil_verdict, "LONG", 0.0)
     for module in (distil_verdict, distil_search):
         monkeypatch.setattr(module, "write_figure", lambda path, figure: path)
         monkeypatch.setattr(module, "plot", lambda *found: None)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -668,3 +670,25 @@ def test_as_many_texts_are_answered_as_are_asked_for(tmp_path: Path, monkeypatch
     monkeypatch.setattr(distil_verdict, "timed", lambda engines, inputs, rounds: seen.append(len(inputs)) or {})
     side_by_side({"student": str(place)}, VerdictSettings(texts=100, precision="float32"))
     assert seen == [100]
+
+
+@pytest.mark.parametrize(("seconds", "turns"), [(0.001, 51), (0.1, 12), (9.0, 4)])
+def test_texts_are_answered_until_it_has_taken_long_enough(
+    seconds: float, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 short texts take a fast model a few milliseconds, of which three alone would tell little."""
+    calls: dict[str, int] = {"slow": 0, "quick": 0}
+
+    def took(engine: Any, inputs: Sequence[str]) -> float:
+        if len(inputs) > 1:
+            calls[engine.name] += 1
+        return seconds if engine.name == "slow" else seconds / 10
+
+    monkeypatch.setattr(distil_verdict, "_seconds", took)
+    monkeypatch.setattr(distil_verdict, "LONG", 1.0)
+    encode = lambda inputs: [SimpleNamespace(tokens=5) for _ in inputs]  # noqa: E731
+    engines: Any = {name: SimpleNamespace(name=name, encode=encode) for name in calls}
+    found = distil_verdict.timed(engines, ["a", "b"], 1)
+    assert calls == {"slow": turns, "quick": turns}
+    assert found["slow"]["texts_per_second"] == round(2 / seconds, 1)
+    assert found["quick"]["tokens_per_second"] == round(10 / (seconds / 10))
