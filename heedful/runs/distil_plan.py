@@ -28,9 +28,19 @@ from heedful.runs.distil_verdict import VERDICT
 from heedful.runs.finetune import Plan, need_dev, unused_settings
 from heedful.runs.folder import DATA, SETTINGS, read_json, settings_in, trained_on, write
 from heedful.runs.making import tokenizer_of
-from heedful.runs.settings import FinetuneSettings, StartSettings, readable, told_apart
+from heedful.runs.settings import (
+    TASKS,
+    ExtractSettings,
+    FinetuneSettings,
+    MultipleSettings,
+    StartSettings,
+    TaskSettings,
+    readable,
+    told_apart,
+)
 from heedful.runs.survey import Survey, of_data, of_splits, refuse_dull, survey, undivided
 from heedful.settings import load_mapping, to_mapping, to_toml
+from heedful.tasks.extract import most_of
 
 TAUGHT = "teacher.json"
 BEFORE = "the student as it was before it learned"  # what the same student alone begins as
@@ -115,7 +125,19 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
     count = found.counts["train"]
     made = 0 if told.more is None else told.more.times * (len(extra.examples) or count)
     together = told_apart(told.task, found.low is not None)
-    settings = _settled(asked, task, (count, count + len(extra.examples) + made), told, teacher, together)
+    texts = count + len(extra.examples) + made
+    settings = settled(
+        asked,
+        task,
+        count,
+        texts,
+        fresh=isinstance(told.student, SizeStudent),
+        width=width_of(told.student, teacher),
+        classic=isinstance(told.student, ClassicStudent),
+        together=together,
+        data=told.data,
+        given=_as_taught(TASKS[task](), teacher, fits="dev" in found.splits),
+    )
     need_dev(settings, found, lacking)
     unused_settings(settings, found, classic=isinstance(settings.student, ClassicStudent))
     return Planned(
@@ -130,12 +152,14 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
     )
 
 
-def _settled(
-    asked: Asked, task: str, counts: tuple[int, int], told: DistilSettings, teacher: Loaded, together: int
-) -> DistilSettings:
-    fresh, classic = isinstance(told.student, SizeStudent), isinstance(told.student, ClassicStudent)
-    width = width_of(told.student, teacher)
-    return settled(asked, task, *counts, fresh=fresh, width=width, classic=classic, together=together, data=told.data)
+def _as_taught(task: TaskSettings, teacher: Loaded, fits: bool) -> TaskSettings:
+    """Answers as long as the teacher's, and thresholds where it has some and there is a dev split to fit them on."""
+    match task:
+        case ExtractSettings():
+            return replace(task, most=most_of(teacher.thresholds))
+        case MultipleSettings() if teacher.thresholds and fits:
+            return replace(task, thresholds="calibrated")
+    return task
 
 
 def _notes(found: Survey, extra: Unlabelled, source: Source[Any]) -> tuple[str, ...]:

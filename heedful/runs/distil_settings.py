@@ -370,16 +370,17 @@ def settled(
     classic: bool,
     together: int = 1,
     data: DataSettings = DATA,
+    given: TaskSettings | None = None,
 ) -> DistilSettings:
     """Defaults for so many labelled examples and texts in all, and what was asked for over them.
 
-    The numbers are those of fine-tuning; a longer training suits a student, which sees each text with its whole
-    distribution, so that it has twice the epochs.
+    Of the task they are what is `given`, or those of fine-tuning, as all other numbers are; a longer training suits a
+    student, which sees each text with its whole distribution, so that it has twice the epochs.
     """
     usual, _ = defaults(task, max(examples, texts), fresh=fresh, width=width, classic=classic, together=together)
     length = Epochs(count=2 * usual.train.length.count)
     settings = DistilSettings(
-        task=usual.task,
+        task=given or usual.task,
         teacher=asked.teacher,
         data=data,
         train=replace(usual.train, length=length),

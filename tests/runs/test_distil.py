@@ -15,7 +15,7 @@ import pytest
 import torch
 from distilling import ALONE, QUICK, Told
 from folders import SPARE, VOCABULARY, make
-from invented import WORDS, as_csv, classified, data, tune
+from invented import NAMES, WORDS, as_csv, classified, data, tune
 from safetensors.torch import load_file, save_file
 
 from heedful.checkpoint import Loaded, load, save
@@ -692,3 +692,28 @@ def test_texts_are_answered_until_it_has_taken_long_enough(
     assert calls == {"slow": turns, "quick": turns}
     assert found["slow"]["texts_per_second"] == round(2 / seconds, 1)
     assert found["quick"]["tokens_per_second"] == round(10 / (seconds / 10))
+
+
+@pytest.mark.parametrize(
+    ("kind", "found", "wishes", "want"),
+    [
+        ("span", {"most": 60.0}, [], 60),
+        ("span", {}, [], 30),
+        ("span", {"most": 60.0}, ["task.most=9"], 9),
+        ("multiple", {"good": 0.3}, [], "calibrated"),
+        ("multiple", {"good": 0.3}, ["task.thresholds=half"], "half"),
+        ("multiple", {}, [], "half"),
+    ],
+)
+def test_a_student_answers_as_its_teacher_does(
+    kind: str, found: dict[str, float], wishes: list[str], want: object, tmp_path: Path
+) -> None:
+    """Unless the settings say otherwise."""
+    taught = load(make(tmp_path / "teacher", kind))
+    taught.thresholds = found
+    if kind == "multiple":
+        taught.config = replace(taught.config, head=replace(taught.config.head, labels=tuple(NAMES)))
+    asked = Asked(teacher=taught.source, assignments=tuple(wishes))
+    held = data({"span": "extract"}.get(kind, kind), tmp_path / "data")
+    task: Any = prepare(taught, asked, held, but=tmp_path / "run").settings.task
+    assert (task.most if kind == "span" else task.thresholds) == want

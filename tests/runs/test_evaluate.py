@@ -330,6 +330,15 @@ def test_the_model_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
     assert evaluate(loaded, with_dev, split="train").numbers["version"] == "1.1"
 
 
+def test_a_model_that_may_find_no_answer_is_measured_as_such(tmp_path: Path) -> None:
+    """Also where all questions have one, as its run measures it there."""
+    given = data("impossible", tmp_path / "data")
+    (given / "test.json").write_text(json.dumps(invented.questions(9, 3)))
+    run = tune("extract", given, tmp_path / "run", {"train.length.count": 1})
+    found = evaluate(tmp_path / "run", given).numbers
+    assert found["version"] == "2.0" and found == run.results["splits"]["test"]["numbers"]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
