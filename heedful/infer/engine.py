@@ -205,12 +205,14 @@ class Engine:
         """
         assert all(piece.answerer is pieces[0].answerer for piece in pieces)
         training = self.loaded.training
-        self.loaded.eval()
+        if training:  # else each module would be told once more, which takes as long as a small model
+            self.loaded.eval()
         try:
             with torch.inference_mode():
                 return self._run(pieces, writing or self.writing, top_k, vain)
         finally:
-            self.loaded.train(training)
+            if training:
+                self.loaded.train()
 
     def answer(self, asked: Asked, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
         """The third step: the scores of an input's pieces become its answer."""

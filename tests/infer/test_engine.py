@@ -455,6 +455,17 @@ def test_loaded_models_answer_and_keep_their_mode(folders: dict[str, Path]) -> N
     assert heedful.Engine is Engine
 
 
+def test_no_module_is_told_of_each_call(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model that does not train: in one of three layers it took a quarter of the time of a short text."""
+    engine, told = Engine(folders["single"]), list[bool]()
+    monkeypatch.setattr(torch.nn.Module, "train", lambda self, mode=True: told.append(mode) or self)
+    engine(["a cat", "a dog"])
+    assert told == []
+    engine.loaded.training = True
+    engine(["a cat"])
+    assert told == [False, True]
+
+
 def test_dtypes_are_kept(folders: dict[str, Path]) -> None:
     exact = Engine(folders["single"], dtype=torch.float64)(TEXTS)
     assert numbers(exact) == pytest.approx(numbers(Engine(folders["single"])(TEXTS)), abs=1e-5)
