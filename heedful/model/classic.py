@@ -19,6 +19,7 @@ from heedful.model.embedding import Embedding
 from heedful.model.stack import Transformer, only
 from heedful.model.trace import Trace, What
 from heedful.nn.attend import attend
+from heedful.nn.cells import over_time
 from heedful.nn.layout import Layout
 from heedful.nn.scores import unit
 from heedful.packed import Packed
@@ -89,7 +90,8 @@ def make_over(config: Recurrent | SelfAttention | None, width: int) -> nn.Module
 class BothWays(nn.Module):
     """A recurrent net from left to right and one from right to left, in each sequence alone (Graves et al. 2005).
 
-    Rows go through it time by time, those of all sequences that are long enough at once: nothing is filled up.
+    Rows go through it time by time, those of all sequences that are long enough at once: nothing is filled up. On a CPU
+    it learns by cells of our own.
     """
 
     def __init__(self, config: Recurrent, width: int, *, dropout: float = 0.0) -> None:
@@ -107,6 +109,8 @@ class BothWays(nn.Module):
         if x.is_cuda:
             self.cells.flatten_parameters()
         given = x.to(next(self.parameters()).dtype).index_select(0, there)
+        if torch.is_grad_enabled() and given.device.type == "cpu":
+            return over_time(self.cells, given, counts.tolist()).index_select(0, back)
         out, _ = self.cells(PackedSequence(given, torch.from_numpy(counts)))
         rows: Tensor = out.data.index_select(0, back)
         return rows
