@@ -11,13 +11,15 @@ from heedful.infer.engine import Engine
 from heedful.infer.refused import TooLong
 from heedful.model.trace import Trace, within
 from heedful.packed import Packed
+from heedful.tasks.rewrite import open_ended
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 
 def attention(engine: Engine, item: Item, layers: list[int] | None, heads: list[int] | None, most: int) -> Any:
     """Tokens, and weights of layers and heads from 0 (None: all), of which an answer has at most so many numbers."""
     loaded = engine.loaded
-    encoded = engine.tokenizer.encode(item)
+    read = item + loaded.between if isinstance(item, str) else item
+    (encoded,) = open_ended(loaded, engine.tokenizer, [engine.tokenizer.encode(read)])
     if engine.limit is not None and len(encoded) > engine.limit:
         raise TooLong(f"the text has {len(encoded)} tokens, and this model reads {engine.limit} at once")
     stacks = [stack for stack in (loaded.config.model.encoder, loaded.config.model.decoder) if stack is not None]

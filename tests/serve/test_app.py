@@ -8,21 +8,27 @@ import math
 import re
 import struct
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import tokenizers
 from asking import Reply, ask
-from folders import long_text
+from folders import long_text, make_writer
+from tokenizers import processors
 
+from heedful.checkpoint import load
 from heedful.infer.engine import Engine
 from heedful.model.decode import Beam, Greedy, Sample
+from heedful.serve.attention import attention
 from heedful.serve.openapi import VIEWS
 from heedful.serve.routes import QUESTIONS
 from heedful.serve.run import Running
 from heedful.serve.settings import named
 from heedful.tasks import Writing
+from heedful.tokenizer import Tokenizer
 
 QUESTION = {"question": "who wrote it ?", "context": "In Paris, Ada wrote the first program ."}
 CHOICE = {"prompt": "the cat", "choices": ["sat on the mat", "ran"]}
@@ -210,6 +216,20 @@ def test_attention_rows_sum_to_one(served: Running) -> None:
     ):
         reply = ask(served.port, "/attention", {"inputs": "the cat", "model": "single"} | wrong)
         assert reply.status == status, reply.body
+
+
+def test_attention_of_a_model_that_goes_on_from_a_text(tmp_path: Path) -> None:
+    """Of the tokens that it reads to write: without the one that ends a text, or with what it learned there."""
+    model = load(make_writer(tmp_path / "writer"))
+    assert model.tokenizer is not None
+    backend = tokenizers.Tokenizer.from_str(model.tokenizer._backend.to_str())
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    model.tokenizer = Tokenizer(backend, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
+    for between, names in (("", ["a", "b", "c"]), (" d", ["a", "b", "c", "d", "</s>"])):
+        model.between = between
+        found = attention(Engine(model), "a b c", [0], [1], 1000)
+        assert [each["text"] for each in found["tokens"]] == names
+        assert np.array(found["layers"][0]["weights"]).shape == (1, len(names), len(names))
 
 
 def test_open_inference_protocol(served: Running, engines: dict[str, Engine]) -> None:
