@@ -59,7 +59,7 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
         offsets = window.encoded.offsets
         first, end = trimmed(context, offsets[start][0], offsets[stop][1])
         found = {"answer": context[first:end], "start": first, "end": end, "score": score}
-    nothing = min(float(window.scores[0].sum()) for window in windows)
+    nothing = min((float(window.scores[0].sum()) for window in windows), default=0.0)  # no tokens: no windows
     found |= {"no_answer_score": nothing, "windows": len(windows)}
     threshold = setting.thresholds.get(NO_ANSWER)
     if threshold is None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from heedful.data import Question, Span
 from heedful.infer.engine import Engine
 from heedful.packed import Packed
-from heedful.tasks.extract import NO_ANSWER, Extract, touched
+from heedful.tasks.base import Setting
+from heedful.tasks.extract import EXTRACT, NO_ANSWER, Extract, touched
 from heedful.tasks.task import evaluate
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.tokenizer.encoded import pair_windows
@@ -265,6 +266,16 @@ def test_the_engine_says_nothing_above_the_threshold() -> None:
         assert (empty["answer"], empty["best"], empty["score"]) == ("", "", None)
     finally:
         ours.thresholds = {}
+
+
+@pytest.mark.parametrize("thresholds", [{}, {NO_ANSWER: 0.0}])
+def test_where_there_is_nothing_to_read_there_is_no_answer(thresholds: dict[str, float]) -> None:
+    """No tokens, and so no windows: the published GPT-2 puts nothing around a question and a context without text."""
+    head = both("span").ours.config.head
+    assert head is not None
+    setting = Setting(tokenizer=tokenizer(), head=head, top_k=1, thresholds=thresholds)
+    found = EXTRACT.answer({"question": "", "context": ""}, [], setting)
+    assert (found["answer"], found["score"], found["no_answer_score"], found["windows"]) == ("", None, 0.0, 0)
 
 
 def test_a_threshold_that_was_found_gives_the_scores_that_were_promised() -> None:
