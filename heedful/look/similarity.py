@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
 from heedful.model.stack import Block
 from heedful.model.trace import within
+from heedful.nn.linear import Laid, Panels, Rounded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -56,11 +57,19 @@ def similarity(loaded: Loaded, part: str, layer: int, head: int) -> Similarity:
     d = config.head_width
     mine = slice(head * d, (head + 1) * d)
     if part == "cross":
-        q, k = block.cross.q.weight[mine], block.cross.kv.weight[: config.heads * d][mine]
+        q, k = _weight(block.cross.q)[mine], _weight(block.cross.kv)[: config.heads * d][mine]
     else:
         inner = config.heads * d
-        q, k = block.attention.qkv.weight[:inner][mine], block.attention.qkv.weight[inner : 2 * inner][mine]
-    return of(q.detach().double(), k.detach().double())
+        both = _weight(block.attention.qkv)
+        q, k = both[:inner][mine], both[inner : 2 * inner][mine]
+    return of(q, k)
+
+
+def _weight(layer: nn.Module) -> Float[Tensor, "out width"]:
+    """Also of a layer that was exchanged to answer."""
+    parts = layer.parts() if isinstance(layer, Laid | Panels | Rounded) else dict(layer.named_parameters())
+    weight: Tensor = parts["weight"].detach().double()
+    return weight * parts["scale"] if "scale" in parts else weight
 
 
 def of(q: Float[Tensor, "d width"], k: Float[Tensor, "d width"]) -> Similarity:

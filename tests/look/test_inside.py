@@ -29,6 +29,7 @@ from heedful.look.writing import writing
 from heedful.model.classic_config import ClassicConfig, Writer
 from heedful.model.config import EmbeddingConfig, NextToken
 from heedful.model.stack import Block, Placed, Sight
+from heedful.nn.linear import Laid, Rounded, cannot_lay
 from heedful.packed import Packed
 from heedful.tasks import Writing
 from heedful.tokenizer import Special
@@ -222,6 +223,20 @@ def test_compared_words_and_similarity(tmp_path: Path) -> None:
     exact = torch.linalg.eigvalsh((m + m.T) / 2).flip(0)
     assert torch.allclose(head.eigenvalues[:8], exact[:8], atol=1e-9) and head.said.startswith("No metric")
     assert of(torch.eye(3).double(), torch.eye(3).double()).said.startswith("Symmetric and positive")
+
+
+@pytest.mark.parametrize(("kind", "error"), [(Laid, 1e-12), (Rounded, 0.02)])
+def test_similarity_of_an_engine_that_was_prepared(tmp_path: Path, kind: type[Laid | Rounded], error: float) -> None:
+    """Layers that were exchanged to answer hold their weights otherwise."""
+    if kind is Laid and (why := cannot_lay(torch.float32)):
+        pytest.skip(why)
+    loaded = heedful.load(make(tmp_path / "bare", "bare"))
+    plain = similarity(loaded, "encoder", 1, 3)
+    assert loaded.model.encoder is not None
+    attention = loaded.model.encoder.blocks[1].attention
+    attention.add_module("qkv", kind(attention.qkv))
+    found = similarity(loaded, "encoder", 1, 3)
+    assert torch.allclose(found.singular, plain.singular, rtol=0, atol=error * float(plain.singular[0]))
 
 
 def test_the_decoder_writes_as_the_engine_does(tmp_path: Path) -> None:
