@@ -223,6 +223,7 @@ def saved(loaded: Loaded, pieces: Pieces) -> Loaded:
     return _remade(loaded, rated(loaded.config.model, usual))
 
 
+    made.spare = loaded.spare
 # -- the objective ------------------------------------------------------------------------------------------------
 
 

@@ -596,6 +596,20 @@ def test_a_generator_goes_on_with_its_model(tmp_path: Path, text: Path) -> None:
         assert f"the generator in {first / 'generator'} goes on, too" in seen.sentences
         found = load_file(tmp_path / name / "generator" / "model.safetensors")
         assert found.keys() == learned.keys()
+def test_what_other_heads_have_in_a_folder_goes_on(tmp_path: Path, text: Path) -> None:
+    """As the published BERT: a masked language model, beside which its pooler lies, and what follows."""
+    go(text, tmp_path / "first", "masked+next")
+    place = tmp_path / "first" / "model" / "config.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"architectures": ["BertForMaskedLM"]}))
+    with pytest.warns(HeedfulWarning, match="takes what its head has of them"):
+        started = heedful.load(tmp_path / "first")
+    assert started.tokenizer is not None
+    settings = asked("a", "masked+next", {"model.layers": None}, model=str(tmp_path / "first"))
+    pieces = Pieces(settings=settings, tokenizer=started.tokenizer, corpus=None, started=started)  # type: ignore[arg-type]
+    known, found = heedful.load(tmp_path / "first", head="pretraining").named(), fresh_or_started(pieces).named()
+    assert found.keys() == known.keys() and all(torch.equal(found[name], known[name]) for name in known)
+
+
         assert all(torch.allclose(found[each], learned[each], atol=1e-6) for each in learned)
     with pytest.raises(HeedfulError, match=r"generator is of another shape than .* = 1 \(.* differs\)"):
         go(text, tmp_path / "other", "replaced", more | {"objective.part": 1.0}, model=str(first))
