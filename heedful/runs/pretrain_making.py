@@ -184,15 +184,12 @@ def shaped(family: str, settings: PretrainSettings, tokenizer: Tokenizer) -> Con
         types=embedding.types and max(embedding.types, 1 + max(tokenizer.encode(("a", "a")).types)),
         padding=None if embedding.padding is None else tokenizer.special.pad,
     )
-    return Config(
-        family=family,
-        model=replace(
-            model,
-            embedding=embedding,
-            encoder=stack(model.encoder),
-            decoder=stack(model.decoder),
-            start=None if model.start is None else tokenizer.special.pad,
-        ),
+    model = replace(
+        model,
+        embedding=embedding,
+        encoder=stack(model.encoder),
+        decoder=stack(model.decoder),
+        start=None if model.start is None else tokenizer.special.pad,
     )
 
 
@@ -204,6 +201,8 @@ def rated(model: ModelConfig, like: ModelConfig, rate: float | None = None) -> M
             return given
         found = {name: getattr(usual, name) for name in DROPOUTS if hasattr(usual, name)}
         return replace(given, **{name: rate if each and rate is not None else each for name, each in found.items()})
+    told = read_config(dict(FAMILIES[family].write(model)) | {"model_type": family}, family).model
+    return Config(family=family, model=replace(model, initialisation=told.initialisation))  # by its own layers
 
     parts = ("embedding", "encoder", "decoder", "decoder_embedding")
     return replace(model, **{name: of(getattr(model, name), getattr(like, name)) for name in parts})

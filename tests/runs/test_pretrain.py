@@ -28,6 +28,7 @@ import heedful
 from heedful.data.corpus import Corpus, holds
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.objectives.causal import Causal
+from heedful.model.config import Normal, TruncatedNormal
 from heedful.objectives.masked import Masked
 from heedful.objectives.rows import held_out
 from heedful.runs import pretrain as module
@@ -35,7 +36,7 @@ from heedful.runs.card import plain
 from heedful.runs.folder import BEGUN, going_on, refuse_other
 from heedful.runs.pretrain import Pretrained, run
 from heedful.runs.pretrain_card import text_notes
-from heedful.runs.pretrain_making import Pieces, fresh_or_started, objective_of, samples_of
+from heedful.runs.pretrain_making import Pieces, fresh_or_started, objective_of, samples_of, shaped
 from heedful.runs.pretrain_settings import Phase, PretrainSettings, TaughtSettings, settled
 from heedful.runs.recipes import copy, offers
 from heedful.runs.settings import ClassifySettings, FinetuneSettings
@@ -354,6 +355,15 @@ def test_a_family_by_name(tmp_path: Path, text: Path, known: Path) -> None:
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize(("family", "layers"), [("gpt2", 1), ("gpt2", 24), ("modernbert", 3)])
+def test_fresh_outputs_are_drawn_by_the_models_own_layers(known: Path, family: str, layers: int) -> None:
+    """Radford et al. 2019, section 2.3: by 1 / sqrt(N) of the N sublayers that there are, not of those published."""
+    kind = "causal" if family == "gpt2" else "masked"
+    settings = asked("a", kind, {"model.family": family, "model.layers": layers})
+    scheme = shaped(family, settings, Tokenizer.load(known)).model.initialisation
+    assert isinstance(scheme, Normal | TruncatedNormal) and scheme.outputs == pytest.approx((2 * layers) ** -0.5)
+
+
 def test_a_model_that_goes_on_learns_where_a_document_ends(tmp_path: Path, wrapped: bool) -> None:
     """Once for each, whatever the tokenizer puts around a text, and not where a window of a longer one does."""
     found = documents(40, seed=2, sentences=(5, 9))
