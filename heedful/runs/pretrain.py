@@ -166,8 +166,8 @@ class Run:
         """Tokenizer, corpus, and the model that starts; the first rank makes what others then read."""
         settings = self.settings
         started = load(settings.model.start) if settings.model.start else None
-        foresee_model(settings, started)
         teacher = load(settings.objective.teacher) if isinstance(settings.objective, TaughtSettings) else None
+        foresee_model(settings, started, teacher)
         tokenizer = self._tokenizer(started)
         if started is not None and started.tokenizer is None:
             if tokenizer.size > (known := started.config.model.embedding.vocabulary):

@@ -83,15 +83,25 @@ def unused_settings(settings: PretrainSettings, *, made: bool) -> None:
                 raise HeedfulError(f"{f'{table}.{name}' if table else name} would change nothing: {why}; leave it out")
 
 
-def foresee_model(settings: PretrainSettings, started: Loaded | None) -> None:
-    """Refuse a model that cannot learn this, before a text is read."""
+def foresee_model(settings: PretrainSettings, started: Loaded | None, teacher: Loaded | None) -> None:
+    """Refuse a model that cannot learn this, or a teacher that cannot teach it, before a text is read."""
     if started is None:
-        config = Config(family=_family(settings), model=_usual(_family(settings)))
+        config, who = Config(family=_family(settings), model=_usual(_family(settings))), _family(settings)
     else:
-        config, longest = started.config, max(settings.lengths)
+        config, who, longest = started.config, started.source, max(settings.lengths)
         if started.limit is not None and longest > started.limit:
             raise HeedfulError(f"length is {longest}, but {started.source} reads {started.limit} tokens")
     new_head(config, _head(settings))
+    both = config.model.reads and config.model.writes
+    if isinstance(settings.objective, CausalSettings) and both:
+        told = "has an encoder beside its decoder, and next tokens are learned by a decoder alone"
+        raise HeedfulError(f"{who} {told}: take --objective spans, or another model")
+    if isinstance(settings.objective, SpansSettings) and not both:
+        told = "is a decoder alone, and spans are taken out of what an encoder reads"
+        raise HeedfulError(f"{who} {told}: take --objective causal, or another model")
+    if teacher is not None and teacher.config.model.reads and teacher.config.model.writes:
+        told = "has a decoder beside its encoder, and what is taught is how a text is read"
+        raise HeedfulError(f"{teacher.source} {told}: write its encoder alone with heedful convert --head encoder")
 
 
 def foresee_tokens(settings: PretrainSettings, tokenizer: Tokenizer) -> None:
@@ -191,6 +201,8 @@ def shaped(family: str, settings: PretrainSettings, tokenizer: Tokenizer) -> Con
         decoder=stack(model.decoder),
         start=None if model.start is None else tokenizer.special.pad,
     )
+    told = read_config(dict(FAMILIES[family].write(model)) | {"model_type": family}, family).model
+    return Config(family=family, model=replace(model, initialisation=told.initialisation))  # by its own layers
 
 
 def rated(model: ModelConfig, like: ModelConfig, rate: float | None = None) -> ModelConfig:
@@ -201,8 +213,6 @@ def rated(model: ModelConfig, like: ModelConfig, rate: float | None = None) -> M
             return given
         found = {name: getattr(usual, name) for name in DROPOUTS if hasattr(usual, name)}
         return replace(given, **{name: rate if each and rate is not None else each for name, each in found.items()})
-    told = read_config(dict(FAMILIES[family].write(model)) | {"model_type": family}, family).model
-    return Config(family=family, model=replace(model, initialisation=told.initialisation))  # by its own layers
 
     parts = ("embedding", "encoder", "decoder", "decoder_embedding")
     return replace(model, **{name: of(getattr(model, name), getattr(like, name)) for name in parts})
@@ -213,6 +223,7 @@ def _remade(loaded: Loaded, model: ModelConfig) -> Loaded:
     with undrawn():
         made = Loaded(replace(loaded.config, model=model), loaded.tokenizer, loaded.source)
     assign(made, {name: each.detach() for name, each in loaded.named().items()}, "cpu")
+    made.spare = loaded.spare
     return made.eval()
 
 
@@ -222,7 +233,6 @@ def saved(loaded: Loaded, pieces: Pieces) -> Loaded:
     return _remade(loaded, rated(loaded.config.model, usual))
 
 
-    made.spare = loaded.spare
 # -- the objective ------------------------------------------------------------------------------------------------
 
 

@@ -22,13 +22,14 @@ import torch
 import transformers
 from corpora import Document, corpus_of, documents, trained, write
 from safetensors.torch import load_file
+from tiny import save_tiny
 from torch import Tensor
 
 import heedful
 from heedful.data.corpus import Corpus, holds
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.objectives.causal import Causal
 from heedful.model.config import Normal, TruncatedNormal
+from heedful.objectives.causal import Causal
 from heedful.objectives.masked import Masked
 from heedful.objectives.rows import held_out
 from heedful.runs import pretrain as module
@@ -354,7 +355,6 @@ def test_a_family_by_name(tmp_path: Path, text: Path, known: Path) -> None:
     assert torch.allclose(mine, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("wrapped", [True, False])
 @pytest.mark.parametrize(("family", "layers"), [("gpt2", 1), ("gpt2", 24), ("modernbert", 3)])
 def test_fresh_outputs_are_drawn_by_the_models_own_layers(known: Path, family: str, layers: int) -> None:
     """Radford et al. 2019, section 2.3: by 1 / sqrt(N) of the N sublayers that there are, not of those published."""
@@ -364,6 +364,7 @@ def test_fresh_outputs_are_drawn_by_the_models_own_layers(known: Path, family: s
     assert isinstance(scheme, Normal | TruncatedNormal) and scheme.outputs == pytest.approx((2 * layers) ** -0.5)
 
 
+@pytest.mark.parametrize("wrapped", [True, False])
 def test_a_model_that_goes_on_learns_where_a_document_ends(tmp_path: Path, wrapped: bool) -> None:
     """Once for each, whatever the tokenizer puts around a text, and not where a window of a longer one does."""
     found = documents(40, seed=2, sentences=(5, 9))
@@ -595,17 +596,6 @@ def test_a_trained_model_goes_on(tmp_path: Path, text: Path) -> None:
         go(other, tmp_path / "third", more=more | {"length": 64}, model=str(tmp_path / "first"))
 
 
-def test_a_generator_goes_on_with_its_model(tmp_path: Path, text: Path) -> None:
-    """With what it learned, whether the run or its model is named; a model without one says that it is new."""
-    first, more = tmp_path / "first", {"train.optimiser.rate": 1e-9, "train.length.count": 1}
-    go(text, first, "replaced", {"train.optimiser.rate": 1e-2})
-    learned = load_file(first / "generator" / "model.safetensors")
-    for name, start in (("run", first), ("model", first / "model")):
-        seen = Seen()
-        go(text, tmp_path / name, "replaced", more | {"train.seed": 5}, model=str(start), watch=seen)
-        assert f"the generator in {first / 'generator'} goes on, too" in seen.sentences
-        found = load_file(tmp_path / name / "generator" / "model.safetensors")
-        assert found.keys() == learned.keys()
 def test_what_other_heads_have_in_a_folder_goes_on(tmp_path: Path, text: Path) -> None:
     """As the published BERT: a masked language model, beside which its pooler lies, and what follows."""
     go(text, tmp_path / "first", "masked+next")
@@ -620,6 +610,17 @@ def test_what_other_heads_have_in_a_folder_goes_on(tmp_path: Path, text: Path) -
     assert found.keys() == known.keys() and all(torch.equal(found[name], known[name]) for name in known)
 
 
+def test_a_generator_goes_on_with_its_model(tmp_path: Path, text: Path) -> None:
+    """With what it learned, whether the run or its model is named; a model without one says that it is new."""
+    first, more = tmp_path / "first", {"train.optimiser.rate": 1e-9, "train.length.count": 1}
+    go(text, first, "replaced", {"train.optimiser.rate": 1e-2})
+    learned = load_file(first / "generator" / "model.safetensors")
+    for name, start in (("run", first), ("model", first / "model")):
+        seen = Seen()
+        go(text, tmp_path / name, "replaced", more | {"train.seed": 5}, model=str(start), watch=seen)
+        assert f"the generator in {first / 'generator'} goes on, too" in seen.sentences
+        found = load_file(tmp_path / name / "generator" / "model.safetensors")
+        assert found.keys() == learned.keys()
         assert all(torch.allclose(found[each], learned[each], atol=1e-6) for each in learned)
     with pytest.raises(HeedfulError, match=r"generator is of another shape than .* = 1 \(.* differs\)"):
         go(text, tmp_path / "other", "replaced", more | {"objective.part": 1.0}, model=str(first))
@@ -782,6 +783,9 @@ def test_what_was_made_of_a_text_stays_unless_another_text_is_asked_for(tmp_path
         ("masked+next", {"model.family": "roberta"}, 'this family has no head "pretraining"'),
         ("masked", {"model.family": "gpt2"}, 'this family has no head "masked"'),
         ("taught", {"objective.teacher": "nowhere"}, "'nowhere' is no folder here"),
+        ("taught", {"objective.teacher": "whole"}, "whole has a decoder beside its encoder, .* convert --head encoder"),
+        ("causal", {"model.family": "t5"}, "t5 has an encoder beside its decoder, .* take --objective spans"),
+        ("spans", {"model.family": "gpt2"}, "gpt2 is a decoder alone, .* take --objective causal"),
         ("masked", {"tokenizer": "maskless"}, "this tokenizer has no mask token"),
         ("replaced", {"tokenizer": "maskless"}, "this tokenizer has no mask token"),
         ("spans", {"tokenizer": "known"}, "this tokenizer has no token <extra_id_0>"),
@@ -801,6 +805,9 @@ def test_what_cannot_be_is_told_before_anything_is_written(
         more = more | {"tokenizer": tmp_path / "maskless"}
     elif more.get("tokenizer") == "known":
         more = more | {"tokenizer": known}
+    elif more.get("objective.teacher") == "whole":
+        save_tiny(tmp_path / "whole", "t5", "T5Model")
+        more = {"objective.teacher": tmp_path / "whole"}
     with pytest.raises(HeedfulError, match=message):
         go(text, tmp_path / "run", kind, more)
     assert {path.name for path in (tmp_path / "run").glob("*")} <= BEGUN
