@@ -404,7 +404,7 @@ def save(loaded: Loaded, folder: str | Path, *, overwrite: bool = False) -> None
         _write_json(temporary / "config.json", written)
         notes: dict[str, Any] = {}
         if loaded.tokenizer is not None:
-            loaded.tokenizer.save(temporary)
+            loaded.tokenizer.save(temporary, types=config.model.tells_types)
             notes["tokenizer"] = loaded.tokenizer.fingerprint
         if isinstance(config.head, SentenceEmbedding):
             sentences.write(temporary, config.head, config.model.width)

@@ -209,7 +209,7 @@ def _write(out: Path, data: bytes, loaded: Loaded, config: Mapping[str, Any], ov
             put(folder / FILE, [data])
             put(folder / "config.json", [(json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()])
             if loaded.tokenizer is not None:
-                loaded.tokenizer.save(folder)
+                loaded.tokenizer.save(folder, types=loaded.config.model.tells_types)
             if isinstance(loaded.config.head, c.SentenceEmbedding):
                 sentences.write(folder, loaded.config.head, loaded.config.model.width)
     except OSError as error:

@@ -242,6 +242,13 @@ class ModelConfig:
         return self.decoder is not None
 
     @property
+    def tells_types(self) -> bool:
+        """Whether it makes a difference of which type a token's segment is."""
+        stacks = (self.encoder, self.decoder)
+        related = any(isinstance(stack.relation, TransformerXl) for stack in stacks if stack is not None)
+        return related or self.embedding.types > 1
+
+    @property
     def looks_at(self) -> int | None:
         """How many places of the text that it reads it can look at while it writes another; None: any number."""
         return None

@@ -59,6 +59,8 @@ ROLES = {  # which keys of tokenizer_config.json name each role, first one first
     "mask": ("mask_token",),
 }
 
+PLAIN, TYPES = "PreTrainedTokenizerFast", "token_type_ids"  # as transformers calls them
+
 
 class Tokenizer:
     """Texts to token ids and back, as the published model's own tokenizer does it; it never changes once made.
@@ -252,11 +254,12 @@ class Tokenizer:
         with guarded("these ids cannot be decoded", "check the tokenizer's decoder"):
             return self._backend.decode(numbers, skip_special_tokens=skip_special)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, types: bool | None = None) -> None:
         """Write tokenizer.json and tokenizer_config.json (for WordPiece vocab.txt too), which transformers loads.
 
         The vocab.txt of a WordPiece that stood there before goes, where this one is of another kind. What a loaded
-        tokenizer_config.json said beyond that is kept. Each file appears whole or not at all.
+        tokenizer_config.json said beyond that is kept. Each file appears whole or not at all. `types`: whether a model
+        beside it tells them apart, so that transformers' tokenizer has to give them, or may not.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -267,12 +270,17 @@ class Tokenizer:
                 _write(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in names))
         else:
             (folder / "vocab.txt").unlink(missing_ok=True)
-        config = json.dumps(self._saved_config(), indent=2, ensure_ascii=False, sort_keys=True)
+        config = json.dumps(self._saved_config(types), indent=2, ensure_ascii=False, sort_keys=True)
         _write(folder / "tokenizer_config.json", config + "\n")
         _write(folder / "tokenizer.json", json.dumps(state, indent=2, ensure_ascii=False) + "\n")
 
-    def _saved_config(self) -> dict[str, Any]:
-        config = {"tokenizer_class": "PreTrainedTokenizerFast"} | self._config
+    def _saved_config(self, types: bool | None) -> dict[str, Any]:
+        config = {"tokenizer_class": PLAIN} | self._config
+        names = config.get("model_input_names")
+        if types and names is None and config["tokenizer_class"] == PLAIN:  # which gives none in transformers 5
+            config["model_input_names"] = ["input_ids", TYPES, "attention_mask"]
+        elif types is False and TYPES in (names or ()):
+            config["model_input_names"] = [name for name in names or () if name != TYPES]
         added = {token["id"]: token["content"] for token in self._state["added_tokens"]}
         for role, keys in ROLES.items():
             number = getattr(self.special, role)
