@@ -151,7 +151,8 @@ def score_of(inside: Inside, place: int | None = None, label: int | None = None)
         case Classes(labels=labels):
             chosen = int(outputs[0].argmax()) if label is None else _within(label, len(labels))
             said = f'the score of "{labels[chosen]}"'
-            return Aim(lambda out, _: out[:, chosen], said, _pooled(inside), chosen, (), tuple(enumerate(labels)))
+            score = _of_one(chosen) if getattr(inside.loaded.head, "one", False) else _of_class(chosen)
+            return Aim(score, said, _pooled(inside), chosen, (), tuple(enumerate(labels)))
         case TokenClasses(labels=labels):
             row = _surest(inside, outputs) if place is None else _within(place, len(outputs))
             chosen = int(outputs[row].argmax()) if label is None else _within(label, len(labels))
@@ -215,6 +216,15 @@ def _pooled(inside: Inside) -> int | None:
     if not isinstance(head, Classes | Choice) or isinstance(inside.loaded.model, Classic):
         return None
     return {"first": 0, "last": -1}.get(head.pooling)
+
+
+def _of_class(label: int) -> Score:
+    return lambda out, _: out[:, label]
+
+
+def _of_one(label: int) -> Score:
+    """Of two labels that share one score: what counts for the second counts against the first, whose own is 0."""
+    return lambda out, _: out[:, label] - out[:, 1 - label]
 
 
 def _at(row: int, column: int) -> Score:

@@ -12,6 +12,7 @@ from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.look.attribute import Aim, alike, integrated_gradients, score_of
 from heedful.look.inside import Inside
+from heedful.look.reading import HIERARCHY
 from heedful.tasks import ANSWERERS
 
 
@@ -38,7 +39,7 @@ def prediction(looks: Sequence[Inside], side: int, place: int | None, label: int
             found["choices"] = {"place": aim.row, "label": aim.label, "places": aim.places, "labels": aim.labels}
     except HeedfulError as error:
         found["why"] = str(error)
-    shown = {"attention": None, "from": ""} if found["texts"] else _attention(inside, None if aim is None else aim.row)
+    shown = {"attention": None, "from": ""} if found["texts"] else _attention(inside, aim)
     return found | shown
 
 
@@ -99,9 +100,9 @@ def _attributed(inside: Inside, aim: Aim) -> dict[str, Any]:
     }
 
 
-def _attention(inside: Inside, row: int | None) -> dict[str, Any]:
+def _attention(inside: Inside, aim: Aim | None) -> dict[str, Any]:
     """What attention says of the same tokens, as shares: {"attention", "from"}."""
-    part = inside.views[0].part
+    part, row = inside.views[0].part, None if aim is None else aim.row
     shares: Tensor | None = None
     told = ""
     if "said" in inside.sides and row is not None and inside.views[-1].part == "cross":
@@ -114,7 +115,17 @@ def _attention(inside: Inside, row: int | None) -> dict[str, Any]:
         shares = mixed.mean(0) if one is None else mixed[one]
         where = "all rows" if one is None else f"the row of {inside.sides['source'][one]['text']}"
         told = f"Attention through all layers (rollout), from {where}."
-    elif part == "reader":
-        shares = inside.weights(part, 0)[-1, 0]
-        told = "What the model takes of each token when it reads the text."
+    elif inside.views[-1].part == "reader":
+        shares, told = _read(inside, aim)
     return {"attention": shares, "from": told}
+
+
+def _read(inside: Inside, aim: Aim | None) -> tuple[Tensor, str]:
+    """What a classic model takes of each token when it reads the text: for the class that is explained, or in all."""
+    heads, names = inside.weights("reader", 0)[:, 0], inside.views[-1].names
+    told = "What the model takes of each token when it reads the text"
+    if names == HIERARCHY:
+        return heads[-1], f"{told}."
+    if aim is not None and aim.label is not None and names == tuple(name for _, name in aim.labels):
+        return heads[aim.label], f'{told} for "{names[aim.label]}".'
+    return heads.mean(0), f"{told}{': the mean of its queries' if len(names) > 1 else ''}."

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from classics import bare, classic
 from folders import make, theirs
 
 import heedful
 from heedful.checkpoint import Config, create
+from heedful.checkpoint.attach import attach
 from heedful.errors import HeedfulError
 from heedful.look.asks import Asks
 from heedful.look.attribute import _span
@@ -20,7 +22,7 @@ from heedful.look.inside import Inside, among
 from heedful.look.notebook import looks
 from heedful.look.report import report
 from heedful.look.writing import writing
-from heedful.model.classic_config import ClassicConfig, Writer
+from heedful.model.classic_config import Attention, ClassicConfig, SelfAttention, Writer
 from heedful.model.config import EmbeddingConfig, NextToken, SentenceEmbedding
 from heedful.tokenizer import TokenizerSettings, train
 from heedful.tokenizer.words import word_tokenizer
@@ -85,6 +87,31 @@ def test_how_alike_two_texts_are_rests_on_both(tmp_path: Path) -> None:
             assert len(values) == len(each["tokens"]) and abs(values[0]) < 1e-6  # [CLS] is the same in the baseline
             assert abs(reasons["missing"]) < 0.02
     assert "give a second text" in Asks([Inside(loaded, pair[0])])("prediction", {})["why"]
+
+
+def test_what_a_classic_model_takes_is_of_the_class_that_is_explained_or_of_all_its_queries() -> None:
+    text = "the film was not good . the end . very bad"
+    for name in ("plain attention", "a query for each class", "structured", "hierarchical"):
+        inside = Inside(classic(name), text)
+        heads = inside.weights("reader", 0)[:, 0].numpy()
+        for label in (0, 1):
+            expected = heads[-1] if name == "hierarchical" else heads.mean(0)
+            if name == "a query for each class":
+                expected = heads[label]
+            found = Asks([inside])("prediction", {"label": str(label)})
+            assert np.abs(numbers(found["attention"]) - expected).max() < 1e-6, name
+            assert ("of its queries" in found["from"]) == (name == "structured")
+            assert (f'for "{("bad", "good")[label]}"' in found["from"]) == (name == "a query for each class")
+    over = attach(bare(Attention(over=SelfAttention())), "classes", labels=("bad", "good")).eval()
+    assert Asks([Inside(over, text)])("prediction", {})["attention"] is not None
+
+
+def test_of_two_labels_with_one_score_both_have_reasons() -> None:
+    loaded = attach(bare(Attention(binary="sigmoid")), "classes", labels=("bad", "good"), seed=1).eval()
+    bad, good = (Asks([Inside(loaded, "the film was good")])("prediction", {"label": str(n)}) for n in (0, 1))
+    mine, other = (numbers(each["attribution"]["values"]) for each in (bad, good))
+    assert np.abs(other).max() > 0 and np.allclose(mine, -other)
+    assert bad["attribution"]["at_text"] == pytest.approx(-good["attribution"]["at_text"])
 
 
 def test_each_written_token_has_its_row_and_its_reasons() -> None:
