@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SHOWN = 4  # texts
 LONGEST = 28  # tokens of a text that is shown
 LOOKED = 2000  # predictions among which they are looked for
+SPACE = "\u2581"  # how a token that stands for white space alone is shown
 
 
 class Alignment(NamedTuple):
@@ -60,11 +61,11 @@ def alignment(loaded: Loaded, text: str, written: str) -> Alignment | None:
 
 
 def _names(encoded: Encoded, text: str, loaded: Loaded | None = None) -> tuple[str, ...]:
-    """The characters that each token stands for; of those around the text their own names."""
+    """The characters that each token stands for, or SPACE; of those around the text their own names."""
     return tuple(
         (loaded.tokenizer.name(id) if loaded is not None and loaded.tokenizer is not None else "")
         if special
-        else text[start:stop].strip()
+        else text[start:stop].strip() or SPACE
         for id, special, (start, stop) in zip(encoded.ids, encoded.special, encoded.offsets, strict=True)
     )
 
