@@ -59,6 +59,8 @@ def classic_start(
         reader=ended(_reads(settings), tokenizer),
     )
     made = create(Config(family=FAMILY, model=config), tokenizer, seed=seed)
+    if (unknown := tokenizer.special.unknown) is not None:
+        made.model.embedding.tokens.weight.data[unknown] = 0.0  # where no text has one, it would stay as it was drawn
     said(f"a classic model of {made.count():,} parameters without its head, over {tokenizer.size:,} {words.tokens}")
     if known is not None:
         said(put_vectors(made, known, mine))

@@ -14,6 +14,7 @@ from invented import classified, data, tune
 
 import heedful
 from heedful.checkpoint import load
+from heedful.checkpoint.attach import attach
 from heedful.errors import HeedfulError
 from heedful.model.classic import sentences
 from heedful.model.classic_config import Bag, ClassicConfig, Hierarchical
@@ -129,6 +130,18 @@ def test_words_are_those_of_all_texts_and_subwords_those_of_some() -> None:
     start = StartSettings(model="", classic=Bag())
     made = classic_start(start, ["one two"], 0, said.append, every=iter(["one two", "three"]))
     assert made.tokenizer is not None and made.tokenizer.id("three") is not None
+
+
+def test_words_that_are_not_known_count_for_nothing() -> None:
+    """Trap: the vector of unknown words, which no training text had, stayed as it was drawn, and decided answers."""
+    for words in (WordSettings(), WordSettings(tokens="subwords", vocabulary=60)):
+        start = StartSettings(model="", classic=Bag(), words=words)
+        made = classic_start(start, ["one two three"] * 9, 0, lambda text: None)
+        assert made.tokenizer is not None and (unknown := made.tokenizer.special.unknown) is not None
+        assert not made.model.embedding.tokens.weight[unknown].any()
+    made = classic_start(StartSettings(model="", classic=Bag()), ["one two"], 0, lambda text: None)
+    known, zebra, empty = heedful.Engine(attach(made, "classes", labels=("a", "b")))(["one", "zebra yak", ""])
+    assert zebra["probabilities"] == empty["probabilities"] != known["probabilities"]
 
 
 def test_each_seed_has_weights_of_its_own(tmp_path: Path) -> None:
