@@ -159,7 +159,14 @@ def _reads(settings: StartSettings) -> Readers:
 
 def ended(reader: Readers, tokenizer: Tokenizer) -> Readers:
     """A reader that reads sentences knows which tokens end one."""
-    if not isinstance(reader, Hierarchical) or reader.ends:
+    if not isinstance(reader, Hierarchical):
+        return reader
+    if wrong := [id for id in reader.ends if not 0 <= id < tokenizer.size]:
+        raise HeedfulError(
+            f"start.classic.ends has {wrong[0]}, which is no token: ids go from 0 to {tokenizer.size - 1}; leave ends "
+            "out, and a sentence ends after . ! or ?"
+        )
+    if reader.ends:
         return reader
     marks, may = set(ENDS), set(ENDS + CLOSING)
     texts = (set(tokenizer.decode([id]).strip()) for id in range(tokenizer.size))  # however the vocabulary spells it

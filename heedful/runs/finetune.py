@@ -19,6 +19,7 @@ from heedful.data import DataSettings, LeaveOut, MultiLabelled, Source, Stop, so
 from heedful.device import idle, precision
 from heedful.durable import put, whole
 from heedful.errors import HeedfulError
+from heedful.model.classic_config import Readers
 from heedful.native import unused
 from heedful.objectives import Objective, Sample
 from heedful.runs.card import write_card
@@ -51,6 +52,7 @@ from heedful.runs.settings import (
     Wishes,
     WordSettings,
     defaults,
+    readable,
     summary,
     told_apart,
     whole_groups,
@@ -177,6 +179,8 @@ def prepare(
         kind, count, fresh=fresh, width=width, classic=classic, writer=writer, together=together, words=words
     )
     settings = replace(wishes.over(settings), start=start, data=reading)
+    if isinstance(start.classic, Readers):
+        readable(kind, start.classic, "start.classic", len(source.labels))
     whole_groups(settings.train, together)
     need_words(settings.task, golds)
     need_dev(settings, found, lacking)

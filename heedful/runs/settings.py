@@ -161,8 +161,10 @@ class FinetuneSettings:
             readable(self.task.kind, self.start.classic, "start.classic")
 
 
-def readable(task: str, reader: Readers, name: str) -> None:
-    """Refuse what nobody would take of a reader, which is set under that name."""
+def readable(task: str, reader: Readers, name: str, labels: int = 2) -> None:
+    """Refuse what nobody would take of a reader, which is set under that name, for so many labels."""
+    if task == "classify" and reader.binary == "sigmoid" and labels != 2:
+        raise HeedfulError(f'{name}.binary is "sigmoid", which is for two labels, but there are {labels}: leave it out')
     if task == "rewrite":
         what = f'{name}.kind is "{reader.kind}", which reads texts and writes none'
         raise HeedfulError(f'{what}: to rewrite, use "recurrent", or start.transformer')

@@ -73,6 +73,8 @@ class TransformerSettings:
                 "which has no end: leave longest out, or set positions=learned"
             )
         shape = self.shape
+        if not 0 <= shape.dropout < 1:
+            raise HeedfulError(f"dropout is {shape.dropout}; expected a number from 0 to below 1")
         if shape.width % (2 * shape.heads):
             raise HeedfulError(f"width is {shape.width} and heads {shape.heads}; expected an even width for each head")
 

@@ -132,7 +132,7 @@ def test_words_are_those_of_all_texts_and_subwords_those_of_some() -> None:
     assert made.tokenizer is not None and made.tokenizer.id("three") is not None
 
 
-def test_words_that_are_not_known_count_for_nothing() -> None:
+def test_the_vector_of_words_that_are_not_known_is_zero() -> None:
     """Trap: the vector of unknown words, which no training text had, stayed as it was drawn, and decided answers."""
     for words in (WordSettings(), WordSettings(tokens="subwords", vocabulary=60)):
         start = StartSettings(model="", classic=Bag(), words=words)
@@ -170,6 +170,14 @@ def test_what_a_task_would_not_read_is_refused(tmp_path: Path, task: str, start:
         tune(task, files, tmp_path / "run", {f"start.classic.{name}": value for name, value in start.items()})
 
 
+def test_one_score_for_three_labels_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    """Trap: it was found out after the words had been learned by skip-gram."""
+    (tmp_path / "data.csv").write_text("text,label\n" + "".join(f"a cat {n},{n % 3}\n" for n in range(30)))
+    wishes = ["start.classic.kind=bag", "start.classic.binary=sigmoid"]
+    with pytest.raises(HeedfulError, match=r'start\.classic\.binary is "sigmoid", which is for two labels, .* are 3:'):
+        module.prepare("classify", tmp_path / "data.csv", assignments=wishes)
+
+
 def test_what_ends_a_text_is_no_sentence_of_its_own() -> None:
     texts = ["one two three. four five!", "six seven."] * 9
     start = StartSettings(model="", classic=Hierarchical(), words=WordSettings(tokens="subwords", vocabulary=60))
@@ -178,6 +186,14 @@ def test_what_ends_a_text_is_no_sentence_of_its_own() -> None:
     assert isinstance(reader := made.config.model.reader, Hierarchical)
     batch = Packed.of([ids.tolist() for ids in made.tokenizer.ids(texts[:2])])
     assert sentences(batch, reader.ends)[1] == (0, 2, 3)
+
+
+def test_what_ends_a_sentence_is_a_token() -> None:
+    words = word_tokenizer(["one", "."])
+    assert ended(Hierarchical(ends=(0, 2)), words) == Hierarchical(ends=(0, 2))
+    for wrong in (-1, 3):
+        with pytest.raises(HeedfulError, match=rf"start\.classic\.ends has {wrong}, which is no token: ids .* 0 to 2;"):
+            ended(Hierarchical(ends=(2, wrong)), words)
 
 
 def test_a_sentence_ends_however_the_vocabulary_spells_it() -> None:

@@ -150,6 +150,10 @@ def test_the_published_recipe_is_the_published_one() -> None:
         (["start.layers=0"], "--set: start: layers is 0; expected a whole number from 1"),
         (["start.classic.kind=bag", "start.width=64"], "start.width is of an encoder that is trained on the spot"),
         (["start.classic.kind=bag", "start.words.vectors=v.txt", "start.words.width=7"], "width is 7, but the vectors"),
+        (
+            ["start.transformer.dropout=1"],
+            "--set: start.transformer: dropout is 1.0; expected a number from 0 to below 1",
+        ),
         (["start.redraw=-1"], "--set: start: redraw is -1; expected a whole number from 0"),
         (["task.kind=regress"], 'task.kind is "regress", but the task, classify, and its data decide it'),
         (["task.weigths=balanced"], 'task.weigths is not a setting (did you mean "weights"?)'),
