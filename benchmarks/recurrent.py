@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from heedful.model.classic import by_time
-from heedful.nn.cells import over_time
+from heedful.nn.recurrence import over_time
 
 ABOUT = """{rounds} rounds, both ways in turn, in one process with {threads} threads; milliseconds of the sum of all
 rows and its gradients, median (min-max); tokens a second are real ones. Both take the same rows, time by time: torch.nn

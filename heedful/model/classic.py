@@ -19,8 +19,8 @@ from heedful.model.embedding import Embedding
 from heedful.model.stack import Transformer, only
 from heedful.model.trace import Trace, What
 from heedful.nn.attend import attend
-from heedful.nn.cells import over_time
 from heedful.nn.layout import Layout
+from heedful.nn.recurrence import over_time
 from heedful.nn.scores import unit
 from heedful.packed import Packed
 

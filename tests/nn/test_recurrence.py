@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from heedful.nn.cells import over_time
+from heedful.nn.recurrence import over_time
 
 COUNTS = ([3, 2, 2, 1], [1], [4], [2, 2, 2], [5, 1, 1, 1, 1], [6, 5, 4, 3, 2, 1])
 
