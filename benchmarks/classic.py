@@ -2,6 +2,7 @@
 
 HEEDFUL_DATA=folder python benchmarks/classic.py SST-2 IMDB --folder runs
 HEEDFUL_DATA=folder python benchmarks/classic.py SST-2 --arms bag attention --folder runs
+HEEDFUL_DATA=folder python benchmarks/classic.py SST-2 IMDB --folder runs --finished  # a record of what there is
 
 An arm whose run is finished is only measured; one that was stopped goes on.
 """
@@ -25,6 +26,7 @@ from report import RESULTS, facts, grid, write
 import heedful
 from heedful.data import Labelled
 from heedful.runs import timing
+from heedful.runs.results import RESULTS as RUN_RESULTS
 from heedful.train.fit import Watch
 from heedful.train.loop import Step, Trainer
 
@@ -73,9 +75,14 @@ class Told(Watch):
         print(text, flush=True)
 
 
+def place(arm: str, task: str, folder: Path, seed: int) -> Path:
+    """Of its run."""
+    return folder / f"{task}-{arm.replace(' ', '-')}-{seed}"
+
+
 def measured(arm: str, task: str, folder: Path, seed: int) -> dict[str, Any]:
     """Train an arm, or go on, and measure it."""
-    texts, run = data(task, folder), folder / f"{task}-{arm.replace(' ', '-')}-{seed}"
+    texts, run = data(task, folder), place(arm, task, folder, seed)
     model = str(minilm()) if arm == "MiniLM" else ""
     done = heedful.finetune(
         "classify", texts, run, model=model, assignments=(*ARMS[arm], f"train.seed={seed}"), watch=Told()
@@ -109,7 +116,7 @@ def _seconds(engine: heedful.Engine, asked: Sequence[str]) -> float:
 def about(found: dict[str, dict[str, dict[str, Any]]], threads: int, seed: int) -> str:
     """What the tables show."""
     arms = [arm for each in found.values() for arm in each.values()]
-    learned = {name: next(iter(each.values()))["learned from"] for name, each in found.items()}
+    learned = {name: next(iter(each.values()))["learned from"] for name, each in found.items() if each}
     texts = " and ".join(f"{count:,} texts of {name}" for name, count in learned.items())
     trained = " or ".join(map(str, sorted({arm["threads"] for arm in arms})))
     return (
@@ -147,6 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, required=True, help="for data and runs, so that they can go on")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--finished", action="store_true", help="leave out arms whose run is not finished")
     parser.add_argument("--output", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
@@ -154,6 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for task in given.tasks:
         found[task] = {}
         for arm in given.arms:
+            if given.finished and not (place(arm, task, given.folder, given.seed) / RUN_RESULTS).exists():
+                continue
             found[task][arm] = measured(arm, task, given.folder, given.seed)
             print(task, arm, json.dumps(found[task][arm]), flush=True)
             tables = [table(name, each) for name, each in found.items() if each]
