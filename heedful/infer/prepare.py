@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from heedful.checkpoint import Loaded
 from heedful.device import CPU, fast_bfloat16
+from heedful.errors import HeedfulError
 from heedful.infer import kept
 from heedful.infer.at_once import AtOnce, fits
 from heedful.infer.precision import Precision
-from heedful.model.config import Buckets, Shaw, StackConfig, TransformerXl
+from heedful.model.config import Buckets, ModelConfig, Shaw, StackConfig, TransformerXl
 from heedful.model.stack import Attention, Block
 from heedful.nn.attend import KERNELS, attend_as
 from heedful.nn.layers import ACTIVATIONS, Mlp
@@ -62,12 +63,23 @@ def dtype_of(precision: Precision) -> torch.dtype:
     return torch.bfloat16 if precision == "bfloat16" or (precision == "int8" and fast_bfloat16()) else torch.float32
 
 
+def cannot_be(precision: Precision, model: ModelConfig, device: torch.device) -> str:
+    """Why such a model does not answer in that precision on that device, or nothing."""
+    if precision == "int8" and device.type != "cpu":
+        return f"int8 is for the processor: on {device.type} take float32, bfloat16 or auto"
+    if precision == "int8" and model.encoder is None and model.decoder is None:
+        return "int8 rounds the linear layers of blocks, and this model has none: take float32, bfloat16 or auto"
+    return ""
+
+
 def prepare(loaded: Loaded, precision: Precision) -> Way:
     """Measure, or remember, which way is the fastest here, and compute the model that way from now on.
 
     The model has to be in the precision's dtype. Weights of linear layers are replaced: it answers, and learns no
     more.
     """
+    if reason := cannot_be(precision, loaded.config.model, next(loaded.parameters()).device):
+        raise HeedfulError(f"{loaded.source}: {reason}")
     way = fastest(loaded, precision)
     model = loaded.model
     if way.linears != "plain":

@@ -29,7 +29,7 @@ from heedful.errors import HeedfulError, InputError
 from heedful.infer import kept
 from heedful.infer.engine import Engine, Piece
 from heedful.infer.precision import Precision, PrecisionOrAuto
-from heedful.infer.prepare import dtype_of, measures, prepare, timed
+from heedful.infer.prepare import cannot_be, dtype_of, measures, prepare, timed
 from heedful.packed import Packed
 from heedful.tasks import Writing
 from heedful.tasks.fill import mask_name
@@ -83,7 +83,8 @@ def decide(
         return fastest(found), found
     trial = next((each for each in found if each.precision == asked), None)
     if trial is None:
-        raise HeedfulError(f"{asked} is for the processor: on {device.type} take float32, bfloat16 or auto")
+        model = load(name, revision=revision, head=head).config.model
+        raise HeedfulError(f"{name}: {cannot_be(asked, model, device)}")
     if trial.refused:
         lines = "\n  ".join(each.line() for each in found)
         raise HeedfulError(
@@ -128,8 +129,9 @@ def tried(
         with kept.alone(facts):  # processes that begin at once would be measured beside each other
             found = before()
             if anew or found is None:
-                inputs = sample(Engine(load(name, revision=revision, head=head)))
-                several = [each for each in PRECISIONS if each != "int8" or device.type == "cpu"]
+                plain = Engine(load(name, revision=revision, head=head))
+                inputs, model = sample(plain), plain.loaded.config.model
+                several = [each for each in PRECISIONS if not cannot_be(each, model, device)]
                 engines = {each: ready(name, each, revision=revision, head=head, device=device) for each in several}
                 told = {each["precision"]: each["main"] for each in found["trials"]} if found else {}
                 mains = {each: told.get(each) if main is None else partial(main, engines[each]) for each in several}

@@ -87,7 +87,7 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
     task = task_of(teacher)
     tokenizer_of(teacher)
     told = asked.foreseen(task)
-    readable_by(task, told.student)
+    refuse_classic(task, told.student, told.verdict.precision)
     if told.more is not None:
         foresee(task, told.teacher, told.more)
     if told.outputs.top is not None:
@@ -175,10 +175,15 @@ def _notes(found: Survey, extra: Unlabelled, source: Source[Any]) -> tuple[str, 
     return tuple(notes)
 
 
-def readable_by(task: str, student: StudentSettings) -> None:
-    """Refuse a classic student of which the task would take no more than the rows."""
+def refuse_classic(task: str, student: StudentSettings, precision: str) -> None:
+    """Refuse a classic student of which the task would take no more than the rows, and int8, in which none answers."""
     if isinstance(student, ClassicStudent):
         readable(task, student.reader, "student.reader")
+        if precision == "int8":
+            raise HeedfulError(
+                "verdict.precision is int8, which rounds the linear layers of blocks, and a classic student has none: "
+                "take float32, bfloat16 or auto"
+            )
 
 
 def parted(run: str) -> DataSettings:

@@ -18,7 +18,7 @@ from heedful.infer.precision import Precision
 from heedful.infer.quantize import Trial
 from heedful.runs.distil import distil_task
 from heedful.runs.distil_data import task_of
-from heedful.runs.distil_plan import Planned, prepare, readable_by
+from heedful.runs.distil_plan import Planned, prepare, refuse_classic
 from heedful.runs.distil_settings import Asked, student_of
 from heedful.runs.distil_students import one_stack
 from heedful.runs.distil_students import student_of as make_student
@@ -235,7 +235,8 @@ def _timed(planned: Planned, shapes: Sequence[str], watch: Watch) -> list[dict[s
     with tempfile.TemporaryDirectory(prefix="heedful-") as scratch:
         places, counts = {}, {}
         for number, name in enumerate(shapes):
-            readable_by(planned.task, student := student_of(name))
+            student = student_of(name)
+            refuse_classic(planned.task, student, settings.verdict.precision)
             made = make_student(
                 student, planned.teacher, texts, longest=settings.max_length, seed=1, said=lambda text: None
             )

@@ -220,7 +220,7 @@ def sentence(found: dict[str, Any]) -> str:
     """What it comes to."""
     teacher, student = (_with_precision(found["models"][name]["quality"]) for name in ("teacher", "student"))
     said = f"{found['main']} on {found['split']}"
-    quality = f"has a {said} of {student} beside the teacher's {teacher}"
+    quality = f"reaches {student} beside the teacher's {teacher} ({said})"
     if found["kept"] is not None:
         quality = f"keeps {100 * found['kept']:.1f} % of the teacher's {said} ({student} of {teacher})"
     text = (

@@ -127,8 +127,6 @@ def answering(
     check(precision)
     place = device_of(device)
     taken = fastest(tried(run, revision=revision, device=place)) if precision == "auto" else precision
-    if taken == "int8" and place.type != "cpu":
-        raise HeedfulError(f"int8 is for the processor: on {place.type} take float32, bfloat16 or auto")
     if taken == "float32":
         return load(run, revision=revision, device=place), taken
     return ready(run, taken, revision=revision, device=place).loaded, taken

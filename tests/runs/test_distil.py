@@ -230,6 +230,11 @@ RELATED = ("student.width=32", "student.heads=2", "loss.relations.heads=2")
         ("bag", ["data.dev=0", "student.steps=-1"], "steps"),
         ("bag", ["verdict.texts=0"], "texts is 0; expected a whole number from 1"),
         ("bag", ["verdict.rounds=-3"], "rounds is -3; expected a whole number from 1"),
+        (
+            "bag",
+            ["verdict.precision=int8"],
+            "int8, which rounds the linear layers of blocks, and a classic student has",
+        ),
         ("bag", ["train.recompute=true"], "train.recompute would change nothing: a classic model has no blocks"),
         ("bag", ["outputs.keep=none", "outputs.precision=float32"], "outputs.precision is of outputs that are kept"),
         (

@@ -12,18 +12,19 @@ from typing import Any
 import invented
 import pytest
 import torch
+from classics import classic
 from folders import make, their_logits, theirs
 from invented import as_csv, as_lines, classified, data, tune
 from safetensors.torch import load_file, save_file
 
 import heedful
-from heedful.checkpoint import load
+from heedful.checkpoint import load, save
 from heedful.checkpoint.attach import attach, rescaled
 from heedful.cli import main
 from heedful.data import DataSettings, Labelled, LeaveOut, SetAside, Stop, read
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.infer.quantize import ready
+from heedful.infer.quantize import decide, ready, tried
 from heedful.runs import evaluate as evaluation
 from heedful.runs import finetune as module
 from heedful.runs import scoring
@@ -266,6 +267,22 @@ def test_auto_is_what_an_engine_takes(single: Path, monkeypatch: pytest.MonkeyPa
 def test_a_precision_that_there_is_not_is_refused(single: Path) -> None:
     with pytest.raises(HeedfulError, match="precision is 'fp16': give one of auto, float32, bfloat16, int8"):
         evaluate(single / "run", single / "data", precision="fp16")  # type: ignore[arg-type]
+
+
+def test_int8_is_for_models_with_blocks(tmp_path: Path) -> None:
+    folder = tmp_path / "words"
+    save(classic("bag of means"), folder)
+    assert [trial.precision for trial in tried(folder)] == ["float32", "bfloat16"]
+    ways = (
+        lambda: evaluate(folder, tmp_path, precision="int8"),
+        lambda: decide(folder, "int8"),
+        lambda: ready(folder, "int8"),
+    )
+    for way in ways:
+        with pytest.raises(
+            HeedfulError, match="words: int8 rounds the linear layers of blocks, and this model has none"
+        ):
+            way()
 
 
 def test_bfloat16_is_near(single: Path) -> None:
