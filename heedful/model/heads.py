@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -216,19 +217,19 @@ class SentenceEmbeddingHead(nn.Module):
 
 
 def pool(rows: Rows, batch: Packed, how: c.Pooling) -> Float[Tensor, "sequences width"]:
-    """One vector for each sequence; mean_sqrt_length is the sum over the square root of the length.
-
-    An empty one has zeros where sums or means are taken; it has no first, last or largest row, and is refused there.
-    """
+    """One vector for each sequence, zeros for an empty one; mean_sqrt_length is the sum over the root of the length."""
     if len(batch) == 0:
         return rows[:0]
+    lengths = torch.tensor(batch.lengths, device=rows.device)
+    if how in ("first", "last", "max") and 0 in batch.lengths:
+        made = rows.new_zeros(len(batch), rows.shape[1])
+        made[lengths > 0] = pool(rows, replace(batch, bounds=tuple(sorted(set(batch.bounds)))), how)
+        return made
     if how == "first":
         return rows[batch.firsts()]
     if how == "last":
         return rows[batch.lasts()]
-    lengths = torch.tensor(batch.lengths, device=rows.device)
     if how == "max":
-        batch.firsts()
         return torch.segment_reduce(rows, "max", lengths=lengths)
     owner = torch.arange(len(batch), device=rows.device).repeat_interleave(lengths, output_size=len(rows))
     return means(rows, owner, lengths, power=0.5 if how == "mean_sqrt_length" else 1.0)
@@ -243,7 +244,7 @@ def read_of(head: nn.Module, batch: Packed) -> tuple[Int[Tensor, " sequences"] |
             poolings = head.config.pooling
         case _:
             return None, batch
-    if len(batch) == 0 or len(poolings) > 1 or poolings[0] not in ("first", "last"):
+    if 0 in (len(batch), *batch.lengths) or len(poolings) > 1 or poolings[0] not in ("first", "last"):
         return None, batch
     rows = batch.firsts() if poolings[0] == "first" else batch.lasts()
     return rows, batch.ones(rows)

@@ -91,13 +91,21 @@ def _cut(whole: Encoded, text: str, between: str, most: int) -> Encoded:
 def open_ended(loaded: Loaded, tokenizer: Tokenizer, seen: Sequence[Encoded]) -> list[Encoded]:
     """Texts as a decoder alone goes on from them: without the special tokens that the tokenizer puts after a text.
 
-    All else is left as it is, a model among it that learned what stands between a text and its rewriting.
+    Where that leaves nothing, it goes on from the token that stands before a text, or else from the one that ends it:
+    in GPT-2 they are the same. All else is left as it is, a model among it that learned what stands between a text and
+    its rewriting.
     """
     if not isinstance(loaded.config.head, NextToken) or loaded.config.model.reads or loaded.between:
         return list(seen)
     probe = tokenizer.encode("a").segments
     last = max((place for place, segment in enumerate(probe) if segment is not None), default=len(probe) - 1)
-    return [each.until(len(each) - (len(probe) - 1 - last)) for each in seen]
+    cut = (each.until(len(each) - (len(probe) - 1 - last)) for each in seen)
+    special = tokenizer.special
+    begin = special.separator if special.first is None else special.first
+    if begin is None:
+        return list(cut)
+    nothing = Encoded(ids=(begin,), types=(0,), segments=(None,), offsets=((0, 0),), words=(None,))
+    return [each if len(each) else nothing for each in cut]
 
 
 def write_all(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from math import sqrt
+from typing import get_args
 
 import pytest
 import torch
@@ -72,19 +73,8 @@ def test_sentence_embeddings_stand_side_by_side_at_unit_length() -> None:
     torch.testing.assert_close(unit, parts / parts.square().sum(-1, keepdim=True).sqrt(), atol=1e-14, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "head",
-    [c.Pooled(), c.NextSentence(), c.Classes(labels=("a",)), c.Choice(), c.SentenceEmbedding(pooling=("max",))],
-    ids=lambda head: head.kind,
-)
-def test_a_vector_for_each_sequence_refuses_empty_ones(head: c.Head) -> None:
-    _, made = build(head)
-    with pytest.raises(HeedfulError, match=r"^sequences \[1\] are empty: they have no first token to summarise them$"):
-        made(torch.zeros(2, 8, dtype=torch.float64), Packed.of([[1], [], [2]]))
-
-
-@pytest.mark.parametrize("pooling", ["mean", "mean_sqrt_length"])
-def test_an_empty_sequence_has_a_mean_of_zeros(pooling: c.Pooling) -> None:
+@pytest.mark.parametrize("pooling", get_args(c.Pooling))
+def test_an_empty_sequence_has_a_vector_of_zeros(pooling: c.Pooling) -> None:
     """As a bag of words has; it learns nothing, and spoils no other."""
     _, head = build(c.SentenceEmbedding(pooling=(pooling,), normalise=True))
     rows = torch.randn(2, 8, dtype=torch.float64, requires_grad=True)
@@ -153,6 +143,17 @@ def test_a_head_reads_the_rows_that_it_says(head: c.Head, rows: list[int] | None
     assert alone.bounds == (BATCH.bounds if rows is None else (0, 1, 2, 3, 4))
     whole = loaded.head(loaded.model(BATCH), BATCH)
     torch.testing.assert_close(loaded(BATCH), whole, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("pooling", ["first", "last"])
+def test_an_empty_sequence_is_scored_like_any_other(pooling: c.Pooling) -> None:
+    """By what the head says of nothing: here its bias."""
+    head = c.Classes(labels=("x", "y"), pooling=pooling, dense=False, activation=None)
+    loaded = Loaded(Config(family="heedful", model=MODEL, head=head)).double().eval()
+    assert loaded.head is not None
+    found, bias = loaded(Packed.of([[1, 2], [], [3]])), loaded.head.get_parameter("out.bias")
+    assert torch.equal(found[1], bias) and torch.equal(loaded(Packed.of([[]]))[0], bias)
+    torch.testing.assert_close(found[[0, 2]], loaded(Packed.of([[1, 2], [3]])), atol=1e-12, rtol=1e-12)
 
 
 def test_a_head_of_an_empty_batch() -> None:

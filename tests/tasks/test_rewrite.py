@@ -345,6 +345,32 @@ def test_a_model_that_learned_nothing_goes_on_from_the_text_itself(tmp_path: Pat
         load(tmp_path / "plain")
 
 
+def test_nothing_is_gone_on_from_as_from_the_token_that_ends_a_text() -> None:
+    """Where the tokenizer adds none; as transformers goes on from that token."""
+    theirs, loaded, _ = pair("alone")
+    bare = tokenizer()
+    bare.post_processor = None
+    loaded.tokenizer = Tokenizer(bare, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
+    loaded.between = ""
+    with torch.no_grad():
+        new = theirs.generate(torch.tensor([[1]]), max_new_tokens=6, do_sample=False, eos_token_id=1, pad_token_id=0)
+    engine = heedful.Engine(loaded, writing=Writing(most=6))
+    (alone,), (beside, some) = engine([""]), engine(["", "red one"])
+    assert alone == beside and alone["text"] == loaded.tokenizer.decode(new[0, 1:].tolist()).strip()
+    assert some["log_probability"] == pytest.approx(engine(["red one"])[0]["log_probability"])
+
+
+def test_an_empty_text_is_classified_where_the_tokenizer_adds_nothing() -> None:
+    _, loaded, _ = pair("alone")
+    bare = tokenizer()
+    bare.post_processor = None
+    loaded.tokenizer = Tokenizer(bare, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
+    engine = heedful.Engine(attach(loaded, "classes", labels=("no", "yes"), seed=1))
+    (alone,), (beside, some) = engine([""]), engine(["", "red one"])
+    assert alone == beside and alone["probability"] == 0.5, "GPT-2's scores have no bias"
+    assert some["probabilities"] == pytest.approx(engine(["red one"])[0]["probabilities"])
+
+
 def test_a_decoder_goes_on_without_what_closes_a_text() -> None:
     """As transformers goes on from the same tokens; what learned to write behind the closing token still reads it."""
     theirs, loaded, _ = pair("alone")
