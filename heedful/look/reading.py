@@ -1,4 +1,4 @@
-"""What classic models look at: words at words by likeness, and trained queries at words and sentences."""
+"""What classic models look at: words at words by likeness, bags and trained queries at words and sentences."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from heedful.nn.attend import weights as weights_of
 from heedful.nn.layout import Call, Layout
 from heedful.packed import Packed
 
+ALIKE = ("each word alike",)  # a mean, or so many means as there are words
 HIERARCHY = ("word in its sentence", "sentence in the text", "word in the text")
 
 
@@ -28,7 +29,9 @@ def parts(loaded: Loaded) -> list[tuple[str, tuple[str, ...], str]]:
     if isinstance(model.over, SelfAttended):
         found.append(("over", ("cosine" if model.over.cosine else "dot product",), "tokens"))
     if isinstance(head, ReadClasses):
-        if hasattr(head, "hierarchy"):
+        if hasattr(head, "bag"):
+            found.append(("reader", ALIKE, "text"))
+        elif hasattr(head, "hierarchy"):
             found.append(("reader", HIERARCHY, "text"))
         elif hasattr(head, "queries"):
             count = len(head.queries.queries)
@@ -46,8 +49,10 @@ def weights(loaded: Loaded, batch: Packed, part: str) -> Float[Tensor, "heads ro
         assert isinstance(model.over, SelfAttended)
         k = (F.normalize(below, dim=-1) if model.over.cosine else below)[:, None]
         return weights_of(k, k, Call(layout=Layout.of(batch.bounds), scale=1.0), 0)
-    rows = below if model.over is None else model.over(below, batch.bounds)
     assert isinstance(head, ReadClasses)
+    if hasattr(head, "bag"):
+        return below.new_full((1, 1, len(below)), 1 / len(below))
+    rows = below if model.over is None else model.over(below, batch.bounds)
     if not hasattr(head, "hierarchy"):
         read: Tensor = head.queries.weights(rows, batch.bounds)[0]
         return read[:, None]

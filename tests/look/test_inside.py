@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from classics import READERS, classic
+from classics import READERS, bare, classic
 from folders import make
 
 import heedful
@@ -169,7 +169,15 @@ def test_attributions_sum_to_the_difference(tmp_path: Path) -> None:
 
 def test_classic_models_show_what_they_look_at() -> None:
     text = "the film was not good . the end . very bad"
-    for name in ("plain attention", "a query for each class", "structured", "hierarchical", "dot products"):
+    for name in (
+        "plain attention",
+        "a query for each class",
+        "structured",
+        "hierarchical",
+        "bag of sums",
+        "recurrent",
+        "dot products",
+    ):
         loaded = classic(name)
         inside = Inside(loaded, text)
         for view in inside.views:
@@ -184,8 +192,17 @@ def test_classic_models_show_what_they_look_at() -> None:
     x = loaded.model.embedding(inside.source)
     assert torch.allclose(inside.weights("over", 0)[0] @ x, vectors)
     with pytest.raises(HeedfulError, match="nothing in it looks at anything"):
-        Inside(classic("bag of means"), text)
+        Inside(bare(READERS["plain attention"]), text)
     assert set(READERS) >= {"structured"}
+
+
+@pytest.mark.parametrize("name", ["bag of means", "bag of sums"])
+def test_a_bag_rests_on_each_word_alike(name: str) -> None:
+    """What each word adds is exact there: the score is linear in their vectors."""
+    inside = Inside(classic(name), "the film was not good")
+    said = Asks([inside])("prediction", {"label": "1"})
+    assert numbers(said["attention"]).tolist() == pytest.approx([0.2] * 5, abs=1e-4)
+    assert said["attribution"]["missing"] == pytest.approx(0, abs=1e-12)
 
 
 def test_compared_words_and_similarity(tmp_path: Path) -> None:

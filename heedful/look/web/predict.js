@@ -57,12 +57,13 @@ function reasons(context, names, found) {
   const made = [];
   if (found.attribution) {
     const { score, at_text: text, at_baseline: baseline, missing } = found.attribution;
+    const small = Math.abs(missing) < 0.001 * Math.abs(text - baseline);
     made.push(
       note(`Integrated gradients of ${plain(score, 120)}: what each token adds to it.`),
       tinted(context, names, unpack(found.attribution.values).values, true),
       note(
         `The score is ${short(text)} for the text and ${short(baseline)} with its words masked; the tokens' shares sum to ` +
-          `that difference but for ${short(missing)}, which more steps would make smaller.`,
+          `that difference${small ? "" : ` but for ${short(missing)}, which more steps would make smaller`}.`,
       ),
     );
   }
