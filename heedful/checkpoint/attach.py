@@ -105,7 +105,7 @@ def new_head(config: Config, kind: str, labels: Sequence[str] = (), problem: Pro
             return config.head
         published = family.heads[family.bare].head is Pooled
         return SentenceEmbedding(keeps_pooler=published and isinstance(config.head, Pooled))
-    kinds = {name: architecture for name, architecture in family.kinds().items() if name != "none"}
+    kinds = {name: known for name, known in family.kinds().items() if family.heads[known].head is not type(None)}
     if kind not in kinds:
         known = [*kinds, "embedding"]
         raise HeedfulError(f'this family has no head "{kind}"{did_you_mean(kind, known)}; it has {", ".join(known)}')
