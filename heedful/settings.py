@@ -289,10 +289,7 @@ def _form(kind: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         cls: Any = kind
         hints = get_type_hints(cls)
-        forms = {
-            field.name: _form(hints[field.name]) if _required(field) else NotRequired[_form(hints[field.name])]
-            for field in _fields(cls)
-        }
+        forms = {field.name: _field_form(field, hints[field.name]) for field in _fields(cls)}
         make_table: Any = TypedDict
         table = with_config(ConfigDict(strict=True, extra="forbid"))(make_table(cls.__name__, forms))
         return Annotated[table, AfterValidator(lambda values: cls(**values))]
@@ -306,6 +303,25 @@ def _form(kind: Any) -> Any:
         return dict[arguments[0], _form(arguments[1])]  # type: ignore[misc, valid-type]
     assert kind in _WORDS or get_origin(kind) is Literal, f"{kind} has no place in settings"
     return kind
+
+
+def _field_form(field: dataclasses.Field[Any], kind: Any) -> Any:
+    """A field's type; part of the default's table lies over it, another `kind` starts the table anew."""
+    from pydantic import BeforeValidator
+
+    if _required(field):
+        return _form(kind)
+    if not dataclasses.is_dataclass(field.default):
+        return NotRequired[_form(kind)]
+
+    def laid(value: Any) -> Any:
+        table = to_mapping(field.default)
+        if not isinstance(value, dict) or ("kind" not in value and not value.keys() <= table.keys()):
+            return value  # it may be meant for another kind
+        _lay(table, value)
+        return table
+
+    return NotRequired[Annotated[_form(kind), BeforeValidator(laid)]]
 
 
 def _union_form(members: tuple[Any, ...]) -> Any:

@@ -106,6 +106,22 @@ def test_everything_nests() -> None:
     assert isinstance(model.labels["a label"], float)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Halves:
+    first: Stack | None = Stack(layers=3, rate=0.5)
+    second: Learned | Sinusoidal = Learned(count=8)
+
+
+def test_part_of_a_table_lies_over_the_default() -> None:
+    """Not over the class's own; another kind starts anew, and what no other kind has says which it is."""
+    found = settings.read(Halves, {"first": {"layers": 4}, "second": {"count": 9}}, source="f")
+    assert found == Halves(first=Stack(layers=4, rate=0.5), second=Learned(count=9))
+    assert settings.read(Halves, {"second": {"kind": "sinusoidal"}}, source="f").second == Sinusoidal()
+    assert settings.apply(Halves(first=None), ["first.rate=0.1"]).first == Stack(layers=3, rate=0.1)
+    with pytest.raises(HeedfulError, match=r'^f: second.kind is missing, expected one of "learned", "sinusoidal"$'):
+        settings.read(Halves, {"second": {"base": 3.0}}, source="f")
+
+
 @pytest.mark.parametrize("nothing", [None, "none"])
 def test_none_is_a_word_where_it_is_allowed(nothing: str | None) -> None:
     model = settings.read(Model, {"name": "none", "positions": nothing, "note": nothing}, source="here")
