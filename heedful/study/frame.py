@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from heedful import __version__
 from heedful.durable import put_folder, writable
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.runs import style
-from heedful.runs.folder import environment, write
+from heedful.runs.folder import environment, read_json, write
 from heedful.runs.seeds import Unit, counted, spread, verdict
 from heedful.study import STUDIES
 
@@ -36,7 +38,8 @@ class Plan:
     scale: Scale = "usual"
     data: Path | None = None  # real data, where the scale is "full"
     said: Callable[[str], None] = quiet
-    place: Path | None = None  # where what takes hours is kept, so that it goes on; `study` gives it
+    place: Path | None = None  # where runs of hours are kept, so that they go on; `study` gives it
+    kept: Path | None = None  # where numbers are kept until it is over; `study` gives it
 
     def pick(self, usual: T, quick: T, full: T | None = None) -> T:
         """One of them, by the scale; a full one is as the usual one unless given."""
@@ -105,26 +108,70 @@ class Studied:
 
 
 class Bench:
-    """Numbers as they come in: of arms, by measure, one for each seed."""
+    """Numbers as they come in: of arms, by measure, one for each seed; kept on the disk until the study is over."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._found: dict[str, dict[str, list[float]]] = {}
         self._began = time.monotonic()
+        self._found = _Found(plan)
+        if self._found.rows:
+            plan.said(f"{len(self._found.rows)} results were kept: going on")
 
-    def note(self, arm: str, seed: int, **numbers: float) -> None:
-        """One seed of one arm; it is said too."""
-        for name, value in numbers.items():
-            self._found.setdefault(name.replace("_", " "), {}).setdefault(arm, []).append(value)
-        shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in numbers.items())
+    def left(self, arms: Iterable[str], seed: int) -> list[str]:
+        """Those of which nothing is known yet with this seed."""
+        return [arm for arm in arms if (arm, seed) not in self._found.rows]
+
+    def note(
+        self, arm: str, seed: int, numbers: Mapping[str, float], lines: Mapping[str, Sequence[float]] | None = None
+    ) -> None:
+        """One seed of one arm, with its curves; the numbers are said too."""
+        self._found.rows[arm, seed] = {"numbers": dict(numbers), "lines": dict(lines or {})}
+        self._found.keep()
+        shown = ", ".join(f"{name} {value:.3f}" for name, value in numbers.items())
         self.plan.said(f"{time.monotonic() - self._began:5.0f} s  seed {seed}, {arm}: {shown}")
 
     def measure(
         self, name: str, *, unit: Unit = "share", chance: float | None = None, tests: int | None = None
     ) -> Measure:
         """All of one name; a share is of so many tests."""
-        of = {arm: tuple(values) for arm, values in self._found[name].items()}
+        of = {arm: tuple(row["numbers"][name] for row in rows) for arm, rows in self._by_arm().items()}
         return Measure(name=name, of=of, unit=unit, chance=chance, grain=1 / tests if tests else 0.0)
+
+    def curves(self, name: str) -> dict[str, list[float]]:
+        """Of each arm, the mean over seeds."""
+        return {
+            arm: [fmean(each) for each in zip(*(row["lines"][name] for row in rows), strict=True)]
+            for arm, rows in self._by_arm().items()
+        }
+
+    def _by_arm(self) -> dict[str, list[dict[str, Any]]]:
+        """In the order of the plan's seeds."""
+        arms = dict.fromkeys(arm for arm, _ in self._found.rows)
+        return {arm: [self._found.rows[arm, seed] for seed in self.plan.seeds] for arm in arms}
+
+
+class _Found:
+    """What a study has found so far, by arm and seed, in a file that is gone when it is over."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.path, self.rows = plan.kept, dict[tuple[str, int], dict[str, Any]]()
+        self._facts = {"scale": plan.scale, "data": str(plan.real and plan.real.absolute()), "version": __version__}
+        self._said = plan.said
+        if self.path is not None and self.path.is_file():
+            kept = read_json(self.path)
+            if kept["facts"] == self._facts:
+                self.rows = {(each["arm"], each["seed"]): each for each in kept["found"]}
+
+    def keep(self) -> None:
+        """A disk that takes nothing costs no more than beginning again."""
+        if self.path is None:
+            return
+        found = [{"arm": arm, "seed": seed} | row for (arm, seed), row in self.rows.items()]
+        try:
+            write(self.path, {"facts": self._facts, "found": found})
+        except OSError as error:
+            self._said(f"{self.path} cannot be written: {error.strerror or error}: stopped, this study begins again")
+            self.path = None
 
 
 def compared(measures: Sequence[Measure], pairs: Sequence[tuple[str, str]], beside: int = 0) -> tuple[str, ...]:
@@ -165,7 +212,12 @@ def study(name: str, plan: Plan, out: Path) -> Studied:
         raise HeedfulError(f"{out} cannot be written: {error.strerror}: give another folder with --out") from None
     run: Callable[[Plan], Outcome] = import_module(f"heedful.study.{name}").run
     began = time.monotonic()
-    outcome = run(replace(plan, place=out / RUNS))
+    kept = out / f"{name}-so-far.json"
+    try:
+        outcome = run(replace(plan, place=out / RUNS, kept=kept))
+    except KeyboardInterrupt:
+        plan.said(f"stopped; {'the same command goes on from there' if kept.exists() else 'nothing is kept yet'}.")
+        raise
     seconds = time.monotonic() - began
     about = environment()
     texts = {"json": _plain(name, plan, outcome, seconds, about), "md": markdown(name, plan, outcome, seconds, about)}
@@ -179,6 +231,7 @@ def study(name: str, plan: Plan, out: Path) -> Studied:
     except OSError as error:
         lost = f"{out} did not take all files: {error.strerror or error}"
         return Studied(name=name, outcome=outcome, seconds=seconds, files=tuple(files), lost=lost)
+    kept.unlink(missing_ok=True)
     return Studied(name=name, outcome=outcome, seconds=seconds, files=tuple(files))
 
 

@@ -55,12 +55,12 @@ def _toy(plan: Plan) -> Outcome:
         tokenizer = words(each.text for each in train)
         parts = {each.text: each.part for each in data["test"]}
         test = [Labelled(text=each.text, label=each.label) for each in data["test"]]
-        for arm in ARMS:
+        for arm in bench.left(ARMS, seed):
             loaded = model(arm, tokenizer, LABELS, seed)
             task = classify(tokenizer, LABELS, loaded)
             learn(loaded, task, task.read(train).samples, steps=steps, seed=seed)
             found = accuracy(loaded, task, test, lambda example, parts=parts: parts[example.text])  # type: ignore[misc]
-            bench.note(arm, seed, **{name: found[name] for name in PARTS})
+            bench.note(arm, seed, {name: found[name] for name in PARTS})
     measures = tuple(bench.measure(name, chance=0.5, tests=sizes.test // len(PARTS)) for name in PARTS)
     verdicts = compared([each for each in measures if each.name in HARD], PAIRS)
     about = (
@@ -89,14 +89,14 @@ def _real(plan: Plan, data: Path) -> Outcome:
     limit = max(len(ids) for ids in tokenizer.ids([each.text for each in (*train, *dev)]))
     bench, steps = Bench(plan), max(1, 2 * len(train) // 64)
     for seed in plan.seeds:
-        for arm in ARMS:
+        for arm in bench.left(ARMS, seed):
             loaded = model(arm, tokenizer, labels, seed)
             if arm == WHOLE:
                 loaded = encoder(tokenizer, labels, seed, positions=Learned(count=limit))
             task = classify(tokenizer, labels, loaded)
             learn(loaded, task, task.read(train).samples, steps=steps, seed=seed, rate=1e-3, batch=64)
             found = accuracy(loaded, task, dev, turned)
-            bench.note(arm, seed, **found)
+            bench.note(arm, seed, found)
     count = sum(turned(each) == "turned" for each in dev)
     parts = {"all": len(dev), "turned": count, "plain": len(dev) - count}
     tests = {name: number for name, number in parts.items() if number}

@@ -27,6 +27,7 @@ ARMS = {  # shares of hidden, replaced, kept
     "80 / 20 / 0": (0.8, 0.2, 0.0),
     "0 / 100 / 0": (0.0, 1.0, 0.0),
 }
+MEASURES = {"fine tuned": fine_tuned, "as it is": as_it_is}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +59,15 @@ def run(plan: Plan) -> Outcome:
         with world(plan, seed, few) as given:
             told, tests = given.about, {name: len(each) for name, each in given.tests.items()}
             last = list(tests)[-1]  # words that reading alone knows
-            for arm, (hidden, replaced, _) in ARMS.items():
+            for arm in bench.left(ARMS, seed):
+                hidden, replaced, _ = ARMS[arm]
                 made = pieces(given, "masked", seed, steps=steps, full=plan.real is not None)
                 remade = partial(shared, hidden=hidden, replaced=replaced)
                 loaded, _losses = started(made, reads=True, remade=remade)
-                tuned_to = fine_tuned(loaded, given, seed, steps=tuned)[last]
-                bench.note(arm, seed, fine_tuned=tuned_to, as_it_is=as_it_is(loaded, given, seed, steps=tuned)[last])
+                found = {name: measured(loaded, given, seed, steps=tuned)[last] for name, measured in MEASURES.items()}
+                bench.note(arm, seed, found)
     count = list(tests.values())[-1]
-    measures = tuple(bench.measure(name, chance=0.5, tests=count) for name in ("fine tuned", "as it is"))
+    measures = tuple(bench.measure(name, chance=0.5, tests=count) for name in MEASURES)
     about = (
         f"{told}. Shares of the chosen 15 % that are hidden, replaced by any token, kept; {steps:,} steps of reading, "
         f"then {tuned} on the labelled texts, of all weights, or of a trained query that reads the encoder as it is. "

@@ -86,7 +86,7 @@ def run(plan: Plan, data: Path) -> Outcome:
             if done.why != "done":
                 raise KeyboardInterrupt
             numbers = done.results["splits"]["test"]["numbers"]
-            bench.note(arm, seed, BLEU=numbers["bleu"], right=numbers["exact"])
+            bench.note(arm, seed, {"BLEU": numbers["bleu"], "right": numbers["exact"]})
             looks = (line for line in records(folder / "journal.jsonl") if "dev" in line)
             curves.setdefault(arm, [(line["step"], 100 * line["dev"]["bleu"]) for line in looks])
             about, signature = done.results["data"], numbers["signature"]

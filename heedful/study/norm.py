@@ -41,24 +41,21 @@ def run(plan: Plan) -> Outcome:
     sizes = Sizes(train=plan.pick(4000, 64), dev=0, test=plan.pick(800, 32))
     steps, layers, rate = plan.pick(250, 2), plan.pick(6, 2), 2e-3
     bench = Bench(plan)
-    curves: dict[tuple[str, str], list[float]] = {}
     for seed in plan.seeds:
         data = texts(sizes, seed)
         train, test = ([Labelled(text=x.text, label=x.label) for x in data[split]] for split in ("train", "test"))
         tokenizer = words(each.text for each in train)
-        for arm in ARMS:
-            found = {}
+        for arm in bench.left(ARMS, seed):
+            found, losses = dict[str, float](), dict[str, list[float]]()
             for name, warmup in WARMUPS.items():
                 loaded = model(arm, tokenizer, seed, layers)
                 task = classify(tokenizer, LABELS, loaded)
-                losses = learn(
+                losses[name] = learn(
                     loaded, task, task.read(train).samples, steps=steps, seed=seed, rate=rate,
                     schedule=Constant(warmup=warmup),
                 )  # fmt: skip
-                found[name.replace(" ", "_")] = accuracy(loaded, task, test)["all"]
-                known = curves.setdefault((name, arm), [0.0] * steps)
-                curves[name, arm] = [a + b / len(plan.seeds) for a, b in zip(known, losses, strict=True)]
-            bench.note(arm, seed, **found)
+                found[name] = accuracy(loaded, task, test)["all"]
+            bench.note(arm, seed, found, losses)
     measures = tuple(bench.measure(name, chance=0.5, tests=sizes.test) for name in WARMUPS)
     pairs = [(PRE, POST), (PRE, PRE_BATCH), (POST, POST_BATCH)]
     verdicts = compared(measures, pairs)
@@ -67,11 +64,12 @@ def run(plan: Plan) -> Outcome:
         f"texts at a rate of {rate:g}, reached over the first fifth of them or from the first step on, and kept. "
         f"Accuracy on {sizes.test:,} other texts, all four parts."
     )
+    curves = {name: bench.curves(name) for name in WARMUPS}
     panels = [
         charts.Panel(
             across=f"steps, {name}",
             up="loss",
-            lines=tuple(charts.Line(name=arm, points=charts.smooth(curves[name, arm], SMOOTH)) for arm in ARMS),
+            lines=tuple(charts.Line(name=arm, points=charts.smooth(curves[name][arm], SMOOTH)) for arm in ARMS),
         )
         for name in WARMUPS
     ]
@@ -81,7 +79,13 @@ def run(plan: Plan) -> Outcome:
         f"training loss, mean of {counted(len(plan.seeds))} and of {SMOOTH} steps; 0.69 is a guess",
     )
     figure = charts.dots(measures, ARMS, "Where norms stand, and over what they go", "accuracy")
-    facts = {"loss": {f"{arm}, {name}": [round(x, 4) for x in curve] for (name, arm), curve in curves.items()}}
+    facts = {
+        "loss": {
+            f"{arm}, {name}": [round(x, 4) for x in curve]
+            for name, each in curves.items()
+            for arm, curve in each.items()
+        }
+    }
     return Outcome(
         measures=measures, verdicts=verdicts, figure=figure, about=about, facts=facts, others={"curves": curve}
     )

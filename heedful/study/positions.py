@@ -42,6 +42,7 @@ FILLERS = [
     "it",
 ]
 SOME = 4  # names of a text
+NEAR, FAR, CHANGE = "trained lengths", "longer texts", "change when permuted"
 SHORT, LONG = (8, 16), (24, 48)  # words of a text: of those learned from, and of longer ones
 NONE = "none"
 ARMS: dict[str, Positions] = {
@@ -87,25 +88,21 @@ def model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
 def run(plan: Plan) -> Outcome:
     """Each arm learns from the same short texts."""
     count, tests, steps = plan.pick(6000, 64), plan.pick(600, 24), plan.pick(500, 2)
-    bench, changes = Bench(plan), dict.fromkeys(ARMS, 0.0)
+    bench = Bench(plan)
     for seed in plan.seeds:
         random = Random(seed)
         train, inside, beyond = (
             texts(number, random, lengths) for number, lengths in ((count, SHORT), (tests, SHORT), (tests, LONG))
         )
         tokenizer = words([*(each.text for each in train), *SPOKEN])
-        for arm in ARMS:
+        for arm in bench.left(ARMS, seed):
             loaded = model(arm, tokenizer, seed)
             task = classify(tokenizer, NAMES, loaded)
             learn(loaded, task, task.read(train).samples, steps=steps, seed=seed)
-            bench.note(
-                arm,
-                seed,
-                trained_lengths=accuracy(loaded, task, inside)["all"],
-                longer_texts=accuracy(loaded, task, beyond)["all"],
-            )
-            changes[arm] = max(changes[arm], change(loaded))
-    near, far = (bench.measure(name, chance=1 / SOME, tests=tests) for name in ("trained lengths", "longer texts"))
+            found = {name: accuracy(loaded, task, test)["all"] for name, test in ((NEAR, inside), (FAR, beyond))}
+            bench.note(arm, seed, found | {CHANGE: change(loaded)})
+    changes = {arm: max(each) for arm, each in bench.measure(CHANGE).of.items()}
+    near, far = (bench.measure(name, chance=1 / SOME, tests=tests) for name in (NEAR, FAR))
     inside_pairs = [(arm, NONE) for arm in ARMS if arm != NONE]
     beyond_pairs = [(arm, "learned") for arm in ARMS if arm not in (NONE, "learned")]
     verdicts = (

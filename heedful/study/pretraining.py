@@ -26,11 +26,11 @@ def run(plan: Plan) -> Outcome:
     for seed in plan.seeds:
         with world(plan, seed, few) as given:
             told, tests = given.about, {name: len(each) for name, each in given.tests.items()}
-            for arm, objective in ARMS.items():
-                made = pieces(given, objective, seed, steps=steps, full=plan.real is not None)
+            for arm in bench.left(ARMS, seed):
+                made = pieces(given, ARMS[arm], seed, steps=steps, full=plan.real is not None)
                 loaded, _ = started(made, reads=arm != RANDOM)
                 found = fine_tuned(loaded, given, seed, steps=tuned)
-                bench.note(arm, seed, **{name.replace(" ", "_"): value for name, value in found.items()})
+                bench.note(arm, seed, found)
     measures = tuple(bench.measure(name, chance=0.5, tests=count) for name, count in tests.items())
     read = [arm for arm in ARMS if arm != RANDOM]
     pairs = [*((arm, RANDOM) for arm in read), *((arm, read[0]) for arm in read[1:])]

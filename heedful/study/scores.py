@@ -103,19 +103,20 @@ def model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
 def run(plan: Plan) -> Outcome:
     """Every arm learns from the same texts in the same order."""
     count, tests, steps = plan.pick(4000, 64), plan.pick(1000, 32), plan.pick(600, 2)
-    bench, curves, batch, rate = Bench(plan), {arm: [0.0] * steps for arm in MAKES}, 16, 4e-3
+    bench, batch, rate = Bench(plan), 16, 4e-3
     for seed in plan.seeds:
         random = Random(seed)
         train, test = labelled(texts(count, random)), labelled(texts(tests, random))
         tokenizer = words(each.text for each in train)
-        for arm in MAKES:
+        for arm in bench.left(MAKES, seed):
             loaded = model(arm, tokenizer, seed)
             task = classify(tokenizer, COLOURS, loaded)
             samples, began = task.read(train).samples, time.monotonic()
             losses = learn(loaded, task, samples, steps=steps, seed=seed, batch=batch, rate=rate)
             spent = 1e3 * (time.monotonic() - began) / steps
-            curves[arm] = [a + b / len(plan.seeds) for a, b in zip(curves[arm], losses, strict=True)]
-            bench.note(arm, seed, right_answers=accuracy(loaded, task, test)["all"], ms_of_a_step=spent)
+            right = accuracy(loaded, task, test)["all"]
+            bench.note(arm, seed, {"right answers": right, "ms of a step": spent}, {"loss": losses})
+    curves = bench.curves("loss")
     measure = bench.measure("right answers", chance=1 / ASKED, tests=tests)
     costs = bench.measure("ms of a step", unit="number")
     others = [arm for arm in MAKES if arm not in (MEAN, "scaled dot")]

@@ -128,18 +128,15 @@ def run(plan: Plan) -> Outcome:
         return multi30k.run(plan, plan.real)
     budget = plan.pick(Budget(), Budget(train=64, tests=16, looks=8, steps=2, every=1))
     bench, points = Bench(plan), budget.steps // budget.every
-    losses = {arm: [0.0] * budget.steps for arm in ARMS}
-    curves = {arm: [0.0] * points for arm in ARMS}
     for seed in plan.seeds:
         data = sentences(budget, seed)
         tokenizer = pieces(data["train"])
-        for arm in ARMS:
+        for arm in bench.left(ARMS, seed):
             loaded = model(arm, tokenizer, seed)
             task = task_of(loaded, tokenizer)
             lost, curve = learn(loaded, task, budget, data, seed=seed)
-            bench.note(arm, seed, **measured(loaded, task, data["test"]))
-            losses[arm] = [a + b / len(plan.seeds) for a, b in zip(losses[arm], lost, strict=True)]
-            curves[arm] = [a + b / len(plan.seeds) for a, b in zip(curves[arm], curve, strict=True)]
+            bench.note(arm, seed, measured(loaded, task, data["test"]), {"loss": lost, "right": curve})
+    losses, curves = bench.curves("loss"), bench.curves("right")
     right = bench.measure("right", tests=budget.tests)
     measures = (right, bench.measure("BLEU")) if has_bleu() else (right,)
     about = (

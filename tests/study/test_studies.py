@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,46 @@ def test_quick(tmp_path: Path, name: str) -> None:
     assert found["table"] == [list(head), *map(list, rows)] and found["verdicts"]
     assert all(len(values) == 1 for each in found["measures"].values() for values in each["of"].values())
     assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("name", [each for each in STUDIES if each != "complexity"])
+def test_what_was_stopped_goes_on(tmp_path: Path, name: str) -> None:
+    """To the same numbers and curves; nothing is learned twice, and nothing of it is left behind."""
+    said: list[str] = []
+
+    def stop(text: str) -> None:
+        said.append(text)
+        if len([each for each in said if " seed " in each]) == 2:
+            raise KeyboardInterrupt
+
+    plan = Plan(seeds=(1, 2), scale="quick", said=said.append)
+    whole = study(name, plan, tmp_path / "whole")
+    results = [each for each in said if " seed " in each]
+    said.clear()
+    with pytest.raises(KeyboardInterrupt):
+        study(name, replace(plan, said=stop), tmp_path / "parts")
+    assert said[-1] == "stopped; the same command goes on from there." and whole.files[0].name not in said
+    said.clear()
+    again = study(name, plan, tmp_path / "parts")
+    assert said[0] == "2 results were kept: going on"
+    assert len([each for each in said if " seed " in each]) == len(results) - 2
+    timed = "ms of a step"
+    for one, other in zip(whole.outcome.measures, again.outcome.measures, strict=True):
+        assert one.name == other.name and (one.of == other.of or one.name == timed)
+    assert again.outcome.facts == whole.outcome.facts
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == sorted(path.name for path in whole.files)
+
+
+def test_what_was_kept_of_another_form_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = frame.Bench(Plan(scale="quick", kept=tmp_path / "kept.json"))
+    bench.note("a", 1, {"x": 1.0}, {"loss": [1.0, 2.0]})
+    assert frame.Bench(Plan(scale="quick", kept=tmp_path / "kept.json")).left("ab", 1) == ["b"]
+    assert frame.Bench(Plan(kept=tmp_path / "kept.json")).left("ab", 1) == ["a", "b"]
+    said: list[str] = []
+    torn = frame.Bench(Plan(scale="quick", kept=tmp_path / "none" / "kept.json", said=said.append))
+    torn.note("a", 1, {"x": 1.0})
+    assert "none/kept.json cannot be written: No such file or directory: stopped, this study begins again" in said[0]
+    assert torn.left("ab", 1) == ["b"] and torn.note("b", 1, {"x": 2.0}) is None and len(said) == 3
 
 
 def test_exponents() -> None:
