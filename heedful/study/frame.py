@@ -115,7 +115,7 @@ class Bench:
         self._began = time.monotonic()
         self._found = _Found(plan)
         if self._found.rows:
-            plan.said(f"{len(self._found.rows)} results were kept: going on")
+            plan.said(f"going on: results so far {len(self._found.rows)}")
 
     def left(self, arms: Iterable[str], seed: int) -> list[str]:
         """Those of which nothing is known yet with this seed."""
