@@ -8,14 +8,10 @@ numbers, true or false, Literal, tuple, dict[str, ...], None, and unions of data
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-import re
-import tomllib
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from itertools import accumulate, islice
+from functools import cache, partial
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import (
@@ -32,6 +28,7 @@ from typing import (
 )
 
 from heedful.errors import HeedfulError, did_you_mean
+from heedful.plain import DEEPEST, cut, made_plain, named, parse, shown, toml
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -39,8 +36,6 @@ if TYPE_CHECKING:
 Settings = TypeVar("Settings")
 
 LARGEST_FILE = 1_000_000  # bytes
-DEEPEST = 100  # tables or lists inside one another, and parts of a dotted key
-LONGEST_ECHO = 80  # characters of what was given that a message repeats
 MOST_PROBLEMS = 10  # that one message lists
 
 
@@ -51,7 +46,7 @@ def read(cls: type[Settings], data: object, *, source: str) -> Settings:
     """Plain data as an instance of a settings dataclass; `source` says in messages where the data came from."""
     from pydantic import ValidationError
 
-    plain = _plain(data, (), source)
+    plain = made_plain(data, (), source)
     try:
         settings: Settings = _adapter(cls).validate_python(plain)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as error:
@@ -85,7 +80,7 @@ def load_mapping(path: str | PathLike[str]) -> dict[str, Any]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise HeedfulError(f"{path}: is not UTF-8 text (byte {error.start})") from None
-    return _parse(text, "TOML" if path.suffix == ".toml" else "JSON", str(path))
+    return parse(text, "TOML" if path.suffix == ".toml" else "JSON", str(path))
 
 
 def apply(settings: Settings, assignments: Sequence[str]) -> Settings:
@@ -98,13 +93,13 @@ def apply(settings: Settings, assignments: Sequence[str]) -> Settings:
         name, equals, text = assignment.partition("=")
         *path, last = (key.strip() for key in name.split("."))
         if not equals or not all((*path, last)) or len(path) >= DEEPEST:
-            raise HeedfulError(f"--set: {_shown(assignment)} is not of the form name=value or table.name=value")
+            raise HeedfulError(f"--set: {shown(assignment)} is not of the form name=value or table.name=value")
         table = given
         for depth, key in enumerate(path, start=1):
             table = table.setdefault(key, {})
             if not isinstance(table, dict):
                 raise HeedfulError(
-                    f"--set: {name.strip()} cannot be set: {_named(path[:depth])} is {_shown(table)}, not a table"
+                    f"--set: {name.strip()} cannot be set: {named(path[:depth])} is {shown(table)}, not a table"
                 )
         if last in table:
             raise HeedfulError(f"--set: {name.strip()} is given twice")
@@ -115,7 +110,7 @@ def apply(settings: Settings, assignments: Sequence[str]) -> Settings:
 def overlay(settings: Settings, data: Mapping[str, Any], *, source: str) -> Settings:
     """The same settings with plain data laid over them, table by table; another `kind` starts its table anew."""
     mapping = to_mapping(settings)
-    _lay(mapping, _plain(data, (), source))
+    _lay(mapping, made_plain(data, (), source))
     return read(type(settings), mapping, source=source)
 
 
@@ -131,8 +126,8 @@ def _lay(table: dict[str, Any], data: dict[str, Any]) -> None:
 
 def _toml_value(text: str) -> Any:
     try:
-        value = _parse(f"value = {text}", "TOML", "--set")
-        return _plain(value["value"], (), "--set") if len(value) == 1 else text
+        value = parse(f"value = {text}", "TOML", "--set")
+        return made_plain(value["value"], (), "--set") if len(value) == 1 else text
     except HeedfulError:
         return text
 
@@ -147,8 +142,8 @@ def to_mapping(settings: Any) -> dict[str, Any]:
 
 def to_toml(settings: Any) -> str:
     """Settings as the text of a TOML file: every setting, checked to read back the same."""
-    text = "\n".join(_table(to_mapping(settings), ())) + "\n"
-    if read(type(settings), _parse(text, "TOML", "to_toml"), source="to_toml") != settings:
+    text = "\n".join(toml(to_mapping(settings), ())) + "\n"
+    if read(type(settings), parse(text, "TOML", "to_toml"), source="to_toml") != settings:
         raise HeedfulError('to_toml: the text "none" stands where None is allowed and would be read as None')
     return text
 
@@ -162,109 +157,6 @@ def _data(value: Any) -> Any:
         case dict():
             return {key: _data(each) for key, each in value.items()}
     return to_mapping(value)
-
-
-def _table(mapping: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
-    for key, value in mapping.items():
-        if not isinstance(value, dict):
-            yield f"{_toml_key(key)} = {_toml(value)}"
-    for key, value in mapping.items():
-        if isinstance(value, dict):
-            yield f"\n[{'.'.join(map(_toml_key, (*path, key)))}]"
-            yield from _table(value, (*path, key))
-
-
-def _toml(value: Any) -> str:
-    match value:
-        case None:
-            return '"none"'
-        case list():
-            return f"[{', '.join(map(_toml, value))}]"
-        case dict():
-            return f"{{{', '.join(f'{_toml_key(key)} = {_toml(each)}' for key, each in value.items())}}}"
-        case float():
-            return repr(value)
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")  # JSON's text, numbers, truth are TOML's
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
-
-
-# ---------------------------------------------------------------------------------------------------- plain data
-
-_TEXT = re.compile(
-    r'"""(?:[^\\]|\\.)*?(?:"""|\Z)'
-    r"|'''.*?(?:'''|\Z)"
-    r'|"(?:[^"\\\n]|\\[^\n])*+"?'
-    r"|'[^'\n]*+'?"
-    r"|#[^\n]*",
-    re.DOTALL,
-)
-
-
-def _parse(text: str, language: Literal["TOML", "JSON"], source: str) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in table:
-                raise HeedfulError(f"{source}: the key {_shown(key)} is given twice in one table")
-            table[key] = value
-        return table
-
-    _refuse_depth(text, source)
-    try:
-        value = tomllib.loads(text) if language == "TOML" else json.loads(text, object_pairs_hook=unique)
-    except HeedfulError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise HeedfulError(f"{source}: is not {language}: {_cut(str(error))}") from None
-    _plain(value, (), source)
-    if not isinstance(value, dict):
-        raise HeedfulError(f"{source}: the top level is {_shown(value)}, expected a table")
-    return value
-
-
-def _refuse_depth(text: str, source: str) -> None:
-    """Refuse deep nesting and long dotted keys before a parser meets them (tomllib's memory grows with their square).
-
-    >>> _refuse_depth("x = [" * 101, "x.toml")
-    Traceback (most recent call last):
-    heedful.errors.HeedfulError: x.toml: is nested more than 100 deep
-    """
-    bare = _TEXT.sub("_", text)
-    steps = ((mark in "[{") - (mark in "]}") for mark in re.findall(r"[][{}]", bare))
-    if max(accumulate(steps), default=0) > DEEPEST or any(
-        run.count(".") > DEEPEST for run in re.findall(r"[\w\-. \t]+", bare)
-    ):
-        raise HeedfulError(f"{source}: is nested more than {DEEPEST} deep")
-
-
-def _plain(value: Any, path: tuple[str | int, ...], source: str) -> Any:
-    """The same data of dict, list, text, finite numbers, true, false and None; anything else is refused."""
-    if len(path) > DEEPEST:
-        raise HeedfulError(f"{source}: is nested more than {DEEPEST} deep")
-    match value:
-        case Mapping():
-            if strange := [key for key in value if not isinstance(key, str) or not _writable(key)]:
-                raise HeedfulError(f"{source}: {_named(path)} has the key {_shown(strange[0])}, expected text")
-            return {key: _plain(each, (*path, key), source) for key, each in value.items()}
-        case list() | tuple():
-            return [_plain(each, (*path, number), source) for number, each in enumerate(value)]
-        case str() if _writable(value):
-            return value
-        case float() if not math.isfinite(value):
-            raise HeedfulError(f"{source}: {_named(path)} is {value}, expected a finite number")
-        case None | bool() | int() | float():
-            return value
-    raise HeedfulError(
-        f"{source}: {_named(path)} is {_shown(value)}, "
-        "expected text, a number, true, false, a list or a table (put a date in quotes)"
-    )
-
-
-def _writable(text: str) -> bool:
-    return not re.search("[\ud800-\udfff]", text)  # half a surrogate pair is no character
 
 
 # ---------------------------------------------------------------------------------------------------- types
@@ -283,13 +175,16 @@ def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
 
 def _form(kind: Any) -> Any:
     """A type as pydantic should see it: tables with strict keys that become dataclasses, unions with their kinds."""
-    from pydantic import AfterValidator, ConfigDict, Strict, with_config
+    from pydantic import AfterValidator, BeforeValidator, ConfigDict, Strict, with_config
     from typing_extensions import TypedDict  # typing's own has no config before Python 3.12
 
     if dataclasses.is_dataclass(kind):
         cls: Any = kind
         hints = get_type_hints(cls)
-        forms = {field.name: _field_form(field, hints[field.name]) for field in _fields(cls)}
+        forms = {}
+        for field in _fields(cls):
+            form: Any = Annotated[_form(hints[field.name]), BeforeValidator(partial(_laid, field.default))]
+            forms[field.name] = form if _required(field) else NotRequired[form]
         make_table: Any = TypedDict
         table = with_config(ConfigDict(strict=True, extra="forbid"))(make_table(cls.__name__, forms))
         return Annotated[table, AfterValidator(lambda values: cls(**values))]
@@ -305,23 +200,15 @@ def _form(kind: Any) -> Any:
     return kind
 
 
-def _field_form(field: dataclasses.Field[Any], kind: Any) -> Any:
-    """A field's type; part of the default's table lies over it, another `kind` starts the table anew."""
-    from pydantic import BeforeValidator
-
-    if _required(field):
-        return _form(kind)
-    if not dataclasses.is_dataclass(field.default):
-        return NotRequired[_form(kind)]
-
-    def laid(value: Any) -> Any:
-        table = to_mapping(field.default)
-        if not isinstance(value, dict) or ("kind" not in value and not value.keys() <= table.keys()):
-            return value  # it may be meant for another kind
-        _lay(table, value)
-        return table
-
-    return NotRequired[Annotated[_form(kind), BeforeValidator(laid)]]
+def _laid(default: Any, value: Any) -> Any:
+    """Part of a default's table lies over it; another `kind`, or what may be meant for one, starts the table anew."""
+    if not dataclasses.is_dataclass(default) or not isinstance(value, dict):
+        return value
+    table = to_mapping(default)
+    if "kind" not in value and not value.keys() <= table.keys():
+        return value
+    _lay(table, value)
+    return table
 
 
 def _union_form(members: tuple[Any, ...]) -> Any:
@@ -380,7 +267,7 @@ def _problems(cls: type[Any], plain: Any, error: ValidationError) -> Iterator[st
     for each in error.errors(include_url=False):
         extra, wrong = each["type"] == "extra_forbidden", each.get("ctx", {}).get("error")
         place, kind, value = _locate(cls, plain, each["loc"][:-1] if extra else each["loc"])
-        name = _named(place)
+        name = named(place)
         if isinstance(wrong, AssertionError):  # our own mistake
             raise wrong
         if extra:
@@ -388,17 +275,17 @@ def _problems(cls: type[Any], plain: Any, error: ValidationError) -> Iterator[st
                 (kind,) = _by_kind(get_args(kind))[0].values()
             names = [field.name for field in _fields(kind)]
             known = f"; known here: {', '.join(names) or 'nothing'}"
-            key = _cut(str(each["loc"][-1]))
-            yield f"{_named((*place, key))} is not a setting{did_you_mean(key, names) or known}"
+            key = cut(str(each["loc"][-1]))
+            yield f"{named((*place, key))} is not a setting{did_you_mean(key, names) or known}"
         elif wrong:  # what a dataclass says of itself
             yield f"{name}: {wrong}" if place else f"{wrong}"
         elif each["type"].startswith("union_tag") and isinstance(value, dict):
             kinds = [tag.removeprefix(_MARK) for tag in _by_kind(get_args(kind))[0]]
-            given = f"is {_shown(value['kind'])}" if "kind" in value else "is missing"
-            hint = did_you_mean(_cut(str(value.get("kind"))), kinds)
-            yield f"{name}.kind {given}, expected one of {', '.join(map(_shown, kinds))}{hint}"
+            given = f"is {shown(value['kind'])}" if "kind" in value else "is missing"
+            hint = did_you_mean(cut(str(value.get("kind"))), kinds)
+            yield f"{name}.kind {given}, expected one of {', '.join(map(shown, kinds))}{hint}"
         else:
-            given = "is missing" if value is dataclasses.MISSING else f"is {_shown(value)}"
+            given = "is missing" if value is dataclasses.MISSING else f"is {shown(value)}"
             yield f"{name} {given}, expected {_expected(kind)}"
 
 
@@ -437,7 +324,7 @@ def _expected(kind: Any) -> str:
         return _WORDS[kind]
     arguments = get_args(kind)
     if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(_shown, arguments))}" if len(arguments) > 1 else _shown(arguments[0])
+        return f"one of {', '.join(map(shown, arguments))}" if len(arguments) > 1 else shown(arguments[0])
     if get_origin(kind) is tuple:
         return "a list" if ... in arguments else f"a list of {len(arguments)}"
     if _is_union(kind):
@@ -446,19 +333,5 @@ def _expected(kind: Any) -> str:
     if dataclasses.is_dataclass(kind):
         ((tag, _),) = list(_by_kind((kind,))[0].items())[:1]
         names = ", ".join(field.name for field in _fields(kind)) or "nothing"
-        return f"a table of {names}" if tag == _MARK else f"a table of kind {_shown(tag.removeprefix(_MARK))}"
+        return f"a table of {names}" if tag == _MARK else f"a table of kind {shown(tag.removeprefix(_MARK))}"
     return "a table"
-
-
-def _named(path: Sequence[str | int]) -> str:
-    return ".".join(_cut(str(key)) for key in path) or "the top level"
-
-
-def _shown(value: Any) -> str:
-    return _cut(repr(value) if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False, default=str))
-
-
-def _cut(text: str) -> str:
-    """At most so many characters, all of them printable."""
-    text = text if len(text) <= LONGEST_ECHO else text[: LONGEST_ECHO - 1] + "…"
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
