@@ -439,7 +439,8 @@ def test_a_notebook_asks_its_kernel(chrome: Browser, tmp_path: Path, asks: Asks)
     chrome.js("document.body.dataset.jpThemeLight = 'false'")  # as JupyterLab tells that it is dark
     chrome.until(lambda: chrome.js("return document.querySelector('.heedful').dataset.theme") == "dark")
     chrome.click('[data-view="head"]')
-    assert re.search(r"\d+ lines", chrome.until(lambda: chrome.text(".told")))
+    told = "return document.querySelector('.told')?.textContent ?? ''"
+    chrome.until(lambda: re.search(r"\d+ lines", chrome.js(told)))  # what the view before told stands there first
     chrome.click('[data-view="neuron"]')
     chrome.until(lambda: chrome.js(PROBLEMS) == "not kept: neuron")
     assert chrome.complaints() == []
