@@ -29,6 +29,8 @@ _TEXT = re.compile(
 
 
 def parse(text: str, language: Literal["TOML", "JSON"], source: str) -> dict[str, Any]:
+    """A table from text; `source` says in messages where it came from."""
+
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table: dict[str, Any] = {}
         for key, value in pairs:
@@ -96,6 +98,7 @@ def _writable(text: str) -> bool:
 
 
 def toml(mapping: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    """The lines of a table that lies at that path; tables inside it come last."""
     for key, value in mapping.items():
         if not isinstance(value, dict):
             yield f"{_key(key)} = {_value(value)}"
@@ -126,10 +129,12 @@ def _key(key: str) -> str:
 
 
 def named(path: Sequence[str | int]) -> str:
+    """A place in words: "train.steps"."""
     return ".".join(cut(str(key)) for key in path) or "the top level"
 
 
 def shown(value: Any) -> str:
+    """A value as JSON writes it, cut."""
     return cut(repr(value) if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False, default=str))
 
 
