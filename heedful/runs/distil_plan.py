@@ -25,7 +25,8 @@ from heedful.runs.distil_settings import (
 )
 from heedful.runs.distil_students import digest, width_of
 from heedful.runs.distil_verdict import VERDICT
-from heedful.runs.finetune import Plan, need_dev, unused_settings
+from heedful.runs.finetune import Plan
+from heedful.runs.finetune_checks import need_dev, unused_settings
 from heedful.runs.folder import DATA, SETTINGS, read_json, settings_in, trained_on, write
 from heedful.runs.making import tokenizer_of
 from heedful.runs.settings import (

@@ -23,6 +23,7 @@ from heedful.model.classic_config import Readers
 from heedful.native import unused
 from heedful.objectives import Objective, Sample
 from heedful.runs.card import write_card
+from heedful.runs.finetune_checks import calibrates, need_dev, unused_settings
 from heedful.runs.folder import (
     BAD_ROWS,
     DATA,
@@ -43,11 +44,7 @@ from heedful.runs.results import JOURNAL, RESULTS, read_results
 from heedful.runs.rewrite_making import bleu_words, need_words, targets
 from heedful.runs.scoring import calibrate, measure
 from heedful.runs.settings import (
-    EmbedSettings,
-    ExtractSettings,
     FinetuneSettings,
-    MultipleSettings,
-    RegressSettings,
     StartSettings,
     Wishes,
     WordSettings,
@@ -196,47 +193,6 @@ def _looked_at(task: str, data: Any, settings: DataSettings, skip_bad_rows: bool
     return source, survey(source, ("train", *(split for split in source.splits if split != "train")))
 
 
-def need_dev(settings: Any, found: Survey, lacking: str) -> None:
-    """Refuse to calibrate thresholds without dev; what is `lacking` for one is told."""
-    if "dev" not in found.splits and _calibrates(settings, found):
-        raise HeedfulError(
-            f"thresholds are calibrated on dev, and there is none: {lacking or 'set data.dev to a share of train'}"
-            + ("; give a dev file, or " if lacking else ", or ")
-            + ("task.threshold=zero" if isinstance(settings.task, ExtractSettings) else "task.thresholds=half")
-        )
-
-
-def unused_settings(settings: Any, found: Survey, *, classic: bool) -> None:
-    """Refuse what was asked for and would change nothing."""
-    task, train = settings.task, settings.train
-    usual = EmbedSettings()
-    paired = task if isinstance(task, EmbedSettings) and found.low is not None else usual
-    scored, dev = isinstance(task, EmbedSettings | RegressSettings), "dev" in found.splits
-    if scored and "dev" in found.alike and (settings.fit.keep == "best" or settings.fit.patience):
-        raise HeedfulError(
-            "all scores of dev are the same, so that nothing correlates with them and no step is the best: give other "
-            "rows, or set fit.keep=last and no fit.patience"
-        )
-    for name, asked, why in (
-        ("fit.patience", settings.fit.patience and not dev, "it counts evaluations on dev, and there is none"),
-        ("train.recompute", train.recompute and classic, "a classic model has no blocks to compute again"),
-        ("train.compile", train.compile and classic, "a classic model has no blocks to compile"),
-        ("task.negatives", paired.negatives != usual.negatives, "pairs with scores have no negatives"),
-        ("task.scale", paired.scale != usual.scale, "pairs with scores learn their cosine itself"),
-    ):
-        if asked:
-            raise HeedfulError(f"{name} would change nothing: {why}; leave it out")
-
-
-def _calibrates(settings: Any, found: Survey) -> bool:
-    match settings.task:
-        case MultipleSettings(thresholds="calibrated"):
-            return True
-        case ExtractSettings(threshold="calibrated"):
-            return found.impossible
-    return False
-
-
 class Run:
     """A plan carried out in a folder: each seed trained and measured, then all of them together."""
 
@@ -348,7 +304,7 @@ class Run:
         """Save what was trained, which no failure in measuring may lose, and measure it."""
         seed, loaded = settings.train.seed, task.answering(loaded)
         self._save(loaded, folder)
-        if _calibrates(settings, self.survey):
+        if calibrates(settings, self.survey):
             loaded.thresholds |= calibrate(task, loaded, self.source.examples("dev"))
             self._save(loaded, folder)
         found = {

@@ -1,0 +1,51 @@
+"""Refusals of settings that the data of a fine-tuning run cannot honour, before anything is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from heedful.errors import HeedfulError
+from heedful.runs.settings import EmbedSettings, ExtractSettings, MultipleSettings, RegressSettings
+from heedful.runs.survey import Survey
+
+
+def need_dev(settings: Any, found: Survey, lacking: str) -> None:
+    """Refuse to calibrate thresholds without dev; what is `lacking` for one is told."""
+    if "dev" not in found.splits and calibrates(settings, found):
+        raise HeedfulError(
+            f"thresholds are calibrated on dev, and there is none: {lacking or 'set data.dev to a share of train'}"
+            + ("; give a dev file, or " if lacking else ", or ")
+            + ("task.threshold=zero" if isinstance(settings.task, ExtractSettings) else "task.thresholds=half")
+        )
+
+
+def unused_settings(settings: Any, found: Survey, *, classic: bool) -> None:
+    """Refuse what was asked for and would change nothing."""
+    task, train = settings.task, settings.train
+    usual = EmbedSettings()
+    paired = task if isinstance(task, EmbedSettings) and found.low is not None else usual
+    scored, dev = isinstance(task, EmbedSettings | RegressSettings), "dev" in found.splits
+    if scored and "dev" in found.alike and (settings.fit.keep == "best" or settings.fit.patience):
+        raise HeedfulError(
+            "all scores of dev are the same, so that nothing correlates with them and no step is the best: give other "
+            "rows, or set fit.keep=last and no fit.patience"
+        )
+    for name, asked, why in (
+        ("fit.patience", settings.fit.patience and not dev, "it counts evaluations on dev, and there is none"),
+        ("train.recompute", train.recompute and classic, "a classic model has no blocks to compute again"),
+        ("train.compile", train.compile and classic, "a classic model has no blocks to compile"),
+        ("task.negatives", paired.negatives != usual.negatives, "pairs with scores have no negatives"),
+        ("task.scale", paired.scale != usual.scale, "pairs with scores learn their cosine itself"),
+    ):
+        if asked:
+            raise HeedfulError(f"{name} would change nothing: {why}; leave it out")
+
+
+def calibrates(settings: Any, found: Survey) -> bool:
+    """Tell whether thresholds are fitted on dev."""
+    match settings.task:
+        case MultipleSettings(thresholds="calibrated"):
+            return True
+        case ExtractSettings(threshold="calibrated"):
+            return found.impossible
+    return False
