@@ -59,15 +59,25 @@ def split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
 def spoken(path: Path) -> tuple[str, str]:
     """The split that a file's name speaks of, or "", and the rest of the name, "" where it is the split alone.
 
-    >>> spoken(Path("my-train.csv")), spoken(Path("dev-00000-of-00002.parquet")), spoken(Path("a.csv"))
-    (('train', 'my-train'), ('dev', ''), ('', 'a'))
+    >>> spoken(Path("my-train.csv")), spoken(Path("dev-00000-of-00002.parquet")), spoken(Path("constraint.csv"))
+    (('train', 'my-train'), ('dev', ''), ('', 'constraint'))
     """
     stem = bare_name(path)[0]
     shard = SHARD.fullmatch(stem)
     name = shard.group(1) if shard else stem
     whole = SPLITS.get(name.casefold())
-    parts = {SPLITS[part] for part in re.split(r"[._\-\s]+", name.casefold()) if part in SPLITS}
+    parts = {SPLITS[word] for word in _name_words(name) if word in SPLITS}
     return whole or (parts.pop() if len(parts) == 1 else ""), "" if whole else name
+
+
+def _name_words(name: str) -> list[str]:
+    """Split a file's name into lower-case words: at all but letters, and between "myTrain"'s small and capital letters.
+
+    A run of letters that is a split's name as a whole ("testA") stays whole.
+    """
+    runs = re.findall(r"[^\W\d_]+", name)
+    parts = [[run] if run.casefold() in SPLITS else re.split(r"(?<=[a-z])(?=[A-Z])", run) for run in runs]
+    return [word.casefold() for words in parts for word in words]
 
 
 def split_several(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], list[str]]:

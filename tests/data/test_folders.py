@@ -1,0 +1,36 @@
+"""Split names inside file names, at word-like borders only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from heedful.data.folders import spoken
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("wnut17train.conll", "train"),
+        ("emerging.dev.conll", "dev"),
+        ("emerging.test.annotated", "test"),
+        ("train2.csv", "train"),
+        ("myTrainSet.csv", "train"),
+        ("TRAIN.csv", "train"),
+        ("eng.testA", "dev"),
+        ("eng.testb", "test"),
+        ("20news-bydate-train", "train"),
+        ("train_5500.label", "train"),
+        ("SICK_test_annotated.txt", "test"),
+        ("constraint.csv", ""),
+        ("latest.csv", ""),
+        ("pretrain.csv", ""),
+        ("trains.csv", ""),
+        ("préval.csv", ""),
+        ("train-and-test.csv", ""),
+        ("TREC_10.label", ""),
+    ],
+)
+def test_split_names_are_words_of_the_file_name(name: str, split: str) -> None:
+    assert spoken(Path(name))[0] == split
