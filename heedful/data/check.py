@@ -38,6 +38,7 @@ ODD: dict[str, re.Pattern[str]] = {
 }
 UNEVEN = 10  # times that the most frequent label may stand before the rarest
 EXAMPLES = 3  # places that a line names
+FEWEST_DOUBTED = 20  # labels; fewer of them may well be few because the data are
 PERCENTILES = (50, 90, 99, 100)
 
 
@@ -80,12 +81,14 @@ class Report:
     mended: Mapping[str, int]
     unit: str
     limit: int
+    doubt: str = ""  # why the label column may be the wrong one
 
     def lines(self) -> list[str]:
         """For people: what was stated, then each split, then what is between them."""
         found = list(self.stated)
         for name, split in self.splits.items():
             found += ["", *(f"{name}: {line}" for line in _split_lines(split, self.unit, self.limit))]
+        found += ["", self.doubt] if self.doubt else []
         found += [""] if self.leaks or self.bad or self.mended else []
         for leak in self.leaks:
             found.append(_leak_line(leak))
@@ -167,6 +170,23 @@ def counted(example: Example) -> Sequence[str]:
     return ()
 
 
+def label_doubt(labels: Mapping[str, int], examples: int) -> str:
+    """Say why the labels of train look like ids or texts, or return "".
+
+    Args:
+        labels: how often each label stands in train.
+        examples: the number of examples in all splits.
+    """
+    count = sum(each > 0 for each in labels.values())
+    if count < FEWEST_DOUBTED or 2 * count <= max(examples, sum(labels.values())):
+        return ""
+    some = ", ".join(shown(label) for label, _ in zip(labels, range(3), strict=False))
+    return (
+        f"{count:,} different labels for {examples:,} examples, like {some}: the label column looks like an id or a "
+        "text. Name the right column: --set columns.label=NAME"
+    )
+
+
 def check(
     source: Source[Any], *, limit: int = 384, length: Callable[[Any], int] = words, unit: str = "words"
 ) -> Report:
@@ -180,15 +200,19 @@ def check(
             if count > limit:
                 tally.note("too long", example)
     order = [*source.labels] if source.kind in (Labelled, MultiLabelled) else []
+    splits = {split: _split_report(tally, source.kind, order, limit) for split, tally in tallies.items()}
+    first = next(iter(splits.values()))
+    total = sum(split.examples for split in splits.values())
     return Report(
         stated=source.stated,
-        splits={split: _split_report(tally, source.kind, order, limit) for split, tally in tallies.items()},
+        splits=splits,
         leaks=tuple(_leaks(tallies)),
         bad=dict(source.sieve.bad),
         bad_rows=tuple(source.sieve.first),
         mended=dict(source.sieve.mended),
         unit=unit,
         limit=limit,
+        doubt=label_doubt(first.labels, total) if source.kind in (Labelled, MultiLabelled) else "",
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from heedful.data import Choices, Labelled, MultiLabelled, Pair, Question, Scored, Source, Tagged
 from heedful.data.bad import in_table, shown
+from heedful.data.check import label_doubt
 from heedful.data.tags import OUTSIDE
 from heedful.errors import HeedfulError
 
@@ -140,6 +141,9 @@ def refuse_dull(source: Source[Any], found: Survey) -> None:
         named = " and ".join(f'the label "{label}"' for label in found.labels) or "no label"
         made = "; some of it was made dev, and data.dev=0 leaves all in train" if source.made_dev else ""
         raise HeedfulError(f"all examples of train have {named}: there is nothing to tell apart{made}")
+    doubt = label_doubt(found.labels, sum(found.counts.values())) if source.kind in (Labelled, MultiLabelled) else ""
+    if doubt:
+        raise HeedfulError(in_table(doubt, "data"))
     if source.labels == (OUTSIDE,):
         raise HeedfulError(f'all words of train have the tag "{OUTSIDE}": there is nothing to tell apart')
     if source.kind is Scored and max(map(abs, (found.low or 0.0, found.high or 0.0))) > LARGEST:

@@ -657,6 +657,8 @@ def test_a_dev_split_that_would_be_empty_is_left_out(tmp_path: Path) -> None:
 DULL = {
     "one class": ("classify", [{"text": f"the cat {n}", "label": "x"} for n in range(9)],
                   'all examples of train have the label "x": there is nothing to tell apart'),
+    "ids": ("classify", [{"text": f"the cat {n}", "label": f"id-{n}"} for n in range(120)],
+            "label column looks like an id or a text.*--set data.columns.label=NAME"),
     "no label": ("classify", [{"text": f"the cat {n}", "labels": []} for n in range(9)],
                  "all examples of train have no label: there is nothing to tell apart"),
     "one score": ("regress", [{"text": f"the cat {n}", "score": 2} for n in range(9)],
