@@ -73,7 +73,7 @@ def shares(model: ModelConfig, *, tied: bool) -> str:
     told = []
     if stack.blocks is not None and stack.blocks < stack.layers:
         told.append(f"{stack.blocks} block for all layers" if stack.blocks == 1 else f"{stack.blocks} blocks")
-    if model.embedding.width != stack.width:
+    if model.embedding.width != stack.width or model.embedding.always_project:
         told.append(f"vectors {model.embedding.width} wide, projected")
     if model.encoder is not None and model.decoder is not None and model.decoder_embedding is None:
         told.append("one embedding for both sides")

@@ -13,7 +13,7 @@ MEMORY = "memories and gaps of the first programs were never trained"
 
 
 def read(keys: Keys) -> ModelConfig:
-    """As BERT's, with shared blocks; the MLP's result is not dropped out."""
+    """As BERT's, with shared blocks and projected embeddings; the MLP's result is not dropped out."""
     keys.only("inner_group_num", 1, why="several blocks in a group are not built")
     for name, value in (("net_structure_type", 0), ("gap_size", 0), ("num_memory_blocks", 0), ("down_scale_factor", 1)):
         keys.only(name, value, why=MEMORY)
@@ -24,7 +24,7 @@ def read(keys: Keys) -> ModelConfig:
     blocks = keys.integer("num_hidden_groups", 1, most=model.encoder.layers)
     return replace(
         model,
-        embedding=replace(model.embedding, width=keys.integer("embedding_size", 128)),
+        embedding=replace(model.embedding, width=keys.integer("embedding_size", 128), always_project=True),
         encoder=replace(model.encoder, blocks=blocks, dropout=0.0),
     )
 

@@ -111,6 +111,7 @@ class EmbeddingConfig:
     norm_bias: bool = True
     dropout: float = 0.0
     query: bool = False  # a trained vector for rows that only look on (Yang et al. 2019, section 2.3)
+    always_project: bool = False  # a projection to the stack's width even where the widths are equal
 
     def __post_init__(self) -> None:
         _check(self, {"vocabulary": 1, "width": 1, "types": 0, "padding": 0}, "dropout", "norm_eps")

@@ -15,7 +15,7 @@ from heedful.packed import Packed
 
 
 class Embedding(nn.Module):
-    """dropout(norm(scale token + position + type)), then a projection where the widths differ."""
+    """dropout(norm(scale token + position + type)), then a projection where the widths differ or the config asks."""
 
     def __init__(self, config: EmbeddingConfig, width: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Embedding(nn.Module):
         if config.types:
             self.types = nn.Embedding(config.types, joined)
         self.norm = make_norm(config.norm, joined, config.norm_eps, config.norm_bias) if config.norm else nn.Identity()
-        self.project = nn.Linear(joined, width) if joined != width else nn.Identity()
+        self.project = nn.Linear(joined, width) if joined != width or config.always_project else nn.Identity()
         if config.query:
             self.query = nn.Parameter(torch.zeros(config.width))
 

@@ -12,11 +12,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import heedful
-from heedful.checkpoint import read_config
+from heedful.checkpoint import create, read_config
 from heedful.families import FAMILIES
 from heedful.model.config import Learned, Normal
 from heedful.packed import Packed
-from tests.tiny import TINY, Exact, packed, save_tiny, tiny
+from tests.tiny import TINY, Exact, our_outputs, packed, save_tiny, sequences, their_outputs, tiny
 
 
 def _values(family: str, architecture: str, **changed: object) -> dict[str, object]:
@@ -140,6 +140,22 @@ def test_6_one_block_for_all_layers_and_narrow_embeddings(tmp_path: Path) -> Non
     for key, value in (("inner_group_num", 2), ("net_structure_type", 1)):
         with pytest.raises(heedful.HeedfulError, match=f"{key} is {value}; only"):
             read_config(config | {key: value}, "config.json")
+
+
+@pytest.mark.parametrize("architecture", ["AlbertModel", "AlbertForMaskedLM", "AlbertForQuestionAnswering"])
+def test_albert_projects_embeddings_as_wide_as_the_model(tmp_path: Path, architecture: str) -> None:
+    """transformers always has `embedding_hidden_mapping_in`: loading, saving and creating agree with it."""
+    theirs = save_tiny(tmp_path / "theirs", "albert", architecture, torch.float64, embedding_size=32)
+    ours = heedful.load(tmp_path / "theirs", dtype=torch.float64)
+    made = create(read_config(json.loads((tmp_path / "theirs/config.json").read_text()), "config.json"), seed=3)
+    heedful.save(made, tmp_path / "created")
+    theirs_made, report = type(theirs).from_pretrained(tmp_path / "created", output_loading_info=True)
+    assert not any(report.values())
+    batch, (ids, types) = packed("albert"), sequences("albert")
+    with torch.no_grad():
+        for model, expected, tolerance in ((ours, theirs, 1e-12), (made.eval(), theirs_made.eval(), 1e-5)):
+            for out, right in zip(our_outputs(model, batch), their_outputs(expected, "albert", ids, types), strict=True):
+                assert (out - right).abs().max() <= tolerance
 
 
 def test_8_the_summary_is_the_last_row_and_mems_are_refused(tmp_path: Path) -> None:
