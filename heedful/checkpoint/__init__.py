@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from heedful.checkpoint import hub, sentences
-from heedful.checkpoint.belonging import check_depth, check_names
+from heedful.checkpoint.belonging import check_depth, check_names, warn_of_end_as_padding
 from heedful.checkpoint.files import WEIGHTS, Slot, find_tensors, read_json, read_tensors, whole_folder
 from heedful.device import device_of
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
@@ -189,6 +189,7 @@ def load(
     loaded.unused = unused
     if unused:
         loaded.spare = _spare(config, every, unused, folder, dtype)
+    warn_of_end_as_padding(config.head, loaded.tokenizer, config.origin, folder)
     stacks = [stack for stack in (config.model.encoder, config.model.decoder) if stack is not None]
     if dtype == torch.float16 and any(stack.norm == "rms" and stack.score_scale == 1.0 for stack in stacks):
         told = "the published models of this kind overflow in float16: load it in bfloat16 or float32"

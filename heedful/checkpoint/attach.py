@@ -121,6 +121,7 @@ def new_head(config: Config, kind: str, labels: Sequence[str] = (), problem: Pro
         "problem_type": next(theirs for theirs, ours in PROBLEMS.items() if ours == problem),
     }
     ours = {"kind": kind, "labels": list(labels), "problem": problem, "dropout": config.model.embedding.dropout}
+    ours["no_answer"] = "last" if config.model.encoder is None and config.model.decoder is not None else "first"
     values["head"] = {field.name: ours[field.name] for field in fields(entry.head) if field.name in ours}
     found = entry.read(Keys(values, "the model"), config.model)
     assert found is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from heedful.checkpoint.files import Slot
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families.table import Table
-from heedful.model.config import ModelConfig
+from heedful.model.config import Classes, Head, ModelConfig
+from heedful.tokenizer import Tokenizer
 
 
 def check_depth(model: ModelConfig, slots: Mapping[str, Slot], values: Mapping[str, Any], folder: Path) -> None:
@@ -67,3 +69,22 @@ def _see(values: Mapping[str, Any], sizes: set[int | None]) -> str:
 def _beyond(name: str, expected: Mapping[str, Tensor], table: Table) -> bool:
     """Not part of this model: unknown, a layer too many, a bias where there is none."""
     return not (name in expected or name in table.tied or table.skips(name))
+
+
+def warn_of_end_as_padding(
+    head: Head | None, tokenizer: Tokenizer | None, values: Mapping[str, Any], folder: Path
+) -> None:
+    """Warn where transformers classifies by another row: the last one whose token is not `pad_token_id`."""
+    pad = values.get("pad_token_id")
+    if not isinstance(head, Classes) or head.pooling != "last" or tokenizer is None or pad is None:
+        return
+    ids = tokenizer.encode("a").ids
+    if ids and ids[-1] == pad:
+        end = tokenizer.name(pad)
+        warnings.warn(
+            f"{folder}: its tokenizer ends texts with {end}, which is pad_token_id in config.json too, so transformers "
+            f"classifies by the row before {end} and Heedful by the row of {end}: scores differ. For the scores of "
+            f"transformers, remove {end} from the end of texts in tokenizer.json (post_processor)",
+            HeedfulWarning,
+            stacklevel=3,
+        )

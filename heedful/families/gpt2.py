@@ -146,7 +146,9 @@ FAMILY = Family(
             ("score", "head.out"), key=None, fixed=lambda keys: {"pooling": "last", "dense": False, "bias": False}
         ),
         "GPT2ForTokenClassification": entries.token_classes(("classifier", "head.out"), default=0.1),
-        "GPT2ForQuestionAnswering": entries.span(),
+        "GPT2ForQuestionAnswering": entries.span(
+            fixed=lambda keys: {"no_answer": "last"}
+        ),  # the first sees itself alone
     },
     special={"bos_token_id": "first", "eos_token_id": "separator", "pad_token_id": "pad"},
     sizes={

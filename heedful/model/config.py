@@ -368,6 +368,7 @@ class Span(Rowwise):
     """Two scores for each row: it starts, and it ends, the answer (Devlin et al. 2019, section 4.2)."""
 
     kind: Literal["span"] = "span"
+    no_answer: Literal["first", "last"] = "first"  # row whose scores are those of "no answer"; it must see all others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ from heedful.settings import load_mapping, overlay
 from heedful.tasks.choose import Choose
 from heedful.tasks.classify import Classify, ClassifyMany
 from heedful.tasks.embed import Embed
-from heedful.tasks.extract import NO_ANSWER, Extract
+from heedful.tasks.extract import NO_ANSWER, Extract, no_answer_row
 from heedful.tasks.metrics import GLUE, has_bleu
 from heedful.tasks.regress import Regress
 from heedful.tasks.rewrite import Rewrite, marks
@@ -210,6 +210,7 @@ def task_of(
     more: dict[str, Any] = {}
     if kind is Extract:
         more = {"impossible": NO_ANSWER in loaded.thresholds}  # it may find none, as its run has measured it
+        more["null_row"] = no_answer_row(loaded.config.head)
     elif kind is Embed:
         more = embedding(survey(source, [split]))
         more |= loaded.scores if more["scored"] else {}  # the range of those that it learned from

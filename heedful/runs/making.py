@@ -39,7 +39,7 @@ from heedful.shipped import ENCODER
 from heedful.tasks.choose import Choose
 from heedful.tasks.classify import Classify, ClassifyMany
 from heedful.tasks.embed import Embed
-from heedful.tasks.extract import MOST_TOKENS, NO_ANSWER, Extract
+from heedful.tasks.extract import MOST_TOKENS, NO_ANSWER, Extract, no_answer_row
 from heedful.tasks.regress import Regress
 from heedful.tasks.rewrite import BETWEEN, Rewrite, marks
 from heedful.tasks.tag import Tag
@@ -169,6 +169,8 @@ def make_task(
             task, made = _made(Tag, settings, loaded, labels=labels)
         case ExtractSettings(most=most):
             task, made = _made(Extract, settings, loaded, impossible=found.impossible, most=most)
+            assert isinstance(task, Extract)
+            task = replace(task, null_row=no_answer_row(made.config.head))
             made.thresholds = {MOST_TOKENS: float(most)} if most != Extract.most else {}
             if found.impossible:
                 made.thresholds[NO_ANSWER] = 0.0

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heedful.data import Example, Question, Span
+from heedful.model.config import Head
+from heedful.model.config import Span as SpanHead
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack, weights
 from heedful.tasks.base import Answer, Answerer, Place, Setting, Window, best_places, named_texts, read_pair, trimmed
@@ -38,9 +40,9 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
 
     A span starts at a token of the context in the window where that token sees most around it (beside each window of a
     question that is windowed too), ends at or after it, and has at most 30 tokens, or as many as its run set. The
-    no-answer score is that of the first token, the least over the windows: where the model was trained on questions
-    without answers, the answer is "" when it exceeds the score by the threshold that was calibrated, and "best" is the
-    best span all the same.
+    no-answer score is that of the first token, or of the last one in a decoder, whose first token sees itself alone;
+    the least over the windows. Where the model was trained on questions without answers, the answer is "" when the
+    no-answer score exceeds the score by the threshold that was calibrated, and "best" is the best span all the same.
     """
     context: str = given["context"]
     best: tuple[float, Window, int, int] | None = None
@@ -59,7 +61,8 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
         offsets = window.encoded.offsets
         first, end = trimmed(context, offsets[start][0], offsets[stop][1])
         found = {"answer": context[first:end], "start": first, "end": end, "score": score}
-    nothing = min((float(window.scores[0].sum()) for window in windows), default=0.0)  # no tokens: no windows
+    row = no_answer_row(setting.head)
+    nothing = min((float(window.scores[row].sum()) for window in windows), default=0.0)  # no tokens: no windows
     found |= {"no_answer_score": nothing, "windows": len(windows)}
     threshold = setting.thresholds.get(NO_ANSWER)
     if threshold is None:
@@ -68,6 +71,11 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
     if found["score"] is None or nothing - found["score"] > threshold:
         found |= {"answer": "", "start": 0, "end": 0}
     return found
+
+
+def no_answer_row(head: Head | None) -> int:
+    """Index of the row of a window whose scores are those of "no answer": 0, or -1 for the last one."""
+    return -1 if isinstance(head, SpanHead) and head.no_answer == "last" else 0
 
 
 def most_of(thresholds: Mapping[str, float]) -> int:
@@ -96,8 +104,9 @@ class Extract(Task):
     """Start and end of the first answer: the mean of both cross-entropies over the window (Devlin et al. 2019, 4.2).
 
     The target are the tokens that the answer touches, in windows that have all of them; a window without points at its
-    first token where some questions have no answer (as the published code for version 2.0), else it is left out (as
-    that for 1.1). So is a question whose answer has no tokens, or is in no window as a whole.
+    first token (`null_row` 0) or its last one (-1) where some questions have no answer (as the published code for
+    version 2.0), else it is left out (as that for 1.1). So is a question whose answer has no tokens, or is in no window
+    as a whole.
     """
 
     example: ClassVar[type[Example]] = Question
@@ -105,6 +114,7 @@ class Extract(Task):
     main: str = "f1"
     impossible: bool  # whether some questions have no answer
     most: int = LONGEST  # tokens of an answer
+    null_row: int = 0  # of a window: the one that "no answer" is learned at, see `no_answer_row`
 
     def items(self, example: Any) -> list[Item]:
         return [(example.question, example.context)]
@@ -120,7 +130,9 @@ class Extract(Task):
             if not any(places):
                 return []
         kept = [
-            (window, place or (0, 0)) for window, place in zip(windows, places, strict=True) if place or self.impossible
+            (window, place or (self.null_row % max(1, len(window)),) * 2)
+            for window, place in zip(windows, places, strict=True)
+            if place or self.impossible
         ]
         return [Sample.of([window.ids], [window.types], target=place, weight=1 / len(kept)) for window, place in kept]
 

@@ -154,7 +154,9 @@ def test_albert_projects_embeddings_as_wide_as_the_model(tmp_path: Path, archite
     batch, (ids, types) = packed("albert"), sequences("albert")
     with torch.no_grad():
         for model, expected, tolerance in ((ours, theirs, 1e-12), (made.eval(), theirs_made.eval(), 1e-5)):
-            for out, right in zip(our_outputs(model, batch), their_outputs(expected, "albert", ids, types), strict=True):
+            for out, right in zip(
+                our_outputs(model, batch), their_outputs(expected, "albert", ids, types), strict=True
+            ):
                 assert (out - right).abs().max() <= tolerance
 
 

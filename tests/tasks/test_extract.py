@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,11 +12,13 @@ from folders import LIMIT, long_text
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from heedful.checkpoint import Loaded, create, read_config
+from heedful.checkpoint.attach import attach
 from heedful.data import Question, Span
 from heedful.infer.engine import Engine
 from heedful.packed import Packed
 from heedful.tasks.base import Setting
-from heedful.tasks.extract import EXTRACT, NO_ANSWER, Extract, touched
+from heedful.tasks.extract import EXTRACT, NO_ANSWER, Extract, no_answer_row, touched
 from heedful.tasks.task import evaluate
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.tokenizer.encoded import pair_windows
@@ -86,6 +90,38 @@ def test_windows_without_the_answer_point_at_the_first_token_where_some_question
     assert [each.target for each in samples if each.target != (0, 0)] == [each.target for each in kept]
     (none,) = made.read([question("why ?", "the cat sat")]).samples
     assert (none.target, none.weight) == ((0, 0), 1.0)
+
+
+@cache
+def decoder() -> Loaded:
+    """A tiny decoder alone."""
+    tiny = {"n_embd": 32, "n_layer": 2, "n_head": 2, "activation_function": "gelu_new", "n_positions": LIMIT}
+    values = {"model_type": "gpt2", "architectures": ["GPT2ForQuestionAnswering"], "vocab_size": tokenizer().size}
+    return create(read_config(values | tiny, "config.json"), tokenizer(), seed=1).eval()
+
+
+def test_a_decoder_scores_no_answer_at_its_last_token_which_sees_all() -> None:
+    asked = [
+        {"question": "who wrote it ?", "context": ADA},
+        {"question": "who ran ?", "context": "the dog ran"},
+    ]
+    engine = Engine(decoder())
+    first, second = engine(asked)
+    assert abs(first["no_answer_score"] - second["no_answer_score"]) > 1e-3
+    ids = tokenizer().encode((asked[1]["question"], asked[1]["context"])).ids
+    with torch.no_grad():
+        rows = decoder()(Packed.of([list(ids)]))
+    assert abs(second["no_answer_score"] - float(rows[-1].sum())) < 1e-5
+    made = task(impossible=True, null_row=no_answer_row(decoder().config.head))
+    (sample,) = made.read([question("why ?", "the cat sat")]).samples
+    assert sample.target == (len(sample) - 1, len(sample) - 1)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "heedful"])
+def test_a_new_head_of_a_decoder_scores_no_answer_at_its_last_token(family: str) -> None:
+    config = replace(decoder().config, family=family, origin={}, head=None)
+    head = attach(create(config, tokenizer()), "span").config.head
+    assert no_answer_row(head) == -1 and no_answer_row(both("span").ours.config.head) == 0
 
 
 def test_answers_that_no_tokens_match_are_left_out_and_counted() -> None:

@@ -1,0 +1,66 @@
+"""A classifier that reads the last row: which row transformers reads where texts end in padding."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import heedful
+from heedful.checkpoint import create, read_config
+from heedful.packed import Packed
+from heedful.tokenizer import TokenizerSettings, train
+
+TOKENIZER = train(["when do you open ?", "the drill smokes"] * 5, TokenizerSettings(kind="bpe", vocabulary=270))
+
+
+def classifier(folder: Path, pad: int | None) -> Path:
+    """A decoder with classes, whose tokenizer ends texts with its separator."""
+    values = {
+        "model_type": "gpt2",
+        "architectures": ["GPT2ForSequenceClassification"],
+        "vocab_size": TOKENIZER.size,
+        "n_positions": 64,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 2,
+        "activation_function": "gelu_new",
+        "num_labels": 3,
+        "pad_token_id": pad,
+    }
+    heedful.save(create(read_config(values, "config.json"), TOKENIZER, seed=1), folder)
+    return folder
+
+
+def test_an_end_that_is_padding_too_is_warned_of_once_and_its_advice_gives_their_scores(tmp_path: Path) -> None:
+    end = TOKENIZER.encode("a").ids[-1]
+    folder = classifier(tmp_path / "model", end)
+    with pytest.warns(heedful.HeedfulWarning, match="pad_token_id") as found:
+        ours = heedful.load(folder)
+    assert len(found) == 1
+    ids = list(TOKENIZER.encode("the drill smokes").ids)
+    theirs = transformers.GPT2ForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor([ids])).logits[0]
+        assert (ours(Packed.of([ids]))[0] - expected).abs().max() > 1e-3
+        assert (ours(Packed.of([ids[:-1]]))[0] - expected).abs().max() < 1e-5
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
+    (folder / "heedful.json").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mended = heedful.load(folder)
+    assert mended.tokenizer is not None
+    assert mended.tokenizer.encode("the drill smokes").ids[-1] == ids[-2]
+
+
+@pytest.mark.parametrize("pad", [None, TOKENIZER.special.pad])
+def test_padding_of_its_own_is_not_warned_of(tmp_path: Path, pad: int | None) -> None:
+    classifier(tmp_path / "model", pad)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        heedful.load(tmp_path / "model")
