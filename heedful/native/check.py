@@ -299,16 +299,17 @@ def _steps(found: Kernels, draw: _Draw) -> Iterator[Case]:
     found.adamw(len(lines), lined.data_ptr(), steps.data_ptr(), 0.5, *BETAS, LEAST, 1)
     for mine, theirs, before in zip(several, expected, begun, strict=True):
         yield from _compared("adamw", mine, theirs, before)
-    p, m, v = draw(6, 16), draw(6, 16), draw(6, 16).square()
-    rows, gradient, moved = torch.tensor([1, 3, 5]), draw(3, 16), torch.tensor([0, 1, 2] * 2, dtype=torch.int32)
-    whole, begun_rows = torch.zeros(6, 16, dtype=torch.float64), p.clone()
+    width = 21  # whole vectors, and a part of one
+    p, m, v = draw(6, width), draw(6, width), draw(6, width).square()
+    rows, gradient, moved = torch.tensor([1, 3, 5]), draw(3, width), torch.tensor([0, 1, 2] * 2, dtype=torch.int32)
+    whole, begun_rows = torch.zeros(6, width, dtype=torch.float64), p.clone()
     whole[rows] = gradient.double() / 2
     table = [each.double() for each in (p, m, v)]
     for number, step in enumerate(STEPS):
         each = _moved(table, whole if number == 2 else torch.zeros_like(whole), step)
         late = (moved <= number)[:, None]
         table = [new.where(late, old) for new, old in zip(each, table, strict=True)]
-    places = (p.data_ptr(), m.data_ptr(), v.data_ptr(), moved.data_ptr(), 16)
+    places = (p.data_ptr(), m.data_ptr(), v.data_ptr(), moved.data_ptr(), width)
     for chosen, count, g in ((rows.data_ptr(), len(rows), gradient.data_ptr()), (0, len(p), 0)):
         given = (*places, chosen, count, steps.data_ptr(), len(STEPS), g, 0.5, *BETAS, LEAST)
         found.adamw_rows(*given, 1)

@@ -39,16 +39,33 @@ static inline void move(V& p, V& m, V& v, V g, Adam a, Step s) {
     p = p * s.decay - m / (root_of(v) * s.root + a.eps) * s.rate;
 }
 
-// 4 vectors of a row through steps in which it had no gradient
+// The next `count` numbers as a vector: LANES of them at most, and 0 in place of those that are missing.
+static inline V load_some(const float* from, int64_t count) {
+    if (count >= LANES) return *(const AnyV*)from;
+    float some[LANES] = {};
+    memcpy(some, from, count * sizeof(float));
+    return *(const AnyV*)some;
+}
+
+// Store the first `count` numbers of a vector, and nothing behind them.
+static inline void store_some(float* to, V x, int64_t count) {
+    if (count >= LANES)
+        *(AnyV*)to = x;
+    else
+        memcpy(to, &x, count * sizeof(float));
+}
+
+// A row of `count` numbers through steps in which it had no gradient, 4 vectors at a time; the last may be a part.
 static void fade(float* p, float* m, float* v, int64_t count, const Step* steps, int64_t many, Adam a) {
     for (int64_t first = 0; first < count; first += 4 * LANES) {
         V P[4], M[4], W[4];
-        int n = (int)std::min<int64_t>(4, (count - first) / LANES);
+        int n = (int)std::min<int64_t>(4, (count - first + LANES - 1) / LANES);
         bool moves = false;
         for (int i = 0; i < n; i++) {
-            P[i] = *(AnyV*)(p + first + i * LANES);
-            M[i] = *(AnyV*)(m + first + i * LANES);
-            W[i] = *(AnyV*)(v + first + i * LANES);
+            int64_t at = first + i * LANES, left = count - at;
+            P[i] = load_some(p + at, left);
+            M[i] = load_some(m + at, left);
+            W[i] = load_some(v + at, left);
             moves = moves || any(M[i]) || any(W[i]);
         }
         for (int64_t s = 0; s < many; s++) {
@@ -58,9 +75,10 @@ static void fade(float* p, float* m, float* v, int64_t count, const Step* steps,
                 for (int i = 0; i < n; i++) P[i] *= steps[s].decay;
         }
         for (int i = 0; i < n; i++) {
-            *(AnyV*)(p + first + i * LANES) = P[i];
-            *(AnyV*)(m + first + i * LANES) = M[i];
-            *(AnyV*)(v + first + i * LANES) = W[i];
+            int64_t at = first + i * LANES, left = count - at;
+            store_some(p + at, P[i], left);
+            store_some(m + at, M[i], left);
+            store_some(v + at, W[i], left);
         }
     }
 }
@@ -95,23 +113,19 @@ void heedful_adamw(int64_t many, const void* tensors, const void* step, float sc
             *(AnyV*)(of->m + i) = M;
             *(AnyV*)(of->v + i) = W;
         }
-        if (i < last) {  // what is left of a tensor, as a vector
-            float rest[4][LANES] = {};
-            float* from[4] = {of->p + i, of->m + i, of->v + i, const_cast<float*>(of->g) + i};
-            for (int n = 0; n < 4; n++) memcpy(rest[n], from[n], (last - i) * sizeof(float));
-            V P = *(AnyV*)rest[0], M = *(AnyV*)rest[1], W = *(AnyV*)rest[2];
-            move(P, M, W, *(AnyV*)rest[3] * scale, a, s);
-            *(AnyV*)rest[0] = P;
-            *(AnyV*)rest[1] = M;
-            *(AnyV*)rest[2] = W;
-            for (int n = 0; n < 3; n++) memcpy(from[n], rest[n], (last - i) * sizeof(float));
+        if (int64_t left = last - i; left > 0) {  // what is left of a tensor, as a vector
+            V P = load_some(of->p + i, left), M = load_some(of->m + i, left), W = load_some(of->v + i, left);
+            move(P, M, W, load_some(of->g + i, left) * scale, a, s);
+            store_some(of->p + i, P, left);
+            store_some(of->m + i, M, left);
+            store_some(of->v + i, W, left);
         }
     }
 }
 
 // Rows `chosen` (null: the first `count`) of p, m and v [?, width], that have had the first moved[row] of the steps of
 // this history, are brought to have had `many` of them: without a gradient; but where `g` [count, width] is given, it
-// is that of the last step.
+// is that of the last step. The width is any: a row that is no whole number of vectors ends in a part of one.
 void heedful_adamw_rows(float* p, float* m, float* v, int32_t* moved, int64_t width, const int64_t* chosen,
                         int64_t count, const void* steps, int64_t many, const float* g, float scale, double b1,
                         double b2, double eps, int threads) {
@@ -131,11 +145,12 @@ void heedful_adamw_rows(float* p, float* m, float* v, int32_t* moved, int64_t wi
                 fade(p + at, m + at, v + at, width, history + moved[row], without - moved[row], a);
             if (g)
                 for (int64_t j = 0; j < width; j += LANES) {
-                    V P = *(AnyV*)(p + at + j), M = *(AnyV*)(m + at + j), W = *(AnyV*)(v + at + j);
-                    move(P, M, W, *(const AnyV*)(g + i * width + j) * scale, a, history[many - 1]);
-                    *(AnyV*)(p + at + j) = P;
-                    *(AnyV*)(m + at + j) = M;
-                    *(AnyV*)(v + at + j) = W;
+                    int64_t place = at + j, left = width - j;
+                    V P = load_some(p + place, left), M = load_some(m + place, left), W = load_some(v + place, left);
+                    move(P, M, W, load_some(g + i * width + j, left) * scale, a, history[many - 1]);
+                    store_some(p + place, P, left);
+                    store_some(m + place, M, left);
+                    store_some(v + place, W, left);
                 }
             moved[row] = (int32_t)many;
         }

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from heedful.errors import HeedfulError
-from heedful.native import kernels
+from heedful.native import kernels, why
+from heedful.nn.native import usable
 from heedful.train.settings import AdamW, Constant, Cosine, Google, Linear, Noam, Schedule
 
 __all__ = ["AdamW", "Constant", "Cosine", "Google", "Linear", "Noam", "Optimizer", "Schedule", "factor", "layer_rates"]
@@ -143,9 +144,22 @@ class Optimizer:
         """From now on this matrix has gradients of some rows alone (sparse ones), and other rows may lag behind.
 
         Each row moves as it would without lagging, to the last bit, but only when it is needed: `catch_up` and
-        `settle` bring rows up to date, and `state` settles. It takes the kernels in C++.
+        `settle` bring rows up to date, and `state` settles.
+
+        Raises HeedfulError unless the kernels in C++ are used and take this matrix: float32, on the CPU, with rows of
+        whole vectors.
         """
-        self._lagging[name] = _Lag(moved=torch.zeros(len(self._parameters[name]), dtype=torch.int32, device="cpu"))
+        parameter = self._parameters.get(name)
+        if parameter is None:
+            raise HeedfulError(f"{name} is not among the trained tensors: its rows cannot lag")
+        if parameter.ndim != 2 or parameter.dtype != torch.float32 or usable(parameter) is None:
+            reason = why() or "its type or its shape does not fit the kernels in C++"
+            raise HeedfulError(
+                f"the rows of {name} cannot lag: {reason}. It is {_described(parameter)} on {parameter.device.type}; "
+                "expected the kernels, and a float32 matrix on the CPU whose width is a multiple of 16. Train it with "
+                "dense gradients, without lag"
+            )
+        self._lagging[name] = _Lag(moved=torch.zeros(len(parameter), dtype=torch.int32, device="cpu"))
 
     def catch_up(self, name: str, rows: Tensor | None = None) -> None:
         """Bring these rows up to date; all of them, unless some are given. Rows that are not there move nothing."""
@@ -292,6 +306,23 @@ class Optimizer:
             if not _alike(gradient, parameter):
                 told = f"the gradient of {name} is {_described(gradient)}"
                 raise HeedfulError(f"{told}; expected {_described(parameter)} as its tensor")
+            if gradient.is_sparse:
+                self._check_rows(name, gradient)
+
+    def _check_rows(self, name: str, gradient: Tensor) -> None:
+        """Refuse a sparse gradient that the kernel would read, or write, beside the rows of its table."""
+        if name not in self._lagging:
+            raise HeedfulError(f"the gradient of {name} is sparse: call lag({name!r}) first, or give a dense one")
+        if gradient.sparse_dim() != 1 or not gradient.is_coalesced():
+            raise HeedfulError(
+                f"the gradient of {name} is sparse in {gradient.sparse_dim()} dimensions, "
+                f"{'' if gradient.is_coalesced() else 'not '}coalesced; expected rows, each once: coalesce() it"
+            )
+        rows = gradient.indices()[0]
+        if len(rows) and not 0 <= (least := int(rows.min())) <= (most := int(rows.max())) < len(gradient):
+            raise HeedfulError(
+                f"the gradient of {name} has rows {least} to {most}, but its table has 0 to {len(gradient) - 1}"
+            )
 
     def state(self) -> dict[str, Tensor]:
         """All that the next step depends on but the tensors themselves: m and v, and with bias correction the steps.

@@ -16,6 +16,7 @@ from torch import Tensor
 import heedful
 from heedful.checkpoint import Config, Loaded, create
 from heedful.data import Labelled
+from heedful.errors import HeedfulError
 from heedful.look.inside import Inside
 from heedful.look.patterns import _related
 from heedful.look.steps import _embedding
@@ -93,6 +94,85 @@ def test_rows_that_lag_get_the_bits_of_rows_that_do_not(correction: bool) -> Non
         assert torch.equal(table, lagging)
         assert all(torch.equal(state[name], other[name]) for name in state)
     torch.testing.assert_close(lagging, dense, rtol=1e-5, atol=2e-5)  # PyTorch's own kernel rounds elsewhere
+
+
+@pytest.mark.parametrize("shape", [(4, 20), (4, 1), (64,), (2, 4, 16)], ids=str)
+def test_lag_refuses_rows_that_are_no_whole_vectors(shape: tuple[int, ...]) -> None:
+    optimizer = Optimizer({"table": torch.zeros(shape)}, AdamW(rate=1e-2))
+    with pytest.raises(HeedfulError, match=r"rows of table cannot lag: .*float32 \[.*width is a multiple of 16"):
+        optimizer.lag("table")
+
+
+def test_lag_refuses_float64_and_unknown_names() -> None:
+    optimizer = Optimizer({"table": torch.zeros(4, 32, dtype=torch.float64)}, AdamW(rate=1e-2))
+    with pytest.raises(HeedfulError, match=r"rows of table cannot lag: .*float64 \[4, 32\]"):
+        optimizer.lag("table")
+    with pytest.raises(HeedfulError, match="other is not among the trained tensors"):
+        optimizer.lag("other")
+
+
+def test_lag_without_kernels_says_why_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_found", lambda: "no compiler")
+    with pytest.raises(HeedfulError, match="rows of table cannot lag: no compiler"):
+        Optimizer({"table": torch.zeros(4, 32)}, AdamW(rate=1e-2)).lag("table")
+
+
+def test_sparse_gradients_are_rows_of_a_table_that_lags() -> None:
+    optimizer = Optimizer({"table": torch.zeros(4, 32)}, AdamW(rate=1e-2))
+
+    def step(gradient: Tensor) -> None:
+        optimizer.step({"table": gradient}, factor=1.0, scale=1.0, norm=1.0)
+
+    twice = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.ones(2, 32), (4, 32), check_invariants=True)
+    with pytest.raises(HeedfulError, match=r"gradient of table is sparse: call lag"):
+        step(twice.coalesce())
+    optimizer.lag("table")
+    with pytest.raises(HeedfulError, match="sparse in 1 dimensions, not coalesced; expected rows"):
+        step(twice)
+    with pytest.raises(HeedfulError, match="sparse in 2 dimensions, coalesced; expected rows"):
+        step(torch.eye(4, 32).to_sparse().coalesce())
+    outside = torch.tensor([[0, 4]])
+    with pytest.raises(HeedfulError, match="rows 0 to 4, but its table has 0 to 3"):
+        step(torch.sparse_coo_tensor(outside, torch.ones(2, 32), (4, 32), is_coalesced=True, check_invariants=False))
+
+
+@pytest.mark.parametrize("with_gradient", [True, False])
+@pytest.mark.parametrize("width", [1, 7, 12, 20, 37, 64, 69])
+def test_the_kernel_writes_no_number_outside_of_the_chosen_rows(
+    native: library.Kernels, width: int, with_gradient: bool
+) -> None:
+    """Rows 1 and 3 of 5 move, and the last is followed by memory that is not theirs."""
+    draw, steps = torch.Generator().manual_seed(5), [(0.999, 0.01, 30.0), (0.998, 0.02, 22.0), (1.0, 0.03, 18.0)]
+    memory = [torch.rand(5 * width + 64, generator=draw) for _ in range(3)]  # p, m and v, each longer than its table
+    before = [each.clone() for each in memory]
+    rows, gradient = torch.tensor([1, 3]), torch.randn(2 * width + 64, generator=draw)
+    moved, numbers = torch.zeros(5, dtype=torch.int32), torch.tensor(steps)
+    native.adamw_rows(
+        *(each.data_ptr() for each in memory),
+        moved.data_ptr(),
+        width,
+        rows.data_ptr(),
+        len(rows),
+        numbers.data_ptr(),
+        len(steps),
+        gradient.data_ptr() if with_gradient else 0,
+        0.5,
+        0.9,
+        0.999,
+        1e-8,
+        1,
+    )
+    assert moved.tolist() == [0, 3, 0, 3, 0]
+    p, m, v = (each[: 5 * width].view(5, width)[rows].double() for each in before)
+    for number, (decay, rate, root) in enumerate(steps):
+        g = gradient[: 2 * width].view(2, width).double() / 2 if with_gradient and number == 2 else torch.zeros_like(p)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        p = p * decay - m / (v.sqrt() * root + 1e-8) * rate
+    for mine, old, expected in zip(memory, before, (p, m, v), strict=True):
+        table, untouched = mine[: 5 * width].view(5, width), [0, 2, 4]
+        torch.testing.assert_close(table[rows].double(), expected, rtol=1e-5, atol=1e-6)
+        assert torch.equal(table[untouched], old[: 5 * width].view(5, width)[untouched])
+        assert torch.equal(mine[5 * width :], old[5 * width :])
 
 
 # -- training ----------------------------------------------------------------------------------------------------
