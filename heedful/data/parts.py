@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from heedful.data import conll, squad
+from heedful.data import conll, label_text, squad
 from heedful.data.bad import Sieve, shown
 from heedful.data.columns import ROLES, Columns, MissingColumnError, is_header, resolve
-from heedful.data.examples import Example, Plain, Question, Tagged
+from heedful.data.examples import Example, Labelled, MultiLabelled, Plain, Question, Tagged
 from heedful.data.fields import examples
 from heedful.data.files import LONGEST, PACKED, File, find, head_of, lines, need_file
 from heedful.data.rows import Table, data_object, json_lines, json_list, parquet, separated
 from heedful.errors import HeedfulError
 
-Format = Literal["csv", "tsv", "jsonl", "json", "parquet", "text", "conll", "squad", "glue"]
+Format = Literal["csv", "tsv", "jsonl", "json", "parquet", "text", "label-text", "conll", "squad", "glue"]
 SUFFIXES: dict[str, Format] = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -28,6 +28,7 @@ SUFFIXES: dict[str, Format] = {
     ".json": "json",
     ".parquet": "parquet",
     ".txt": "text",
+    ".label": "label-text",
     ".conll": "conll",
     ".iob": "conll",
     ".iob2": "conll",
@@ -47,6 +48,7 @@ class DataSettings:
     header: bool | None = None  # whether the first row of CSV, TSV and CoNLL names the columns
     delimiter: str | None = None  # None: a comma or, where the first row has none, a semicolon; in TSV a tab
     quoting: Literal["quoted", "literal"] | None = None  # None: quotes wrap cells in CSV and are characters in TSV
+    label_until: str | None = None  # keep labels up to this mark: ":" makes "DESC:manner" the coarse label "DESC"
     dev: float = 0.1  # share of train for a dev split where none is given
     seed: int = 0  # of that choice
     longest: int = LONGEST  # bytes of a row
@@ -56,6 +58,8 @@ class DataSettings:
             raise HeedfulError(f"dev is {self.dev}, expected a share from 0 up to 1")
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
             raise HeedfulError(f"delimiter is {shown(self.delimiter)}, expected one character")
+        if self.label_until == "":
+            raise HeedfulError('label_until is "", expected a mark inside labels, like ":"')
         if self.longest < 1:
             raise HeedfulError(f"longest is {self.longest}, expected a number of bytes")
 
@@ -106,6 +110,11 @@ def open_part(path: Path, kind: type[Example] | None, settings: DataSettings, si
         said += [f"{path.name}: its first line names the columns, unless header=false is set"] if header else []
         places = f"words in column {word}, the tag in {f'column {tag}' if tag else 'the last'}"
         return Part(shown=file.shown, kind=Tagged, read=read, said=(*said, places))
+    if form == "label-text":
+        refuse_columns(file.shown, "a label and a text on each line", settings, ("labels",))
+        any_number = kind is MultiLabelled or "labels" in (settings.columns or {})
+        several = True if any_number else False if kind is Labelled else None
+        return of_table(label_text.table(file, sieve, several), kind, settings, said)
     if form == "text":
         _refuse_kind(file, kind, Plain, "plain text")
         refuse_columns(file.shown, "plain text", settings)
@@ -121,8 +130,12 @@ def open_table(path: Path, settings: DataSettings, sieve: Sieve) -> Table:
         return parquet(path, sieve)
     file, said = find(path, encoding=settings.encoding, longest=settings.longest)
     form = settings.format or SUFFIXES.get(suffix)
+    if form in (None, "text") and settings.format is None and label_text.looks_like(file, sure=True):
+        form = "label-text"
     if form is None:
         raise _unknown(file)
+    if form == "label-text":
+        return label_text.table(file, sieve, None)
     if form == "text":
         table = Table(shown=file.shown, names=("text",), first=[""], rows=lambda sieve: _as_rows(file, sieve))
         return replace(table, said=(*said, TEXT))
@@ -194,10 +207,25 @@ def _found(file: File, kind: type[Example] | None) -> Format:
         columns = conll.looks_like(head) or conll.has_header(head, parted=True)
         if kind in (None, Tagged) and (columns or (kind is Tagged and not named)):
             return "conll"
-        if form is None:
-            raise _unknown(file)
-    assert form is not None
+    if form in (None, "text") and (found := _found_labelled(file, kind, guess=kind is not None or form is None)):
+        return found
+    if form is None:
+        raise _unknown(file)
     return form
+
+
+def _found_labelled(file: File, kind: type[Example] | None, *, guess: bool) -> Format | None:
+    """Whether a file without a telling name has a label and a text on each line, or columns between tabs.
+
+    Args:
+        guess: accept what only seems so, where the file can be nothing else.
+    """
+    labelled = kind in (None, Labelled, MultiLabelled)
+    if labelled and label_text.looks_like(file, sure=True):
+        return "label-text"
+    if guess and kind not in (Plain, Tagged) and label_text.tab_separated(file):
+        return "tsv"
+    return "label-text" if guess and labelled and label_text.looks_like(file, sure=False) else None
 
 
 def _unknown(file: File) -> HeedfulError:

@@ -156,6 +156,22 @@ def _some(labels: Sequence[str]) -> str:
     return ", ".join(map(shown, labels[:8])) + (", …" if len(labels) > 8 else "")
 
 
+def cut_labels(part: Part, mark: str | None) -> Part:
+    """Keep the labels of a part up to a mark, as DataSettings.label_until says it."""
+    if mark is None or part.kind not in (Labelled, MultiLabelled):
+        return part
+
+    def read(sieve: Sieve) -> Iterator[Example]:
+        for example in part.read(sieve):
+            if isinstance(example, Labelled):
+                yield replace(example, label=example.label.partition(mark)[0])
+            elif isinstance(example, MultiLabelled):
+                yield replace(example, labels=tuple(dict.fromkeys(each.partition(mark)[0] for each in example.labels)))
+
+    labels = tuple(dict.fromkeys(label.partition(mark)[0] for label in part.labels))
+    return replace(part, read=read, labels=labels)
+
+
 def in_order(labels: set[str]) -> tuple[str, ...]:
     """Labels in an order that does not depend on their rows: numbers by value, else by their characters.
 
@@ -222,7 +238,7 @@ def read(
         opened: list[Part] = []
         for place in places:
             try:
-                part = _open(split, place, kind, settings, sieve)
+                part = cut_labels(_open(split, place, kind, settings, sieve), settings.label_until)
             except MissingColumnError as missing:
                 if not (split.startswith("test") and len(given) > 1 and missing.role in TARGETS):
                     raise
@@ -279,12 +295,14 @@ def _refuse_unused(source: Source[Any]) -> None:
     tables = forms & {"csv", "tsv", "glue"}
     columns = tables or (source.kind is Tagged and forms & {"conll", "text"})
     given = "dev" in source.places
+    has_labels = source.kind in (Labelled, MultiLabelled)
     for name, asked, why in (
         ("dev", given and settings.dev not in (0.0, DEFAULT.dev), "a dev split is given"),
         ("seed", given and settings.seed != DEFAULT.seed, "a dev split is given"),
         ("header", settings.header is not None and not columns, "no file is CSV, TSV or CoNLL"),
         ("delimiter", settings.delimiter is not None and not tables, "no file is CSV or TSV"),
         ("quoting", settings.quoting is not None and not tables, "no file is CSV or TSV"),
+        ("label_until", settings.label_until is not None and not has_labels, "the examples have no labels"),
         ("encoding", settings.encoding is not None and not forms - {"parquet"}, "no file is text"),
     ):
         if asked:

@@ -125,6 +125,7 @@ def test_settings() -> None:
         ({"dev": 1.0}, "dev is 1.0, expected a share from 0 up to 1"),
         ({"delimiter": "||"}, "delimiter is .*, expected one character"),
         ({"longest": 0}, "longest is 0"),
+        ({"label_until": ""}, "label_until is"),
     ]:
         with pytest.raises(HeedfulError, match=message):
             DataSettings(**settings)  # type: ignore[arg-type]
