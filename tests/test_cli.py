@@ -16,12 +16,15 @@ from typing import Any, NamedTuple
 
 import invented
 import pytest
+import torch
 from folders import HEADS, LIMIT, long_text, make
 from invented import as_csv, assignments, classified
+from safetensors.torch import load_file, save_file
 
 import heedful
 from heedful.checkpoint.sizes import count_parameters
 from heedful.cli import CHUNK, _writing, main
+from heedful.cli.show import write_json
 from heedful.data.examples import hashed
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
@@ -697,3 +700,66 @@ def test_a_seed_of_nothing_that_is_drawn_is_refused() -> None:
     with pytest.raises(HeedfulError, match="--seed is of what is drawn, and nothing is drawn without --temperature"):
         _writing(5, beams=None, temperature=None, most=None, seed=3)
     assert _writing(5, beams=None, temperature=0.5, most=None, seed=3).seed == 3
+
+
+# -- standard streams -----------------------------------------------------------------------------------------------
+
+CLOSED = "import os, sys; os.close({}); os.execv(sys.executable, [sys.executable, '-m', 'heedful', *sys.argv[1:]])"
+
+
+def ended(*arguments: str, closed: int | None = None, stdout: Any = subprocess.PIPE, **environment: str) -> Done:
+    """How the command ends as a process, with one of its standard streams closed or its stdout elsewhere."""
+    command = ["-m", "heedful"] if closed is None else ["-c", CLOSED.format(closed)]
+    done = subprocess.run(
+        [sys.executable, *command, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+    )
+    err = done.stderr.decode()
+    assert "Traceback" not in err and "Exception ignored" not in err
+    return Done(done.returncode, (done.stdout or b"").decode(), err)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["--help"], ["recipe", "ls"]])
+def test_a_full_stdout_is_an_error(arguments: list[str], unbuffered: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = ended(*arguments, stdout=full, PYTHONUNBUFFERED=unbuffered)
+    assert done.code == 2 and done.err.count("standard output cannot be written") == 1
+
+
+def test_a_closed_stdout_is_an_error() -> None:
+    done = ended("--version", closed=1)
+    assert done.code == 2 and "standard output is closed" in done.err
+
+
+def test_notes_do_not_go_to_stdout_where_stderr_is_closed() -> None:
+    assert ended("models", "--json", closed=2).json[0][0]["family"]
+    assert ended("recipe", "nothing-like-it", closed=2)[:2] == (2, "")
+
+
+def test_a_closed_stdin_holds_no_text(folders: dict[str, Path]) -> None:
+    assert ended("predict", str(folders["single"]), "--json", closed=0)[:2] == (0, "")
+
+
+def test_stdout_escapes_what_it_cannot_encode(folders: dict[str, Path]) -> None:
+    done = ended("predict", str(folders["single"]), "café ☃", PYTHONIOENCODING="ascii")
+    assert done.code == 0 and done.out.startswith("caf\\xe9 \\u2603\n")
+
+
+def test_predict_refuses_answers_that_are_not_finite(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(folders["single"], tmp_path / "overflow")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: torch.full_like(each, 3e38) for name, each in tensors.items()}, folder / "model.safetensors")
+    for more in ([], ["--json"]):
+        done = run("predict", folder, "the cat", *more)
+        assert done.code == 2 and not done.out and "not finite" in done.err
+    done = run("predict", folder, "--json", stdin=b"the cat\n")
+    assert done.code == 2 and not done.out and "line 1" in done.err
+
+
+def test_json_output_has_no_nan() -> None:
+    with pytest.raises(HeedfulError, match="not finite"):
+        write_json({"loss": float("inf")})

@@ -14,6 +14,7 @@ import typer
 
 from heedful.cli import bench, distil, export, kernels, look, pretrain, serve, study, train
 from heedful.cli.show import clean, facts_of, note, show, show_warning, table, write_json
+from heedful.cli.streams import drop_stdout, open_streams
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 
 if TYPE_CHECKING:
@@ -43,19 +44,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # threads would wait for each other most of the time
     try:
         try:
+            open_streams()
             with warnings.catch_warnings():
                 warnings.simplefilter("always", HeedfulWarning)
                 warnings.showwarning = show_warning
-                app(arguments, prog_name="heedful", obj=list(sys.argv[1:] if arguments is None else arguments))
+                try:
+                    app(arguments, prog_name="heedful", obj=list(sys.argv[1:] if arguments is None else arguments))
+                finally:
+                    sys.stdout.flush()
         except HeedfulError as error:
             note(f"heedful: {error}")
             raise SystemExit(2) from None
         except KeyboardInterrupt:
             raise SystemExit(130) from None
-        finally:
-            sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_stdout()
         raise SystemExit(1) from None
 
 

@@ -170,7 +170,10 @@ def _report(run: str, data: Path, out: Path, texts: list[str] | None, most: int,
     asks = Asks(given or [Inside(loaded, found["example"], name=run)], report=found)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name, content in (("heads.json", json.dumps(found)), ("heads.html", page(asks, budget=BUDGET))):
+        for name, content in (
+            ("heads.json", json.dumps(found, allow_nan=False)),
+            ("heads.html", page(asks, budget=BUDGET)),
+        ):
             with whole(out / name) as part:
                 part.write_text(content, encoding="utf-8")
     except OSError as error:

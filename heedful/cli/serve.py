@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from shlex import quote
+from stat import S_IMODE
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -60,7 +63,12 @@ def _keys(file: Path | None) -> tuple[bytes, ...]:
         from heedful.serve.guard import read_keys
     except ModuleNotFoundError as error:
         raise HeedfulError(f"{error.name} is not installed: pip install 'heedful[serve]'") from None
-    return () if file is None else read_keys(file)
+    if file is None:
+        return ()
+    keys = read_keys(file)
+    if os.name == "posix" and (mode := S_IMODE(file.stat().st_mode)) & 0o077:
+        note(f"warning: {file} holds API keys, and its mode {mode:04o} lets others in: chmod 600 {quote(str(file))}")
+    return keys
 
 
 def _hosts(host: str, settings: ServeSettings) -> tuple[str, ...] | None:

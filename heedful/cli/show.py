@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from heedful.errors import HeedfulWarning
+from heedful.errors import HeedfulError, HeedfulWarning
 
 if TYPE_CHECKING:
     from heedful.checkpoint import Loaded
@@ -131,7 +131,12 @@ def duration(seconds: float) -> str:
 
 
 def write_json(value: Any) -> None:
-    print(json.dumps(value))  # in ASCII, whatever the terminal's encoding
+    """Print a JSON document on one line, in ASCII whatever the encoding of stdout."""
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise HeedfulError("the result holds a number that is not finite, which JSON has no form for") from None
+    print(text)
 
 
 def note(text: str) -> None:

@@ -107,7 +107,7 @@ class Sieve:
     def _write(self, path: Path, line: dict[str, Any]) -> None:
         try:
             with path.open("a" if self._made else "x", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(json.dumps(line, allow_nan=False) + "\n")
         except FileExistsError:
             raise HeedfulError(f"{path}: exists already; bad rows are set aside in a new file") from None
         except OSError as error:

@@ -15,6 +15,7 @@ from heedful.checkpoint import Loaded, load
 from heedful.device import device_of
 from heedful.errors import HeedfulError, InputError
 from heedful.families import FAMILIES
+from heedful.infer.finite import NOT_FINITE, finite, is_finite
 from heedful.infer.graphs import Graphs
 from heedful.infer.precision import Precision, PrecisionOrAuto, check
 from heedful.infer.prepare import Way, dtype_of, like_bias, prepare
@@ -157,17 +158,29 @@ class Engine:
                 asked = coming.result()
                 if number + 1 < len(parts):
                     coming = beside.submit(self.encode, parts[number + 1][1], first=parts[number + 1][0])
-                answers += self.answers(asked, top_k=top_k)
+                answers += self.answers(asked, top_k=top_k, first=parts[number][0])
         return answers
 
-    def answers(self, asked: Sequence[Asked], *, top_k: int = 5) -> list[Answer]:
-        """What a call does after the first of its three steps, which `encode`, `score` and `answer` are."""
+    def answers(self, asked: Sequence[Asked], *, top_k: int = 5, first: int = 0) -> list[Answer]:
+        """Score encoded inputs and make their answers: the second and third step of a call.
+
+        Raises InputError, which counts inputs from `first`, where the numbers of an input are not finite.
+        """
         pieces = [piece for each in asked for piece in each.pieces]
         scores: dict[int, Any] = {}
         for numbers in self._batches(pieces):
             scores.update(zip(numbers, self.score([pieces[number] for number in numbers], top_k=top_k), strict=True))
         made = (scores[number] for number in range(len(pieces)))
-        return [self.answer(each, list(islice(made, len(each.pieces))), top_k=top_k) for each in asked]
+        answers: list[Answer] = []
+        for number, each in enumerate(asked, start=first):
+            windows = list(islice(made, len(each.pieces)))
+            answer = self._answer(each, windows, top_k)
+            if not (is_finite(answer) and all(map(finite, windows))):
+                if len(asked) == 1:
+                    raise InputError(NOT_FINITE, number) from FloatingPointError()
+                (answer,) = self.answers([each], top_k=top_k, first=number)  # another input may have spoilt its batch
+            answers.append(answer)
+        return answers
 
     def encode(self, inputs: Sequence[Any], *, first: int = 0) -> list[Asked]:
         """The first of the three steps that a call consists of: inputs become windows of tokens.
@@ -215,7 +228,13 @@ class Engine:
                 self.loaded.train()
 
     def answer(self, asked: Asked, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
-        """The third step: the scores of an input's pieces become its answer."""
+        """The third step: the scores of an input's pieces become its answer, whose numbers must be finite."""
+        answer = self._answer(asked, scores, top_k)
+        if not is_finite(answer):
+            raise HeedfulError(NOT_FINITE) from FloatingPointError()
+        return answer
+
+    def _answer(self, asked: Asked, scores: Sequence[Any], top_k: int) -> Answer:
         windows = [Window(piece.encoded, piece.places, each) for piece, each in zip(asked.pieces, scores, strict=True)]
         answer = asked.answerer.answer(asked.given, windows, self._setting(top_k, asked.seen))
         return answer if self.cut is None else answer | {"cut": asked.dropped}

@@ -207,7 +207,10 @@ def _write(out: Path, data: bytes, loaded: Loaded, config: Mapping[str, Any], ov
             return out
         with whole_folder(out, overwrite=overwrite) as folder:
             put(folder / FILE, [data])
-            put(folder / "config.json", [(json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()])
+            put(
+                folder / "config.json",
+                [(json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()],
+            )
             if loaded.tokenizer is not None:
                 loaded.tokenizer.save(folder, types=loaded.config.model.tells_types)
             if isinstance(loaded.config.head, c.SentenceEmbedding):

@@ -167,7 +167,13 @@ def _differing(old: Any, new: Any, name: str = "") -> Iterator[str]:
 
 def _put(path: Path, value: Mapping[str, Any], owner: str) -> None:
     with whole(path, owner=owner) as temporary:
-        put(temporary, [json.dumps(value, indent=2, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"])
+        put(
+            temporary,
+            [
+                json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace")
+                + b"\n"
+            ],
+        )
 
 
 def _lock(handle: int, byte: int, *, wait: bool = False) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +13,7 @@ from pyarrow.parquet import ParquetWriter, read_schema
 
 from heedful.data.inputs import Inputs
 from heedful.infer.engine import Engine
+from heedful.infer.finite import nulled
 from heedful.model.config import Classes, TokenClasses
 from heedful.model.decode import Beam
 from heedful.tasks.base import Answer, label_names
@@ -54,7 +54,7 @@ def _line(said: Said, inputs: bool) -> bytes:
     try:
         text = json.dumps(found, ensure_ascii=False, allow_nan=False, default=_plain)
     except ValueError:  # an input that is not finite
-        text = json.dumps(_finite(found), ensure_ascii=False, allow_nan=False, default=_plain)
+        text = json.dumps(nulled(found), ensure_ascii=False, allow_nan=False, default=_plain)
     return text.encode(errors="backslashreplace") + b"\n"  # half a surrogate pair becomes \udxxx, as JSON writes it
 
 
@@ -63,17 +63,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def _finite(value: Any) -> Any:
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case dict():
-            return {name: _finite(each) for name, each in value.items()}
-        case list() | tuple():
-            return [_finite(each) for each in value]
-    return value
 
 
 # ---------------------------------------------------------------------------------------------------- Parquet
@@ -166,7 +155,7 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
     """The value itself, or where text is expected and it is none, as JSON."""
     if value is None or isinstance(value, str) or kind != TEXT:
         return value
-    return json.dumps(value, ensure_ascii=False, default=_plain)
+    return json.dumps(nulled(value), ensure_ascii=False, allow_nan=False, default=_plain)
 
 
 # ---------------------------------------------------------------------------------------------------- schemas

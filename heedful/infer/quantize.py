@@ -172,7 +172,7 @@ def _trials(
     whole = {name: engine for name, engine in engines.items() if name not in brief}
     scores = {name: _scores(engine, few if name in brief else pieces) for name, engine in engines.items()}
     times = timed({name: partial(engine.score, pieces, WRITING) for name, engine in whole.items()}, ROUNDS)
-    numbers = {name: main() if callable(main) else main for name, main in mains.items() if name in whole}
+    numbers = {name: _number(main) for name, main in mains.items() if name in whole}
     least, trials = numbers["float32"], []
     if not (scores["float32"].isfinite().all() and math.isfinite(least or 0.0)):
         raise HeedfulError(
@@ -189,6 +189,18 @@ def _trials(
         refused = "" if name == "float32" else _refusal(off, (least, found), (fair, speed), bounds)
         trials.append(Trial(precision=name, speed=speed, scores=off, main=found, refused=refused, brief=name in brief))
     return trials
+
+
+def _number(main: float | Callable[[], float] | None) -> float | None:
+    """Return the main number, measured where it is a callable; NaN where the engine's numbers are not finite."""
+    if not callable(main):
+        return main
+    try:
+        return main()
+    except HeedfulError as error:
+        if isinstance(error.__cause__, FloatingPointError):
+            return math.nan
+        raise
 
 
 def _refusal(

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from heedful.infer.caps import Caps, Counts, Steps, size_of
-from heedful.infer.each import finite
 from heedful.infer.engine import Asked, Piece
+from heedful.infer.finite import finite
 from heedful.infer.refused import Expired, Failed, Full, TooLong, Unavailable, told
 from heedful.tasks import Answer, Writing
 from heedful.tasks.base import Vain

@@ -21,6 +21,7 @@ from heedful.look.writing import writing
 
 Kind = Literal["f4", "u2", "u1"]
 LEVELS: dict[Kind, int] = {"u2": 65535, "u1": 255}  # shares from 0 to 1 in whole numbers
+NOT_FINITE = "the model computes a number here that is not finite, so there is nothing to show"
 Params = Mapping[str, str]
 
 
@@ -34,6 +35,8 @@ def pack(values: Tensor, kind: Kind = "f4") -> dict[str, Any]:
     if kind == "f4":
         array = flat.contiguous().numpy().astype("<f4")
     else:
+        if flat.isnan().any():
+            raise HeedfulError(NOT_FINITE)
         array = (flat.double().clamp(0, 1) * LEVELS[kind]).round().numpy().astype(f"<{kind}")
     return {"kind": kind, "shape": list(values.shape), "data": base64.b64encode(array.tobytes()).decode()}
 

@@ -5,7 +5,6 @@ It is Python's own server and not that of `serve`: one reader, GET alone, nothin
 
 from __future__ import annotations
 
-import json
 import secrets
 import threading
 from collections.abc import Iterator
@@ -84,10 +83,10 @@ class _Handler(BaseHTTPRequestHandler):
         """What cannot be answered is told in the same form: it is for the reader, not for the browser's console."""
         try:
             with self.server.turn:
-                found = self.server.asks(name, params)
+                found = page.as_json(self.server.asks(name, params))
         except HeedfulError as error:
-            found = {"error": str(error)}
-        self._say(HTTPStatus.OK, "application/json", json.dumps(found).encode())
+            found = page.as_json({"error": str(error)})
+        self._say(HTTPStatus.OK, "application/json", found.encode())
 
     def _say(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)

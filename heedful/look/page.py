@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from heedful.errors import HeedfulError
-from heedful.look.asks import Asks
+from heedful.look.asks import NOT_FINITE, Asks
 from heedful.look.inside import Inside
 from heedful.model.config import Classes, NextToken
 from heedful.model.trace import within
@@ -51,6 +51,14 @@ def key(name: str, params: dict[str, Any]) -> str:
     return f"{name}?{told}"
 
 
+def as_json(found: Any) -> str:
+    """Return an answer as JSON; one with a number that is not finite is a HeedfulError."""
+    try:
+        return json.dumps(found, allow_nan=False)
+    except ValueError:
+        raise HeedfulError(NOT_FINITE) from None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kept:
     """What a file holds: answers by their questions, and how many of each kind had no room."""
@@ -83,9 +91,10 @@ def keep(asks: Asks, *, layers: list[int] | None = None, heads: list[int] | None
             continue
         try:
             found: dict[str, Any] = asks(name, {each: str(value) for each, value in params.items()})
+            taken = len(as_json(found))
         except HeedfulError as error:
             found = {"error": str(error)}
-        taken = len(json.dumps(found))
+            taken = len(as_json(found))
         if size + taken > budget and name != "about":
             left_out[name] = 1
             continue

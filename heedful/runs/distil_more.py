@@ -49,7 +49,10 @@ def more_examples(
     if ranks.first and not path.exists():
         said(f"{settings.times * len(examples):,} more texts are made, with words replaced")
         model = language_model(planned.settings.teacher, settings)
-        lines = (json.dumps(each) + "\n" for each in variants(model, examples, settings, planned.settings.train.seed))
+        lines = (
+            json.dumps(each, allow_nan=False) + "\n"
+            for each in variants(model, examples, settings, planned.settings.train.seed)
+        )
         with whole(path) as part:
             put(part, (line.encode() for line in lines))
     ranks.wait()

@@ -136,7 +136,7 @@ def _begin(path: Path, about: dict[str, Any]) -> None:
             )
         return
     with whole(path) as part:
-        put(part, [json.dumps(about, indent=1).encode()])
+        put(part, [json.dumps(about, indent=1, allow_nan=False).encode()])
 
 
 def _need(folder: Path, size: int) -> None:

@@ -16,6 +16,7 @@ import torch
 from heedful.checkpoint import Loaded
 from heedful.durable import put, whole
 from heedful.infer.engine import Engine
+from heedful.infer.finite import nulled
 from heedful.tasks.base import Answer
 from heedful.tasks.classify import ClassifyMany
 from heedful.tasks.extract import NO_ANSWER, Extract
@@ -117,7 +118,7 @@ class Book:
 
 
 def _line(found: dict[str, Any]) -> bytes:
-    return json.dumps(found, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+    return json.dumps(nulled(found), ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace") + b"\n"
 
 
 def calibrate(task: Task, loaded: Loaded, examples: Iterable[Any]) -> dict[str, float]:

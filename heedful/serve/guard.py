@@ -240,7 +240,9 @@ class Guard:
             line["reason"] = record.reason
         if self.settings.log_text and record.text is not None:
             line["text"] = record.text
-        LOG.log(logging.WARNING if record.status >= 500 else logging.INFO, "%s", json.dumps(line))  # ASCII: one line
+        LOG.log(
+            logging.WARNING if record.status >= 500 else logging.INFO, "%s", json.dumps(line, allow_nan=False)
+        )  # ASCII: one line
 
 
 def too_large(most: int) -> Trouble:

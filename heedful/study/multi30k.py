@@ -58,7 +58,7 @@ def pairs(data: Path, folder: Path) -> Path:
         if len(sides[0]) != len(sides[1]):
             raise HeedfulError(f"{files[0]} has {len(sides[0]):,} lines and {files[1].name} {len(sides[1]):,}")
         rows = [{"source": a.strip().lower(), "target": b.strip().lower()} for a, b in zip(*sides, strict=True)]
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows if all(row.values()))
+        lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows if all(row.values()))
         with whole(folder / f"{split}.jsonl") as part:
             put(part, (line.encode() for line in lines))
     return folder

@@ -270,9 +270,9 @@ class Tokenizer:
                 _write(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in names))
         else:
             (folder / "vocab.txt").unlink(missing_ok=True)
-        config = json.dumps(self._saved_config(types), indent=2, ensure_ascii=False, sort_keys=True)
+        config = json.dumps(self._saved_config(types), indent=2, ensure_ascii=False, allow_nan=False, sort_keys=True)
         _write(folder / "tokenizer_config.json", config + "\n")
-        _write(folder / "tokenizer.json", json.dumps(state, indent=2, ensure_ascii=False) + "\n")
+        _write(folder / "tokenizer.json", json.dumps(state, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
     def _saved_config(self, types: bool | None) -> dict[str, Any]:
         config = {"tokenizer_class": PLAIN} | self._config

@@ -239,7 +239,7 @@ def serialised(tensors: Mapping[str, Tensor]) -> list[Chunk]:
             )
         start, end = end, end + tensor.numel() * tensor.element_size()
         entries[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(entries, separators=(",", ":")).encode()
+    text = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "little") + text, *(tensors[name] for name in names)]
 
@@ -265,7 +265,7 @@ def _refuse_unplain(value: Any, at: str) -> None:
 
 
 def _manifest(step: int, files: Mapping[str, Mapping[str, Any]]) -> bytes:
-    return json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1).encode() + b"\n"
+    return json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1, allow_nan=False).encode() + b"\n"
 
 
 # -- what is read --------------------------------------------------------------------------------------------------

@@ -549,3 +549,24 @@ def test_an_engine_goes_with_its_last_user(folders: dict[str, Path], name: str, 
         assert [each() for each in seen] == [None] * len(seen)
     finally:
         gc.enable()
+
+
+def test_an_input_whose_numbers_are_not_finite_is_refused(folders: dict[str, Path]) -> None:
+    loaded = load(folders["single"])
+    before = Engine(loaded)(["ada", "the cat sat"])
+    with torch.no_grad():
+        loaded.model.embedding.tokens.weight[VOCABULARY.index("paris")] = float("nan")
+    engine = Engine(loaded)
+    after = engine(["ada", "the cat sat"])
+    assert [each["label"] for each in after] == [each["label"] for each in before]
+    for inputs, number in (
+        (["paris"], 0),
+        (["ada", "the cat sat", "paris", "dog"], 2),
+        (["dog"] * 1030 + ["paris"], 1030),
+    ):
+        with pytest.raises(InputError, match="not finite") as refused:
+            engine(inputs)
+        assert refused.value.number == number
+    asked = engine.encode(["paris"])
+    with pytest.raises(HeedfulError, match="not finite"):
+        engine.answer(asked[0], engine.score(asked[0].pieces))

@@ -528,3 +528,12 @@ def test_52_a_large_view_is_quick_and_small(chrome: Browser) -> None:
 
 def make_words() -> Tokenizer:
     return word_tokenizer([f"w{number}" for number in range(400)])
+
+
+def test_numbers_that_are_not_finite_are_said_in_their_place(tmp_path: Path) -> None:
+    loaded = heedful.load(make(tmp_path / "single", "single"))
+    with torch.no_grad():
+        loaded.model.embedding.tokens.weight.fill_(float("nan"))
+    kept = page.keep(Asks([Inside(loaded, "the cat")]))
+    assert any("not finite" in answer.get("error", "") for answer in kept.answers.values())
+    json.dumps(kept.answers, allow_nan=False)

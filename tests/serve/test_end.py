@@ -16,6 +16,7 @@ import pytest
 from asking import ROOT, Reply, Started, ask, record
 
 from heedful.cli import main
+from heedful.cli.serve import _keys
 from heedful.serve.keeper import listen
 from heedful.serve.run import background, open_files, run
 from heedful.serve.settings import ServeSettings
@@ -137,6 +138,18 @@ def test_what_it_does_not_start_with(capsys: pytest.CaptureFixture[str], argumen
     with pytest.raises(SystemExit) as stop:
         main(["serve", *arguments])
     assert stop.value.code == 2 and told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("mode", "lines"), [(0o600, 0), (0o400, 0), (0o644, 1), (0o620, 1)])
+def test_a_key_file_that_others_may_use_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: int, lines: int
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("0123456789abcdef\n")
+    file.chmod(mode)
+    assert _keys(file) == (b"0123456789abcdef",)
+    err = capsys.readouterr().err
+    assert err.count("\n") == err.count(f"its mode {mode:04o} lets others in") == lines
 
 
 def test_settings_and_help_import_neither_torch_nor_a_server() -> None:
