@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from dataclasses import dataclass, field
@@ -261,3 +262,18 @@ def hashed(text: str, seed: int = 0) -> int:
 def takes(example: Example, share: float, seed: int) -> bool:
     """Whether a made dev split takes this example; that depends on its text without case and punctuation alone."""
     return hashed(normalised(example.group), seed) < share * 2**64
+
+
+def in_order(labels: set[str]) -> tuple[str, ...]:
+    """Labels in an order that does not depend on their rows: numbers by value, else by their characters.
+
+    >>> in_order({"10", "9"}), in_order({"pos", "neg", "10"})
+    (('9', '10'), ('10', 'neg', 'pos'))
+    """
+    try:
+        values = {label: float(label) for label in labels}
+    except ValueError:
+        values = {}
+    if len(values) == len(labels) and all(map(math.isfinite, values.values())):
+        return tuple(sorted(labels, key=lambda label: (values[label], label)))
+    return tuple(sorted(labels))

@@ -22,6 +22,7 @@ SPLITS: dict[str, str] = {  # a part of a file's name to the split it is
     "test": "test",
     "testb": "test",
 }
+IGNORED = {"license", "license.txt", "readme", "readme.md", "readme.txt"}  # names of files about the data
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
 
 
@@ -36,7 +37,7 @@ def split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
         raise HeedfulError(f"{folder}: cannot be read: {error.strerror}") from None
     found: dict[str, dict[str, list[Path]]] = {}  # split, name without shard, files
     for path in files:
-        if path.name.casefold() in ("license", "license.txt", "readme.md", "readme.txt"):
+        if path.name.casefold() in IGNORED:
             continue
         split, rank = spoken(path)
         if split:
@@ -44,7 +45,8 @@ def split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
     if not found:
         raise HeedfulError(
             f"{folder}: has no file for train, dev or test: call them train.csv, dev.csv and test.csv "
-            "(or .tsv, .jsonl, .json, .parquet, .txt, .conll), or give the file itself"
+            "(or .tsv, .jsonl, .json, .parquet, .txt, .conll), or give the file itself; where a class is a folder, "
+            "it has a text in each file"
         )
     order = [split for split in dict.fromkeys(SPLITS.values()) if split in found]
     chosen = {split: _chosen(folder, split, found[split]) for split in order}

@@ -19,7 +19,20 @@ from heedful.data.files import LONGEST, PACKED, File, find, head_of, lines, need
 from heedful.data.rows import Table, data_object, json_lines, json_list, parquet, separated
 from heedful.errors import HeedfulError
 
-Format = Literal["csv", "tsv", "jsonl", "json", "parquet", "text", "label-text", "conll", "squad", "glue"]
+Format = Literal[
+    "csv",
+    "tsv",
+    "jsonl",
+    "json",
+    "parquet",
+    "text",
+    "label-text",
+    "class-files",
+    "class-folders",
+    "conll",
+    "squad",
+    "glue",
+]
 SUFFIXES: dict[str, Format] = {
     ".csv": "csv",
     ".tsv": "tsv",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
-from heedful.data import conll, glue
+from heedful.data import class_names, conll, glue
 from heedful.data.bad import BadRow, BadRows, LeaveOut, Sieve, Stop, shown
 from heedful.data.columns import MissingColumnError
-from heedful.data.examples import KINDS, Example, Labelled, MultiLabelled, Tagged, takes
+from heedful.data.examples import KINDS, Example, Labelled, MultiLabelled, Tagged, in_order, takes
 from heedful.data.folders import SPLITS, split_files, split_several
 from heedful.data.parts import SUFFIXES, DataSettings, Part, bare_name, of_object, open_part
 from heedful.data.rows import is_data_object
@@ -39,6 +38,7 @@ class Source(Generic[Kind]):
         self.kind = kind
         self.settings = settings
         self.sieve = sieve  # counts bad rows and what was mended, as far as was read
+        self.layout: class_names.Layout | None = None  # where labels are names of files or folders
         self.known: tuple[str, ...] = ()  # labels of a model; none: those of the first split are known
         self._parts = dict(parts)
         self._said = tuple(said)
@@ -172,21 +172,6 @@ def cut_labels(part: Part, mark: str | None) -> Part:
     return replace(part, read=read, labels=labels)
 
 
-def in_order(labels: set[str]) -> tuple[str, ...]:
-    """Labels in an order that does not depend on their rows: numbers by value, else by their characters.
-
-    >>> in_order({"10", "9"}), in_order({"pos", "neg", "10"})
-    (('9', '10'), ('10', 'neg', 'pos'))
-    """
-    try:
-        values = {label: float(label) for label in labels}
-    except ValueError:
-        values = {}
-    if len(values) == len(labels) and all(map(math.isfinite, values.values())):
-        return tuple(sorted(labels, key=lambda label: (values[label], label)))
-    return tuple(sorted(labels))
-
-
 # ---------------------------------------------------------------------------------------------------- opening
 
 DEFAULT = DataSettings()
@@ -228,10 +213,21 @@ def read(
             raise HeedfulError(
                 f"{folder}: is no folder of a GLUE task: those hold train.tsv and are called {', '.join(glue.LAYOUTS)}"
             )
-        files, said = split_files(folder)
-        given: dict[str, tuple[Any, ...]] = dict(files)
+        given: dict[str, tuple[Any, ...]] = {"train": (folder,)}
+        classes, said = class_names.in_folder(folder, settings, kind), []
+        if classes is None and settings.format not in class_names.LAYOUTS:
+            files, said = split_files(folder)
+            given = dict(files)
     else:
         given, said = _splits(data)
+        classes = class_names.in_places(given, settings, kind)
+    if classes is not None:
+        return _of_classes(classes, said, settings, kind, sieve)
+    if settings.format in class_names.LAYOUTS:
+        raise HeedfulError(
+            f"{', '.join(str(place) for places in given.values() for place in places)}: has no "
+            f"{(settings.format or '').removeprefix('class-')} of classes: give their folder, or leave format out"
+        )
     found: dict[str, tuple[Part, ...]] = {}
     first: Part | None = None
     for split, places in given.items():
@@ -267,6 +263,23 @@ def read(
     return _source(found, said, settings, sieve)
 
 
+def _of_classes(
+    classes: class_names.ClassPlaces,
+    said: Sequence[str],
+    settings: DataSettings,
+    kind: type[Example] | None,
+    sieve: Sieve,
+) -> Source[Any]:
+    found = {
+        split: tuple(cut_labels(part, settings.label_until) for part in parts)
+        for split, parts in class_names.parts(classes, settings, kind).items()
+    }
+    stated = dict.fromkeys(text for parts in found.values() for part in parts for text in part.said)
+    source = _source(found, [*said, *stated], settings, sieve)
+    source.layout = classes.layout
+    return source
+
+
 def source_of(task: str, data: Any, settings: DataSettings, bad_rows: BadRows) -> Source[Any]:
     """The data of a task; for classify also rows with any number of labels, where that is what they have.
 
@@ -292,6 +305,7 @@ def _refuse_unused(source: Source[Any]) -> None:
     settings = source.settings
     files = [Path(place) for places in source.places.values() for place in places if os.path.isfile(place)]
     forms = {settings.format or SUFFIXES.get(bare_name(file)[1], "conll") for file in files}
+    forms |= {"text" for places in source.places.values() for place in places if os.path.isdir(place)}
     tables = forms & {"csv", "tsv", "glue"}
     columns = tables or (source.kind is Tagged and forms & {"conll", "text"})
     given = "dev" in source.places

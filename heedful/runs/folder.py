@@ -202,6 +202,7 @@ def begin(
         "stated": list(source.stated),
         "splits": {split: {"examples": count} for split, count in counts.items()},
         "files": _hashes(source),
+        **({"layout": source.layout} if source.layout else {}),
         "trained_on": _shorts(source, "train"),
         "made_dev": source.made_dev,
         "bad_rows": {shorts.get(file, Path(file).name): count for file, count in source.sieve.bad.items()},
@@ -215,7 +216,7 @@ def _hashes(source: Source[Any]) -> dict[str, str]:
     found = {}
     for split, places in source.places.items():
         for place, name in zip(places, _shorts(source, split), strict=True):
-            if os.path.isfile(place):
+            if os.path.exists(place):
                 found[name] = file_hash(place)
             else:
                 digest = hashlib.sha256()
@@ -227,14 +228,19 @@ def _hashes(source: Source[Any]) -> dict[str, str]:
 
 def _shorts(source: Source[Any], split: str) -> list[str]:
     """What the places of a split are called: files below the folder that holds all of the source's."""
-    files = [Path(place).absolute() for each in source.places.values() for place in each if os.path.isfile(place)]
+    files = [Path(place).absolute() for each in source.places.values() for place in each if os.path.exists(place)]
     above = os.path.commonpath([path.parent for path in files]) if files else ""
     places = source.places.get(split, ())  # none, where it was made of another one
-    return [Path(each).absolute().relative_to(above).as_posix() if os.path.isfile(each) else each for each in places]
+    return [Path(each).absolute().relative_to(above).as_posix() if os.path.exists(each) else each for each in places]
 
 
 def file_hash(place: str | Path) -> str:
-    """SHA-256 of a file."""
+    """SHA-256 of a file, or of the names and hashes of a folder's files."""
+    if os.path.isdir(place):
+        digest = hashlib.sha256()
+        for path in sorted(path for path in Path(place).iterdir() if path.is_file()):
+            digest.update(f"{path.name} {file_hash(path)}\n".encode(errors="surrogateescape"))
+        return digest.hexdigest()
     with Path(place).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -245,7 +251,7 @@ def trained_on(run: str | Path, places: Sequence[str]) -> tuple[str, ...]:
         return ()
     about = read_json(Path(run) / DATA)
     learned = {about["files"][name] for name in about.get("trained_on", ())}
-    return tuple(each for each in places if learned and os.path.isfile(each) and file_hash(each) in learned)
+    return tuple(each for each in places if learned and os.path.exists(each) and file_hash(each) in learned)
 
 
 def _differences(before: Any, now: Any) -> str:

@@ -1,0 +1,206 @@
+"""Labels that are names of files or folders: SUBJ, IMDB and 20 Newsgroups as they are published."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heedful.data import DataSettings, Labelled, LeaveOut, Scored, Source, check, read
+from heedful.data.folders import as_said
+from heedful.errors import HeedfulError
+from heedful.settings import apply
+
+PLAIN = DataSettings(dev=0.0)
+
+
+def written(folder: Path, files: dict[str, str | bytes]) -> Path:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+    return folder
+
+
+def rows(source: Source[Any], split: str = "train") -> list[tuple[str, str]]:
+    return [(each.label, each.text) for each in source.examples(split)]
+
+
+SUBJ = {
+    "plot.tok.gt9.5000": "a cat finds a map .\nthe map is old .\n\n",
+    "quote.tok.gt9.5000": "a fine film .\n",
+}
+SUBJ_ROWS = [("plot", "a cat finds a map ."), ("plot", "the map is old ."), ("quote", "a fine film .")]
+
+
+@pytest.mark.parametrize("kind", [None, Labelled])
+def test_a_file_for_each_class(tmp_path: Path, kind: Any) -> None:
+    folder = written(tmp_path / "subj", SUBJ | {"README": "about"})
+    for given in (folder, [folder / name for name in SUBJ]):
+        source = read(given, kind, PLAIN)
+        assert rows(source) == SUBJ_ROWS and source.labels == ("plot", "quote")
+        assert "a text on each line, its label the name of the file (format=class-files)" in source.stated
+    assert [(each.file, each.line) for each in source.examples("train")][1] == (str(folder / "plot.tok.gt9.5000"), 2)
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (["rt-polarity.pos", "rt-polarity.neg"], ("neg", "pos")),
+        (["alt.atheism.txt", "comp.graphics.txt"], ("alt.atheism", "comp.graphics")),
+        (["spam.txt", "not-spam.txt"], ("not-spam", "spam")),
+        (["pos-train.txt", "neg-train.txt", "pos-test.txt", "neg-test.txt"], ("neg", "pos")),
+        (["train/pos.txt", "train/neg.txt", "test/pos.txt", "test/neg.txt"], ("neg", "pos")),
+    ],
+)
+def test_the_label_is_what_tells_file_names_apart(tmp_path: Path, names: list[str], labels: tuple[str, ...]) -> None:
+    folder = written(tmp_path / "data", {name: f"text of {name}\n" for name in names})
+    source = read(folder, Labelled, PLAIN)
+    assert source.labels == labels
+    assert len(rows(source)) == 2
+    if "test" in source.splits:
+        assert sorted(label for label, _ in rows(source, "test")) == ["neg", "pos"]
+
+
+def test_files_that_have_labels_or_columns_of_their_own_are_no_classes(tmp_path: Path) -> None:
+    folder = written(tmp_path / "a", {"one.txt": "__label__x a\n", "two.txt": "__label__y b\n"})
+    assert rows(read([folder / "one.txt", folder / "two.txt"], Labelled, PLAIN)) == [("x", "a"), ("y", "b")]
+    folder = written(tmp_path / "b", {"one": "Ada B-PER\n\nhere O\n", "two": "Ada B-PER\n"})
+    assert len(list(read([folder / "one", folder / "two"], None, PLAIN).examples("train"))) == 3
+    with pytest.raises(HeedfulError, match="has no file for train"):
+        read(written(tmp_path / "c", {"one.csv": "a,b\n", "two.csv": "c,d\n"}), None, PLAIN)
+
+
+IMDB: dict[str, str | bytes] = {
+    "README": "about",
+    "imdb.vocab": "a\nfilm\n",
+    "train/urls_pos.txt": "http://a\n",
+    "train/unsup/0_0.txt": "nobody knows",
+    "train/pos/0_9.txt": "a fine film<br />truly",
+    "train/pos/1_7.txt": "good",
+    "train/neg/0_3.txt": "bad",
+    "test/urls_pos.txt": "http://b\n",
+    "test/pos/0_10.txt": "better",
+    "test/neg/0_2.txt": "worse\n",
+}
+
+
+def test_a_folder_for_each_class_in_folders_for_splits(tmp_path: Path) -> None:
+    source = read(written(tmp_path / "aclImdb", IMDB), None, PLAIN)
+    assert rows(source) == [("neg", "bad"), ("pos", "a fine film<br />truly"), ("pos", "good")]
+    assert rows(source, "test") == [("neg", "worse"), ("pos", "better")]
+    assert source.labels == ("neg", "pos")
+    assert "a text in each file, its label the name of the folder (format=class-folders)" in source.stated
+    assert any("not used: unsup, urls_pos.txt" in each for each in source.stated)
+    assert any("not used: imdb.vocab" in each for each in source.stated)
+    one = read(tmp_path / "aclImdb" / "test", None, PLAIN)
+    assert rows(one) == rows(source, "test")
+    several = read(
+        as_said([Path(f"{split}={tmp_path / 'aclImdb' / split}") for split in ("train", "test")]), None, PLAIN
+    )
+    assert rows(several) == rows(source) and rows(several, "test") == rows(source, "test")
+    classes = [tmp_path / "aclImdb/train" / name for name in ("neg", "pos")]
+    assert rows(read(classes, None, PLAIN)) == rows(source)
+
+
+NEWS = {
+    "20news-bydate-train/alt.atheism/49960": "From: a@b.c\nSubject: Re: tea\n\n> quoted\nAn answer.\r\n\n",
+    "20news-bydate-train/comp.graphics/37261": "From: d\n\ncaf\u00e9\n".encode("latin-1"),
+    "20news-bydate-test/alt.atheism/53068": "From: e\n\nwhy\n",
+    "20news-bydate-test/comp.graphics/38758": "From: f\n\nhow\n",
+}
+
+
+def test_newsgroups_in_latin_1(tmp_path: Path) -> None:
+    folder = written(tmp_path / "news", NEWS)
+    settings = DataSettings(dev=0.0, encoding="latin-1")
+    source = read(folder, None, settings)
+    assert rows(source) == [
+        ("alt.atheism", "From: a@b.c\nSubject: Re: tea\n\n> quoted\nAn answer."),
+        ("comp.graphics", "From: d\n\ncaf\u00e9"),
+    ]
+    assert source.splits == ("train", "test")
+    both = [folder / "20news-bydate-train", folder / "20news-bydate-test"]
+    assert rows(read(both, None, settings), "test") == rows(source, "test")
+    assert read(folder, None, apply(settings, ["label_until=."])).labels == ("alt", "comp")
+    with pytest.raises(HeedfulError, match=r"37261:3:.* byte 0xe9 is no utf-8"):
+        rows(read(folder, None, PLAIN))
+    skipped = read(folder, None, PLAIN, bad_rows=LeaveOut())
+    assert len(rows(skipped)) == 1 and sum(skipped.sieve.bad.values()) == 1
+
+
+def test_errors_name_the_place(tmp_path: Path) -> None:
+    folder = written(tmp_path / "a", {"x/1.txt": "a", "x/deep/2.txt": "b", "y/1.txt": "c"})
+    with pytest.raises(HeedfulError, match=r"x: holds the folder deep, expected files alone"):
+        rows(read(folder, None, PLAIN))
+    with pytest.raises(
+        HeedfulError, match="labels are the names of classes, but this task needs a text, or two, with a n"
+    ):
+        read(folder, Scored, DataSettings(format="class-folders"))
+    with pytest.raises(HeedfulError, match="has no files of classes: give their folder"):
+        read(folder, None, DataSettings(format="class-files"))
+    with pytest.raises(HeedfulError, match=r"columns\.text cannot be chosen"):
+        read(folder, None, DataSettings(columns={"text": 1}))
+    folder = written(tmp_path / "b", {"train/x/1": "a", "train/y/1": "b", "test/x/1": "c", "test/z/1": "d"})
+    with pytest.raises(HeedfulError, match=r'z/1:1: the label "z" is not among those that come with train: "x", "y"'):
+        rows(read(folder, None, PLAIN), "test")
+    folder = written(tmp_path / "c", {"x/1": "a\nb\n", "x/2": "c d e f\0", "x/3": "", "y/1": "d" * 90})
+    (folder / "y/2").write_bytes("a text".encode("utf-16-le"))
+    found = read(folder, None, DataSettings(dev=0.0, longest=80), bad_rows=LeaveOut())
+    assert rows(found) == [("x", "a\nb"), ("x", "")]
+    assert [str(bad).rpartition("c/")[2] for bad in found.sieve.first] == [
+        "x/2:1:8: holds a NUL character: the file is damaged or no text",
+        "y/1:1: is longer than 80 bytes, the most that a row may have",
+        str(found.sieve.first[2]).rpartition("c/")[2],
+    ]
+    assert "y/2:1: every few bytes are zero: if this is UTF-16" in str(found.sieve.first[2])
+
+
+def test_what_is_no_folder_of_classes_keeps_its_message(tmp_path: Path) -> None:
+    for files in (
+        {"model/config.json": "{}", "plots/a.png": "x"},
+        {"a/b.csv": "text,label\n", "c/d.csv": "text\n"},
+        {},
+    ):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        with pytest.raises(HeedfulError, match="has no file for train, dev or test"):
+            read(written(folder, files), None, PLAIN)
+
+
+def test_files_for_splits_go_before_folders(tmp_path: Path) -> None:
+    folder = written(tmp_path / "a", {"train.csv": "text,label\na,x\n", "x/1.txt": "b", "y/1.txt": "c"})
+    assert rows(read(folder, None, PLAIN)) == [("x", "a")]
+    assert rows(read(folder, None, DataSettings(dev=0.0, format="class-folders"))) == [("x", "b"), ("y", "c")]
+
+
+def test_check_counts_them(tmp_path: Path) -> None:
+    report = check(read(written(tmp_path / "aclImdb", IMDB), None, PLAIN))
+    assert report.splits["train"].labels == {"neg": 1, "pos": 2}
+    assert report.splits["train"].places["markup like <br /> or &amp;"] == ("0_9.txt:1",)
+
+
+GROWTH = """
+import resource, sys
+from pathlib import Path
+from heedful.data import DataSettings, read
+source = read(Path(sys.argv[1]), settings=DataSettings(dev=0.0))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+count = sum(1 for _ in source.examples("train"))
+print(count, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_files_of_a_class(tmp_path: Path) -> None:
+    for label in ("one", "two"):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        for number in range(10_000):
+            (tmp_path / "data" / label / f"{number}.txt").write_text("a word " * 1000)
+    done = subprocess.run(
+        [sys.executable, "-c", GROWTH, str(tmp_path / "data")], capture_output=True, text=True, check=True, timeout=300
+    )
+    count, growth = map(int, done.stdout.split())
+    assert count == 20_000 and growth < 30, "the texts are 140 MB"
