@@ -283,8 +283,14 @@ def recipe(
 
 def show_results(results: dict[str, Any]) -> None:
     """What a person wants to know first."""
+    from heedful.runs.baseline import comparisons, warning
+
     for split, found in results["splits"].items():
         show_split(split, found["numbers"], found["intervals"])
+    for line in comparisons(results):
+        print(clean(line))
+    if sentence := warning(results):
+        note(clean(sentence))
     for split, each in results["spread"].items():
         if each["deviation"] is not None:
             mean, deviation = (_shown(results["main"], each[name]) for name in ("mean", "deviation"))

@@ -14,6 +14,7 @@ from typing import Any
 from heedful.checkpoint.files import read_json
 from heedful.durable import put, whole
 from heedful.errors import HeedfulError
+from heedful.runs.baseline import comparisons, warning
 from heedful.runs.card_use import METRICS, TASKS, usage
 from heedful.runs.results import as_float, measured, predictions, read_results
 
@@ -43,6 +44,7 @@ def _parts(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
     yield _front(results, ours)
     yield _what(results)
     yield from _quality(results)
+    yield from _baseline(results)
     yield from _seeds(results)
     yield from _beside(folder)
     yield from _classes(results)
@@ -119,6 +121,18 @@ def _quality(results: dict[str, Any]) -> Iterator[list[str]]:
         level, replicates = spreads[0]["level"], spreads[0]["replicates"]
         about.append(f"In parentheses: {100 * level:g} % intervals from {replicates:,} bootstrap replicates.")
     yield [" ".join(about + _chosen(results))]
+
+
+def _baseline(results: dict[str, Any]) -> Iterator[list[str]]:
+    """What the scores are compared with, and a sentence where they are not better."""
+    lines = [plain(line, 400) for line in comparisons(results)]
+    if lines:
+        how = results["baseline"]
+        yield [f"### Beside {plain(how['name'])}" if "method" in how else "### Before and after training"]
+        method = f"By {plain(how['method'])} ({plain(how['library'])}), seed as in training." if "method" in how else ""
+        yield [*(f"- {line}" for line in lines), *(["", method] if method else [])]
+        if sentence := warning(results):
+            yield [f"{plain(sentence, 400)}."]
 
 
 def _chosen(results: dict[str, Any]) -> list[str]:

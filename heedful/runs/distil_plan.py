@@ -65,7 +65,9 @@ class Planned:
         """Of the student's run, or of the same one alone: ordinary fine-tuning."""
         given = self.settings
         names = ("task", "data", "train", "fit", "seeds", "max_length", "long", "score")
-        settings = FinetuneSettings(start=StartSettings(model=""), **{name: getattr(given, name) for name in names})
+        settings = FinetuneSettings(
+            start=StartSettings(model=""), baseline=False, **{name: getattr(given, name) for name in names}
+        )
         settings = replace(settings, **changed)
         return Plan(
             settings=settings,

@@ -22,6 +22,7 @@ from heedful.errors import HeedfulError
 from heedful.model.classic_config import Readers
 from heedful.native import unused
 from heedful.objectives import Objective, Sample
+from heedful.runs.baseline import BEFORE, scores_before, table_rows
 from heedful.runs.card import write_card
 from heedful.runs.finetune_checks import calibrates, need_dev, unused_settings
 from heedful.runs.folder import (
@@ -56,6 +57,7 @@ from heedful.runs.settings import (
 )
 from heedful.runs.survey import Survey, of_data, of_splits, refuse_dull, survey, undivided
 from heedful.runs.timing import latency, memory
+from heedful.runs.word_baseline import has_word_baseline, score_words, seconds_allowed
 from heedful.settings import to_mapping
 from heedful.shipped import ENCODER
 from heedful.tasks.metrics import merge_all
@@ -281,6 +283,7 @@ class Run:
         for note in notes(learned):
             self.watch.said(note)
         folder.mkdir(exist_ok=True)
+        self._before(task, loaded, folder)
         trainer = Trainer(loaded, objective, samples, settings.train, self.ranks)
         fitted = fit(
             trainer,
@@ -293,13 +296,13 @@ class Run:
         if fitted.why == "asked":
             return None
         with trainer.whole():
-            found = self._finish(settings, task, loaded, trainer, fitted, notes(learned), folder)
+            found = self._finish(settings, task, loaded, trainer, fitted, learned, folder)
         self.ranks.wait()
         return found
 
     def _finish(
         self, settings: FinetuneSettings, task: Task, loaded: Loaded, trainer: Trainer, fitted: Fitted,
-        said: list[str], folder: Path,
+        learned: Read, folder: Path,
     ) -> dict[str, Any]:  # fmt: skip
         """Save what was trained, which no failure in measuring may lose, and measure it."""
         seed, loaded = settings.train.seed, task.answering(loaded)
@@ -315,11 +318,44 @@ class Run:
             "seconds": round(trainer.seconds, 1),
             "splits": {split: self._measured(task, loaded, split, folder) for split in self.measured},
             "scores": loaded.scores,
-            "notes": said,
+            "notes": notes(learned),
         }
         if self.ranks.first:
+            found |= self._baseline(task, loaded, trainer, learned, folder)
             write(folder / SEED, found)
         return found
+
+    def _before(self, task: Task, loaded: Loaded, folder: Path) -> None:
+        """Score a model that embeds before it is trained, as it may be good already; once for a run that resumes."""
+        if self.settings.task.kind != "embed" or not self.settings.baseline or (folder / BEFORE).exists():
+            return
+        self.watch.said("the score before training")
+        found = scores_before({split: self._measured(task, loaded, split) for split in self.measured})
+        if self.ranks.first:
+            write(folder / BEFORE, found)
+
+    def _baseline(
+        self, task: Task, loaded: Loaded, trainer: Trainer, learned: Read, folder: Path
+    ) -> dict[str, dict[str, Any]]:
+        """What the scores are compared with: those before training, or of a bag of words; {} where there is nothing."""
+        if not self.settings.baseline or not self.measured:
+            return {}
+        if (folder / BEFORE).exists():
+            return {"baseline": read_json(folder / BEFORE)}
+        if not has_word_baseline(task):
+            return {}
+        self.watch.said("fitting a bag of words")
+        words = score_words(
+            task,
+            loaded,
+            self.source,
+            self.survey,
+            self.measured,
+            seed=self.settings.train.seed,
+            seconds=seconds_allowed(trainer, learned.tokens),
+            folder=folder,
+        )
+        return {"baseline": words}
 
     def _save(self, loaded: Loaded, folder: Path) -> None:
         if self.ranks.first:
@@ -334,10 +370,10 @@ class Run:
         """What this rank finds on its share of dev."""
         return measure(task, task.answering(loaded), self.source.examples("dev"), precision=how, ranks=self.ranks)
 
-    def _measured(self, task: Task, loaded: Loaded, split: str, folder: Path) -> dict[str, Any]:
-        """The last evaluation of a split; each rank makes the whole of it, so that none waits, and the first writes."""
+    def _measured(self, task: Task, loaded: Loaded, split: str, folder: Path | None = None) -> dict[str, Any]:
+        """An evaluation of a split; each rank makes the whole of it, so that none waits, and the first writes."""
         self.watch.said(f"measuring {split}")
-        path = folder / f"predictions-{split}.jsonl" if self.ranks.first else None
+        path = folder / f"predictions-{split}.jsonl" if folder and self.ranks.first else None
         how = precision(self.settings.score, next(loaded.parameters()).device)
         task, loaded = on_split(task, loaded, self.survey, split)
         measured = measure(task, loaded, self.source.examples(split), precision=how, predictions=path)
@@ -375,7 +411,9 @@ class Run:
         }
         if best["scores"]:
             results["scores"] = best["scores"]
-        write(self.folder / "results.csv", as_table(self.folder / JOURNAL))
+        if "baseline" in best:
+            results["baseline"] = best["baseline"]
+        write(self.folder / "results.csv", as_table(self.folder / JOURNAL, table_rows(results)))
         write(self.folder / RESULTS, results)
 
 

@@ -24,6 +24,7 @@ from heedful.data import SetAside, Source, escape_cell
 from heedful.device import CPU, device_of, fast_bfloat16
 from heedful.durable import put, remove, sweep, whole
 from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.runs.baseline import BEFORE
 from heedful.runs.pretrain_settings import PretrainSettings
 from heedful.runs.results import JOURNAL
 from heedful.runs.settings import flat
@@ -39,7 +40,16 @@ Precision = Literal["float32", "bfloat16"]
 START = "start"  # the model that training starts from, where it was made for the run
 TOKENIZER, CORPUS = "tokenizer", "corpus"  # of a text, made for a run that pre-trains
 TEXT = {TOKENIZER, CORPUS}
-BEGUN = {SETTINGS, DATA, ENVIRONMENT, BAD_ROWS, LOCK, START, JOURNAL} | TEXT  # all that is there before a checkpoint
+BEGUN = {
+    SETTINGS,
+    DATA,
+    ENVIRONMENT,
+    BAD_ROWS,
+    LOCK,
+    START,
+    BEFORE,
+    JOURNAL,
+} | TEXT  # all that is there before a checkpoint
 
 
 @contextmanager
@@ -278,9 +288,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def as_table(journal: Path) -> str:
-    """The journal as CSV: a row for each update or evaluation."""
+def as_table(journal: Path, more: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The journal as CSV: a row for each update or evaluation, and after them `more` rows."""
     rows = [row | {f"dev_{name}": value for name, value in row.pop("dev", {}).items()} for row in records(journal)]
+    rows += map(dict, more)
     names = dict.fromkeys(name for row in rows for name in row)
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")

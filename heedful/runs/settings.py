@@ -146,6 +146,7 @@ class FinetuneSettings:
     max_length: int | None = None  # tokens of a sequence, in training and afterwards; None: as many as the model reads
     long: Long = "windows"  # longer texts: windows that overlap by half, or the end is cut off
     score: Literal["float32", "bfloat16"] = "float32"  # precision of the last evaluation
+    baseline: bool = True  # score a bag of words too (classify, regress), or the model before training (embed)
 
     def __post_init__(self) -> None:
         if self.seeds < 1:

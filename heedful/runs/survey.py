@@ -40,6 +40,7 @@ class Survey:
     unlearned: Mapping[str, Counter[str]] = field(default_factory=dict)  # labels of other splits that the first lacks
     mean: float = 0.0  # of its scores
     deviation: float = 1.0
+    characters: Mapping[str, int] = field(default_factory=dict)  # of the texts of each split
     alike: tuple[str, ...] = ()  # splits all of whose scores are the same, so that nothing correlates with them
 
     @property
@@ -59,10 +60,11 @@ def survey(source: Source[Any], splits: Sequence[str]) -> Survey:
     ranges: dict[str, tuple[float, float]] = {}  # the lowest and the highest score of each split
     seen, mean, squares = 0, 0.0, 0.0  # of them all; squares of the distances to the mean (Welford 1962)
     unanswered: dict[str, bool] = {}
-    counts = dict.fromkeys(splits, 0)
+    counts, characters = dict.fromkeys(splits, 0), dict.fromkeys(splits, 0)
     for split in splits:
         for example in source.examples(split):
             counts[split] += 1
+            characters[split] += sum(map(len, example.texts))
             match example:
                 case Labelled(label=label):
                     labels[split][label] += 1
@@ -89,6 +91,7 @@ def survey(source: Source[Any], splits: Sequence[str]) -> Survey:
         unlearned=_unlearned(source, labels, splits),
         mean=mean,
         deviation=sqrt(squares / seen) if squares else 1.0,
+        characters=characters,
         alike=tuple(split for split, (lowest, highest) in ranges.items() if lowest == highest),
     )
 

@@ -106,11 +106,18 @@ class PearsonSpread:
 
     def interval(self) -> Result:
         """Where the middle of the replicates lies."""
+        return self._sums().interval(pearson_of)
+
+    def values(self) -> Float64[np.ndarray, " replicates"]:
+        """Pearson's r in each replicate."""
+        return self._sums().values(pearson_of)
+
+    def _sums(self) -> Bootstrap:
         rows = self.kept.rows(3)
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         x, y = standard(rows[:, 1]), standard(rows[:, 2])
         moments = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], 1)
-        return Bootstrap(seed=SEED, statistics=6).updated(rows[:, 0].astype(np.int64), moments).interval(pearson_of)
+        return Bootstrap(seed=SEED, statistics=6).updated(rows[:, 0].astype(np.int64), moments)
 
 
 def standard(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray, " examples"]:

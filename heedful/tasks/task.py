@@ -11,6 +11,7 @@ from math import log
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
+from jaxtyping import Float64
 from torch import Tensor
 
 from heedful.checkpoint import Loaded
@@ -58,6 +59,10 @@ class Spread:
     def interval(self) -> Result:
         """Where the middle of the replicates lies."""
         return self.sums.interval(self.formula)
+
+    def values(self) -> Float64[np.ndarray, " replicates"]:
+        """The number in each replicate."""
+        return self.sums.values(self.formula)
 
 
 def spread(statistics: int, formula: Callable[[Any], Any]) -> Spread:

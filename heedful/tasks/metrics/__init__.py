@@ -12,6 +12,7 @@ from heedful.tasks.metrics.bootstrap import (
     interval,
     macro_f1_of,
     mean_of,
+    paired_difference,
     precision_of,
     recall_of,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "mean_of",
     "merge_all",
     "normalised",
+    "paired_difference",
     "precision_of",
     "recall_of",
     "spans",

@@ -139,11 +139,17 @@ class Bootstrap:
         self, of: Callable[[Sums], Float64[np.ndarray, " replicates"]] = mean_of, level: float = 0.95
     ) -> Result:
         """{"low", "high", "level", "replicates", "count"}: where the middle of the replicates lies (Efron 1979)."""
-        need_examples(self.count, "an interval")
         if not 0 < level < 1:
             raise HeedfulError(f"level should be between 0 and 1, like 0.95, got {level}")
+        return _middle(self.values(of), level, self.count)
+
+    def values(
+        self, of: Callable[[Sums], Float64[np.ndarray, " replicates"]] = mean_of
+    ) -> Float64[np.ndarray, " replicates"]:
+        """The number in each replicate."""
+        need_examples(self.count, "an interval")
         assert self.sums is not None
-        return _middle(of(self.sums * UNIT), level, self.count)
+        return of(self.sums * UNIT)
 
 
 def interval(
@@ -161,6 +167,25 @@ def interval(
     rows = np.stack((numbers, np.ones_like(numbers)), 1)
     found = Bootstrap(seed=seed, statistics=2, replicates=replicates).updated(names, rows).interval(level=level)
     return {"mean": math.fsum(numbers) / len(numbers)} | found
+
+
+def paired_difference(
+    ours: Float64[np.ndarray, " replicates"],
+    theirs: Float64[np.ndarray, " replicates"],
+    *,
+    count: int,
+    level: float = 0.95,
+) -> Result:
+    """The interval of ours - theirs, from replicates of the same examples with the same seed.
+
+    A replicate has the same weights for both, so what makes an example hard for both drops out of the difference.
+
+    >>> found = paired_difference(np.array([0.5, 0.7]), np.array([0.4, 0.5]), count=10)
+    >>> round(found["low"], 4), round(found["high"], 4)
+    (0.1025, 0.1975)
+    """
+    need_length(len(ours), len(theirs), "replicates", "replicates of the other")
+    return _middle(ours - theirs, level, count)
 
 
 def _weights(seed: int, name: Any, replicates: int) -> Int64[np.ndarray, " replicates"]:

@@ -1,0 +1,283 @@
+"""A bag of words beside a fine-tuned model: TF-IDF and a linear model by scikit-learn, fitted on the same rows.
+
+It costs seconds and tells whether an encoder was worth its training. scikit-learn is imported by the functions that
+need it. Which rows are read is decided by counts alone, never by a clock, so that a run that was interrupted reports
+the same score as one that was not.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from heedful.checkpoint import Loaded
+from heedful.data import Source
+from heedful.data.order import mixed, order
+from heedful.runs.results import predictions
+from heedful.runs.scoring import best_threshold
+from heedful.runs.survey import Survey
+from heedful.tasks.base import Answer
+from heedful.tasks.classify import THRESHOLD, Classify, ClassifyMany
+from heedful.tasks.metrics import paired_difference
+from heedful.tasks.regress import Regress
+from heedful.tasks.task import Measure, Task, chunks
+from heedful.train.loop import Minutes, Trainer
+
+SECONDS, SHARE = 10.0, 0.1  # it may take that long, and no more than this share of the training
+LEAST = 1.0  # seconds that it may take however short the training is
+ROWS = 50_000  # of a split that are read
+READ = 1.3e-7  # seconds per character that is read
+ROW, TERM = 1e-5, 3e-8  # seconds per training row, and per character of them, for each output of the linear model
+FLOPS = {"cpu": 3e11}  # operations per second of training, to estimate its time
+FLOPS_OF_OTHERS = 1e14  # of a GPU
+WEIGHTS = 1_000_000  # of the linear model: its optimiser needs 200 bytes for each
+CHUNK = 512  # rows that are answered together
+WORDS = 11  # what a seed is mixed with here
+METHODS = {
+    Classify: "TF-IDF and logistic regression",
+    ClassifyMany: "TF-IDF and one logistic regression per label",
+    Regress: "TF-IDF and ridge regression",
+}
+
+
+def has_word_baseline(task: Task) -> bool:
+    """Tell whether a task is one that a bag of words can learn."""
+    return type(task) in METHODS
+
+
+# -- how many rows -------------------------------------------------------------------------------------------
+
+
+def seconds_allowed(trainer: Trainer, tokens: int) -> float:
+    """Estimate a tenth of the training time, within LEAST and SECONDS.
+
+    A pass over a token costs 6 operations per weight outside the embedding tables (Kaplan et al. 2020, table 1).
+
+    Args:
+        trainer: Of the run.
+        tokens: Of one epoch.
+    """
+    length = trainer.settings.length
+    if isinstance(length, Minutes):
+        seconds = 60 * length.count
+    else:
+        assert trainer.total is not None
+        tables = {id(each.weight) for each in trainer.loaded.modules() if isinstance(each, nn.Embedding)}
+        weights = sum(each.numel() for each in trainer.loaded.parameters() if id(each) not in tables)
+        speed = FLOPS.get(trainer.device.type, FLOPS_OF_OTHERS)
+        seconds = 6 * weights * tokens * trainer.total / trainer.order.steps / speed
+    return min(SECONDS, max(LEAST, SHARE * seconds))
+
+
+def rows_of_splits(
+    counts: Mapping[str, int], characters: Mapping[str, int], outputs: int, seconds: float
+) -> dict[str, int]:
+    """Return how many rows of each split are read in about so many seconds: all, or the same share of each.
+
+    >>> rows_of_splits({"train": 100_000, "test": 1000}, {"train": 5_000_000, "test": 50_000}, 1, 10.0)
+    {'train': 50000, 'test': 1000}
+    >>> rows_of_splits({"train": 50_000, "test": 1000}, {"train": 50_000_000, "test": 10**6}, 1, 5.0)
+    {'train': 28968, 'test': 579}
+    """
+    rows = {split: min(ROWS, count) for split, count in counts.items()}
+    sizes = {split: characters[split] * rows[split] / max(1, counts[split]) for split in rows}
+    cost = READ * sum(sizes.values()) + outputs * (ROW * rows["train"] + TERM * sizes["train"])
+    share = min(1.0, seconds / cost) if cost else 1.0
+    return {split: max(1, int(share * count)) for split, count in rows.items()}
+
+
+def _sampled(source: Source[Any], split: str, count: int, rows: int, seed: int) -> Iterator[tuple[int, Any]]:
+    """Yield so many examples of a split, drawn by the seed, with their numbers, in the order of the split."""
+    if rows >= count:
+        yield from enumerate(source.examples(split))
+        return
+    chosen = np.zeros(count, dtype=bool)
+    chosen[order(count, mixed(seed, WORDS), 0)[:rows]] = True
+    yield from ((number, example) for number, example in enumerate(source.examples(split)) if chosen[number])
+
+
+# -- the model -----------------------------------------------------------------------------------------------
+
+
+class WordBaseline:
+    """TF-IDF of words, and a linear model of a task over it.
+
+    A pair of texts has three blocks of features: those of the first text, those of the second, and their product,
+    scaled on the training rows to the same root mean square as the others.
+    """
+
+    def __init__(self, task: Task) -> None:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.linear_model import LogisticRegression, Ridge
+        from sklearn.multiclass import OneVsRestClassifier
+
+        self.task = task
+        self.thresholds: dict[str, float] = {}  # of labels, where any number may be given; 0.5 for the others
+        self.pairs, self.scale = False, 1.0
+        balanced = "balanced" if getattr(task, "weights", ()) else None
+        self._vectorizer: Any = TfidfVectorizer(sublinear_tf=True, dtype=np.float32)
+        match task:
+            case Regress():
+                self._estimator: Any = Ridge()
+            case ClassifyMany():
+                self._estimator = OneVsRestClassifier(LogisticRegression(class_weight=balanced))
+            case _:
+                self._estimator = LogisticRegression(class_weight=balanced)
+
+    @property
+    def words(self) -> int:
+        """The size of the vocabulary."""
+        return len(self._vectorizer.vocabulary_)
+
+    def fit(self, examples: Sequence[Any]) -> None:
+        """Learn from examples; raise ValueError where they have no words, or one label alone."""
+        self.pairs = any(example.pair is not None for example in examples)
+        outputs = len(self.task.labels) if isinstance(self.task, Classify) and len(self.task.labels) > 2 else 1
+        self._vectorizer.max_features = max(1, WEIGHTS // (outputs * (3 if self.pairs else 1)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of steps that were not enough, and of labels that all rows have
+            features = self._fitted(examples)
+            if isinstance(self.task, Regress):
+                targets = np.array([example.score for example in examples], dtype=np.float64)
+            else:
+                targets = np.array([self.task.target(example) for example in examples])  # type: ignore[attr-defined]
+            self._estimator.fit(features, targets)
+
+    def answers(self, examples: Sequence[Any]) -> list[Answer]:
+        """Answer as the engine does, in the form that a task measures."""
+        features = self._features(examples)
+        if isinstance(self.task, Regress):
+            return [{"numbers": {"score": float(each)}} for each in self._estimator.predict(features)]
+        shares = np.zeros((len(examples), len(self.task.labels)))
+        columns = self._estimator.classes_ if isinstance(self.task, Classify) else slice(None)
+        shares[:, columns] = self._estimator.predict_proba(features)
+        return [self._answer(dict(zip(self.task.labels, row, strict=True))) for row in shares.tolist()]
+
+    def _answer(self, shares: dict[str, float]) -> Answer:
+        if isinstance(self.task, ClassifyMany):
+            labels = [name for name, share in shares.items() if share >= self.thresholds.get(name, THRESHOLD)]
+            return {"labels": labels, "probabilities": shares}
+        label = max(shares, key=shares.__getitem__)
+        return {"label": label, "probability": shares[label], "probabilities": shares}
+
+    def _texts(self, examples: Sequence[Any]) -> list[str]:
+        """All first texts, and where there are pairs all second ones after them."""
+        second = [example.pair or "" for example in examples] if self.pairs else []
+        return [example.text for example in examples] + second
+
+    def _fitted(self, examples: Sequence[Any]) -> Any:
+        """Fit the vocabulary and the scale of the products, and return the features of the examples."""
+        read = self._vectorizer.fit_transform(self._texts(examples))
+        if self.pairs:
+            squares = float(read[: len(examples)].multiply(read[len(examples) :]).power(2).sum())
+            self.scale = float(np.sqrt(len(examples) / squares)) if squares else 1.0
+        return self._joined(read)
+
+    def _features(self, examples: Sequence[Any]) -> Any:
+        return self._joined(self._vectorizer.transform(self._texts(examples)))
+
+    def _joined(self, read: Any) -> Any:
+        """The features of the rows: of a text, or of a pair those of both and their product."""
+        from scipy.sparse import hstack
+
+        if not self.pairs:
+            return read
+        half = read.shape[0] // 2
+        first, second = read[:half], read[half:]
+        return hstack([first, second, first.multiply(second) * np.float32(self.scale)], format="csr")
+
+
+# -- its score -----------------------------------------------------------------------------------------------
+
+
+def score_words(
+    task: Task,
+    loaded: Loaded,
+    source: Source[Any],
+    found: Survey,
+    splits: Sequence[str],
+    *,
+    seed: int,
+    seconds: float,
+    folder: Path,
+) -> dict[str, Any]:
+    """Fit a bag of words on train, score it on `splits`, and compare it with the model's predictions in `folder`.
+
+    Thresholds of labels are fitted on dev where those of `loaded` are. The result is plain data: what was fitted, on
+    how many rows, in how many "seconds", and for each split "numbers", "intervals" and the "difference" of the model's
+    main number and this one's, with its 95 % interval; or, where nothing can be fitted, "why".
+    """
+    outputs = len(task.labels) if isinstance(task, ClassifyMany) or len(task.labels) > 2 else 1
+    counts = {split: found.counts[split] for split in ("train", *splits)}
+    rows = rows_of_splits(counts, found.characters, outputs, seconds)
+    train = [example for _, example in _sampled(source, "train", counts["train"], rows["train"], seed)]
+    words = WordBaseline(task)
+    result: dict[str, Any] = {
+        "name": "a bag of words",
+        "method": METHODS[type(task)],
+        "library": f"scikit-learn {version('scikit-learn')}",
+        "rows": rows["train"],
+        "of": counts["train"],
+    }
+    began = time.perf_counter()
+    try:
+        words.fit(train)
+    except ValueError as error:  # scikit-learn's: no words, or one label in the rows that were drawn
+        return result | {"why": str(error), "splits": {}}
+    del train
+    spent = time.perf_counter() - began
+    result |= {"words": words.words, "splits": {}}
+    for split in sorted(splits, key="dev".__ne__):  # dev is first, where thresholds are fitted
+        given = list(_sampled(source, split, counts[split], rows[split], seed))
+        began = time.perf_counter()
+        if split == "dev" and isinstance(task, ClassifyMany) and loaded.thresholds:
+            words.thresholds = _thresholds(words, [example for _, example in given])
+        theirs = _measured(words, given)
+        spent += time.perf_counter() - began
+        result["splits"][split] = _compared(task, theirs, _as_answered(task, given, predictions(folder, split)), given)
+    return result | {"seconds": round(spent, 2)}
+
+
+def _measured(words: WordBaseline, given: Sequence[tuple[int, Any]]) -> Measure:
+    measure = words.task.measure()
+    for chunk in chunks(given, CHUNK):
+        examples = [example for _, example in chunk]
+        measure = words.task.measured(measure, examples, words.answers(examples), [number for number, _ in chunk])
+    return measure
+
+
+def _as_answered(task: Task, given: Sequence[tuple[int, Any]], lines: Iterator[dict[str, Any]]) -> Measure:
+    """Measure the model's answers to the same examples, as its predictions have them."""
+    measure, examples = task.measure(), dict(given)
+    wanted = (line for line in lines if line["n"] in examples)
+    while chunk := list(islice(wanted, CHUNK)):
+        ids = [line["n"] for line in chunk]
+        measure = task.measured(measure, [examples[n] for n in ids], [line["answer"] for line in chunk], ids)
+    return measure
+
+
+def _compared(task: Task, theirs: Measure, ours: Measure, given: Sequence[tuple[int, Any]]) -> dict[str, Any]:
+    numbers, mine = task.result(theirs), task.result(ours)
+    found = {
+        "numbers": {name: value for name, value in numbers.items() if isinstance(value, float)} | {"count": len(given)},
+        "intervals": theirs.intervals(),
+    }
+    values = [measure.spreads[task.main].values() for measure in (ours, theirs)]
+    difference = {"value": mine[task.main] - numbers[task.main]}
+    return found | {"difference": difference | paired_difference(values[0], values[1], count=len(given))}
+
+
+def _thresholds(words: WordBaseline, examples: Sequence[Any]) -> dict[str, float]:
+    """Each label's threshold with the best F1 on these examples."""
+    labels = words.task.labels
+    shares = np.array([list(each["probabilities"].values()) for each in words.answers(examples)])
+    gold = np.array([[label in example.labels for label in labels] for example in examples])
+    return {label: best_threshold(shares[:, k], gold[:, k]) for k, label in enumerate(labels)}

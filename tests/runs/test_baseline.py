@@ -1,0 +1,110 @@
+"""The score before training beside that after it, of embed and of pre-training that goes on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from folders import make
+from invented import data, tune
+
+import heedful
+from heedful.data import read
+from heedful.runs import finetune as module
+from heedful.runs.baseline import comparisons
+from heedful.runs.making import make_task
+from heedful.runs.scoring import measure
+from heedful.runs.settings import EmbedSettings, FinetuneSettings
+from heedful.runs.survey import survey
+from heedful.train.fit import Watch
+from heedful.train.loop import Step, Trainer
+
+TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No plots and no timing; one thread, so that equal runs are equal."""
+    monkeypatch.setattr(module, "draw", lambda folder: [])
+    monkeypatch.setattr(module, "latency", lambda loaded: TIMES)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder that transformers saved."""
+    return make(tmp_path_factory.mktemp("bare"), "bare")
+
+
+class Leaves(Watch):
+    """Asks for a stop after a step, and counts what is said."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.sentences = at, list[str]()
+
+    def step(self, step: Step, trainer: Trainer) -> None:
+        if step.number == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def said(self, text: str) -> None:
+        self.sentences.append(text)
+
+
+@pytest.mark.parametrize(("kind", "main"), [("embed", "spearman"), ("together", "accuracy")])
+def test_embed_reports_the_score_before_training(kind: str, main: str, tmp_path: Path, bare: Path) -> None:
+    given, settings = data(kind, tmp_path / "data"), {"task.negatives": 4} if kind == "together" else {}
+    done = tune("embed", given, tmp_path / "run", settings, model=bare)
+    found = done.results["baseline"]
+    source = read(given)
+    splits = survey(source, ("train", "dev", "test"))
+    task, loaded = make_task(FinetuneSettings(task=EmbedSettings(negatives=4)), source, splits, heedful.load(bare))
+    for split in ("dev", "test"):
+        expected = task.result(measure(task, loaded, source.examples(split)))[main]
+        assert found["splits"][split]["numbers"][main] == pytest.approx(expected, abs=1e-6)
+        assert main in found["splits"][split]["intervals"]
+    line = comparisons(done.results)[1]
+    assert line.startswith(f"test {main} ") and "; before training " in line
+    assert line in (tmp_path / "run" / "model" / "README.md").read_text().replace("\\", "")
+    with (tmp_path / "run" / "results.csv").open(newline="") as file:
+        *_, last = csv.DictReader(file)
+    assert last["baseline"] == "before training"
+    assert float(last[f"dev_{main}"]) == found["splits"]["dev"]["numbers"][main]
+
+
+def test_a_resumed_run_reports_the_same_score_before_training(tmp_path: Path, bare: Path) -> None:
+    given = data("embed", tmp_path / "data")
+    whole = tune("embed", given, tmp_path / "whole", model=bare)
+    first, second = Leaves(2), Leaves(0)
+    assert tune("embed", given, tmp_path / "run", model=bare, watch=first).why == "asked"
+    done = tune("embed", given, tmp_path / "run", model=bare, watch=second)
+    assert (
+        done.results["baseline"] == whole.results["baseline"] == json.loads((tmp_path / "run/before.json").read_text())
+    )
+    assert "the score before training" in first.sentences and "the score before training" not in second.sentences
+
+
+def test_other_settings_are_scored_anew_before_anything_is_trained(tmp_path: Path, bare: Path) -> None:
+    given, run = data("embed", tmp_path / "data"), tmp_path / "run"
+    run.mkdir()
+    tune("embed", given, tmp_path / "other", {"max_length": 8}, model=bare)
+    for name in ("run.lock", "settings.toml", "environment.json", "data.json"):
+        (run / name).write_bytes((tmp_path / "other" / name).read_bytes())
+    (run / "before.json").write_text('{"name": "stale", "splits": {}}')
+    done = tune("embed", given, run, model=bare)
+    assert done.results["baseline"]["name"] == "before training"
+
+
+def test_the_score_before_training_can_be_left_out(tmp_path: Path, bare: Path) -> None:
+    settings: dict[str, Any] = {"baseline": "false"}
+    done = tune("embed", data("embed", tmp_path / "data"), tmp_path / "run", settings, model=bare)
+    assert "baseline" not in done.results and not (tmp_path / "run" / "before.json").exists()
