@@ -70,6 +70,7 @@ def pretrain(
     keep_freed()
 
     from heedful.cli.progress import Progress
+    from heedful.runs.baseline import comparisons
     from heedful.runs.pretrain import run
     from heedful.train.ranks import ranks
 
@@ -87,6 +88,8 @@ def pretrain(
     print(f"held out, {numbers['count']:,.0f} targets")
     rows = [[clean(name), f"{value:.4f}"] for name, value in numbers.items() if name != "count"]
     table(rows, right={1}, indent=2)
+    for line in comparisons(done.results):
+        print(clean(line))
     place = quote(str(folder))
     print(f"\nThe run is in {folder}: model, curves, model card.\nNext:")
     print(f"  heedful finetune classify YOUR-DATA.csv --model {place}")

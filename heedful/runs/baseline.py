@@ -18,7 +18,7 @@ def scores_before(splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             "numbers": {
                 name: value for name, value in each["numbers"].items() if name == "count" or isinstance(value, float)
             },
-            "intervals": each["intervals"],
+            "intervals": each.get("intervals", {}),
         }
         for split, each in splits.items()
     }
@@ -34,7 +34,7 @@ def comparisons(results: Mapping[str, Any]) -> list[str]:
         return []
     if "why" in found:
         return [f"{found['name']} could not be fitted: {found['why']}"]
-    lines = []
+    lines: list[str] = []
     for split, each in found["splits"].items():
         own = results["splits"][split]["numbers"]
         line = f"{split} {main} {number(own[main])}; {found['name']} {number(each['numbers'][main])}"

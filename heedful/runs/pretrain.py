@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +26,7 @@ from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.native import unused
 from heedful.objectives import Objective, Pretext, Sample
 from heedful.objectives.rows import HELD
+from heedful.runs.baseline import BEFORE, scores_before, table_rows
 from heedful.runs.folder import (
     BAD_ROWS,
     CORPUS,
@@ -286,6 +287,7 @@ class Run:
         trainer = Trainer(loaded, objective, samples[0], settings.train, self.ranks, later=stages)
         every = replace(settings.fit, evaluate=settings.evaluate / trainer.order.steps)
         measure = partial(_measured, trainer, measured, held)
+        self._before(trainer, measure, measured)
         fitted = fit(trainer, self.folder, every, evaluate=measure, score=partial(_scored, measured), watch=self.watch)
         if fitted.why == "asked":
             return False
@@ -295,6 +297,26 @@ class Run:
                 self._write(pieces, saved(loaded, pieces), trainer, _scored(measured, shares))
         self.ranks.wait()
         return True
+
+    def _before(self, trainer: Trainer, measure: Callable[[], Any], objective: Pretext) -> None:
+        """Score a model that was given before it is trained further; once for a run that resumes. All ranks come here.
+
+        Raises:
+            HeedfulError: If a number is not finite.
+        """
+        given, path = self.settings.model.start, self.folder / BEFORE
+        if not given or given != self.base or self.ranks.gather(path.exists())[0]:
+            return
+        self.watch.said("the score before training")
+        with trainer.whole():
+            shares = self.ranks.gather(measure())
+        numbers = _scored(objective, shares).numbers
+        if not all(map(math.isfinite, numbers.values())):
+            raise HeedfulError(
+                f"{given} gives a held-out loss of {numbers['loss']}: its weights are no start for training"
+            )
+        if self.ranks.first:
+            write(path, scores_before({"held out": {"numbers": numbers}}))
 
     def _learning(
         self, pieces: Pieces, loaded: Loaded, samples: list[Sequence[Sample]]
@@ -343,7 +365,9 @@ class Run:
             "versions": about["versions"],
             "settings": self.decisive,
         }
-        write(self.folder / "results.csv", as_table(self.folder / JOURNAL))
+        if (self.folder / BEFORE).exists():
+            results["baseline"] = read_json(self.folder / BEFORE)
+        write(self.folder / "results.csv", as_table(self.folder / JOURNAL, table_rows(results)))
         write(self.folder / RESULTS, results)
 
 

@@ -64,8 +64,16 @@ def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
     settings, counts, model = results["settings"], results["corpus"]["counts"], results["model"]
     base = f", going on from {plain(Path(results['base']).name)}" if results["base"] else ""
     numbers = results["splits"]["held out"]["numbers"]
-    rows = [[plain(name), f"{value:.4f}"] for name, value in numbers.items() if name != "count"]
-    rows.append(["targets", f"{numbers['count']:,.0f}"])
+    started = results.get("baseline", {"splits": {}})["splits"].get("held out", {}).get("numbers")
+    heads, columns = ["", "held out"], [numbers]
+    if started is not None:
+        heads, columns = ["", "held out", "before training"], [numbers, started]
+    rows = [
+        [plain(name), *(f"{each[name]:.4f}" if name in each else "" for each in columns)]
+        for name in numbers
+        if name != "count"
+    ]
+    rows.append(["targets", *(f"{each['count']:,.0f}" for each in columns)])
     files = [[plain(each["name"]), f"{each['bytes']:,}", each["sha256"][:16]] for each in results["corpus"]["files"]]
     times = [[length, f"{each['p50']:g}", f"{each['p99']:g}"] for length, each in results["latency"].items()]
     hours, notes = results["seconds"] / 3600, text_notes(results["corpus"])
@@ -79,7 +87,7 @@ def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
             f"{model['bytes'] / 1e6:,.1f} MB on the disk.",
         ],
         ["## Quality on held-out documents"],
-        table(["", "held out"], rows),
+        table(heads, rows),
         *_beside(folder),
         ["## Text", "", f"{counts['documents']:,} documents, {counts['tokens']:,} tokens."],
         table(["file", "bytes", "SHA-256 begins"], files[:MOST]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from heedful.objectives.causal import Causal
 from heedful.objectives.masked import Masked
 from heedful.objectives.rows import held_out
 from heedful.runs import pretrain as module
+from heedful.runs.baseline import comparisons
 from heedful.runs.card import plain
 from heedful.runs.folder import BEGUN, going_on, refuse_other
 from heedful.runs.pretrain import Pretrained, run
@@ -594,6 +596,41 @@ def test_a_trained_model_goes_on(tmp_path: Path, text: Path) -> None:
         go(other, tmp_path / "mixed", more=more, model=str(tmp_path / "first"), tokenizer=str(apart))
     with pytest.raises(HeedfulError, match=r"length is 64, but .*first.* reads 32 tokens"):
         go(other, tmp_path / "third", more=more | {"length": 64}, model=str(tmp_path / "first"))
+
+
+def test_the_score_before_training_stands_beside_that_after_it(tmp_path: Path, text: Path) -> None:
+    first = go(text, tmp_path / "first")
+    assert "baseline" not in first.results and not (tmp_path / "first" / "before.json").exists()
+    more = {"model.layers": None, "train.optimiser.rate": 1e-9}
+    named: dict[str, Any] = {"more": more, "model": str(tmp_path / "first")}
+    whole = go(text, tmp_path / "whole", **named)
+    end = whole.results["splits"]["held out"]["numbers"]
+    start = whole.results["baseline"]["splits"]["held out"]["numbers"]
+    assert start == pytest.approx(end, rel=1e-4) and start["masked_loss"] > 0
+    numbers = first.results["splits"]["held out"]["numbers"]
+    assert start["masked_loss"] == pytest.approx(numbers["masked_loss"], rel=1e-4), "the same text is held out"
+    (line,) = comparisons(whole.results)
+    assert re.fullmatch(r"held out masked_accuracy 0\.\d+; before training 0\.\d+", line)
+    assert "| held out | before training |" in (tmp_path / "whole" / "model" / "README.md").read_text()
+    last = (tmp_path / "whole" / "results.csv").read_text().splitlines()[-1]
+    assert "before training" in last and str(start["masked_loss"]) in last
+    stops, goes_on = Seen(2), Seen()
+    assert go(text, tmp_path / "run", watch=stops, **named).why == "asked"
+    done = go(text, tmp_path / "run", watch=goes_on, **named)
+    assert done.results["baseline"] == whole.results["baseline"]
+    assert "the score before training" in stops.sentences and "the score before training" not in goes_on.sentences
+
+
+def test_a_model_whose_loss_is_not_finite_is_no_start(tmp_path: Path, text: Path) -> None:
+    go(text, tmp_path / "first")
+    loaded = heedful.load(tmp_path / "first")
+    assert loaded.head is not None
+    with torch.no_grad():
+        for each in loaded.head.parameters():
+            each.fill_(3e38)
+    heedful.save(loaded, tmp_path / "broken")
+    with pytest.raises(HeedfulError, match="no start for training"):
+        go(text, tmp_path / "run", more={"model.layers": None}, model=str(tmp_path / "broken"))
 
 
 def test_what_other_heads_have_in_a_folder_goes_on(tmp_path: Path, text: Path) -> None:
