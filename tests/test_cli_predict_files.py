@@ -132,7 +132,7 @@ def test_columns_that_the_head_asks_of_a_table(tmp_path: Path) -> None:
     assert asked(pairs, "embedding", tmp_path, "x.csv").columns == {"a": "one", "b": "two"}
     assert asked(pairs, "embedding", tmp_path, "x.csv", columns={"text": "x"}) == DataSettings(dev=0.0)
     words = DataSettings(format="conll", columns={"words": 2}, encoding="cp1252")
-    assert asked(words, "tokens", tmp_path, "x.csv") == DataSettings(dev=0.0, encoding="cp1252")
+    assert asked(words, "tokens", tmp_path, "x.csv") == DataSettings(dev=0.0)  # it is that of CoNLL
     words = DataSettings(columns={"words": 2})  # of a .conll
     assert asked(words, "tokens", tmp_path, "x.csv") == DataSettings(dev=0.0)
 
@@ -149,6 +149,66 @@ def test_numbers_and_delimiters_of_a_run_hold_where_they_mean_the_same(tmp_path:
     assert asked(trained, "classes", tmp_path, "x", format="jsonl") == DataSettings(dev=0.0)
     named = DataSettings(columns={"text": ("title", "body"), "pair": "2"}, dev=0.0)
     assert asked(named, "classes", tmp_path, "x.jsonl").columns == {"text": ("title", "body")}
+
+
+QUESTIONS = [("Shakespeare", "Who wrote Hamlet?"), ("Ada", "Who wrote the first program?")]
+
+
+def trained_by_number(folder: Path, place: Path) -> Path:
+    """A run whose data had no header, with texts in the second column."""
+    trained = shutil.copytree(folder, place)
+    (trained / "settings.toml").write_text('[data]\nencoding = "latin-1"\ncolumns = {text = 2, label = 1}\n')
+    (trained / "data.json").write_text('{"files": {"train.tsv": ""}}')
+    return trained
+
+
+def answered(place: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (place / "part-00000000.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("names", [("author", "text"), ("text", "author"), ("Text", "Label")])
+def test_a_header_that_names_the_text_wins_over_the_number_of_a_run(
+    run: Any, folder: Path, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    trained = trained_by_number(folder, tmp_path / "trained")
+    place = [name.lower() for name in names].index("text")
+    rows = ["\t".join(names), *("\t".join(row if place else row[::-1]) for row in QUESTIONS)]
+    (tmp_path / "in.tsv").write_text("\n".join(rows))
+    code, _, err = run(trained, "--file", tmp_path / "in.tsv", "--format", "jsonl", "--out", "out")
+    assert code == 0 and f'columns: text="{names[place]}"' in err
+    found = answered(tmp_path / "out")
+    assert [row["input"][names[place]] for row in found] == [text for _, text in QUESTIONS]
+
+
+def test_a_number_of_a_run_holds_without_a_header_and_is_echoed(run: Any, folder: Path, tmp_path: Path) -> None:
+    trained = trained_by_number(folder, tmp_path / "trained")
+    (tmp_path / "in.tsv").write_bytes("\n".join(map("\t".join, QUESTIONS)).encode() + b"\nx\tcaf\xe9\n")
+    code, _, err = run(trained, "--file", tmp_path / "in.tsv", "--format", "jsonl", "--out", "out")
+    assert code == 0 and 'in.tsv: text = column 2, "Who wrote Hamlet?"' in err
+    assert answered(tmp_path / "out")[2]["input"]["2"] == "café"
+
+
+def test_a_header_without_known_names_is_never_answered(run: Any, folder: Path, tmp_path: Path) -> None:
+    trained = trained_by_number(folder, tmp_path / "trained")
+    (tmp_path / "in.tsv").write_text("\n".join(map("\t".join, [("author", "phrase"), *QUESTIONS])))
+    given = ("--file", tmp_path / "in.tsv", "--format", "jsonl", "--out", "out")
+    code, _, err = run(trained, *given)
+    assert code == 2 and '"author", "phrase", may name the columns: say --set header=true' in err
+    code, _, err = run(trained, *given, "--set", "header=true", "--set", "columns.text=phrase")
+    assert code == 0 and [row["input"]["phrase"] for row in answered(tmp_path / "out")] == [q for _, q in QUESTIONS]
+    (tmp_path / "in.tsv").write_text("author\tphrase\tlabel\nx\ty\tz\n")
+    code, _, err = run(trained, *given)
+    assert code == 2 and "which column is the text?" in err
+
+
+def test_json_lines_are_utf8_whatever_encoding_a_run_read(run: Any, folder: Path, tmp_path: Path) -> None:
+    trained = trained_by_number(folder, tmp_path / "trained")
+    (tmp_path / "in.jsonl").write_text('{"text": "café"}\n', encoding="utf-8")
+    (tmp_path / "in.csv").write_text("text\ncafé\n", encoding="utf-8")
+    (tmp_path / "in.tsv").write_text("text\ncafé\n", encoding="utf-8")
+    for name in ("in.jsonl", "in.csv", "in.tsv"):
+        code, _, err = run(trained, "--file", tmp_path / name, "--format", "jsonl", "--out", f"{name}-out")
+        assert code == 0 and answered(tmp_path / f"{name}-out")[0]["input"]["text"] == "café", err
 
 
 def test_errors_teach(run: Any, folder: Path, tmp_path: Path) -> None:

@@ -162,11 +162,11 @@ def _report(run: str, data: Path, out: Path, texts: list[str] | None, most: int,
     from heedful.look.inside import Inside
     from heedful.look.page import html as page
     from heedful.look.report import report
-    from heedful.runs.settings import as_trained
+    from heedful.runs.reading import reading_of
 
     loaded = _load(run)
     given = [Inside(loaded, text, name=run) for text in texts or ()]  # refused, if at all, before the work begins
-    found = report(loaded, data, most=most, settings=as_trained(run)[0])
+    found = report(loaded, data, most=most, settings=reading_of(run, data)[0])
     asks = Asks(given or [Inside(loaded, found["example"], name=run)], report=found)
     try:
         out.mkdir(parents=True, exist_ok=True)

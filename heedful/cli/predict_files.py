@@ -40,14 +40,15 @@ def predict_files(
     from heedful.data.parts import bare_name
     from heedful.infer.batch import BatchSettings
     from heedful.infer.batch import predict_files as answer
-    from heedful.runs.settings import as_trained
+    from heedful.runs.reading import settings_and_files
     from heedful.settings import apply
 
     settings = BatchSettings(rows=rows, format=_format(form), inputs=not without_inputs)
     folder = out or Path(f"{bare_name(files[0].absolute())[0]}-answers")
     first = os.environ.get("RANK", "0") == "0"
     chosen = apply(DataSettings(), assignments)
-    usual = as_asked(as_trained(run)[0], engine.kind, files, chosen, but=folder)
+    trained, names = settings_and_files(run)
+    usual = as_asked(trained, engine.kind, files, chosen, but=folder, names=names)
     if first and not as_json:
         note_reading(usual)
     data = apply(usual, assignments)

@@ -174,18 +174,18 @@ def evaluate(
 
     With the official definitions, in memory that does not grow with the data, whatever the batches.
     """
-    from heedful.data import SetAside, Stop
+    from heedful.data import DataSettings, SetAside, Stop
     from heedful.data.bad import forget
     from heedful.data.folders import as_said
-    from heedful.runs.settings import as_trained
+    from heedful.runs.reading import reading_of
     from heedful.settings import apply
 
     how = precision_of(precision)
     if overwrite and predictions is None:
         raise HeedfulError("--overwrite would change nothing: it is for a file of --predictions; leave it out")
-    usual, _ = as_trained(run)
-    settings = apply(usual, assignments or [])
     given: Any = as_said(data)
+    usual, _ = reading_of(run, given, apply(DataSettings(), assignments or []))
+    settings = apply(usual, assignments or [])
     aside = Path(f"{_first(given).absolute().stem}-bad-rows.jsonl") if skips(bad_rows) else None
     if suite is not None:
         for name, asked in (("split", split), ("predictions", predictions), ("set", assignments), ("bad-rows", aside)):

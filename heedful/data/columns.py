@@ -134,7 +134,7 @@ def is_header(cells: Sequence[str], header: bool | None, given: Given) -> bool:
         return header
     names = [cell.strip().casefold() for cell in cells]
     for role, each in given.items():
-        for key in _keys(each):
+        for key in column_keys(each):
             if not isinstance(key, int) and not key.isdigit():
                 return True
             if 0 < int(key) <= len(names):
@@ -257,18 +257,19 @@ def column(role: str, name: str) -> str:
     return f"--set columns.{role}={quote(name)}"
 
 
-def _keys(given: Key | Sequence[Key]) -> tuple[Key, ...]:
+def column_keys(given: Key | Sequence[Key]) -> tuple[Key, ...]:
+    """Return the names or numbers of the columns of one role."""
     return (given,) if isinstance(given, str | int) else tuple(given)
 
 
 def has_number(given: Key | Sequence[Key]) -> bool:
     """Whether a column is given by its number."""
-    return any(isinstance(key, int) or key.isdigit() for key in _keys(given))
+    return any(isinstance(key, int) or key.isdigit() for key in column_keys(given))
 
 
 def _given(table: Table, given: Key | Sequence[Key]) -> tuple[str, ...]:
     found = []
-    for key in _keys(given):
+    for key in column_keys(given):
         if isinstance(key, str) and key.isdigit() and key not in table.names:
             key = int(key)
         if isinstance(key, int):

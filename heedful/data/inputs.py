@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from heedful.data.bad import BadRow, CellError, LeaveOut, Sieve, shown
+from heedful.data.carried import carried
 from heedful.data.columns import Columns, MissingColumnError, Reader, find_columns, has_number, unused
 from heedful.data.documents import Watched, expand
 from heedful.data.examples import Plain
@@ -138,6 +139,7 @@ class Inputs:
         self._count: int | None = None  # of Parquet
         self.table: Table | None = None  # None: there are no rows
         self.roles: tuple[str, ...] = ()
+        self.echo: list[str] = []  # what stands in columns without names
         sieve = _Listening()
         try:
             self.table = open_table(self.path, settings, sieve)
@@ -150,6 +152,7 @@ class Inputs:
         self._reader = Reader(self.table, columns, settings.longest)
         self.roles = tuple(columns.of)
         self.said = [*self.table.said, f"{name}: {columns.said}"]
+        self.echo = [f"{name}: {each}" for each in first_cells(self.table, columns)]
         self.form = form_of(path, settings.format)
         if self.form == "parquet":
             from pyarrow.parquet import read_metadata
@@ -215,6 +218,15 @@ class Inputs:
             return None, f"{wrong.column}: {wrong.reason}"
 
 
+def first_cells(table: Table, columns: Columns) -> Iterator[str]:
+    """Yield what stands in the first row of each column that has no name, so that a wrong one is seen."""
+    first = table.first
+    if isinstance(first, list) and table.names[:1] == ("1",):
+        for role, names in columns.of.items():
+            for name in names:
+                yield f"{role} = column {name}, {shown(first[int(name) - 1])}"
+
+
 def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, *, but: Path) -> list[Inputs]:
     """Files, and what folders hold of a known kind, by the names that tell them apart; nothing of the folder `but`."""
     found, _ = expand([Path(file) for file in files], but)
@@ -254,26 +266,29 @@ def as_given(settings: DataSettings) -> DataSettings:
 
 
 def as_asked(
-    trained: DataSettings, kind: str, files: Sequence[Path], chosen: DataSettings, *, but: Path | None = None
+    trained: DataSettings,
+    kind: str,
+    files: Sequence[Path],
+    chosen: DataSettings,
+    *,
+    but: Path | None = None,
+    names: Iterable[str] = (),
 ) -> DataSettings:
-    """How a run read its data, as far as files are asked so by its head, which has that kind: without labels.
+    """Return the data settings of a run that hold for unlabelled input of its head, which has that kind.
 
-    Columns are those of a table; with roles that are `chosen` anew, those that go together with them. Numbers hold
-    where cells stand in order, delimiter and quoting in the format that the run read.
+    Columns are those of a table; with roles that are `chosen` anew, those that go together with them. `names` are
+    those of the files that the run read; what of its settings holds for other files is up to `carried`.
     """
+    paths = [path for path, _ in expand(files, but)[0]]
+    trained = carried(trained, names, paths, chosen)
     if trained.format in ("text", "conll", "squad", "glue"):
         trained = replace(trained, format=None, columns=None)
-    form = chosen.format or trained.format
-    forms = {form_of(path, form) for path, _ in expand(files, but)[0]} - {"text"}
+    forms = {form_of(path, chosen.format or trained.format) for path in paths} - {"text"}
     roles = {*(chosen.columns or ())}
     asks = [{*ask.needed, *ask.more} for ask in ASKS[kind] if roles <= {*ask.needed, *ask.more}]
     kept = {role: keys for role, keys in (trained.columns or {}).items() if any(role in each for each in asks)}
     if not forms:
         kept = {}
-    ordered = forms <= {"csv", "tsv"}
-    if kind == "tokens" or not ordered:  # numbers of CoNLL are of other columns
+    if kind == "tokens":  # numbers of CoNLL are of other columns
         kept = {role: keys for role, keys in kept.items() if not has_number(keys)}
-    trained = replace(trained, columns=kept or None, header=trained.header if ordered else None)
-    if not forms <= {trained.format or "csv"}:
-        trained = replace(trained, delimiter=None, quoting=None)
-    return as_given(trained)
+    return as_given(replace(trained, columns=kept or None))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from heedful.data import conll, label_text, squad
 from heedful.data.bad import Sieve, shown
-from heedful.data.columns import ROLES, Columns, MissingColumnError, is_header, resolve
+from heedful.data.columns import ROLES, Columns, MissingColumnError, has_number, is_header, resolve
 from heedful.data.examples import Example, Labelled, MultiLabelled, Plain, Question, Tagged
 from heedful.data.fields import examples
 from heedful.data.files import LONGEST, PACKED, File, find, head_of, lines, need_file
+from heedful.data.headers import refuse_doubtful
 from heedful.data.rows import Table, data_object, json_lines, json_list, parquet, separated
 from heedful.errors import HeedfulError
 
@@ -87,6 +88,9 @@ class Part:
     said: tuple[str, ...]
     labels: tuple[str, ...] = ()  # all of them in order, where the data itself knows
     more: frozenset[str] = frozenset()  # the optional columns that it has and that change what a task is
+    columns: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # names by role; "1", "2", ... without a header
 
 
 def bare_name(path: Path) -> tuple[str, str]:
@@ -191,7 +195,15 @@ def of_table(table: Table, kind: type[Example] | None, settings: DataSettings, s
 
     stated = (*(said or ()), *table.said, columns.said)
     more = frozenset(columns.of) & {"pair", "score", "prompt", "ask"} - {*ROLES[columns.kind][0]}
-    return Part(shown=table.shown, kind=columns.kind, read=read, said=stated, labels=_words(table, columns), more=more)
+    return Part(
+        shown=table.shown,
+        kind=columns.kind,
+        read=read,
+        said=stated,
+        labels=_words(table, columns),
+        more=more,
+        columns=columns.of,
+    )
 
 
 def _words(table: Table, columns: Columns) -> tuple[str, ...]:
@@ -263,6 +275,12 @@ def _separated(file: File, form: Literal["csv", "tsv"], settings: DataSettings, 
         quoted=quoted,
         is_header=lambda cells: is_header(cells, settings.header, settings.columns or {}),
     )
+    if (
+        settings.header is None
+        and table.names[:1] == ("1",)
+        and any(map(has_number, (settings.columns or {}).values()))
+    ):
+        refuse_doubtful(table)
     said += [] if quoted else [f"{file.path.name}: quotes are characters like others"]
     return replace(table, said=(*said, *table.said))
 

@@ -116,6 +116,11 @@ class Source(Generic[Kind]):
                 yield example
 
     @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """The names of the columns of each role in the first file; "1", "2", ... where it has no header."""
+        return dict(self._parts[self._first_split][0].columns)
+
+    @property
     def _first_split(self) -> str:
         return "train" if "train" in self._parts else next(iter(self._parts))
 

@@ -110,7 +110,7 @@ def predict_files(
         raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
     several = open_inputs([files] if isinstance(files, str | Path) else files, engine.kind, data, but=Path(out))
     plan = _plan(engine, several, settings, data, top_k)
-    stated = tuple(dict.fromkeys(text for each in several for text in each.said))
+    stated = tuple(dict.fromkeys(text for each in several for text in (*each.said, *each.echo)))
     try:
         with opened(Path(out), plan, settings.format) as filled:
             run = _Run(engine, several, settings, top_k, filled, told)

@@ -20,7 +20,7 @@ from heedful.infer.quantize import Trial, fastest, ready, tried
 from heedful.native import unused
 from heedful.runs.evaluate import evaluate, writes_of
 from heedful.runs.folder import SETTINGS, write
-from heedful.runs.settings import as_trained
+from heedful.runs.reading import reading_of
 from heedful.runs.timing import latency
 
 BENCH = "bench.json"
@@ -74,7 +74,7 @@ def bench(
     """
     numbers: dict[str, str] = {}
 
-    usual, long = as_trained(run)
+    usual, long = reading_of(run, data)
     writes = writes_of(run)
 
     def main(engine: Engine) -> float:

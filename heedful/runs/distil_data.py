@@ -12,6 +12,7 @@ from heedful.checkpoint import Loaded
 from heedful.data import KINDS, Choices, DataSettings, Example, Labelled, MultiLabelled, Pair, Question, Scored, Tagged
 from heedful.data import read as read_data
 from heedful.data.bad import LeaveOut
+from heedful.data.carried import carried
 from heedful.data.columns import NAMES, MissingColumnError
 from heedful.data.conll import looks_like
 from heedful.data.documents import expand
@@ -82,31 +83,33 @@ def read_unlabelled(
     settings: DataSettings,
     measured: Sequence[Example] = (),
     *,
+    names: Sequence[str] = (),
     but: Path,
 ) -> Unlabelled:
-    """What files and folders hold: plain texts, rows of which labels are passed over, or data of the task.
+    """Read files and folders: plain texts, rows of which labels are passed over, or data of the task.
 
-    Columns that were named for the labelled data are read where a file has all of them; elsewhere they are found by
-    their usual names. Where vectors are compared, what has a text that is `measured` on is left out, before single
-    texts become pairs.
+    `settings` are those of the labelled data, whose files are called `names`: what `carried` returns of them holds,
+    and columns where a file has all of them; elsewhere columns are found by their usual names. Where vectors are
+    compared, examples with a text that is `measured` on are left out, before single texts become pairs.
     """
     given: list[Any] = []
     said: list[str] = []
     bad = 0
     for path, _ in expand([Path(each) for each in files], but)[0]:
-        if _labelled(path, task, settings):
+        holds = carried(settings, names, [path])
+        if _labelled(path, task, replace(settings, encoding=holds.encoding)):
             by_number = {role: key for role, key in (settings.columns or {}).items() if str(key).isdigit()}
-            how = replace(settings, dev=0.0, columns=by_number or None)
+            how = replace(settings, dev=0.0, columns=by_number or None, encoding=holds.encoding)
             source = read_data(path, KINDS[task], how, bad_rows=LeaveOut())
             given += [_asked(each) for split in source.splits for each in source.examples(split)]
             bad += sum(source.sieve.bad.values())
             said += source.stated
             continue
         roles = {role for ask in ASKS[head] for role in (*ask.needed, *ask.more)}
-        columns = {role: name for role, name in (settings.columns or {}).items() if role in roles}
+        columns = {role: name for role, name in (holds.columns or {}).items() if role in roles}
         own = settings.format if bare_name(path)[1] not in SUFFIXES else None
         plain = (own or SUFFIXES.get(bare_name(path)[1])) == "text"
-        how = as_given(replace(settings, columns=None if plain else columns or None, format=own))
+        how = as_given(replace(holds, columns=None if plain else columns or None, format=own))
         try:
             several = open_inputs([path], head, how, but=but)
         except HeedfulError as refused:

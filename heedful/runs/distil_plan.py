@@ -8,6 +8,7 @@ from typing import Any
 
 from heedful.checkpoint import Loaded
 from heedful.data import KINDS, DataSettings, LeaveOut, Source, Stop, read
+from heedful.data.carried import by_names, files_of
 from heedful.data.tags import unsaid
 from heedful.errors import HeedfulError
 from heedful.runs.distil_data import Unlabelled, read_unlabelled, task_of, without
@@ -29,6 +30,7 @@ from heedful.runs.finetune import Plan
 from heedful.runs.finetune_checks import need_dev, unused_settings
 from heedful.runs.folder import DATA, SETTINGS, read_json, settings_in, trained_on, write
 from heedful.runs.making import tokenizer_of
+from heedful.runs.reading import reading_of
 from heedful.runs.settings import (
     TASKS,
     ExtractSettings,
@@ -36,6 +38,7 @@ from heedful.runs.settings import (
     MultipleSettings,
     StartSettings,
     TaskSettings,
+    changed,
     readable,
     told_apart,
 )
@@ -44,6 +47,7 @@ from heedful.settings import load_mapping, to_mapping, to_toml
 from heedful.tasks.extract import most_of
 
 TAUGHT = "teacher.json"
+USUAL = DataSettings()
 BEFORE = "the student as it was before it learned"  # what the same student alone begins as
 LABELLING = ("classify", "multiple", "regress", "tag")  # tasks whose answers have the teacher's names
 
@@ -90,6 +94,8 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
     task = task_of(teacher)
     tokenizer_of(teacher)
     told = asked.foreseen(task)
+    usual = replace(reading_of(told.teacher, data, told.data)[0], dev=USUAL.dev, seed=USUAL.seed)
+    told = asked.foreseen(task, usual)
     refuse_classic(task, told.student, told.verdict.precision)
     if told.more is not None:
         foresee(task, told.teacher, told.more)
@@ -99,7 +105,7 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
     with of_data():
         source = labelled_source(task, data, told, rows())
         if source.made_dev and trained_on(told.teacher, source.places["train"]):
-            told = asked.foreseen(task, parted(told.teacher))
+            told = asked.foreseen(task, replace(usual, **parted(told.teacher)))
             source = labelled_source(task, data, told, rows())
         found = survey(source, ("train", *(split for split in source.splits if split != "train")))
     if lacking := undivided(source, found):
@@ -123,7 +129,9 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
         measured = [each for split in found.splits if split != "train" for each in source.examples(split)]
         known = labels or source.labels or ("O",)
         with of_data():
-            extra = read_unlabelled(told.unlabelled, task, head.kind, known, told.data, measured, but=but)
+            names = [path.name for path in files_of(source.places)]
+            how = by_names(told.data, source.columns)
+            extra = read_unlabelled(told.unlabelled, task, head.kind, known, how, measured, names=names, but=but)
         extra = without(extra, measured)
     count = found.counts["train"]
     made = 0 if told.more is None else told.more.times * (len(extra.examples) or count)
@@ -150,7 +158,7 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
         source=source,
         survey=found,
         unlabelled=extra,
-        notes=(*_notes(found, extra, source), *_remembered(told.teacher, source, found)),
+        notes=(*_read_alike(usual), *_notes(found, extra, source), *_remembered(told.teacher, source, found)),
         labels=labels,
     )
 
@@ -163,6 +171,11 @@ def _as_taught(task: TaskSettings, teacher: Loaded, fits: bool) -> TaskSettings:
         case MultipleSettings() if teacher.thresholds and fits:
             return replace(task, thresholds="calibrated")
     return task
+
+
+def _read_alike(usual: DataSettings) -> list[str]:
+    kept = changed(usual, USUAL)
+    return [f"data are read as the teacher's run read its own: {', '.join(kept)}"] if kept else []
 
 
 def _notes(found: Survey, extra: Unlabelled, source: Source[Any]) -> tuple[str, ...]:
@@ -189,17 +202,18 @@ def refuse_classic(task: str, student: StudentSettings, precision: str) -> None:
             )
 
 
-def parted(run: str) -> DataSettings:
-    """How a run parted dev from train, and nothing else of it."""
+def parted(run: str) -> dict[str, Any]:
+    """Return the settings that decide which examples of a run's train split became its dev split."""
     given = load_mapping(Path(run) / SETTINGS).get("data", {})
-    return DataSettings(**{name: given[name] for name in ("dev", "seed") if name in given})
+    usual = {"dev": USUAL.dev, "seed": USUAL.seed}
+    return {name: given.get(name, value) for name, value in usual.items()}
 
 
 def _remembered(teacher: str, source: Source[Any], found: Survey) -> tuple[str, ...]:
     """Which splits a teacher that is a run has learned from, so that its quality there is what it remembers."""
     splits = [split for split in found.splits if split != "train" and trained_on(teacher, source.places.get(split, ()))]
     if source.made_dev and trained_on(teacher, source.places["train"]):
-        ours, theirs = source.settings, parted(teacher)
+        ours, theirs = source.settings, DataSettings(**parted(teacher))
         made = read_json(Path(teacher) / DATA).get("made_dev", True)
         if not (made and ours.seed == theirs.seed and ours.dev <= theirs.dev):
             splits.append("dev")

@@ -19,6 +19,7 @@ from heedful.infer.quantize import fastest, ready, tried
 from heedful.model.config import Choice, Classes, NextToken, SentenceEmbedding, Span, TokenClasses
 from heedful.runs.folder import DATA, SETTINGS, read_json, trained_on
 from heedful.runs.making import embedding, on_split, tokenizer_of
+from heedful.runs.reading import reading_of
 from heedful.runs.scoring import measure
 from heedful.runs.settings import Long, RewriteSettings, as_trained
 from heedful.runs.survey import survey
@@ -96,7 +97,7 @@ def evaluate(
         loaded, usual, trained = run, DataSettings(dev=0.0), LONG
     else:
         loaded, taken = answering(run, precision, revision, device)
-        usual, trained = as_trained(run)
+        usual, trained = reading_of(run, data)
     source = source_for(loaded, data, settings or usual, bad_rows or Stop())
     if predictions is not None and predictions.exists():
         _keep_data(predictions, source)

@@ -213,6 +213,7 @@ def begin(
         "splits": {split: {"examples": count} for split, count in counts.items()},
         "files": _hashes(source),
         **({"layout": source.layout} if source.layout else {}),
+        "columns": {role: list(names) for role, names in source.columns.items()},
         "trained_on": _shorts(source, "train"),
         "made_dev": source.made_dev,
         "bad_rows": {shorts.get(file, Path(file).name): count for file, count in source.sieve.bad.items()},

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from heedful.checkpoint import Loaded, load, save
 from heedful.checkpoint.attach import attach
 from heedful.data import DataSettings, Pair, Tagged, read
+from heedful.data.carried import by_names
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.engine import Engine
 from heedful.infer.quantize import ready
@@ -530,9 +531,15 @@ def test_texts_without_labels_need_not_have_the_columns_of_others(tmp_path: Path
 def test_a_column_that_no_setting_can_name_is_to_be_called_otherwise(head: str, tmp_path: Path) -> None:
     (tmp_path / "more.csv").write_text(f"{head}\none two,x\nthree,y\n")
     given = [str(tmp_path / "more.csv")], "classify", "classes", ("a",)
-    with pytest.raises(HeedfulError, match=r'more\.csv: which column is the text\? Call it "text" in its first row'):
+    message = r'more\.csv: which column is the text\? Call it "text" in its first row'
+    with pytest.raises(HeedfulError, match=message):
         read_unlabelled(*given, DataSettings(), but=tmp_path / "run")
-    assert len(read_unlabelled(*given, DataSettings(columns={"text": "1"}), but=tmp_path / "run").examples) >= 2
+    by_number = DataSettings(columns={"text": "1"})
+    if head == "message,label":  # a header, perhaps another than that of the labelled data
+        with pytest.raises(HeedfulError, match=message):
+            read_unlabelled(*given, by_number, but=tmp_path / "run")
+        by_number = by_names(by_number, {"text": ["message"]})
+    assert len(read_unlabelled(*given, by_number, but=tmp_path / "run").examples) >= 2
 
 
 @pytest.mark.parametrize("name", ["more.txt", "more.conll", "eng.train"])
@@ -611,6 +618,42 @@ def test_dev_is_parted_as_the_teacher_parted_it(tmp_path: Path) -> None:
     (teacher / "settings.toml").write_text("[data]\ndev = 0.0\n")
     with pytest.raises(HeedfulError, match=r"neither dev nor test .* that the teacher has not learned from"):
         planned(teacher, rows)
+
+
+def test_data_are_read_as_the_teachers_run_read_its_own(tmp_path: Path) -> None:
+    teacher = make(tmp_path / "teacher", "single")
+    (teacher / "settings.toml").write_text(
+        '[data]\nencoding = "latin-1"\nlabel_until = ":"\ncolumns = {text = "review", label = "stars"}\n'
+    )
+    (teacher / "data.json").write_text('{"files": {"reviews.csv": ""}}')
+    rows = classified(60)
+    text = "".join(f"{row['label']}:x,caf\xe9 {row['text']}\n" for row in rows)
+    (tmp_path / "data.csv").write_bytes(b"stars,review\n" + text.encode("latin-1"))
+    found = planned(teacher, tmp_path / "data.csv")
+    assert found.settings.data.columns == {"text": "review", "label": "stars"} and found.settings.data.dev == 0.1
+    assert next(found.source.examples("train")).text.startswith("café ") and not any(
+        ":" in x for x in found.source.labels
+    )
+    assert found.notes[0].startswith("data are read as the teacher's run read its own: columns.text=review")
+    assert planned(teacher, tmp_path / "data.csv", "data.encoding=cp1252").settings.data.encoding == "cp1252"
+    (tmp_path / "data.jsonl").write_text(
+        "".join(
+            json.dumps({"review": f"café {row['text']}", "stars": row["label"]}, ensure_ascii=False) + "\n"
+            for row in rows
+        ),
+        encoding="utf-8",
+    )
+    assert next(planned(teacher, tmp_path / "data.jsonl").source.examples("train")).text.startswith("café ")
+
+
+def test_texts_without_labels_have_the_encoding_of_their_own_format(tmp_path: Path) -> None:
+    (tmp_path / "more.jsonl").write_text('{"text": "café"}\n', encoding="utf-8")
+    (tmp_path / "more.tsv").write_bytes(b"text\ncaf\xe9\n")
+    files = [str(tmp_path / name) for name in ("more.jsonl", "more.tsv")]
+    settings = DataSettings(encoding="latin-1")
+    given = (files, "classify", "classes", ("a",), settings)
+    found = read_unlabelled(*given, names=["train.tsv"], but=tmp_path / "run")
+    assert [each.texts for each in found.examples] == [("café",), ("café",)]
 
 
 def test_readers_that_a_task_does_not_take_are_refused(tmp_path: Path) -> None:
