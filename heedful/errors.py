@@ -1,8 +1,20 @@
 """What went wrong at the border, in the user's words."""
 
+MAX_MESSAGE = 4_000  # characters of an error; it may quote untrusted files and requests
+
 
 class HeedfulError(ValueError):
-    """Something the user gave cannot be used: the message says what was given, what was expected and what to do."""
+    """Something the user gave cannot be used: the message says what was given, what was expected and what to do.
+
+    A message of more than MAX_MESSAGE characters is cut in the middle.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        if len(message) > MAX_MESSAGE:
+            half = MAX_MESSAGE // 2
+            left = len(message) - 2 * half
+            message = f"{message[:half]} [... {left} characters left out ...] {message[-half:]}"
+        super().__init__(message)
 
 
 class InputError(HeedfulError):
@@ -17,9 +29,19 @@ class HeedfulWarning(UserWarning):
     """Something the user should know and may want to change; the result is still the one that was asked for."""
 
 
+def quoted(value: object, most: int = 80) -> str:
+    """A value's repr, cut after `most` characters; for values from untrusted files.
+
+    >>> quoted("a name"), quoted("x" * 1000, most=5)
+    ("'a name'", "'xxxx…")
+    """
+    text = repr(value[: most + 1] if isinstance(value, str) else value)
+    return text if len(text) <= most + 2 else text[:most] + "…"
+
+
 def did_you_mean(given: str, known: "list[str] | tuple[str, ...]") -> str:
     """' (did you mean "x"?)' when one of the known names is close to the given one, else ''."""
     from difflib import get_close_matches
 
-    close = get_close_matches(given, known, n=1, cutoff=0.6)
+    close = get_close_matches(given, known, n=1, cutoff=0.6) if len(given) < 200 else []
     return f' (did you mean "{close[0]}"?)' if close else ""

@@ -266,8 +266,8 @@ def test_forms_of_vocab_txt_keep_the_ids_of_transformers(data: bytes, message: s
         (b"\n\n", "holds no token"),
         (b"[UNK]\nhe\xffllo\n", "vocab.txt, line 2 is not UTF-8"),
         ("[UNK]\nhello\n".encode("utf-16"), "vocab.txt, line 1 is not UTF-8"),
-        (b"[UNK]\n" + b"a" * 1001 + b"\n", "line 2: a vocabulary has at most"),
-        (b"[UNK]\n" + b"a" * 10_000, "line 2: a vocabulary has at most"),
+        (b"[UNK]\n" + b"a" * 1001 + b"\n", "line 2: a line has at most"),
+        (b"[UNK]\n" + b"a" * 10_000, "line 2: a line has at most"),
     ],
 )
 def test_forms_of_vocab_txt_that_are_refused(data: bytes, message: str, tmp_path: Path) -> None:
@@ -277,8 +277,8 @@ def test_forms_of_vocab_txt_that_are_refused(data: bytes, message: str, tmp_path
 
 
 def test_a_vocabulary_of_too_many_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heedful.tokenizer.files.MOST_LINES", 100)
-    with pytest.raises(HeedfulError, match="line 101: a vocabulary has at most 100 lines"):
+    monkeypatch.setattr("heedful.tokenizer.files.MAX_TOKENS", 100)
+    with pytest.raises(HeedfulError, match="lines: a vocabulary has at most 100"):
         Tokenizer.load(write_pieces(tmp_path, pieces()))
 
 
@@ -315,18 +315,18 @@ def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path) -
     ("config", "message"),
     [
         ("[]", "holds a JSON list"),
-        ("{", "is not JSON"),
+        ("{", "is not valid JSON"),
         ('{"do_lower_case": 1}', "do_lower_case is 1, but true or false"),
         ('{"model_max_length": "x"}', "model_max_length is 'x'"),
-        ('{"model_max_length": NaN}', "model_max_length is nan"),
+        ('{"model_max_length": NaN}', "holds NaN, which is not a number"),
         ('{"cls_token": 3}', "cls_token is 3, but a token"),
         ('{"cls_token": {"content": 3}}', "cls_token is"),
         ('{"added_tokens_decoder": [1]}', "added_tokens_decoder is"),
         ('{"added_tokens_decoder": {"x": 1}}', "added tokens cannot be used"),
         ('{"additional_special_tokens": "x"}', "additional_special_tokens is 'x'"),
         ('{"additional_special_tokens": [3]}', "added tokens cannot be used"),
-        ('{"a": 1, "a": 2}', "the key 'a' is there twice"),
-        ("[" * 100_000, "is not JSON"),
+        ('{"a": 1, "a": 2}', "gives the key 'a' twice"),
+        ("[" * 100_000, "is not valid JSON"),
     ],
 )
 def test_broken_configs_are_refused(config: str, message: str, tmp_path: Path) -> None:

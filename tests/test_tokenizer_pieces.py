@@ -158,7 +158,7 @@ def test_what_the_configuration_says_counts(tmp_path: Path) -> None:
 def test_damaged_files(tmp_path: Path, data: bytes, told: str) -> None:
     (tmp_path / "spiece.model").write_bytes(data)
     with pytest.raises(HeedfulError, match=told):
-        read(tmp_path / "spiece.model")
+        read(tmp_path, "spiece.model")
 
 
 @pytest.mark.parametrize(

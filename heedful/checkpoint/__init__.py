@@ -18,7 +18,7 @@ from heedful.checkpoint import hub, sentences
 from heedful.checkpoint.belonging import check_depth, check_names, warn_of_end_as_padding
 from heedful.checkpoint.files import WEIGHTS, Slot, find_tensors, read_json, read_tensors, whole_folder
 from heedful.device import device_of
-from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
+from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean, quoted
 from heedful.families import FAMILIES
 from heedful.families.table import Family, Keys, Table, claims, load_names, modern_name, save_names
 from heedful.model.config import Head, Learned, ModelConfig, NextToken, Pooled, SentenceEmbedding
@@ -231,7 +231,7 @@ def read_config(
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         close = did_you_mean(kind, list(FAMILIES)) if isinstance(kind, str) else ""
-        raise HeedfulError(f"{source}: model_type is {kind!r}{close}; Heedful reads {', '.join(FAMILIES)}")
+        raise HeedfulError(f"{source}: model_type is {quoted(kind)}{close}; Heedful reads {', '.join(FAMILIES)}")
     family = FAMILIES[kind]
     keys = Keys(values, source)
     whole = family.read(keys)
@@ -251,7 +251,7 @@ def _architecture(family: Family, values: Mapping[str, Any], source: str, head: 
         return chosen
     given = values.get("architectures") or [family.bare]
     if not isinstance(given, list) or len(given) != 1 or given[0] not in list(family.heads):
-        raise HeedfulError(f"{source}: architectures is {given!r}; expected one of {', '.join(family.heads)}")
+        raise HeedfulError(f"{source}: architectures is {quoted(given)}; expected one of {', '.join(family.heads)}")
     return str(given[0])
 
 
@@ -363,7 +363,7 @@ def _load_tokenizer(folder: Path, family: str, model: ModelConfig) -> Tokenizer 
         expected = read_json(folder / NOTES).get("tokenizer")
         if expected is not None and expected != tokenizer.fingerprint:
             raise HeedfulError(
-                f"{folder}: the model was saved with the tokenizer {expected}, but the files here make "
+                f"{folder}: the model was saved with the tokenizer {quoted(expected)}, but the files here make "
                 f"{tokenizer.fingerprint}: put the right tokenizer back, or remove {NOTES} if you changed it on purpose"
             )
     return tokenizer

@@ -9,20 +9,21 @@ import json
 import math
 import os
 import shutil
-import stat
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from heedful import model_files
 from heedful.durable import sweep, temporary
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, quoted
+from heedful.model_files import check_inside, parse_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MOST_HEADER = 1 << 21  # bytes of a safetensors header or an index: some 16,000 tensors
@@ -36,24 +37,22 @@ class UnfinishedError(HeedfulError):
 # -- JSON -----------------------------------------------------------------------------------------------------
 
 
-def read_json(path: Path, *, most: int = 1 << 20) -> dict[str, Any]:
-    """The object in a JSON file of at most that many bytes; duplicate keys, NaN and endless nesting are refused."""
-    value = read_value(path, most=most)
+def read_json(path: Path, *, folder: Path | None = None, most: int | None = None) -> dict[str, Any]:
+    """The object in a JSON file; duplicate keys, NaN and endless nesting are refused."""
+    value = read_value(path, folder=folder, most=most)
     if not isinstance(value, dict):
         raise HeedfulError(f"{path} holds a {type(value).__name__}; expected an object")
     return value
 
 
-def read_value(path: Path, *, most: int = 1 << 20) -> Any:
-    """What is in a JSON file, read as strictly."""
+def read_value(path: Path, *, folder: Path | None = None, most: int | None = None) -> Any:
+    """The value in a JSON file that lies in `folder` (default: where it is), of at most `most` bytes.
+
+    The default of `most` is the limit of files with this name, see model_files.LIMITS.
+    """
+    folder = folder or path.parent
     try:
-        about = path.stat()
-        if not stat.S_ISREG(about.st_mode):
-            raise HeedfulError(f"{path} is no plain file")
-        if about.st_size > most:
-            raise HeedfulError(f"{path} has {about.st_size} bytes; at most {most} are read")
-        with path.open("rb") as file:
-            raw = file.read(about.st_size)
+        return model_files.read_json(folder, str(path.relative_to(folder)), most=most)
     except (FileNotFoundError, NotADirectoryError):
         if (path.parent / "run.lock").exists():
             raise UnfinishedError(
@@ -61,37 +60,6 @@ def read_value(path: Path, *, most: int = 1 << 20) -> Any:
                 f"with it, heedful finetune, distil or pretrain with --out {path.parent} and its other options"
             ) from None
         raise HeedfulError(f"{path} does not exist: a model folder holds config.json and {WEIGHTS}") from None
-    except (OSError, RuntimeError) as error:
-        raise HeedfulError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return _parse(raw.removeprefix(b"\xef\xbb\xbf"), path)
-
-
-def _parse(raw: bytes, path: Path) -> Any:
-    def unique(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(found)
-        if len(made) < len(found):
-            (twice, _), *_ = Counter(name for name, _ in found).most_common(1)
-            raise HeedfulError(f"{path} gives the key {_short(twice)} twice")
-        return made
-
-    def number(word: str) -> float:
-        if not math.isfinite(value := float(word)):
-            refuse(word)
-        return value
-
-    def refuse(word: str) -> NoReturn:
-        raise HeedfulError(f"{path} holds {word[:40]}, which is not a number in JSON")
-
-    try:
-        return json.loads(str(raw, "utf-8"), object_pairs_hook=unique, parse_float=number, parse_constant=refuse)
-    except HeedfulError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise HeedfulError(f"{path} is not valid JSON in UTF-8: {error}") from None
-
-
-def _short(name: str, most: int = 80) -> str:
-    return repr(name) if len(name) <= most else repr(name[:most]) + "…"
 
 
 # -- tensors --------------------------------------------------------------------------------------------------
@@ -136,7 +104,7 @@ def find_tensors(folder: Path) -> dict[str, Slot]:
 
 def read_index(folder: Path, index: str) -> dict[str, set[str]]:
     """The shards that an index names, all of them in the folder, and the tensors that each should hold."""
-    named = read_json(folder / index, most=MOST_HEADER).get("weight_map")
+    named = read_json(folder / index).get("weight_map")
     if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
         raise HeedfulError(f'{folder / index}: weight_map is missing or is not an object {{"tensor": "file"}}')
     shards: dict[str, set[str]] = defaultdict(set)
@@ -145,22 +113,6 @@ def read_index(folder: Path, index: str) -> dict[str, set[str]]:
     for file in shards:
         check_inside(folder, file)
     return {file: shards[file] for file in sorted(shards)}
-
-
-def check_inside(folder: Path, file: str) -> None:
-    """Refuse a name that does not mean a plain file in the folder, or in the blobs of the hub's cache around it."""
-    plain = Path(file).name == file != ".." and file.isprintable() and len(file) <= 200
-    if not plain or not inside(folder, folder / file):
-        raise HeedfulError(f"{folder}: the file {_short(file)} lies outside the folder; it must lie beside config.json")
-    if not os.path.isfile(folder / file):
-        raise HeedfulError(f"{folder}: the file {_short(file)} is missing")
-
-
-def inside(folder: Path, path: Path) -> bool:
-    """Whether a path, its links followed, stays in the folder, or in the blobs of the hub's cache around it."""
-    root, place = (Path(os.path.realpath(each)) for each in (folder, path))
-    blobs = root.parent.parent / "blobs"
-    return place.is_relative_to(root) or (root.parent.name == "snapshots" and place.is_relative_to(blobs))
 
 
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2}
@@ -176,7 +128,7 @@ def _slots(path: Path) -> dict[str, Slot]:
             raise _broken(path, f"it has {size} bytes, and its header claims {length}")
         if length > MOST_HEADER:
             raise _broken(path, f"its header claims {length} bytes; at most {MOST_HEADER} are read")
-        header = _parse(file.read(length), path)
+        header = parse_json(file.read(length), path)
     if not isinstance(header, dict):
         raise _broken(path, "its header is not an object")
     notes = header.pop("__metadata__", {})
@@ -196,16 +148,16 @@ def _slots(path: Path) -> dict[str, Slot]:
 
 def _entry(path: Path, name: str, entry: Any) -> tuple[int, int, str, tuple[int, ...], str]:
     if not name.isprintable() or len(name) > 1000:
-        raise _broken(path, f"it names a tensor {_short(name)}")
+        raise _broken(path, f"it names a tensor {quoted(name)}")
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop], **rest} if not rest:
             if len(shape) <= 8 and all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
                 if dtype not in _BYTES:
-                    raise _broken(path, f"{_short(name)} has the unknown type {_short(dtype)}")
+                    raise _broken(path, f"{quoted(name)} has the unknown type {quoted(dtype)}")
                 if math.prod(shape) * _BYTES[dtype] != stop - start:
-                    raise _broken(path, f"{_short(name)} has another shape than size")
+                    raise _broken(path, f"{quoted(name)} has another shape than size")
                 return start, stop, name, tuple(shape), dtype
-    raise _broken(path, f"its header does not say where {_short(name)} is, and of what shape and type")
+    raise _broken(path, f"its header does not say where {quoted(name)} is, and of what shape and type")
 
 
 def _broken(path: Path, what: str) -> HeedfulError:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.checkpoint.files import INDEX, WEIGHTS, check_inside, find_tensors, inside, read_index, whole_folder
+from heedful.checkpoint.files import INDEX, WEIGHTS, find_tensors, read_index, whole_folder
 from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.model_files import check_inside, is_inside
 
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _COPIED = ("*.json", "*.txt", "*.model", "*/config.json")  # the last: of the modules of a sentence embedding
@@ -121,7 +122,7 @@ def _copy(folder: Path, target: Path) -> None:
     for path in sorted(path for pattern in _COPIED for path in folder.glob(pattern)):
         if path.name.endswith(".index.json") or not path.is_file():
             continue
-        if not inside(folder, path):
+        if not is_inside(folder, path):
             raise HeedfulError(f"{path} is a link to a place outside the folder, and was not copied")
         if path.stat().st_size > _MOST_COPIED:
             raise HeedfulError(f"{path} has {path.stat().st_size} bytes; at most {_MOST_COPIED} are copied")

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from heedful.checkpoint.files import read_json, read_value
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, quoted
 from heedful.model.config import Pooling, SentenceEmbedding
+from heedful.model_files import check_name
 from heedful.tokenizer import Tokenizer
 
 MODULES = "modules.json"
@@ -42,17 +43,21 @@ def read(folder: Path, *, keeps_pooler: bool) -> SentenceEmbedding:
     except (TypeError, KeyError):
         raise HeedfulError(f"{path}: expected a list of modules with type and path") from None
     if len(kinds) != len(modules) or list(kinds) not in (_KINDS, [*_KINDS, "normalize"]):
+        names = ", ".join(kind if kind.isidentifier() and len(kind) < 80 else quoted(kind) for kind in list(kinds)[:8])
         raise HeedfulError(
-            f"{path} names the modules {', '.join(kinds)}; Heedful reads Transformer, Pooling and, last, Normalize"
+            f"{path} names the modules {names}{', ...' if len(kinds) > 8 else ''}; Heedful reads Transformer, Pooling "
+            "and, last, Normalize"
         )
     if kinds["transformer"]:
-        raise HeedfulError(f"{path} keeps the Transformer in {kinds['transformer']!r}; expected beside {MODULES}")
-    where = Path(kinds["pooling"])
-    if where.is_absolute() or ".." in where.parts:
-        raise HeedfulError(f"{path}: the pooling module lies outside the folder, at {kinds['pooling']!r}")
+        raise HeedfulError(f"{path} keeps the Transformer in {quoted(kinds['transformer'])}; expected beside {MODULES}")
+    pooling = str(Path(kinds["pooling"], "config.json"))
+    try:
+        check_name(folder, pooling)
+    except HeedfulError as error:
+        raise HeedfulError(f"{path}: the path of the pooling module cannot be used: {error}") from None
     prompts, similarity = _prompts(folder / PROMPTS)
     return SentenceEmbedding(
-        pooling=_pooling(folder / where / "config.json"),
+        pooling=_pooling(folder, pooling),
         normalise="normalize" in kinds,
         max_length=_max_length(folder),
         keeps_pooler=keeps_pooler,
@@ -61,8 +66,9 @@ def read(folder: Path, *, keeps_pooler: bool) -> SentenceEmbedding:
     )
 
 
-def _pooling(path: Path) -> tuple[Pooling, ...]:
-    values = read_json(path)
+def _pooling(folder: Path, name: str) -> tuple[Pooling, ...]:
+    path = folder / name
+    values = read_json(path, folder=folder)
     if not values.get("include_prompt", True):
         raise HeedfulError(
             f"{path}: include_prompt is false, but Heedful cannot tell a prompt from the text after it: "
@@ -74,8 +80,11 @@ def _pooling(path: Path) -> tuple[Pooling, ...]:
         known, given = _FLAGS, [*(name for name in _FLAGS if name in on), *sorted(on - _FLAGS.keys())]
     elif isinstance(given, str):
         given = [given]
-    if not isinstance(given, list) or not given or not all(str(name) in known for name in given):
-        raise HeedfulError(f"{path}: the pooling is {given}; expected some of {', '.join(known)}")
+    listed = isinstance(given, list) and 0 < len(given) <= len(known)
+    if not listed or not all(isinstance(name, str) and name in known for name in given) or len(set(given)) < len(given):
+        raise HeedfulError(
+            f"{path}: the pooling is {quoted(given)}; expected some of {', '.join(known)}, each of them once"
+        )
     return tuple(known[name] for name in given)
 
 

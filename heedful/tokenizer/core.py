@@ -34,7 +34,7 @@ from heedful.tokenizer.encoded import (
     fit,
     part,
 )
-from heedful.tokenizer.guard import guarded
+from heedful.tokenizer.guard import guarded, quiet
 
 DECIDES = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor")  # what decides ids
 UNLIMITED = 1_000_000_000  # transformers writes 1e30 for "no limit"
@@ -72,7 +72,7 @@ class Tokenizer:
         """Wrap a tokenizer of the `tokenizers` library, which must not be changed afterwards."""
         self._backend = backend
         self._config = dict(config or {})
-        with guarded("this tokenizer cannot be used", "give the files that belong to the checkpoint"):
+        with guarded("this tokenizer cannot be used", "give the files that belong to the checkpoint"), quiet():
             backend.no_truncation()
             backend.no_padding()
             if backend.post_processor is None:  # without one the library's fast path forgets the types of pairs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,15 +11,22 @@ from typing import Any
 
 import tokenizers
 
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, quoted
+from heedful.model_files import read_bytes, read_json
 from heedful.tokenizer import pieces
 from heedful.tokenizer.build import TYPICAL, byte_level, word_pieces
-from heedful.tokenizer.guard import guarded
+from heedful.tokenizer.guard import guarded, quiet
+from heedful.tokenizer.limits import (
+    LARGEST_ID,
+    LONGEST_TOKEN,
+    MAX_TOKENS,
+    BoundsError,
+    check_added,
+    check_state,
+    check_tokens,
+)
 
-MOST_BYTES = 500_000_000  # of a JSON file
-MOST_LINES = 2_000_000  # of vocab.txt or merges.txt
-LONGEST_LINE = 1_000  # in characters
-LARGEST_ID = 2**31 - 1
+LONGEST_LINE = 1_000  # characters of a line of vocab.txt or merges.txt
 WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
 
@@ -41,17 +49,17 @@ def read(folder: Path, usual: Mapping[str, Any] | None = None) -> Source:
     notes: list[str] = []
     config = _config(folder)
     if (folder / "tokenizer.json").is_file():
-        backend = _whole(folder / "tokenizer.json", notes)
+        backend = _whole(folder, notes)
     elif (folder / "vocab.txt").is_file():
-        entries = _vocabulary_lines(folder / "vocab.txt", notes)
+        entries = _vocabulary_lines(folder, "vocab.txt", notes)
         backend = word_pieces(entries, config, folder / "vocab.txt", notes)
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        vocabulary = _vocabulary_json(folder / "vocab.json")
-        backend = byte_level(vocabulary, _merges(folder / "merges.txt", notes), config, folder / "vocab.json", notes)
+        vocabulary, merges = _vocabulary_json(folder, "vocab.json"), _merges(folder, "merges.txt", notes)
+        backend = byte_level(vocabulary, merges, config, folder / "vocab.json", notes)
     elif model := next((folder / name for name in pieces.NAMES if (folder / name).is_file()), None):
         if usual is None:
             notes.append(f"{model.name} does not say which special tokens stand around a text (none are added)")
-        backend = pieces.unigram(pieces.read(model), usual or {}, config, model)
+        backend = pieces.unigram(pieces.read(folder, model.name), usual or {}, config, model)
     else:
         raise _nothing(folder)
     _add_named(backend, config, folder, notes)
@@ -67,77 +75,73 @@ def _nothing(folder: Path) -> HeedfulError:
     )
 
 
-def parse(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, refusing doubled keys (two parsers could take different ones)."""
-    if path.stat().st_size > MOST_BYTES:
-        raise HeedfulError(f"{path} has {path.stat().st_size} bytes: a tokenizer file has at most {MOST_BYTES}")
-    try:
-        value = json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=_object)
-    except HeedfulError as error:
-        raise HeedfulError(f"{path}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise HeedfulError(f"{path} is not JSON in UTF-8: {error}; write it again from its source") from error
+def _object(folder: Path, name: str) -> dict[str, Any]:
+    """The JSON object in a file of the folder."""
+    value = read_json(folder, name)
     if not isinstance(value, dict):
-        raise HeedfulError(f"{path} holds a JSON {type(value).__name__}, but an object was expected")
+        raise HeedfulError(f"{folder / name} holds a JSON {type(value).__name__}, but an object was expected")
     return value
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        seen: set[str] = set()
-        doubled = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise HeedfulError(f"the key {doubled!r} is there twice: remove one")
-    return made
 
 
 def _config(folder: Path) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
-            config |= parse(folder / name)
+            config |= _object(folder, name)
     for key in ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space", "trim_offsets"):
         if not isinstance(config.get(key), bool | None):
-            raise HeedfulError(f"{folder}/tokenizer_config.json: {key} is {config[key]!r}, but true or false is needed")
+            raise HeedfulError(
+                f"{folder}/tokenizer_config.json: {key} is {quoted(config[key])}, but true or false is needed"
+            )
     for key, shape in (("added_tokens_decoder", dict), ("additional_special_tokens", list)):
         if not isinstance(config.get(key), shape | None):
-            raise HeedfulError(f"{folder}/tokenizer_config.json: {key} is {config[key]!r}, not a {shape.__name__}")
+            raise HeedfulError(
+                f"{folder}/tokenizer_config.json: {key} is {quoted(config[key])}, not a {shape.__name__}"
+            )
     for key in TYPICAL:
         content = config[key].get("content") if isinstance(config.get(key), dict) else config.get(key)
-        if not isinstance(content, str | None):
-            raise HeedfulError(f"{folder}/tokenizer_config.json: {key} is {config[key]!r}, but a token is needed")
+        if not isinstance(content, str | None) or len(content or "") > LONGEST_TOKEN:
+            raise HeedfulError(f"{folder}/tokenizer_config.json: {key} is {quoted(config[key])}, but a token is needed")
     longest = config.get("model_max_length")
     if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int | float) or not longest > 0):
-        raise HeedfulError(f"{folder}/tokenizer_config.json: model_max_length is {longest!r}, but a number is needed")
+        raise HeedfulError(
+            f"{folder}/tokenizer_config.json: model_max_length is {quoted(longest)}, but a number is needed"
+        )
     if (folder / "added_tokens.json").is_file():
-        added = {str(number): {"content": token} for token, number in parse(folder / "added_tokens.json").items()}
+        added = {str(number): {"content": token} for token, number in _object(folder, "added_tokens.json").items()}
         config["added_tokens_decoder"] = added | (config.get("added_tokens_decoder") or {})
+    try:
+        check_added(list((config.get("added_tokens_decoder") or {}).values()))
+        check_added(config.get("additional_special_tokens") or [])
+    except BoundsError as error:
+        raise HeedfulError(f"{folder}: its added tokens cannot be used: {error}") from None
     return config
 
 
-def _whole(path: Path, notes: list[str]) -> tokenizers.Tokenizer:
+def _whole(folder: Path, notes: list[str]) -> tokenizers.Tokenizer:
     """tokenizer.json less its stored truncation, padding and dropout, which would change what a text means."""
-    state = parse(path)
+    state, path = _object(folder, "tokenizer.json"), folder / "tokenizer.json"
     state["truncation"] = state["padding"] = None
     model = state.get("model")
     if not isinstance(model, dict):
         raise HeedfulError(f"{path} has no model: give the tokenizer.json that belongs to the checkpoint")
     if model.get("dropout"):
-        notes.append(f"tokenizer.json drops {model['dropout']} of its merges at random (switched off)")
+        notes.append(f"tokenizer.json drops {quoted(model['dropout'])} of its merges at random (switched off)")
         model["dropout"] = None
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):
         check_ids(vocabulary, path)
-    with guarded(f"{path} cannot be read", "write it again with the library that made it"):
+    check_state(state, path)
+    with guarded(f"{path} cannot be read", "write it again with the library that made it"), quiet():
         backend = tokenizers.Tokenizer.from_str(json.dumps(state))
     unknown = model.get("unk_token")
     if isinstance(unknown, str) and isinstance(vocabulary, dict) and unknown not in vocabulary:
-        raise HeedfulError(f"{path}: the unknown token {unknown!r} is not in the vocabulary: add or rename it")
+        raise HeedfulError(f"{path}: the unknown token {quoted(unknown)} is not in the vocabulary: add or rename it")
     for added in state.get("added_tokens") or []:
         token, number = added["content"], added["id"]
         if backend.token_to_id(token) != number:
             raise HeedfulError(
-                f"{path}: the added token {token!r} says id {number} but would get {backend.token_to_id(token)}: "
+                f"{path}: the added token {quoted(token)} says id {number} but would get {backend.token_to_id(token)}: "
                 "added tokens must continue the vocabulary without a gap"
             )
     return backend
@@ -148,31 +152,40 @@ def check_ids(vocabulary: dict[str, Any], path: Path) -> None:
     owners: dict[int, str] = {}
     for token, number in vocabulary.items():
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= LARGEST_ID:
-            raise HeedfulError(f"{path}: the id of {token!r} is {number!r}, but 0 to {LARGEST_ID} was expected")
+            raise HeedfulError(
+                f"{path}: the id of {quoted(token)} is {quoted(number)}, but 0 to {LARGEST_ID} was expected"
+            )
         if number in owners:
-            raise HeedfulError(f"{path}: {owners[number]!r} and {token!r} both have id {number}: give each its own")
+            raise HeedfulError(
+                f"{path}: {quoted(owners[number])} and {quoted(token)} both have id {number}: give each its own"
+            )
         owners[number] = token
     if owners and max(owners) >= 2 * len(owners) + 1000:
         raise HeedfulError(
-            f"{path}: the id of {owners[max(owners)]!r} is {max(owners)}, but there are only {len(owners)} tokens: "
-            "ids must count through the vocabulary"
+            f"{path}: the id of {quoted(owners[max(owners)])} is {max(owners)}, but there are only {len(owners)} "
+            "tokens: ids must count through the vocabulary"
         )
 
 
 def _add_named(backend: tokenizers.Tokenizer, config: dict[str, Any], folder: Path, notes: list[str]) -> None:
     """Make special what tokenizer_config.json names, as transformers does; ids must come out as they are written."""
     path = folder / "tokenizer_config.json"
-    with guarded(f"{path}: its added tokens cannot be used", "correct added_tokens_decoder"):
+    with guarded(f"{path}: its added tokens cannot be used", "correct added_tokens_decoder"), quiet():
         listed = sorted((int(number), entry) for number, entry in (config.get("added_tokens_decoder") or {}).items())
         there = {token.content for token in backend.get_added_tokens_decoder().values()}
-        for number, entry in listed:
-            bare = entry.keys() == {"content"} and entry["content"] in there
-            if bare and backend.token_to_id(entry["content"]) == number:
-                continue  # added_tokens.json, of before transformers 4.34, knows no flags; tokenizer.json does
-            backend.add_tokens([_added(entry, special=bool(entry.get("special")))])
+        # added_tokens.json, of before transformers 4.34, knows no flags; tokenizer.json does
+        new = [
+            (number, entry)
+            for number, entry in listed
+            if not (entry.keys() == {"content"} and entry["content"] in there)
+            or backend.token_to_id(entry["content"]) != number
+        ]
+        # all at once: each call takes time for all tokens that were added before
+        backend.add_tokens([_added(entry, special=bool(entry.get("special"))) for _, entry in new])
+        for number, entry in new:
             if backend.token_to_id(entry["content"]) != number:
                 raise HeedfulError(
-                    f"{path}: the added token {entry['content']!r} should have id {number}, but it gets "
+                    f"{path}: the added token {quoted(entry['content'])} should have id {number}, but it gets "
                     f"{backend.token_to_id(entry['content'])}: this vocabulary is not the one it was added to"
                 )
         known = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -184,7 +197,7 @@ def _add_named(backend: tokenizers.Tokenizer, config: dict[str, Any], folder: Pa
             if content in known and isinstance(token, str):
                 continue
             if backend.token_to_id(content) is None:
-                notes.append(f"{key} {content!r} is not in the vocabulary and is left out")
+                notes.append(f"{key} {quoted(content)} is not in the vocabulary and is left out")
                 config[key] = None
             else:
                 backend.add_special_tokens([_added(token, special=True)])
@@ -199,10 +212,12 @@ def _added(token: str | dict[str, Any], *, special: bool) -> tokenizers.AddedTok
     return tokenizers.AddedToken(token["content"], special=special, **flags)
 
 
-def _lines(path: Path, notes: list[str]) -> Iterator[tuple[int, str]]:
+def _lines(folder: Path, name: str, notes: list[str]) -> Iterator[tuple[int, str]]:
     """(line number from 1, text) without line ends, mark or more than the allowed length."""
-    windows = False
-    with path.open("rb") as file:
+    windows, path, data = False, folder / name, read_bytes(folder, name)
+    if (count := data.count(b"\n")) > MAX_TOKENS:
+        raise HeedfulError(f"{path} has {count} lines: a vocabulary has at most {MAX_TOKENS}")
+    with io.BytesIO(data) as file:
         number = 0
         while raw := file.readline(4 * LONGEST_LINE + 3):
             number += 1
@@ -213,10 +228,8 @@ def _lines(path: Path, notes: list[str]) -> Iterator[tuple[int, str]]:
                 line = raw.decode("utf-8").removesuffix("\n")
             except UnicodeDecodeError as error:
                 raise HeedfulError(f"{path}, line {number} is not UTF-8 ({error.reason}): save it as UTF-8") from None
-            if len(line) > LONGEST_LINE or number > MOST_LINES:
-                raise HeedfulError(
-                    f"{path}, line {number}: a vocabulary has at most {MOST_LINES} lines of {LONGEST_LINE} characters"
-                )
+            if len(line) > LONGEST_LINE:
+                raise HeedfulError(f"{path}, line {number}: a line has at most {LONGEST_LINE} characters")
             if line.endswith("\r"):
                 windows = True
                 line = line.removesuffix("\r")
@@ -225,41 +238,47 @@ def _lines(path: Path, notes: list[str]) -> Iterator[tuple[int, str]]:
         notes.append("Windows line ends (ignored)")
 
 
-def _vocabulary_lines(path: Path, notes: list[str]) -> dict[str, int]:
+def _vocabulary_lines(folder: Path, name: str, notes: list[str]) -> dict[str, int]:
     """vocab.txt: a token's id is its line number from 0; of a doubled token the last one counts, as in transformers."""
     vocabulary: dict[str, int] = {}
     doubled: list[str] = []
     blank: list[int] = []
-    for number, line in _lines(path, notes):
+    for number, line in _lines(folder, name, notes):
         token = line.rstrip(WHITE_SPACE)  # as the library's own reader does
         if not token:
             blank.append(number)
             continue
         if token in vocabulary:
-            doubled.append(f"{token!r} (lines {vocabulary[token] + 1} and {number})")
+            doubled.append(f"{quoted(token)} (lines {vocabulary[token] + 1} and {number})")
         vocabulary[token] = number - 1
     if doubled:
         notes.append(f"{len(doubled)} doubled tokens, first {doubled[0]} (the last one counts)")
     if blank:
         notes.append(f"{len(blank)} blank lines, first line {blank[0]} (their ids stay unused)")
     if not vocabulary:
-        raise HeedfulError(f"{path} holds no token: give one token on each line")
+        raise HeedfulError(f"{folder / name} holds no token: give one token on each line")
     return vocabulary
 
 
-def _vocabulary_json(path: Path) -> dict[str, int]:
-    vocabulary = parse(path)
-    check_ids(vocabulary, path)
+def _vocabulary_json(folder: Path, name: str) -> dict[str, int]:
+    vocabulary = _object(folder, name)
+    try:
+        check_tokens(vocabulary)
+    except BoundsError as error:
+        raise HeedfulError(f"{folder / name} cannot be read: {error}") from None
+    check_ids(vocabulary, folder / name)
     return vocabulary
 
 
-def _merges(path: Path, notes: list[str]) -> list[tuple[str, str]]:
+def _merges(folder: Path, name: str, notes: list[str]) -> list[tuple[str, str]]:
     merges = []
-    for number, line in _lines(path, notes):
+    for number, line in _lines(folder, name, notes):
         if not line or (number == 1 and line.startswith("#version")):
             continue
         left, space, right = line.partition(" ")
         if not (left and space and right) or " " in right:
-            raise HeedfulError(f"{path}, line {number} is {line!r}: a merge is two pieces with a space between")
+            raise HeedfulError(
+                f"{folder / name}, line {number} is {quoted(line)}: a merge is two pieces with a space between"
+            )
         merges.append((left, right))
     return merges

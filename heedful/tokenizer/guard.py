@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from typing import BinaryIO
 
 from heedful.errors import HeedfulError
 
@@ -23,3 +28,28 @@ def guarded(doing: str, remedy: str) -> Iterator[None]:
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise HeedfulError(f"{doing}: {reason[:500]}; {remedy}") from error
+
+
+_redirecting = threading.Lock()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what the library writes about a panic away from standard error; for calls that read a file.
+
+    The library writes to descriptor 2 itself, which is exchanged meanwhile for all threads. What others wrote is
+    passed on, up to a panic.
+    """
+    with _redirecting, ExitStack() as stack:
+        with suppress(OSError):  # where there is no standard error or no room for a file, nothing is exchanged
+            kept = stack.enter_context(tempfile.TemporaryFile())
+            stack.callback(_restore, os.dup(2), kept)
+            os.dup2(kept.fileno(), 2)
+        yield
+
+
+def _restore(original: int, kept: BinaryIO) -> None:
+    os.dup2(original, 2)
+    with suppress(OSError), open(original, "wb", buffering=0) as file:
+        kept.seek(0)
+        file.write(re.split(rb"\n?thread '[^\n]*' [^\n]*panicked at ", kept.read(), maxsplit=1)[0])

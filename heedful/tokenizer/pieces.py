@@ -8,21 +8,24 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, quoted
+from heedful.model_files import read_bytes
 from heedful.tokenizer.guard import guarded
+from heedful.tokenizer.limits import MAX_GROWTH, MAX_TOKENS, UNICODE_GROWTH, check_charsmap, check_pieces
 
 NAMES = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.model")
-MOST_BYTES = 100_000_000
 SPACE = "▁"  # stands for a space
 NORMAL, UNKNOWN, CONTROL, USER, BYTE, UNUSED = range(1, 7)
 UNIGRAM = 1
 MOST_EXTRA = 10_000
+MOST_FIELDS = 50_000  # of a message beside the pieces
 NEVER = 1000.0  # by so much worse than all others scores what segmentation may not use
 
 
@@ -38,32 +41,34 @@ class Pieces:
     bytes: bool  # unknown characters become the pieces of their bytes
 
 
-def read(path: Path) -> Pieces:
+def read(folder: Path, name: str) -> Pieces:
     """Read a model file, refusing what is damaged, is no Unigram model, or means something else than usual."""
-    size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise HeedfulError(f"{path} has {size} bytes: a SentencePiece model has at most {MOST_BYTES}")
+    path, data = folder / name, read_bytes(folder, name)
     try:
-        return _read(path.read_bytes())
-    except (ValueError, LookupError, TypeError, struct.error) as error:
-        raise HeedfulError(f"{path} is no SentencePiece model, or is damaged: {error}; fetch it again") from error
+        return _read(data)
     except HeedfulError as error:
         raise HeedfulError(f"{path}: {error}") from None
+    except (ValueError, LookupError, TypeError, struct.error) as error:
+        raise HeedfulError(f"{path} is no SentencePiece model, or is damaged: {error}; fetch it again") from error
 
 
 def _read(data: bytes) -> Pieces:
     pieces: list[tuple[str, float, int]] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
+    others = 0
     for field, value in _fields(data):
+        others += field != 1
+        if len(pieces) > MAX_TOKENS or others > MOST_FIELDS:
+            raise ValueError(f"more than {MAX_TOKENS} pieces, or {MOST_FIELDS} other fields")
         if field == 1:
-            one = dict(_fields(_bytes(value)))
+            one = _message(value)
             score = struct.unpack("<f", struct.pack("<I", one.get(2, 0)))[0]
             pieces.append((_bytes(one[1]).decode(), score, one.get(3, NORMAL)))
         elif field == 2:
-            trainer = dict(_fields(_bytes(value)))
+            trainer = _message(value)
         elif field == 3:
-            normalizer = dict(_fields(_bytes(value)))
+            normalizer = _message(value)
     if not pieces:
         raise ValueError("it holds no pieces")
     if trainer.get(3, UNIGRAM) != UNIGRAM:
@@ -73,12 +78,16 @@ def _read(data: bytes) -> Pieces:
     unknown = [number for number, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN]
     if len(unknown) != 1:
         raise ValueError(f"{len(unknown)} pieces stand for the unknown, expected one")
-    if len({text for text, _, _ in pieces}) != len(pieces) or any(score != score for _, score, _ in pieces):
-        raise ValueError("pieces are doubled, or have no score")
+    check_pieces([(text, score) for text, score, _ in pieces])
+    if len({text for text, _, _ in pieces}) != len(pieces):
+        raise ValueError("pieces are doubled")
+    characters = _bytes(normalizer.get(2, b""))
+    if characters and 2 * check_charsmap(characters) > UNICODE_GROWTH * MAX_GROWTH:
+        raise ValueError("its character map makes texts too long")
     return Pieces(
         pieces=tuple(pieces),
         unknown=unknown[0],
-        characters=_bytes(normalizer.get(2, b"")),
+        characters=characters,
         prefix=bool(normalizer.get(3, 1)),
         single_spaces=bool(normalizer.get(4, 1)),
         bytes=bool(trainer.get(35, 0)),
@@ -103,6 +112,14 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
         raw = data[place : place + length]
         yield field, raw if kind == 2 else int.from_bytes(raw, "little")
         place += length
+
+
+def _message(value: Any) -> dict[int, Any]:
+    """The fields of a message inside the message; of a repeated one the last."""
+    fields = list(islice(_fields(_bytes(value)), MOST_FIELDS + 1))
+    if len(fields) > MOST_FIELDS:
+        raise ValueError(f"more than {MOST_FIELDS} fields in one message")
+    return dict(fields)
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
@@ -150,7 +167,7 @@ def unigram(found: Pieces, usual: Mapping[str, Any], config: dict[str, Any], pat
         )
         extra = config.get("extra_ids", usual.get("extra_ids", 0))
         if not isinstance(extra, int) or not 0 <= extra <= MOST_EXTRA:
-            raise HeedfulError(f"{path}: extra_ids is {extra!r}; expected a whole number from 0 to {MOST_EXTRA}")
+            raise HeedfulError(f"{path}: extra_ids is {quoted(extra)}; expected a whole number from 0 to {MOST_EXTRA}")
         backend.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(extra))])
         single, pair = usual.get("single", "$A"), usual.get("pair", "$A $B:1")
         around = {token.split(":")[0] for token in f"{single} {pair}".split() if not token.startswith("$")}

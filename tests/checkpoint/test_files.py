@@ -476,7 +476,7 @@ def _replace(index: dict[str, Any], name: str) -> None:
         ("../outside.safetensors", "lies outside the folder"),
         ("..", "lies outside the folder"),
         (".", "lies outside the folder"),
-        ("", "is missing"),
+        ("", "lies outside the folder"),
         ("sub/x.safetensors", "lies outside the folder"),
         ("./model-00001-of-00002.safetensors", "lies outside the folder"),
         ("a\0b", "lies outside the folder"),

@@ -1,0 +1,347 @@
+"""Bounds for tokenizer files, checked before the `tokenizers` library sees them.
+
+The library takes what it is given: some files make it grow without end, read past its arrays or abort the process.
+Here every component has to be a known one, and the whole may make a text at most MAX_GROWTH times as long.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from heedful.errors import HeedfulError, quoted
+from heedful.tokenizer.charsmap import expanded_length, longest_output
+from heedful.tokenizer.patterns import UnsupportedError, bound
+
+State = Mapping[str, Any]
+
+MAX_TOKENS = 1_000_000  # of a vocabulary; so many merges, too
+MAX_ADDED = 100_000  # added tokens
+MAX_ADDED_CHARACTERS = 2 << 20  # of all added tokens together: finding them takes some 75 bytes for each
+LONGEST_TOKEN = 4_096  # characters
+LONGEST_PIECE = 256  # characters of a piece of Unigram, which tries all lengths at each place
+MAX_PIECE_BYTES = 4 << 20  # of all pieces together: Unigram's trie takes some 350 bytes for each
+LARGEST_SCORE = 1e30
+LONGEST_WORD = 200  # characters; WordPiece's time grows with their cube
+LONGEST_AFFIX = 16  # characters of a prefix or suffix of BPE or WordPiece
+LARGEST_ID = 2**31 - 1
+MAX_COMPONENTS = 64  # in a normalizer, pre-tokenizer, post-processor or decoder
+MAX_DEPTH = 16  # of sequences in sequences
+LONGEST_TEXT = 256  # characters of any other text
+MAX_GROWTH = 16  # times, beyond what Unicode's normal forms do
+UNICODE_GROWTH = 18  # characters that Unicode's normal forms make of one, at most
+MAX_AROUND = 32  # special tokens that post-processors put around a text
+
+
+class BoundsError(ValueError):
+    """A file goes past a bound; the message does not name the file."""
+
+
+def check_state(state: State, path: Path) -> None:
+    """Check the whole of a tokenizer.json, as parsed."""
+    try:
+        _check_model(state["model"])
+        check_added(state.get("added_tokens") or [])
+        _check_growth(state, "normalizer", "pre_tokenizer")
+        _check_growth(state, "decoder")
+        _check_growth(state, "post_processor")
+        around = sum(map(_tokens_around, _components(state, "post_processor")))
+        if around > MAX_AROUND:
+            raise BoundsError(f"its post_processor puts {around} tokens around a text, at most {MAX_AROUND} are read")
+    except BoundsError as error:
+        raise HeedfulError(f"{path} cannot be read: {error}") from None
+
+
+def _check_growth(state: State, *parts: str) -> None:
+    """Check the components of parts that are applied one after the other."""
+    growth = 1.0
+    for part in parts:
+        for step in _components(state, part):
+            growth *= _checked(step, part)
+            if growth > MAX_GROWTH * UNICODE_GROWTH:
+                break
+    maps = any(step["type"] == "Precompiled" for part in parts for step in _components(state, part))
+    if growth > MAX_GROWTH * (UNICODE_GROWTH if maps else 1):  # one map may do what Unicode's normal forms do
+        raise BoundsError(f"its {parts[0]} can make a text more than {MAX_GROWTH} times as long")
+
+
+# -- vocabularies ---------------------------------------------------------------------------------------------
+
+
+def _check_model(model: State) -> None:
+    vocabulary, merges = model.get("vocab"), model.get("merges") or []
+    for key, most in (("unk_token", LONGEST_TOKEN), ("end_of_word_suffix", LONGEST_AFFIX)):
+        if not isinstance(model.get(key), str | None) or len(model.get(key) or "") > most:
+            raise BoundsError(f"its model has {key} {quoted(model[key])}, expected at most {most} characters")
+    longest = model.get("max_input_chars_per_word", LONGEST_WORD)
+    if type(longest) is not int or not 0 < longest <= LONGEST_WORD:
+        raise BoundsError(f"max_input_chars_per_word is {quoted(longest)}, expected 1 to {LONGEST_WORD}")
+    if isinstance(vocabulary, list):
+        if not all(isinstance(entry, list) and len(entry) == 2 for entry in vocabulary):
+            raise BoundsError("its vocabulary is a list, but not of pieces and scores")
+        check_pieces(vocabulary)
+    elif isinstance(vocabulary, dict):
+        check_tokens(vocabulary)
+    if not isinstance(merges, list) or len(merges) > MAX_TOKENS:
+        raise BoundsError(f"its merges are no list of at most {MAX_TOKENS}")
+    prefix = model.get("continuing_subword_prefix") or ""
+    if not isinstance(prefix, str) or len(prefix) > LONGEST_AFFIX:
+        raise BoundsError(f"continuing_subword_prefix is {quoted(prefix)}, expected at most {LONGEST_AFFIX} characters")
+    if prefix:  # the library cuts it off the second part of every merge, whether it is there or not
+        for merge in merges:
+            pair = merge.split(" ") if isinstance(merge, str) else merge
+            if not (isinstance(pair, list) and isinstance(pair[-1], str) and pair[-1].startswith(prefix)):
+                raise BoundsError(f"the second part of the merge {quoted(merge)} does not begin with {quoted(prefix)}")
+
+
+def check_tokens(tokens: Mapping[str, Any]) -> None:
+    """Check how many tokens a vocabulary has, and how long they are."""
+    if len(tokens) > MAX_TOKENS:
+        raise BoundsError(f"it has {len(tokens)} tokens, at most {MAX_TOKENS} are read")
+    longest = max(tokens, key=len, default="")
+    if len(longest) > LONGEST_TOKEN:
+        raise BoundsError(
+            f"its token {quoted(longest)} has {len(longest)} characters, at most {LONGEST_TOKEN} are read"
+        )
+
+
+def check_pieces(pieces: list[Any]) -> None:
+    """Check the (piece, score) of a Unigram vocabulary."""
+    if len(pieces) > MAX_TOKENS:
+        raise BoundsError(f"it has {len(pieces)} pieces, at most {MAX_TOKENS} are read")
+    size = 0
+    for piece, score in pieces:
+        if not isinstance(piece, str) or len(piece) > LONGEST_PIECE:
+            raise BoundsError(f"its piece {quoted(piece)} is no text of at most {LONGEST_PIECE} characters")
+        if type(score) not in (int, float) or not abs(score) <= LARGEST_SCORE:
+            raise BoundsError(f"the score of {quoted(piece)} is {quoted(score)}, expected a number")
+        size += len(piece) if piece.isascii() else len(piece.encode(errors="replace"))
+    if size > MAX_PIECE_BYTES:
+        raise BoundsError(f"its pieces have {size} bytes together, at most {MAX_PIECE_BYTES} are read")
+
+
+def check_added(tokens: Any) -> None:
+    """Check added tokens: texts, or objects with a content."""
+    if not isinstance(tokens, list) or len(tokens) > MAX_ADDED:
+        raise BoundsError(f"its added tokens are no list of at most {MAX_ADDED}")
+    size = 0
+    for token in tokens:
+        content = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(content, str) or not 0 < len(content) <= LONGEST_TOKEN:
+            raise BoundsError(f"the added token {quoted(token)} is no text of 1 to {LONGEST_TOKEN} characters")
+        size += len(content)
+    if size > MAX_ADDED_CHARACTERS:
+        raise BoundsError(f"its added tokens have {size} characters together, at most {MAX_ADDED_CHARACTERS} are read")
+
+
+# -- components -----------------------------------------------------------------------------------------------
+
+
+def _components(state: State, part: str) -> list[State]:
+    """The components in the order in which they are applied, those of sequences among them."""
+    found: list[State] = []
+    list_name = _SEQUENCES[part]
+
+    def walk(each: Any, depth: int) -> None:
+        if not isinstance(each, dict) or not isinstance(each.get("type"), str):
+            raise BoundsError(f"its {part} holds {quoted(each)}, expected an object with a type")
+        if each["type"] != "Sequence":
+            found.append(each)
+        elif not isinstance(each.get(list_name), list) or depth == MAX_DEPTH:
+            raise BoundsError(f"its {part} has a Sequence without {list_name}, or more than {MAX_DEPTH} deep")
+        else:
+            for inner in each[list_name][: MAX_COMPONENTS + 1]:
+                walk(inner, depth + 1)
+        if len(found) > MAX_COMPONENTS:
+            raise BoundsError(f"its {part} has more than {MAX_COMPONENTS} components")
+
+    if state.get(part) is not None:
+        walk(state[part], 0)
+    return found
+
+
+_SEQUENCES = {  # parts, and the key under which a Sequence of theirs has its components
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
+
+
+def _checked(step: State, part: str) -> float:
+    """By how much a component can make a text longer."""
+    kind, table = step["type"], KNOWN[part]
+    if kind not in table:
+        raise BoundsError(f"its {part} has the type {quoted(kind)}, expected one of {', '.join(table)}")
+    for key, value in step.items():
+        if key not in _CHECKED_APART and (isinstance(value, dict | list) or len(str(value)) > LONGEST_TEXT):
+            raise BoundsError(f"{key} of its {kind} is {quoted(value)}, expected at most {LONGEST_TEXT} characters")
+    return table[kind](step)
+
+
+_CHECKED_APART = ("pattern", "precompiled_charsmap", "sep", "cls", "single", "pair", "special_tokens")
+
+
+def _same(step: State) -> float:
+    return 1
+
+
+def _replace(step: State) -> float:
+    """A pattern or a text by another text."""
+    pattern, content = step.get("pattern"), step.get("content")
+    if not isinstance(content, str):
+        raise BoundsError(f"a Replace has the content {quoted(content)}, expected a text")
+    shortest = _shortest(pattern)
+    length = expanded_length(content)
+    return max(1.0, length / shortest) if shortest else 1.0 + length
+
+
+def _split(step: State) -> float:
+    _shortest(step.get("pattern"))
+    return 1
+
+
+def _shortest(pattern: Any) -> int:
+    """The characters that a match has at least."""
+    match pattern:
+        case {"String": str(text)} if 0 < len(text) <= LONGEST_TEXT:
+            return len(text)
+        case {"Regex": str(text)}:
+            try:
+                return bound(text).shortest
+            except UnsupportedError as error:
+                raise BoundsError(f"the pattern {quoted(text)} is not used: {error}") from None
+    raise BoundsError(f"it has the pattern {quoted(pattern)}, expected a String or a Regex")
+
+
+def _prepend(step: State) -> float:
+    return 1.0 + expanded_length(str(step.get("prepend")))
+
+
+def _precompiled(step: State) -> float:
+    data = step.get("precompiled_charsmap")
+    if not isinstance(data, str):
+        raise BoundsError(f"precompiled_charsmap is {quoted(data)}, expected a text in base64")
+    try:
+        return check_charsmap(base64.b64decode(data, validate=True))
+    except ValueError as error:
+        raise BoundsError(str(error)) from None
+
+
+def check_charsmap(data: bytes) -> int:
+    """The length of the longest replacement of a compiled character map."""
+    try:
+        return max(1, longest_output(data))
+    except ValueError as error:
+        raise BoundsError(str(error)) from None
+
+
+def _at_most(limits: Mapping[str, tuple[int, int]]) -> Callable[[State], float]:
+    def check(step: State) -> float:
+        for key, (least, most) in limits.items():
+            if type(value := step.get(key)) is not int or not least <= value <= most:
+                raise BoundsError(f"{key} of its {step['type']} is {quoted(value)}, expected {least} to {most}")
+        return 1
+
+    return check
+
+
+def _pair_of_tokens(step: State) -> float:
+    for key in ("sep", "cls"):
+        match step.get(key):
+            case [str(token), int(number)] if len(token) <= LONGEST_TEXT and 0 <= number <= LARGEST_ID:
+                continue
+        raise BoundsError(f"{key} of its {step['type']} is {quoted(step.get(key))}, expected a token and its id")
+    return 1
+
+
+def _template(step: State) -> float:
+    """Each text once, and a few special tokens that are all described."""
+    specials = step.get("special_tokens")
+    if not isinstance(specials, dict) or len(specials) > MAX_AROUND:
+        raise BoundsError(f"its template has no special_tokens, or more than {MAX_AROUND}")
+    for name, token in specials.items():
+        match token:
+            case {"id": str(id), "ids": [*ids], "tokens": [*tokens]} if id == name and len(id) <= LONGEST_TEXT:
+                whole = all(type(number) is int and 0 <= number <= LARGEST_ID for number in ids)
+                named = all(isinstance(text, str) and len(text) <= LONGEST_TEXT for text in tokens)
+                if whole and named and len(ids) == len(tokens) <= MAX_AROUND:
+                    continue
+        raise BoundsError(f"the special token {quoted(name)} of its template is {quoted(token)}")
+    for key, known in (("single", {"A"}), ("pair", {"A", "B"})):
+        pieces: Any = step.get(key)
+        seen: set[str] = set()
+        if not isinstance(pieces, list) or len(pieces) > MAX_AROUND:
+            raise BoundsError(f"{key} of its template is {quoted(pieces)}, expected at most {MAX_AROUND} pieces")
+        for piece in pieces:
+            match piece:
+                case {"SpecialToken": {"id": str(id), "type_id": int(kind)}} if id in specials and 0 <= kind < 256:
+                    continue
+                case {"Sequence": {"id": str(id), "type_id": int(kind)}} if id in known - seen and 0 <= kind < 256:
+                    seen.add(id)
+                    continue
+            raise BoundsError(f"{key} of its template holds {quoted(piece)}, which is unknown or there twice")
+    return 1
+
+
+def _tokens_around(step: State) -> int:
+    """How many special tokens a post-processor puts around a pair, or around a text."""
+    match step["type"]:
+        case "TemplateProcessing":
+            ids = {name: len(token["ids"]) for name, token in step["special_tokens"].items()}
+            named = [[piece.get("SpecialToken", {}).get("id") for piece in step[key]] for key in ("single", "pair")]
+            return max(sum(ids.get(name, 0) for name in names) for names in named)
+        case "ByteLevel":
+            return 0
+    return 4
+
+
+KNOWN: dict[str, dict[str, Callable[[State], float]]] = {
+    "normalizer": {
+        "BertNormalizer": lambda step: 3,  # a space on either side of each Chinese character
+        "ByteLevel": lambda step: 4,  # one character for each byte
+        "Lowercase": _same,
+        "NFC": _same,
+        "NFD": _same,
+        "NFKC": _same,
+        "NFKD": _same,
+        "Nmt": _same,
+        "Precompiled": _precompiled,
+        "Prepend": _prepend,
+        "Replace": _replace,
+        "Strip": _same,
+        "StripAccents": _same,
+    },
+    "pre_tokenizer": {
+        "BertPreTokenizer": _same,
+        "ByteLevel": lambda step: 4,
+        "CharDelimiterSplit": _same,
+        "Digits": _same,
+        "FixedLength": _at_most({"length": (1, LARGEST_ID)}),
+        "Metaspace": lambda step: 2,  # one character before each word
+        "Punctuation": _same,
+        "Split": _split,
+        "UnicodeScripts": _same,
+        "Whitespace": _same,
+        "WhitespaceSplit": _same,
+    },
+    "post_processor": {
+        "BertProcessing": _pair_of_tokens,
+        "ByteLevel": _same,
+        "RobertaProcessing": _pair_of_tokens,
+        "TemplateProcessing": _template,
+    },
+    "decoder": {
+        "BPEDecoder": _same,
+        "ByteFallback": _same,
+        "ByteLevel": _same,
+        "CTC": _same,
+        "Fuse": _same,
+        "Metaspace": _same,
+        "Replace": _replace,
+        "Strip": _at_most({"start": (0, LONGEST_TEXT), "stop": (0, 1)}),
+        "WordPiece": _same,
+    },
+}
