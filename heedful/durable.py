@@ -74,15 +74,6 @@ def writable(folder: Path) -> None:
         _remove(part)
 
 
-def cache() -> Path | None:
-    """Where what this machine found out is kept: HEEDFUL_CACHE, or the user's cache; None where that is empty."""
-    given = os.environ.get("HEEDFUL_CACHE")
-    if given is not None:
-        return Path(given) if given else None
-    above = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(above, "heedful")
-
-
 def sync(folder: Path) -> None:
     """Make the names in a folder last."""
     with _opened(folder, os.O_RDONLY) as handle:

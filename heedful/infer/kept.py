@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 import heedful
+from heedful import cache
 from heedful.device import CPU
-from heedful.durable import cache, put, whole
+from heedful.errors import HeedfulWarning
 from heedful.native import kernels
+
+Found = TypeVar("Found")
 
 
 def machine(device: torch.device = CPU) -> dict[str, Any]:
@@ -30,48 +34,56 @@ def machine(device: torch.device = CPU) -> dict[str, Any]:
     }
 
 
-def get(facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What was found under exactly these facts; None: nothing, or nothing that can be read."""
-    path = _path(facts)
+def get(facts: Mapping[str, Any], read: Callable[[Any], Found]) -> Found | None:
+    """Return what was found under exactly these facts, as `read` makes it of plain data.
+
+    None if there is nothing, if others than this user and root may have written it, or if it is damaged: `read` raises
+    a KeyError, TypeError or ValueError for what has another shape.
+    """
     try:
-        held = json.loads(path.read_bytes()) if path else None
-    except (OSError, ValueError, RecursionError):
-        return None
-    return held["found"] if isinstance(held, dict) and held.get("facts") == _plain(facts) else None
+        path = _path(facts)
+        held = json.loads(cache.read(path)) if path else None
+        if isinstance(held, dict) and held.get("facts") == _plain(facts):
+            return read(held["found"])
+    except (OSError, KeyError, TypeError, ValueError, RecursionError):  # a CacheError is a ValueError
+        pass
+    return None
 
 
 def keep(facts: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Write it down; a disk that cannot be written to costs measuring again, and nothing else."""
-    path = _path(facts)
-    if path is None:
-        return
+    """Write down what was found; a disk that cannot be written to costs measuring again, and nothing else.
+
+    Warns where the cache cannot be trusted.
+    """
     text = json.dumps({"facts": _plain(facts), "found": found}, indent=1) + "\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole(path) as part:
-            put(part, [text.encode()])
+        path = _path(facts)
+        if path is not None:
+            cache.write(path, text.encode())
     except OSError:
         return
+    except cache.CacheError as error:
+        warnings.warn(f"what was measured is not kept: {error}", HeedfulWarning, stacklevel=2)
 
 
 @contextmanager
-def alone(facts: Mapping[str, Any]) -> Iterator[None]:
-    """While no other process finds out what holds under these facts; each one at once, where nothing can be kept."""
-    import fcntl  # not on every system
+def alone(facts: Mapping[str, Any]) -> Iterator[bool]:
+    """Hold off other processes that want to measure under the same facts; they wait, a minute at most.
 
-    handle, path = None, _path(facts)
-    try:
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-    except OSError:
-        pass
-    try:
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)
+    Yields whether what is measured can be kept: not where no lock can be had, so that another process may be measuring
+    at the same time.
+    """
+    with ExitStack() as stack:
+        try:
+            path = _path(facts)
+            if path is not None:
+                stack.enter_context(cache.locked(path.with_suffix(".lock"), "measuring"))
+        except OSError:
+            path = None
+        except cache.CacheError as error:
+            warnings.warn(f"what is measured now is not kept: {error}", HeedfulWarning, stacklevel=3)
+            path = None
+        yield path is not None
 
 
 def _plain(facts: Mapping[str, Any]) -> Any:
@@ -79,6 +91,6 @@ def _plain(facts: Mapping[str, Any]) -> Any:
 
 
 def _path(facts: Mapping[str, Any]) -> Path | None:
-    under = cache()
+    under = cache.folder()
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return under / f"measured-{digest[:32]}.json" if under else None

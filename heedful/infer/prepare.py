@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -139,11 +139,21 @@ def fastest(loaded: Loaded, precision: Precision) -> Way:
         linears: Linears = "rounded" if precision == "int8" else "plain"
         return Way(precision=precision, linears=linears, why=(f"nothing was measured: {MEASURE} is off",))
     facts = {"machine": kept.machine(), "precision": precision, "stack": repr(stack)}
-    found = kept.get(facts)
-    if found is None:
-        found = asdict(_measured(loaded, stack, precision))
-        kept.keep(facts, found)
-    return Way(**{**found, "why": tuple(found["why"])})
+    way = kept.get(facts, _read)
+    if way is None:
+        way = _measured(loaded, stack, precision)
+        kept.keep(facts, asdict(way))
+    return way
+
+
+def _read(found: Any) -> Way:
+    """Return a way from plain data; raises a TypeError, KeyError or ValueError for anything else."""
+    way = Way(**{**found, "why": tuple(found["why"])})
+    kernels = ("", *(each.name for each in KERNELS))
+    known = way.precision in get_args(Precision) and way.linears in get_args(Linears) and way.attention in kernels
+    if not known or not all(isinstance(each, str) for each in way.why):
+        raise ValueError(f"{found} is not a way to compute a model")
+    return way
 
 
 def _measured(loaded: Loaded, config: StackConfig, precision: Precision) -> Way:

@@ -121,23 +121,44 @@ def tried(
     facts: dict[str, Any] = {"machine": kept.machine(device), "weights": weights, "sample": _stamps(_predictions(name))}
     facts |= {"head": head, "bounds": asdict(limits), "measured": measures()}
 
-    def before() -> dict[str, Any] | None:
-        return None if main is not None else kept.get(facts)
+    def before() -> tuple[Trial, ...] | None:
+        return None if main is not None else kept.get(facts, _read)
 
     found = None if anew else before()
     if found is None:
-        with kept.alone(facts):  # processes that begin at once would be measured beside each other
+        with kept.alone(facts) as lasting:  # processes that begin at once would be measured beside each other
             found = before()
             if anew or found is None:
                 plain = Engine(load(name, revision=revision, head=head))
                 inputs, model = sample(plain), plain.loaded.config.model
                 several = [each for each in PRECISIONS if not cannot_be(each, model, device)]
                 engines = {each: ready(name, each, revision=revision, head=head, device=device) for each in several}
-                told = {each["precision"]: each["main"] for each in found["trials"]} if found else {}
+                told = {each.precision: each.main for each in found or ()}
                 mains = {each: told.get(each) if main is None else partial(main, engines[each]) for each in several}
-                found = {"trials": [asdict(each) for each in _trials(engines, inputs, limits, mains)]}
-                kept.keep(facts, found)
-    return tuple(Trial(**each) for each in found["trials"])
+                found = tuple(_trials(engines, inputs, limits, mains))
+                if lasting:
+                    kept.keep(facts, {"trials": [asdict(each) for each in found]})
+    return found
+
+
+def _read(found: Any) -> tuple[Trial, ...]:
+    """Return trials from plain data; raises a TypeError, KeyError or ValueError for anything else."""
+    trials = tuple(Trial(**each) for each in found["trials"])
+    names = [each.precision for each in trials]
+    if names.count("float32") != 1 or len({*names}) != len(names) or not {*names} <= {*PRECISIONS}:
+        raise ValueError(f"trials of {names}")
+    for each in trials:
+        if not isinstance(each.refused, str) or not isinstance(each.brief, bool):
+            raise ValueError(f"{each} says neither yes nor no")
+        if each.refused and each.precision == "float32":
+            raise ValueError("float32 is never refused")
+        numbers = [each.scores] if each.main is None else [each.scores, each.main]
+        if any(isinstance(number, bool) for number in (each.speed, *numbers)):
+            raise ValueError(f"{each} has no numbers")
+        # numbers that are not finite are why a precision is refused
+        if not 0 < each.speed < math.inf or not (each.refused or all(map(math.isfinite, numbers))):
+            raise ValueError(f"{each} has numbers that cannot be measured")
+    return trials
 
 
 def ready(

@@ -2,7 +2,8 @@
 
 They are built for this very processor, so what is kept goes by the source, the flags and the processor. The compiler is
 not asked, so that what is there is used where there is none: whatever built it, its results are compared when it is
-loaded. The file ends in a digest of what is before it, as loading one that was cut short ends the process.
+loaded. The file ends in a digest of what is before it, as loading one that was cut short ends the process. That says
+nothing of who wrote it: `heedful.cache` does, and only what nobody else can change is loaded.
 
 The library has no OpenMP of its own: it takes the threads of PyTorch, which are there already.
 """
@@ -20,18 +21,17 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from heedful.durable import cache, put_folder, whole
+from heedful import cache
+from heedful.durable import sweep, sync
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.native.check import wrong
+from heedful.native.processes import process_group
 
 OFF = "HEEDFUL_KERNELS"  # "off": they are not used
 COMPILERS = ("g++", "c++")  # with GNU's OpenMP, whose threads PyTorch has too
@@ -117,19 +117,20 @@ def why() -> str:
 
 @functools.cache  # it is asked many times in each step
 def _found() -> Kernels | str:
-    said, folder = os.environ.get(OFF, ""), cache()
+    said = os.environ.get(OFF, "")
     if said == "off":
         return f"{OFF} is off"
     if said not in ("", "on"):
         raise HeedfulError(f'{OFF} is "{said}": say on or off')
-    if folder is None:
-        return "HEEDFUL_CACHE is empty, so that nothing can be kept"
     try:
+        folder = cache.folder()
+        if folder is None:
+            return "HEEDFUL_CACHE is empty, so that nothing can be kept"
         found = load(build(folder))
         off = wrong(found)
         return f"what was built computes wrongly here: {off}" if off else found
     except (OSError, HeedfulError, subprocess.SubprocessError) as error:
-        return str(error).splitlines()[0][:200]
+        return str(error).splitlines()[0][:400]
 
 
 def unused() -> str:
@@ -143,11 +144,12 @@ def sources() -> list[Path]:
     return sorted(each for each in Path(__file__).parent.iterdir() if each.suffix in (".cpp", ".h"))
 
 
-def build(folder: Path, flags: tuple[str, ...] = FLAGS) -> Path:
-    """The library in that folder, compiled unless it is there and sound; several processes that want it wait for one.
+def build(folder: Path, flags: tuple[str, ...] = FLAGS, *, verify: bool = True) -> Path:
+    """Return the library in a folder, compiled unless it is there and sound; of several processes, one compiles.
 
-    Raises HeedfulError where it has to be compiled and there is no compiler, or that fails; OSError where the folder
-    cannot be written to.
+    `verify` loads what was compiled, and compares its results, before it is kept. Raises CacheError where others than
+    this user and root may write to the folder, HeedfulError where compiling fails or there is no compiler, and OSError
+    where the folder cannot be written to.
     """
     path = folder / f"kernels-{_digest(flags)}.so"
     if _is_sound(path):
@@ -157,8 +159,7 @@ def build(folder: Path, flags: tuple[str, ...] = FLAGS) -> Path:
         found = compiler()
     except HeedfulError as error:
         raise HeedfulError(f"{damaged}{error}") from None
-    put_folder(folder)
-    with _alone(folder / "kernels.lock"):
+    with cache.locked(folder / "kernels.lock", "building the kernels"):
         if not _is_sound(path):
             warnings.warn(
                 f"{damaged}building kernels for this processor with {shlex.join(found)}, once; {OFF}=off does "
@@ -166,7 +167,7 @@ def build(folder: Path, flags: tuple[str, ...] = FLAGS) -> Path:
                 HeedfulWarning,
                 stacklevel=2,
             )
-            _compile(found, flags, path)
+            _compile(found, flags, path, verify=verify)
     return path
 
 
@@ -197,57 +198,86 @@ def _digest(flags: tuple[str, ...]) -> str:
 
 
 def _is_sound(path: Path) -> bool:
-    """Whether it is there, as it was written."""
-    held = path.read_bytes() if path.is_file() else b""
+    """Whether the file is there and as it was written; raises CacheError if others may have written it."""
+    try:
+        return _is_whole(cache.read(path))
+    except FileNotFoundError:
+        return False
+
+
+def _is_whole(held: bytes) -> bool:
     return hashlib.sha256(held[:-DIGEST]).digest() == held[-DIGEST:]
 
 
-def _compile(given: list[str], flags: tuple[str, ...], path: Path) -> None:
-    """Each source by a process of its own, and all together into one file that appears whole."""
-    with whole(path) as made, TemporaryDirectory(prefix="heedful-kernels-") as objects:
-        files = [(each, Path(objects, f"{each.stem}.o")) for each in sources() if each.suffix == ".cpp"]
-        _run_all(given, [[*flags, "-c", str(source), "-o", str(target)] for source, target in files])
+def _compile(given: list[str], flags: tuple[str, ...], path: Path, *, verify: bool) -> None:
+    """Compile each source by a process of its own, and link all into one file that appears whole."""
+    sweep(path.parent, path.name)  # what a build that was killed left
+    with cache.private_folder(path) as scratch:
+        files = [(each, scratch / f"{each.stem}.o") for each in sources() if each.suffix == ".cpp"]
+        _run_all(given, [[*flags, "-c", str(source), "-o", str(target)] for source, target in files], scratch)
         linking = [each for each in flags if each.startswith("-fsanitize")]
-        _run_all(given, [["-shared", *linking, *(str(target) for _, target in files), "-o", str(made)]])
+        made = scratch / path.name
+        _run_all(given, [["-shared", *linking, *(str(target) for _, target in files), "-o", str(made)]], scratch)
+        if not made.is_file():
+            raise HeedfulError(f"{shlex.join(given)} could not build the kernels: it wrote no library")
         held = made.read_bytes()
         made.write_bytes(held + hashlib.sha256(held).digest())
+        made.chmod(0o700)
+        if verify:
+            _verify(made, given)
+        made.rename(path)
+    sync(path.parent)
 
 
-def _run_all(given: list[str], words: list[list[str]]) -> None:
-    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    running = [subprocess.Popen([*given, *each], **quiet) for each in words]
-    ended = time.monotonic() + SECONDS
+def _verify(made: Path, given: list[str]) -> None:
+    """Refuse a new library that cannot be loaded or computes wrongly, so that it is not kept."""
     try:
-        for each in running:
+        off = wrong(load(made))
+    except (OSError, HeedfulError) as error:
+        raise HeedfulError(f"what {shlex.join(given)} built cannot be used: {error}") from None
+    if off:
+        raise HeedfulError(f"what {shlex.join(given)} built computes wrongly here: {off}")
+
+
+def _run_all(given: list[str], words: list[list[str]], scratch: Path) -> None:
+    """Run the compiler with each of these arguments, all at once; none goes on after the first that fails."""
+    ended = time.monotonic() + SECONDS
+    with process_group(scratch) as start:
+        for each in [start([*given, *more]) for more in words]:
             _, said = each.communicate(timeout=max(0.0, ended - time.monotonic()))
             if each.returncode:
                 told = next((line for line in said.decode(errors="replace").splitlines() if "error" in line), "")
                 told = told or f"status {each.returncode}"
                 raise HeedfulError(f"{shlex.join(given)} could not build the kernels: {told}")
-    finally:
-        for each in running:
-            each.kill()
-            each.communicate()
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    import fcntl  # not on every system, and there is no building there
-
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def load(path: Path) -> Kernels:
-    """The functions of a library that was built here."""
-    library = ctypes.CDLL(str(path))
+    """Load the functions of a library that was built here.
+
+    It is loaded by the descriptor that was checked and read, so that it cannot be exchanged in between. Raises
+    CacheError if others than this user and root may have written it, and HeedfulError if it is damaged or is no such
+    library.
+    """
+    handle = cache.open_file(path)
+    try:
+        with open(handle, "rb", closefd=False) as file:
+            if not _is_whole(file.read()):
+                raise HeedfulError(f"{path} is damaged: remove it")
+        library = ctypes.CDLL(f"/proc/self/fd/{handle}")
+    except OSError as error:
+        os.close(handle)
+        raise HeedfulError(f"{path} cannot be loaded: {error}") from None
+    except BaseException:
+        os.close(handle)
+        raise
+    # From here on the descriptor stays open. The loader knows a library by the name that it was loaded by, and would
+    # give this one again for another file with the same number.
     functions = {}
     for name, (result, takes) in SIGNATURES.items():
-        functions[name] = getattr(library, f"heedful_{name}")
+        try:
+            functions[name] = getattr(library, f"heedful_{name}")
+        except AttributeError:
+            raise HeedfulError(f"{path} is no library of these kernels, as it has no heedful_{name}") from None
         functions[name].restype, functions[name].argtypes = result, takes
     facts = {"half": bool(functions.pop("half")()), "bytes": bool(functions.pop("bytes")())}
     built_by = functions.pop("compiler")().decode(errors="replace")

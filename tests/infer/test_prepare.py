@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,7 @@ from tiny import our_rows, packed, save_tiny
 
 import heedful.infer.prepare as module
 from heedful.checkpoint import load, save
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer import kept
 from heedful.infer.batch import fingerprint
 from heedful.infer.engine import Engine
@@ -163,12 +164,53 @@ def test_a_measurement_is_kept(folder: Path, measuring: Path, monkeypatch: pytes
         with pytest.raises(pytest.fail.Exception):
             Engine(folder)
     (file,) = measuring.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600 and measuring.stat().st_mode & 0o777 == 0o700
     for bad in (b"", b"{", b"[" * 100_000, b'{"facts": {}, "found": {}}', b"\xff"):
         file.write_bytes(bad)
         again = Engine(folder).way
         assert again is not None and asdict(again).keys() == asdict(first).keys()
     monkeypatch.setenv("HEEDFUL_CACHE", str(file))  # no folder can be made there
     assert Engine(folder).way is not None
+
+
+DAMAGED: list[Any] = [
+    *([], {}, "x", 3, None, float("nan"), {"a": 1}, {"why": None}, {"why": [1]}),
+    *({"linears": "none"}, {"attention": "no kernel"}, {"precision": "int4"}, {"more": 1}),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGED, ids=str)
+def test_a_damaged_measurement_counts_as_none(
+    folder: Path, measuring: Path, damage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_measured", lambda *given: expected)
+    expected = Way(precision="float32", attention="fused", why=("measured",))
+    assert Engine(folder).way == expected
+    (file,) = measuring.iterdir()
+    held = json.loads(file.read_text())
+    changes = isinstance(damage, dict) and damage.keys() != {"a"}
+    held["found"] = held["found"] | damage if changes and damage else damage
+    file.write_text(json.dumps(held))
+    expected = Way(precision="float32", attention="fused", why=("measured again",))
+    assert Engine(folder).way == expected
+    monkeypatch.setattr(module, "_measured", lambda *given: pytest.fail("it was measured again"))
+    assert Engine(folder).way == expected
+
+
+def test_a_measurement_that_others_may_have_written_is_not_believed(
+    folder: Path, measuring: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = [Way(precision="float32", why=(str(number),)) for number in range(3)]
+    left = iter(ways)
+    monkeypatch.setattr(module, "_measured", lambda *given: next(left))
+    assert Engine(folder).way == ways[0]
+    (file,) = measuring.iterdir()
+    file.chmod(0o666)
+    assert Engine(folder).way == ways[1] == Engine(folder).way  # it was written anew
+    measuring.chmod(0o777)
+    with pytest.warns(HeedfulWarning, match="what was measured is not kept: .* can be written by everybody"):
+        assert Engine(folder).way == ways[2]
+    assert file.stat().st_mode & 0o777 == 0o600 and json.loads(file.read_text())["found"]["why"] == ["1"]
 
 
 def test_nothing_random_is_drawn(folder: Path, measuring: Path) -> None:

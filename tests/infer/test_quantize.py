@@ -13,8 +13,9 @@ import pytest
 from folders import HEADS, long_text, make, make_writer
 
 import heedful.infer.quantize as module
+from heedful import cache
 from heedful.cli import main
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.engine import Engine
 from heedful.infer.quantize import Bounds, Trial, decide, fastest, pieces_of, ready, sample, tried
 from heedful.runs.bench import RESIDENT
@@ -135,6 +136,74 @@ def test_of_those_that_begin_at_once_one_measures(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "file"))  # nothing can be kept, or waited for, there
     assert tried(folder) == one and len(measured) == 2
+
+
+def test_a_measurement_of_another_process_is_waited_for_and_not_for_ever(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "WARN_AFTER", 0.05)
+    monkeypatch.setattr(cache, "GIVE_UP_AFTER", 0.2)
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
+    monkeypatch.setattr(module, "_trials", lambda *given: [Trial(precision="float32", speed=1.0, scores=0.0)])
+    tried(folder)
+    (lock,) = tmp_path.glob("*.lock")
+    (file,) = tmp_path.glob("*.json")
+    file.unlink()
+    with cache.locked(lock, "measuring"), pytest.warns(HeedfulWarning) as said:
+        assert [each.speed for each in tried(folder)] == [1.0]
+    first, second = (str(each.message) for each in said)
+    assert first.startswith("waiting for process ") and "which is measuring and holds" in first
+    assert second.startswith("what is measured now is not kept: process ") and not file.exists()
+    tried(folder)
+    assert file.exists()
+
+
+BAD_TRIALS: list[Any] = [
+    *(
+        [],
+        "x",
+        None,
+        float("nan"),
+        {"a": 1},
+        {"trials": []},
+        {"trials": None},
+        {"trials": [[]]},
+        {"trials": [{"a": 1}]},
+    ),
+    *({"precision": "int4"}, {"precision": "int8"}, {"speed": float("nan")}, {"speed": 0.0}, {"speed": "1"}),
+    *({"speed": True}, {"scores": None}, {"scores": float("inf")}, {"main": float("nan")}, {"main": "1"}),
+    *({"refused": None}, {"refused": "yes"}, {"brief": 1}, {"more": 1}),
+]
+
+
+@pytest.mark.parametrize("damage", BAD_TRIALS, ids=str)
+def test_a_damaged_measurement_counts_as_none(
+    folder: Path, tmp_path: Path, damage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
+    monkeypatch.setattr(module, "_trials", lambda *given: [Trial(precision="float32", speed=1.0, scores=0.0)])
+    expected = tried(folder)
+    (file,) = tmp_path.glob("*.json")
+    held = json.loads(file.read_text())
+    (trial,) = held["found"]["trials"]
+    in_trial = isinstance(damage, dict) and not damage.keys() & {"trials", "a"}
+    held["found"] = {"trials": [trial | damage]} if in_trial else damage
+    file.write_text(json.dumps(held))
+    assert tried(folder) == expected and json.loads(file.read_text())["found"] == {"trials": [trial]}
+
+
+def test_a_precision_whose_scores_are_not_finite_is_kept_as_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
+    trials = [
+        Trial(precision="float32", speed=1.0, scores=0.0),
+        Trial(precision="int8", speed=2.0, scores=float("inf"), refused="its scores differ"),
+    ]
+    monkeypatch.setattr(module, "_trials", lambda *given: trials)
+    tried(folder)
+    monkeypatch.setattr(module, "_trials", lambda *given: pytest.fail("it was measured again"))
+    assert list(tried(folder)) == trials
 
 
 @pytest.mark.parametrize("name", [name for name in HEADS if name != "bare"])

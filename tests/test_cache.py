@@ -1,0 +1,288 @@
+"""The cache: where it is, whose hands it must be in, and waiting for its locks."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from heedful import cache
+from heedful.cache import CacheError
+from heedful.errors import HeedfulWarning
+from tests.other_user import OTHER, as_root, as_user, give, shared_folder
+
+USER = 54321  # has no entry in the passwd file
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of our own, made with no mask: only what says its mode is safe."""
+    before = os.umask(0)
+    try:
+        path = tmp_path / "cache"
+        path.mkdir(0o700)
+        yield path
+    finally:
+        os.umask(before)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    with shared_folder(USER) as path:
+        yield path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+# -- where it is ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"HEEDFUL_CACHE": "/a/b", "XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/a/b"),
+        ({"HEEDFUL_CACHE": "", "HOME": "/h"}, None),
+        ({"XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/x/heedful"),
+        ({"XDG_CACHE_HOME": "x", "HOME": "/h"}, "/h/.cache/heedful"),
+        ({"XDG_CACHE_HOME": "", "HOME": "/h"}, "/h/.cache/heedful"),
+        ({"HOME": "/h"}, "/h/.cache/heedful"),
+    ],
+)
+def test_the_folder(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str | None) -> None:
+    for name in ("HEEDFUL_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cache.folder() == (None if expected is None else Path(expected))
+
+
+def test_a_relative_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEEDFUL_CACHE", "my/cache")
+    with pytest.raises(CacheError, match=r"HEEDFUL_CACHE is my/cache, .*: give an absolute path"):
+        cache.folder()
+
+
+@pytest.mark.parametrize("home", [None, "", "somewhere"])
+def test_without_a_home_folder_there_is_no_cache(monkeypatch: pytest.MonkeyPatch, home: str | None) -> None:
+    for name in ("HEEDFUL_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if home is not None:
+        monkeypatch.setenv("HOME", home)
+    monkeypatch.setattr(os, "getuid", lambda: USER)
+    with pytest.raises(CacheError, match="no home folder: set HOME, or HEEDFUL_CACHE"):
+        cache.folder()
+
+
+# -- who may write there ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("bits", "whose"), [(0o770, "its group"), (0o707, "everybody"), (0o1777, "everybody")])
+def test_a_folder_that_others_may_write_to_is_refused(here: Path, bits: int, whose: str) -> None:
+    here.chmod(bits)
+    for work in (cache.check_folder, cache.make_folder):
+        with pytest.raises(CacheError, match=rf"can be written by {whose} \(mode {bits:o}\): run chmod go-w "):
+            work(here)
+
+
+def test_a_folder_that_others_may_read_is_not(here: Path) -> None:
+    here.chmod(0o755)
+    cache.check_folder(here)
+
+
+@pytest.mark.parametrize(("bits", "refused"), [(0o777, True), (0o775, True), (0o1777, False), (0o755, False)])
+def test_a_folder_above_may_be_shared_if_it_is_sticky(here: Path, bits: int, refused: bool) -> None:
+    inner = here / "above" / "cache"
+    inner.mkdir(0o700, parents=True)
+    inner.parent.chmod(bits)
+    for path in (inner, inner.parent / "not there yet"):
+        if refused:
+            with pytest.raises(CacheError, match=r"above can be written by "):
+                cache.make_folder(path)
+        else:
+            cache.make_folder(path)
+    assert (inner.parent / "not there yet").exists() != refused
+
+
+def test_links_are_followed_and_where_they_lead_is_checked(here: Path) -> None:
+    (here / "real").mkdir(0o700)
+    (here / "link").symlink_to("real")
+    (here / "absolute").symlink_to(here / "link")
+    (here / "real" / "up").symlink_to("../real/..")
+    for name in ("link", "absolute", "absolute/up/link/new"):
+        cache.check_folder(here / name)
+    (here / "real").chmod(0o777)
+    for name in ("link", "absolute", "link/new", "absolute/up/link"):
+        with pytest.raises(CacheError, match=r"real can be written by everybody"):
+            cache.check_folder(here / name)
+
+
+def test_links_in_a_circle_are_an_error_of_the_system(here: Path) -> None:
+    (here / "a").symlink_to("b")
+    (here / "b").symlink_to("a")
+    with pytest.raises(OSError, match="symbolic links"):
+        cache.check_folder(here / "a" / "cache")
+
+
+def test_what_is_made_is_for_this_user_alone(here: Path) -> None:
+    cache.write(here / "x" / "y" / "file.json", b"text")
+    with cache.locked(here / "x" / "lock", "working"), cache.private_folder(here / "target") as part:
+        assert [mode(here / each) for each in ("x", "x/y", part.name)] == [0o700] * 3
+        assert [mode(here / each) for each in ("x/y/file.json", "x/lock")] == [0o600] * 2
+    assert cache.read(here / "x" / "y" / "file.json") == b"text" and not part.exists()
+    assert sorted(each.name for each in here.rglob("*")) == ["file.json", "lock", "x", "y"]
+
+
+def test_a_file_in_place_of_the_folder_is_an_error_of_the_system(here: Path) -> None:
+    cache.write(here / "file", b"")
+    with pytest.raises(NotADirectoryError):
+        cache.make_folder(here / "file")
+
+
+def linked(path: Path) -> None:
+    path.rename(path.with_name("target"))
+    path.symlink_to("target")
+
+
+def piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+def filed(path: Path) -> None:
+    path.unlink()
+    path.mkdir(0o700)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: path.chmod(0o660), "file can be written by its group"),
+        (lambda path: path.chmod(0o602), "file can be written by everybody"),
+        (linked, "file is a link; expected a file"),
+        (piped, "file is not a regular file"),
+        (filed, "file is not a regular file"),
+        pytest.param(give, "file belongs to user 65534, but this is user 0", marks=as_root),
+    ],
+)
+def test_files_that_are_not_trusted(here: Path, change: Callable[[Path], None], message: str) -> None:
+    path = here / "file"
+    cache.write(path, b"text")
+    change(path)
+    with pytest.raises(CacheError, match=message):
+        cache.read(path)
+
+
+def test_a_lock_is_not_made_through_a_link(here: Path) -> None:
+    (here / "lock").symlink_to("made")
+    with pytest.raises(CacheError, match="lock is a link"), cache.locked(here / "lock", "working"):
+        pass
+    assert not (here / "made").exists()
+
+
+@as_root
+@pytest.mark.parametrize("given", ["above", "above/cache", "above/link"])
+def test_what_belongs_to_another_user_is_refused_on_every_step_of_the_way(here: Path, given: str) -> None:
+    (here / "above").mkdir(0o700)
+    (here / "above" / "cache").mkdir(0o700)
+    (here / "above" / "link").symlink_to("cache")
+    cache.check_folder(here / "above" / "link")
+    give(here / given)
+    with pytest.raises(CacheError, match=rf"{given} belongs to user {OTHER}, but this is user 0"):
+        cache.make_folder(here / "above" / "link" / "new")
+
+
+@as_root
+def test_another_user_trusts_what_is_its_own_or_of_root(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    caches = {"root": (0, 0), "mine": (USER, USER), "theirs": (OTHER, USER), "mixed": (USER, OTHER)}
+    for name, (of_folder, of_file) in caches.items():
+        cache.write(shared / name / "file", name.encode())
+        (shared / name).chmod(0o755)
+        (shared / name / "file").chmod(0o644)
+        give(shared / name / "file", of_file)
+        give(shared / name, of_folder)
+    for name in ("HEEDFUL_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def read(name: str) -> str:
+        try:
+            return cache.read(shared / name / "file").decode()
+        except CacheError as error:
+            return str(error)
+
+    root, mine, theirs, mixed = as_user(USER, lambda: [read(name) for name in caches])
+    assert (root, mine) == ("root", "mine")
+    assert f"theirs belongs to user {OTHER}, but this is user {USER}" in theirs
+    assert f"mixed/file belongs to user {OTHER}" in mixed
+    assert "no home folder" in as_user(USER, cache.folder)
+    assert as_user(USER, lambda: cache.write(shared / "mine" / "deep" / "er", b"")) is None
+    assert (shared / "mine" / "deep" / "er").stat().st_uid == USER and mode(shared / "mine" / "deep") == 0o700
+
+
+# -- locks --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def held(path: Path) -> Iterator[int]:
+    """Another process holds the lock for as long as its input is open."""
+    program = (
+        "import sys; from pathlib import Path; from heedful.cache import locked\n"
+        "with locked(Path(sys.argv[1]), 'working'): print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        yield other.pid
+
+
+def test_a_lock_that_is_held_is_waited_for_with_a_word_and_not_for_ever(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "WARN_AFTER", 0.1)
+    monkeypatch.setattr(cache, "GIVE_UP_AFTER", 0.4)
+    with held(here / "lock") as number:
+        begun = time.monotonic()
+        with (
+            pytest.warns(HeedfulWarning, match=f"waiting for process {number}, which is working and holds .*lock"),
+            pytest.raises(CacheError, match=f"process {number} has been working .* start again when it is done"),
+            cache.locked(here / "lock", "working"),
+        ):
+            pass
+        assert 0.4 <= time.monotonic() - begun < 5
+    with warnings.catch_warnings(action="error"), cache.locked(here / "lock", "working"):
+        assert (here / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_lock_that_becomes_free_is_taken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr(time, "sleep", lambda seconds: taken.append("waited") or os.close(handle))
+    handle = os.open(here / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with cache.locked(here / "lock", "working"):
+        taken.append("held")
+    assert taken == ["waited", "held"]
+
+
+def test_a_holder_that_has_no_number_is_another_process(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "GIVE_UP_AFTER", 0.0)
+    handle = os.open(here / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        with (
+            pytest.raises(CacheError, match="another process has been working"),
+            cache.locked(here / "lock", "working"),
+        ):
+            pass
+    finally:
+        os.close(handle)
