@@ -260,9 +260,9 @@ def predict(
         list[Path] | None, typer.Option(help="Files, or folders of them, to answer; what follows are more.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The folder for the answers to files; one that was begun goes on.")
+        Path | None, typer.Option(help="The folder for answers to files (one begun is resumed), or a file: x.csv.")
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="How these are written: parquet or jsonl.")] = "parquet",
+    form: Annotated[str, typer.Option("--format", help="Of files: parquet, jsonl, csv or conll.")] = "parquet",
     rows: Annotated[int, typer.Option(help="Rows of the input in each part of them.")] = 10_000,
     without_inputs: Annotated[bool, typer.Option("--without-inputs", help="Write them without the input.")] = False,
     assignments: Annotated[

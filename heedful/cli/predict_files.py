@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from heedful.cli.show import clean, duration, note, note_reading, table, write_json
 from heedful.errors import HeedfulError, did_you_mean
 
 if TYPE_CHECKING:
-    from heedful.infer.batch import Progress
+    from heedful.infer.batch import Progress, Summary
     from heedful.infer.engine import Engine
+    from heedful.infer.formats import Format
 
 EVERY = 30.0  # seconds between plain lines
-FORMATS = ("parquet", "jsonl")
+FORMATS = ("parquet", "jsonl", "csv", "conll")
 
 
 def predict_files(
@@ -40,14 +41,17 @@ def predict_files(
     from heedful.data.parts import bare_name
     from heedful.infer.batch import BatchSettings
     from heedful.infer.batch import predict_files as answer
+    from heedful.infer.one_file import parts_folder
+    from heedful.runs.folder import layout_of
     from heedful.runs.reading import settings_and_files
     from heedful.settings import apply
 
-    settings = BatchSettings(rows=rows, format=_format(form), inputs=not without_inputs)
+    settings = BatchSettings(rows=rows, format=_format(form, out), inputs=not without_inputs)
     folder = out or Path(f"{bare_name(files[0].absolute())[0]}-answers")
     first = os.environ.get("RANK", "0") == "0"
     chosen = apply(DataSettings(), assignments)
     trained, names = settings_and_files(run)
+    trained = replace(trained, format=trained.format or layout_of(run))
     usual = as_asked(trained, engine.kind, files, chosen, but=folder, names=names)
     if first and not as_json:
         note_reading(usual)
@@ -56,7 +60,8 @@ def predict_files(
         try:
             done = answer(engine, files, folder, settings, data=data, top_k=top_k, told=told)
         except KeyboardInterrupt:
-            note(f"stopped: what is finished is in {clean(str(folder))}. The same command goes on from there.")
+            parts = parts_folder(folder, settings.format)
+            note(f"stopped: what is finished is in {clean(str(parts))}. The same command goes on from there.")
             raise SystemExit(130) from None
     if not first:
         return
@@ -73,16 +78,24 @@ def predict_files(
             ["answered", f"{done.answered:,}"],
             ["errors", f"{done.errors:,}"],
             ["made here", f"{done.made:,} in {duration(done.seconds)}{speed}"],
-            ["written", f"{quote(str(done.folder))}: {done.parts:,} parts, {done.size / 2**20:,.1f} MiB"],
+            ["written", f"{quote(str(done.folder))}: {_parts(done)}{done.size / 2**20:,.1f} MiB"],
         ]
     )
 
 
-def _format(given: str) -> Literal["parquet", "jsonl"]:
+def _parts(done: Summary) -> str:
+    return f"{done.parts:,} parts, " if done.folder.is_dir() else ""
+
+
+def _format(given: str, out: Path | None) -> Format:
+    """The format that is given, or that a file to write is called by."""
+    suffix = out.suffix.lower().removeprefix(".") if out is not None and not out.is_dir() else ""
+    if given == FORMATS[0] and suffix in FORMATS:
+        given = suffix
     match given:
-        case "parquet" | "jsonl":
+        case "parquet" | "jsonl" | "csv" | "conll":
             return given
-    raise HeedfulError(f'--format is "{given}"{did_you_mean(given, FORMATS)}: use parquet or jsonl')
+    raise HeedfulError(f'--format is "{given}"{did_you_mean(given, FORMATS)}: use one of {", ".join(FORMATS)}')
 
 
 class Told:

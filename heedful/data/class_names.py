@@ -252,6 +252,15 @@ def whole_texts(folder: Path, settings: DataSettings, sieve: Sieve) -> Iterator[
             yield path, text
 
 
+def texts_below(folder: Path) -> Iterator[Path]:
+    """List the files of texts in a folder, and in the folders in it; files beside folders are passed over."""
+    folders, files = _inside(folder)
+    for within in folders:
+        yield from texts_below(within)
+    if not folders:
+        yield from filter(_is_text, files)
+
+
 def whole_text(path: Path, settings: DataSettings, sieve: Sieve) -> str | None:
     """Read a file as one text, without the line ends at its end; None: it is a bad row."""
     try:

@@ -31,7 +31,7 @@ def sentences(file: File, sieve: Sieve, word: int = 1, tag: int = 0, *, header: 
     bad: BadRow | None = None
     for number, text, wrong in all_lines(file):
         line = text.strip(" \t\r\n\v\f") if wrong is None else "?"
-        cells = _cells(line)
+        cells = cells_of(line)
         if not line or cells[0] == BORDER:
             yield from _whole(file, start, words, tags, bad, sieve)
             words, tags, size, bad = [], [], 0, None
@@ -42,7 +42,7 @@ def sentences(file: File, sieve: Sieve, word: int = 1, tag: int = 0, *, header: 
         start = start if words or bad else number
         width = width or (len(cells) if wrong is None and len(cells) > 1 else 0)
         size += len(line)
-        reason = _reason(cells, width, word, tag) if size <= file.longest // 10 else _endless(file)
+        reason = _reason(cells, width, word, tag) if size <= file.longest // 10 else endless(file)
         if wrong is not None or reason:
             bad = bad or wrong or BadRow(file=file.shown, line=number, column="", reason=reason, text=line[:200])
         elif bad is None:
@@ -51,7 +51,7 @@ def sentences(file: File, sieve: Sieve, word: int = 1, tag: int = 0, *, header: 
     yield from _whole(file, start, words, tags, bad, sieve)
 
 
-def _cells(line: str) -> list[str]:
+def cells_of(line: str) -> list[str]:
     """Columns are separated by tabs, else by spaces; other white space belongs to a word."""
     if "\t" in line:
         return [cell.strip(" ") for cell in line.split("\t")]
@@ -68,7 +68,7 @@ def _reason(cells: list[str], width: int, word: int, tag: int) -> str:
     return "" if all((cells[word - 1], cells[tag - 1])) else "has an empty word or tag"
 
 
-def _endless(file: File) -> str:
+def endless(file: File) -> str:
     return f"a sentence of more than {file.longest // 10:,} characters: is a blank line missing between sentences?"
 
 
@@ -82,7 +82,7 @@ def _whole(
 
 
 def _rows(lines: Iterable[str]) -> list[list[str]]:
-    rows = [_cells(line) for each in lines if (line := each.strip(" \t\r\v\f"))]
+    rows = [cells_of(line) for each in lines if (line := each.strip(" \t\r\v\f"))]
     return [cells for cells in rows if cells[0] != BORDER]
 
 

@@ -43,9 +43,15 @@ class CorpusSettings:
             raise HeedfulError(f"shard is {self.shard}, expected a number of characters from 1")
 
 
-def expand(files: Sequence[Path], but: Path | None = None) -> tuple[list[tuple[Path, str]], list[str]]:
-    """Files, and what folders hold of a known kind, sorted, with the names that a plan gives them; of the folder `but`,
-    where results go, nothing."""
+def expand(
+    files: Sequence[Path], but: Path | None = None, known: Sequence[str] = KNOWN
+) -> tuple[list[tuple[Path, str]], list[str]]:
+    """List files, and those in folders that have a known suffix, sorted, with the names that a plan gives them.
+
+    Args:
+        but: the folder of results, in which nothing is listed.
+        known: the suffixes of files in folders.
+    """
     apart = None if but is None else but.resolve()
     found: list[tuple[Path, str]] = []
     said: list[str] = []
@@ -56,12 +62,12 @@ def expand(files: Sequence[Path], but: Path | None = None) -> tuple[list[tuple[P
             continue
         inside = sorted(each for each in path.rglob("*") if each.is_file() and not _hidden(each.relative_to(path)))
         inside = [each for each in inside if apart not in each.resolve().parents]
-        known = [each for each in inside if bare_name(each)[1] in KNOWN]
-        if not known:
-            raise HeedfulError(f"{path}: holds no file of text: {', '.join(KNOWN)}, packed or not")
-        found += [(each, str(each.relative_to(path))) for each in known]
-        if len(known) < len(inside):
-            said.append(f"{path.name}: {len(inside) - len(known)} files of unknown kinds are not used")
+        used = [each for each in inside if bare_name(each)[1] in known]
+        if not used:
+            raise HeedfulError(f"{path}: holds no file of text: {', '.join(known)}, packed or not")
+        found += [(each, str(each.relative_to(path))) for each in used]
+        if len(used) < len(inside):
+            said.append(f"{path.name}: {len(inside) - len(used)} files of unknown kinds are not used")
     if not found:
         raise HeedfulError("no files were given")
     return found, said

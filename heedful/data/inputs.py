@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,12 +12,14 @@ from typing import Any, NamedTuple
 
 from heedful.data.bad import BadRow, CellError, LeaveOut, Sieve, shown
 from heedful.data.carried import carried
+from heedful.data.class_names import LAYOUTS, texts_below
 from heedful.data.columns import Columns, MissingColumnError, Reader, find_columns, has_number, unused
-from heedful.data.documents import Watched, expand
+from heedful.data.documents import KNOWN, Watched, expand
 from heedful.data.examples import Plain
 from heedful.data.fields import filled
 from heedful.data.files import NoRowsError
-from heedful.data.parts import DataSettings, form_of, open_table
+from heedful.data.input_tables import CONLL, open_input
+from heedful.data.parts import SUFFIXES, DataSettings, Format, bare_name, form_of
 from heedful.data.rows import Cells, Table
 from heedful.errors import HeedfulError, did_you_mean
 
@@ -113,6 +116,7 @@ class Row(NamedTuple):
     line: int  # where it begins; in Parquet its number
     cells: Cells | None
     error: str | None
+    path: str = ""  # of the row's own file, where the input is a folder with a text in each file
 
 
 class _Listening(Sieve):
@@ -132,7 +136,8 @@ class Inputs:
     """The rows of one file, as a head of some kind reads them."""
 
     def __init__(self, path: Path, name: str, kind: str, settings: DataSettings) -> None:
-        self.path, self.name = Watched(path), name
+        self.is_folder = os.path.isdir(path)
+        self.path, self.name = (path if self.is_folder else Watched(path)), name
         self.stamp = stamp(path)
         self.size = self.stamp[0]
         self._read, self._ended = 0, False  # rows of Parquet, and whether all of the file is read
@@ -142,13 +147,16 @@ class Inputs:
         self.echo: list[str] = []  # what stands in columns without names
         sieve = _Listening()
         try:
-            self.table = open_table(self.path, settings, sieve)
+            self.table = open_input(self.path, settings, sieve)
         except NoRowsError as error:
             if sieve.heard:
                 raise HeedfulError(f"{path}: no row of it can be read, the first is {sieve.heard[0]}") from None
             self.said = [str(error)]
             return
-        self._ask, columns = find_ask(self.table, kind, settings.columns or {})
+        given = dict(settings.columns or {})
+        if self.table.names == CONLL:
+            given.pop("words", None)  # the number of a column in the file
+        self._ask, columns = find_ask(self.table, kind, given)
         self._reader = Reader(self.table, columns, settings.longest)
         self.roles = tuple(columns.of)
         self.said = [*self.table.said, f"{name}: {columns.said}"]
@@ -158,6 +166,8 @@ class Inputs:
             from pyarrow.parquet import read_metadata
 
             self._count = read_metadata(path).num_rows
+        elif self.is_folder:
+            self._count = sum(1 for _ in texts_below(path))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -186,7 +196,9 @@ class Inputs:
         """How much of it is read, by bytes or by rows."""
         if self._ended:
             return 1.0
-        return self.path.read / max(self.size, 1) if self._count is None else self._read / max(self._count, 1)
+        if self._count is None:
+            return getattr(self.path, "read", 0) / max(self.size, 1)
+        return self._read / max(self._count, 1)
 
     def rows(self) -> Iterator[Row]:
         """All rows in order, bad ones too."""
@@ -198,7 +210,8 @@ class Inputs:
             found = next(source, None)
             for bad in sieve.heard:
                 number += 1
-                yield Row(number, bad.line, None, f"{bad.column}: {bad.reason}" if bad.column else bad.reason)
+                reason = f"{bad.column}: {bad.reason}" if bad.column else bad.reason
+                yield Row(number, bad.line, None, reason, self._within(bad.file))
             sieve.heard.clear()
             if found is None:
                 self._ended = True
@@ -206,7 +219,15 @@ class Inputs:
             number += 1
             self._read = number
             line, cells = found
-            yield Row(number, line, cells, None)
+            path = str(cells["path"]) if self.is_folder and isinstance(cells, dict) else ""
+            yield Row(number, line, cells, None, path)
+
+    def _within(self, file: str) -> str:
+        return str(Path(file).relative_to(self.path)) if self.is_folder else ""
+
+    def place(self, row: Row) -> str:
+        """Name the file that a row comes from."""
+        return f"{self.name}/{row.path}" if row.path else self.name
 
     def ask(self, row: Row) -> tuple[Any, str | None]:
         """The input that a row makes, or why it makes none."""
@@ -227,9 +248,44 @@ def first_cells(table: Table, columns: Columns) -> Iterator[str]:
                 yield f"{role} = column {name}, {shown(first[int(name) - 1])}"
 
 
+def input_files(files: Sequence[Path], form: Format | None, kind: str, but: Path | None) -> list[tuple[Path, str]]:
+    """List files, the files in folders, and folders with a text in each file, with the names that tell them apart.
+
+    Args:
+        form: the format that is set; None: by the names of files.
+        kind: the kind of head; one that tags words reads CoNLL, too.
+        but: the folder of answers, in which nothing is listed.
+    """
+    known = [*KNOWN, *(suffix for suffix, of in SUFFIXES.items() if of == "conll")] if kind == "tokens" else KNOWN
+    found: list[tuple[Path, str]] = []
+    for path in files:
+        if form == "class-files" and os.path.isdir(path) and (texts := list(texts_below(path))):
+            found += [(each, str(each.relative_to(path))) for each in texts]
+        elif not (os.path.isdir(path) and _has_text_files(path, form, known)):
+            found += expand([path], but, known)[0]
+        elif but is not None and path.resolve() in (but.resolve(), *but.resolve().parents):
+            raise HeedfulError(
+                f"{but}: lies in the folder of texts {path}: give a folder for the answers outside of it"
+            )
+        else:
+            found.append((path, path.absolute().name))
+    if not found:
+        raise HeedfulError("no files were given")
+    return found
+
+
+def _has_text_files(folder: Path, form: Format | None, known: Sequence[str]) -> bool:
+    """Whether each file in a folder is one text: it is set so, or no file has a suffix that is known."""
+    if form == "class-folders":
+        return any(True for _ in texts_below(folder))
+    if form is not None or any(bare_name(path)[1] in known for path in folder.rglob("*")):
+        return False
+    return any(True for _ in texts_below(folder))
+
+
 def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, *, but: Path) -> list[Inputs]:
     """Files, and what folders hold of a known kind, by the names that tell them apart; nothing of the folder `but`."""
-    found, _ = expand([Path(file) for file in files], but)
+    found = input_files([Path(file) for file in files], settings.format, kind, but)
     seen: set[Path] = set()
     for path, _ in found:
         if path.resolve() in seen:
@@ -252,8 +308,11 @@ def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, 
 
 
 def stamp(path: Path) -> tuple[int, int]:
-    """Size and time of change of a file."""
+    """Return size and time of change of a file, or of all texts in a folder."""
     try:
+        if os.path.isdir(path):
+            each = [file.stat() for file in texts_below(path)]
+            return sum(one.st_size for one in each), max((one.st_mtime_ns for one in each), default=0)
         found = path.stat()
     except OSError as error:
         raise HeedfulError(f"{path}: cannot be read: {error.strerror}") from None
@@ -279,7 +338,8 @@ def as_asked(
     Columns are those of a table; with roles that are `chosen` anew, those that go together with them. `names` are
     those of the files that the run read; what of its settings holds for other files is up to `carried`.
     """
-    paths = [path for path, _ in expand(files, but)[0]]
+    form = chosen.format or (trained.format if trained.format in LAYOUTS else None)
+    paths = [path for path, _ in input_files(files, form, kind, but)]
     trained = carried(trained, names, paths, chosen)
     if trained.format in ("text", "conll", "squad", "glue"):
         trained = replace(trained, format=None, columns=None)

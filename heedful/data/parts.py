@@ -120,7 +120,7 @@ def open_part(path: Path, kind: type[Example] | None, settings: DataSettings, si
         return _squad(file, kind, settings, said)
     if form == "conll":
         _refuse_kind(file, kind, Tagged, "words with tags")
-        word, tag = (_numbered(file, settings, role, usual) for role, usual in (("words", 1), ("tags", 0)))
+        word, tag = (column_number(file, settings, role, usual) for role, usual in (("words", 1), ("tags", 0)))
         refuse_columns(file.shown, "columns without names", settings, ("words", "tags"))
         header = conll.has_header(head_of(file), word, tag) if settings.header is None else settings.header
         read: Callable[[Sieve], Iterator[Example]] = partial(conll.sentences, file, word=word, tag=tag, header=header)
@@ -318,7 +318,8 @@ def refuse_columns(shown: str, what: str, settings: DataSettings, known: tuple[s
         )
 
 
-def _numbered(file: File, settings: DataSettings, role: str, usual: int) -> int:
+def column_number(file: File, settings: DataSettings, role: str, usual: int) -> int:
+    """Return the number of a column of CoNLL, from 1; 0: the last one."""
     key = (settings.columns or {}).get(role, usual)
     if isinstance(key, str) and key.isdigit():
         key = int(key)

@@ -37,6 +37,26 @@ def questions(file: File, sieve: Sieve) -> Iterator[Question]:
                 yield Question(file=file.shown, line=line, **example)
 
 
+def inputs(file: File, sieve: Sieve) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read the questions of a file with their lines, without answers."""
+    number = 0
+    with json_text(file) as text:
+        for place, line, paragraph in _paragraphs(text):
+            try:
+                context, asked = _text(paragraph, "context"), _list(paragraph, "qas")
+            except CellError as wrong:
+                number += 1
+                _refuse(sieve, file, line, number, place, wrong, paragraph)
+                continue
+            for index, raw in enumerate(asked):
+                number += 1
+                try:
+                    asked_text = _text(raw, "question")
+                    yield line, {"id": str(raw.get("id", "")), "question": asked_text, "context": context}
+                except CellError as wrong:
+                    _refuse(sieve, file, line, number, f"{place}.qas[{index}]", wrong, raw)
+
+
 def _paragraphs(text: JsonText) -> Iterator[tuple[str, int, Any]]:
     """Each paragraph with its place and its line, wherever "data" stands."""
     for key in text.keys():  # noqa: SIM118  # they are walked, not looked up

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from heedful.data.bad import shown
+from heedful.data.class_names import texts_below
+from heedful.data.input_tables import CONLL
 from heedful.data.inputs import Inputs, Row, as_given, open_inputs, stamp
 from heedful.data.parts import DataSettings
 from heedful.durable import raw
@@ -22,7 +24,9 @@ from heedful.infer.each import answers_each, encode_each
 from heedful.infer.engine import Asked, Engine
 from heedful.infer.filled import Filled, opened
 from heedful.infer.formats import Format, Said, json_lines, parquet, schema_of
+from heedful.infer.one_file import join, parts_folder
 from heedful.infer.prepare import dtype_of
+from heedful.infer.text_formats import conll_lines, csv_header, csv_rows
 from heedful.settings import to_mapping
 
 VERSION = 1
@@ -44,6 +48,10 @@ class BatchSettings:
     def __post_init__(self) -> None:
         if self.rows < 1:
             raise HeedfulError(f"rows is {self.rows}: give how many rows a part has, from 1")
+        if self.format == "conll" and not self.inputs:
+            raise HeedfulError(
+                "format is conll, which is the lines of the input with their tags: leave inputs as it is"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +107,9 @@ def predict_files(
     top_k: int = 5,
     told: Callable[[Progress], None] | None = None,
 ) -> Summary:
-    """Answer every row of files, and of folders with files, into parts in the folder `out`.
+    """Answer every row of files, and of folders with files, into parts in the folder `out`, or into one file.
+
+    One file is made where the suffix of `out` is that of the format: .csv, .jsonl or .conll.
 
     Rows that cannot be read or answered get an `error`. The same call goes on where one was stopped or killed, and
     several at once, on machines that share the folder, divide the parts between them; each ends when all is there.
@@ -108,13 +118,18 @@ def predict_files(
     engine = model if isinstance(model, Engine) else Engine(model)
     if top_k < 1:
         raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
-    several = open_inputs([files] if isinstance(files, str | Path) else files, engine.kind, data, but=Path(out))
+    folder = parts_folder(Path(out), settings.format)
+    several = open_inputs([files] if isinstance(files, str | Path) else files, engine.kind, data, but=folder)
+    if settings.format == "conll":
+        _need_conll(several)
     plan = _plan(engine, several, settings, data, top_k)
     stated = tuple(dict.fromkeys(text for each in several for text in (*each.said, *each.echo)))
     try:
-        with opened(Path(out), plan, settings.format) as filled:
+        with opened(folder, plan, settings.format) as filled:
             run = _Run(engine, several, settings, top_k, filled, told)
             found = filled.done() or run.all()
+        if folder != Path(out):
+            join(folder, Path(out), settings.format, run.header)
     except OSError as error:
         raise HeedfulError(
             f"{out}: answers could not be written: {error.strerror or error}. Mend that and give the same command: "
@@ -136,6 +151,14 @@ def predict_files(
         seconds=time.monotonic() - start,
         stated=stated,
     )
+
+
+def _need_conll(several: Sequence[Inputs]) -> None:
+    for inputs in several:
+        if inputs.table is not None and inputs.table.names != CONLL:
+            raise HeedfulError(
+                f"{inputs.path}: is no CoNLL file, to whose lines a column is added: give another format"
+            )
 
 
 # ---------------------------------------------------------------------------------------------------- plan
@@ -180,6 +203,10 @@ def fingerprint(engine: Engine) -> str:
 
 
 def _digest(path: Path) -> str:
+    """SHA-256 of a file, or of the names and hashes of the texts in a folder."""
+    if path.is_dir():
+        names = (f"{each.relative_to(path)} {_digest(each)}\n" for each in texts_below(path))
+        return hashlib.sha256("".join(names).encode(errors="surrogateescape")).hexdigest()
     try:
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -207,7 +234,8 @@ class _Run:
         self._filled, self._told = filled, told
         self._total = 0  # rows of the input, when it was read to its end
         self._begun: tuple[float, float] | None = None  # when the first chunk was taken up, and the share before it
-        self._schema = schema_of(engine, several, inputs=settings.inputs) if settings.format == "parquet" else None
+        fixed = settings.format in ("parquet", "csv")  # formats with the same columns in every row
+        self._schema = schema_of(engine, several, inputs=settings.inputs) if fixed else None
         self._chunk = FEW if engine.kind in WIDE else CHUNK
 
     def all(self) -> dict[str, Any]:
@@ -242,11 +270,21 @@ class _Run:
         """Answer and write one part."""
         tally: dict[str, Any] = {"rows": 0, "answered": 0, "errors": 0, "first_error": "", "left_out": []}
         said = self._said(first, others, tally)
-        inputs = self._settings.inputs
-        data = json_lines(said, inputs=inputs) if self._schema is None else parquet(said, self._schema)
-        self._filled.write(first.part, data, lambda: tally)
+        self._filled.write(first.part, self._written(said), lambda: tally)
         self._filled.release(first.part)
         self.parts += 1
+
+    def _written(self, said: Iterator[list[Said]]) -> Iterator[bytes]:
+        if self._schema is None:
+            if self._settings.format == "conll":
+                return conll_lines(said)
+            return json_lines(said, inputs=self._settings.inputs)
+        return parquet(said, self._schema) if self._settings.format == "parquet" else csv_rows(said, self._schema)
+
+    @property
+    def header(self) -> bytes:
+        """The bytes with which every part begins."""
+        return csv_header(self._schema) if self._settings.format == "csv" and self._schema is not None else b""
 
     def _said(self, chunk: _Chunk, others: Iterator[_Chunk], tally: dict[str, Any]) -> Iterator[list[Said]]:
         while True:
@@ -256,7 +294,7 @@ class _Run:
             for (inputs, row), error in zip(chunk.rows, chunk.errors, strict=True):
                 answer = error or next(answers)
                 cells = None if row.cells is None else inputs.named(row.cells)
-                place = inputs.name, row.number, row.line, cells
+                place = inputs.place(row), row.number, row.line, cells
                 found.append(Said(*place, None, answer) if isinstance(answer, str) else Said(*place, answer, None))
                 _count(tally, found[-1], inputs, self._schema is not None and self._settings.inputs)
             self.rows += len(found)

@@ -19,7 +19,7 @@ from heedful.model.decode import Beam
 from heedful.tasks.base import Answer, label_names
 from heedful.tasks.extract import NO_ANSWER
 
-Format = Literal["parquet", "jsonl"]
+Format = Literal["parquet", "jsonl", "csv", "conll"]
 GROUP = 64_000_000  # bytes of a row group in memory
 PLACES = {"file": pa.string(), "row": pa.int64(), "line": pa.int64()}
 TEXT, NUMBER, WHOLE = pa.string(), pa.float64(), pa.int64()
@@ -52,13 +52,13 @@ def _line(said: Said, inputs: bool) -> bytes:
     found |= said.answer or {}
     found["error"] = said.error
     try:
-        text = json.dumps(found, ensure_ascii=False, allow_nan=False, default=_plain)
+        text = json.dumps(found, ensure_ascii=False, allow_nan=False, default=jsonable)
     except ValueError:  # an input that is not finite
-        text = json.dumps(nulled(found), ensure_ascii=False, allow_nan=False, default=_plain)
+        text = json.dumps(nulled(found), ensure_ascii=False, allow_nan=False, default=jsonable)
     return text.encode(errors="backslashreplace") + b"\n"  # half a surrogate pair becomes \udxxx, as JSON writes it
 
 
-def _plain(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     """What JSON has no form for, of Parquet's columns: times as ISO 8601, bytes as base64, all else as text."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
@@ -155,7 +155,7 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
     """The value itself, or where text is expected and it is none, as JSON."""
     if value is None or isinstance(value, str) or kind != TEXT:
         return value
-    return json.dumps(nulled(value), ensure_ascii=False, allow_nan=False, default=_plain)
+    return json.dumps(nulled(value), ensure_ascii=False, allow_nan=False, default=jsonable)
 
 
 # ---------------------------------------------------------------------------------------------------- schemas

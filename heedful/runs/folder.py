@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 
 import heedful
 from heedful.data import SetAside, Source, escape_cell
+from heedful.data.class_names import LAYOUTS, Layout
 from heedful.device import CPU, device_of, fast_bfloat16
 from heedful.durable import put, remove, sweep, whole
 from heedful.errors import HeedfulError, HeedfulWarning
@@ -263,6 +264,15 @@ def trained_on(run: str | Path, places: Sequence[str]) -> tuple[str, ...]:
     about = read_json(Path(run) / DATA)
     learned = {about["files"][name] for name in about.get("trained_on", ())}
     return tuple(each for each in places if learned and os.path.exists(each) and file_hash(each) in learned)
+
+
+def layout_of(run: str | Path) -> Layout | None:
+    """Return in which layout a run's labels were names of files or folders; None: they were in files."""
+    try:
+        found = read_json(Path(run) / DATA).get("layout")
+    except (OSError, ValueError, AttributeError):  # a model folder that is no run
+        return None
+    return next((layout for layout in LAYOUTS if layout == found), None)
 
 
 def _differences(before: Any, now: Any) -> str:

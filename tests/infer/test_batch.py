@@ -266,8 +266,8 @@ def test_columns_are_found_or_given(single: Engine, folders: dict[str, Path], tm
     with pytest.raises(HeedfulError, match="is given twice"):
         predict_files(single, [one, one], tmp_path / "d")
     (tmp_path / "x.conll").write_text("Ada B-PER\n", encoding="utf-8")
-    with pytest.raises(HeedfulError, match="conll is no table"):
-        predict_files(folders["tag"], tmp_path / "x.conll", tmp_path / "d")
+    with pytest.raises(HeedfulError, match="which column is the text"):
+        predict_files(single, tmp_path / "x.conll", tmp_path / "d")
     assert not (tmp_path / "b").exists() and not (tmp_path / "d").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import torch
 from invented import classified, tune
 
+from heedful.cli import main
+from heedful.data import DataSettings, read
 from heedful.errors import HeedfulError
 from heedful.runs import finetune as module
 from heedful.runs.evaluate import evaluate
@@ -75,6 +78,7 @@ FORMS: dict[str, tuple[Callable[[Path], Given], dict[str, Any], int]] = {  # and
     "imdb": (imdb, {}, 2),
     "news": (news, LATIN_1, 2),
 }
+FOLDERS = {"imdb": "test", "news": "20news-bydate-test"}  # of the texts that are asked
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -89,6 +93,15 @@ def test_published_forms_are_trained_on_and_measured(tmp_path: Path, name: str) 
     measured = evaluate(tmp_path / "run", data, split="train")
     assert len(measured.trained_on) == (2 if name in ("subj", "imdb", "news") else 1)
     assert sum(each.startswith("labels in order") and each.count('"') == 2 * labels for each in about["stated"]) == 1
+    asked = data["test"] if isinstance(data, dict) else data / FOLDERS.get(name, "")
+    with pytest.raises(SystemExit, match="0"):
+        main(["predict", str(tmp_path / "run"), "--file", str(asked), "--out", str(tmp_path / "answers.csv")])
+    with (tmp_path / "answers.csv").open(encoding="utf-8", newline="") as file:
+        answers = list(csv.DictReader(file))
+    assert len(answers) == 40 and not any(row["error"] for row in answers)
+    how = DataSettings(dev=0.0, encoding=settings.get("data.encoding"))
+    texts = {example.texts[0] for example in read(data, settings=how).examples("test" if name != "subj" else "train")}
+    assert {row["input.text"] for row in answers} == texts
     again = tune("classify", data, tmp_path / "run", settings)
     assert again.results == done.results, "the same command finds the same data"
     if name == "imdb":

@@ -1,0 +1,114 @@
+"""Answers as CSV, or as the lines of CoNLL files with a column of predicted tags."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from heedful.data import conll, escape_cell
+from heedful.infer.finite import nulled
+from heedful.infer.formats import PLACES, Said, jsonable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BLANK = " \t\r\n\v\f"
+NONE = "_"  # the tag of a word that has none
+PREDICTED = "predicted"  # the name of the column, where a file has a header
+
+# ---------------------------------------------------------------------------------------------------- CSV
+
+
+def csv_rows(chunks: Iterable[Sequence[Said]], schema: pa.Schema) -> Iterator[bytes]:
+    """Write a header and a row for each answer.
+
+    Columns inside a column have both names ("input.text", "probabilities.good"), lists are JSON, and cells that a
+    spreadsheet would run as a formula get a ' before them.
+    """
+    yield csv_header(schema)
+    columns = _columns(schema)
+    for chunk in chunks:
+        yield _encoded([_cell(_value(said, path)) for _, path in columns] for said in chunk)
+
+
+def csv_header(schema: pa.Schema) -> bytes:
+    """The first line of each CSV file of answers."""
+    return _encoded([[escape_cell(name) for name, _ in _columns(schema)]])
+
+
+def _columns(schema: pa.Schema) -> list[tuple[str, tuple[str, ...]]]:
+    """The name of each column, and the keys that lead to its values."""
+    import pyarrow as pa
+
+    found: list[tuple[str, tuple[str, ...]]] = []
+    for field in schema:
+        if pa.types.is_struct(field.type):
+            found += [(f"{field.name}.{inner.name}", (field.name, inner.name)) for inner in field.type]
+        else:
+            found.append((field.name, (field.name,)))
+    return found
+
+
+def _value(said: Said, path: tuple[str, ...]) -> Any:
+    name, *rest = path
+    if name in (*PLACES, "error"):
+        return getattr(said, name)
+    value: Any = said.cells if name == "input" else (said.answer or {}).get(name)
+    for key in rest:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case str():
+            return escape_cell(value)
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+    return escape_cell(json.dumps(nulled(value), ensure_ascii=False, default=jsonable))
+
+
+def _encoded(rows: Iterable[Sequence[str]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode(errors="backslashreplace")
+
+
+# ---------------------------------------------------------------------------------------------------- CoNLL
+
+
+def conll_lines(chunks: Iterable[Sequence[Said]]) -> Iterator[bytes]:
+    """Write the lines of the input, with the predicted tag at the end of the line of each word.
+
+    A word that could not be answered gets "_", a line between documents O. A sentence that cannot be read and has none
+    after it is left out.
+    """
+    for chunk in chunks:
+        yield "".join(_with_tags(said) for said in chunk).encode(errors="backslashreplace")
+
+
+def _with_tags(said: Said) -> str:
+    cells = said.cells or {}
+    rows = str(cells.get("lines", "")).split("\n")
+    first = [conll.cells_of(row.strip(BLANK)) for row in rows]
+    places = [place for place, row in enumerate(first) if row[0] and row[0] != conll.BORDER]
+    words = (said.answer or {}).get("words", [])
+    own = places[-len(words) :] if words else []
+    tags = {place: word["label"] or NONE for place, word in zip(own, words, strict=True)}
+    for place, row in enumerate(first):
+        if row[0] == conll.BORDER:
+            tags[place] = "O"
+        elif place in places and place not in tags:
+            header = place == places[0] and said.row == 1 and {each.casefold() for each in row} & conll.WORDS
+            tags[place] = PREDICTED if header else NONE
+    for place, tag in tags.items():
+        line, end = rows[place].rstrip("\r"), "\r" if rows[place].endswith("\r") else ""
+        rows[place] = f"{line}\t{tag}{end}" if "\t" in line else f"{line.rstrip(' ')} {tag}{end}"
+    return "\n".join(rows)

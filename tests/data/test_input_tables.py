@@ -1,0 +1,102 @@
+"""Files of labelled forms as inputs: CoNLL and SQuAD without labels, a text in each file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heedful.data import DataSettings, LeaveOut
+from heedful.data.bad import Sieve
+from heedful.data.input_tables import open_input
+from heedful.data.inputs import as_asked, open_inputs
+from heedful.errors import HeedfulError
+
+COLUMNS = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nbad\n\nPeter NNP B-PER\n\n-DOCSTART- -X- O\n\nhere RB O"
+
+
+def cells(path: Path, **settings: Any) -> list[Any]:
+    table = open_input(path, DataSettings(**settings), Sieve(LeaveOut()))
+    return [cells for _, cells in table.rows(Sieve(LeaveOut()))]
+
+
+@pytest.mark.parametrize("name", ["a.conll", "eng.testb", "a.txt"])
+def test_all_lines_of_conll_are_in_the_rows(tmp_path: Path, name: str) -> None:
+    text = COLUMNS.replace("bad\n\n", "")
+    (tmp_path / name).write_text(text)
+    rows = cells(tmp_path / name)
+    assert [row["words"] for row in rows] == [["EU", "rejects"], ["Peter"], ["here"]]
+    assert "".join(row["lines"] for row in rows) == text
+
+
+def test_conll_needs_no_tags(tmp_path: Path) -> None:
+    (tmp_path / "a.conll").write_text("Ada\nhere\n\nPeter\n")
+    assert [row["words"] for row in cells(tmp_path / "a.conll")] == [["Ada", "here"], ["Peter"]]
+    (tmp_path / "a.conll").write_text("1\tAda\n2\there\n\n1\tPeter\n")
+    assert [row["words"] for row in cells(tmp_path / "a.conll", columns={"words": 2})] == [["Ada", "here"], ["Peter"]]
+    (tmp_path / "a.conll").write_text("word tag\nAda B-PER\n\nhere O\n")
+    assert [row["words"] for row in cells(tmp_path / "a.conll")] == [["Ada"], ["here"]]
+
+
+def test_a_bad_sentence_keeps_its_lines_and_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.conll"
+    path.write_text(COLUMNS)
+    (inputs,) = open_inputs([path], "tokens", DataSettings(columns={"words": 2}), but=tmp_path / "out")
+    found = [(row.line, row.error or inputs.ask(row)[0]) for row in inputs.rows()]
+    assert found == [
+        (3, ["NNP", "VBZ"]),
+        (7, "has 1 columns, and the words are in column 2"),
+        (9, ["NNP"]),
+        (13, ["RB"]),
+    ]
+    assert "".join(row.cells["lines"] for row in inputs.rows() if isinstance(row.cells, dict)) == COLUMNS
+    assert any("words in column 2" in each for each in inputs.said)
+
+
+def test_squad_needs_no_answers(tmp_path: Path) -> None:
+    asked = [{"id": "q1", "question": "Who?"}, {"question": "Where?", "answers": []}, {"id": "q3"}]
+    path = tmp_path / "test.json"
+    path.write_text(json.dumps({"data": [{"title": "T", "paragraphs": [{"context": "Ada is here.", "qas": asked}]}]}))
+    (inputs,) = open_inputs([path], "span", DataSettings(), but=tmp_path / "out")
+    found = [row.error or inputs.ask(row)[0] for row in inputs.rows()]
+    assert found == [
+        {"question": "Who?", "context": "Ada is here."},
+        {"question": "Where?", "context": "Ada is here."},
+        "data[0].paragraphs[0].qas[2].question: is missing",
+    ]
+    assert [row["id"] for row in cells(path)] == ["q1", ""]
+
+
+def test_a_text_in_each_file_of_a_folder(tmp_path: Path) -> None:
+    for name, text in {"tea/1": "a\nb\n", "tea/2": "c", "cups/3": "d\0d d d d"}.items():
+        (tmp_path / "news" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "news" / name).write_text(text)
+    (inputs,) = open_inputs([tmp_path / "news"], "classes", DataSettings(), but=tmp_path / "out")
+    assert [(inputs.place(row), row.error or inputs.ask(row)[0]) for row in inputs.rows()] == [
+        ("news/cups/3", "2: holds a NUL character: the file is damaged or no text"),
+        ("news/tea/1", "a\nb"),
+        ("news/tea/2", "c"),
+    ]
+    assert inputs.share == 1.0
+    with pytest.raises(HeedfulError, match="lies in the folder of texts"):
+        open_inputs([tmp_path / "news"], "classes", DataSettings(), but=tmp_path / "news" / "out")
+    (tmp_path / "news" / "a.txt").write_text("a\nb\n")
+    for folder, texts in ((tmp_path / "news" / "tea", ["a\nb", "c"]), (tmp_path / "news" / "tea" / "1", ["a\nb"])):
+        settings = DataSettings(format="class-folders")
+        (inputs,) = open_inputs([folder], "classes", settings, but=tmp_path / "out")
+        assert [inputs.ask(row)[0] for row in inputs.rows()] == texts
+
+
+def test_the_layout_of_a_run_holds_for_folders_and_names_without_a_format(tmp_path: Path) -> None:
+    (tmp_path / "pos").mkdir()
+    (tmp_path / "pos" / "1.txt").write_text("a\nb\n")
+    (tmp_path / "plot.tok").write_text("a\nb\n")
+    (tmp_path / "a.csv").write_text("text\na\n")
+    folders, files = DataSettings(format="class-folders"), DataSettings(format="class-files")
+    assert as_asked(folders, "classes", [tmp_path / "pos"], DataSettings()).format == "class-folders"
+    assert as_asked(folders, "classes", [tmp_path / "a.csv"], DataSettings()).format is None
+    assert as_asked(files, "classes", [tmp_path / "plot.tok"], DataSettings()).format == "class-files"
+    (inputs,) = open_inputs([tmp_path / "plot.tok"], "classes", files, but=tmp_path / "out")
+    assert [inputs.ask(row)[0] for row in inputs.rows()] == ["a", "b"]
