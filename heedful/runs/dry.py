@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from heedful.runs.encoder_advice import reading_notes
 from heedful.runs.finetune import prepare
 from heedful.runs.folder import refuse_other
-from heedful.runs.making import make_task, notes, start
+from heedful.runs.making import make_task, start
 from heedful.runs.timing import memory
 from heedful.train.loop import Minutes, Trainer
 
@@ -79,6 +80,7 @@ def dry_run(
     base = start(settings.start, plan.source, counts, seed, longest, lambda text: None)
     made, loaded = make_task(settings, plan.source, plan.survey, base)
     learned = made.read(plan.source.examples("train"))
+    said = reading_notes(settings, plan.source, plan.survey, made, learned)
     trainer = Trainer(loaded, made, learned.samples, settings.train)
     steps = [trainer.advance() for _ in range(1 + PROBE)][1:]
     speed = sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
@@ -104,7 +106,7 @@ def dry_run(
         memory=memory() + more,
         disk=weights * (models + STATE * (settings.seeds * settings.fit.checkpoints + 1)),
         free=shutil.disk_usage(_existing(folder)).free,
-        notes=(*plan.notes, plan.why, *notes(learned), *_on_gpu(trainer.device)),
+        notes=(*plan.notes, plan.why, *said, *_on_gpu(trainer.device)),
     )
 
 

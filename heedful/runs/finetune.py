@@ -24,6 +24,7 @@ from heedful.native import unused
 from heedful.objectives import Objective, Sample
 from heedful.runs.baseline import BEFORE, scores_before, table_rows
 from heedful.runs.card import write_card
+from heedful.runs.encoder_advice import reading_notes
 from heedful.runs.finetune_checks import calibrates, need_dev, unused_settings
 from heedful.runs.folder import (
     BAD_ROWS,
@@ -38,7 +39,7 @@ from heedful.runs.folder import (
     refuse_other,
     write,
 )
-from heedful.runs.making import make_task, notes, on_split, start
+from heedful.runs.making import make_task, on_split, start
 from heedful.runs.once import once
 from heedful.runs.plots import draw
 from heedful.runs.results import JOURNAL, RESULTS, read_results
@@ -280,7 +281,8 @@ class Run:
         for split in self.measured:
             task.check(self.source.examples(split))
         objective, samples, learned = self._learning(task, loaded, seed)
-        for note in notes(learned):
+        said = reading_notes(settings, self.source, self.survey, task, learned)
+        for note in said:
             self.watch.said(note)
         folder.mkdir(exist_ok=True)
         self._before(task, loaded, folder)
@@ -296,13 +298,13 @@ class Run:
         if fitted.why == "asked":
             return None
         with trainer.whole():
-            found = self._finish(settings, task, loaded, trainer, fitted, learned, folder)
+            found = self._finish(settings, task, loaded, trainer, fitted, learned, said, folder)
         self.ranks.wait()
         return found
 
     def _finish(
         self, settings: FinetuneSettings, task: Task, loaded: Loaded, trainer: Trainer, fitted: Fitted,
-        learned: Read, folder: Path,
+        learned: Read, said: list[str], folder: Path,
     ) -> dict[str, Any]:  # fmt: skip
         """Save what was trained, which no failure in measuring may lose, and measure it."""
         seed, loaded = settings.train.seed, task.answering(loaded)
@@ -318,7 +320,7 @@ class Run:
             "seconds": round(trainer.seconds, 1),
             "splits": {split: self._measured(task, loaded, split, folder) for split in self.measured},
             "scores": loaded.scores,
-            "notes": notes(learned),
+            "notes": said,
         }
         if self.ranks.first:
             found |= self._baseline(task, loaded, trainer, learned, folder)
