@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import math
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
-from itertools import islice, pairwise
+from itertools import islice
 from shlex import quote
-from tokenize import COMMENT, NL, STRING, generate_tokens
 from typing import Any
 
 from heedful.data.bad import CellError, LeaveOut, Sieve, shown
@@ -28,6 +23,8 @@ from heedful.data.examples import (
     Scored,
     Tagged,
 )
+from heedful.data.lists import listed
+from heedful.data.propose import Proposal, is_bare, propose
 from heedful.data.rows import HEAD, Cells, Table
 from heedful.data.squad import whole
 from heedful.errors import HeedfulError, did_you_mean
@@ -93,7 +90,6 @@ SEVERAL = {  # roles that more than one column may have: texts, which are joined
     *("text", "pair", "question", "context", "source", "target", "a", "b", "prompt", "ask"),
     *("labels", "words", "candidates"),
 }
-LIST = re.compile(r"""\[(\s*["'\d[\]-]|.*,)""", re.DOTALL)  # how one begins in a cell of text
 SEPARATOR = "|"  # between labels, words or candidates of one cell
 
 
@@ -116,11 +112,15 @@ class Columns:
     kind: type[Example]
     of: Mapping[str, tuple[str, ...]]
     unused: tuple[str, ...]
+    proposed: tuple[str, ...] = ()  # roles whose columns were found by what is in them
 
     @property
     def said(self) -> str:
         """In words."""
         text = "columns: " + ", ".join(f"{role}={' + '.join(map(_said, names))}" for role, names in self.of.items())
+        if self.proposed:
+            give = " and ".join(f"columns.{role}=NUMBER" for role in self.proposed)
+            text += f", by what is in their cells; {give} takes others"
         return text + (f"; not used: {', '.join(map(_said, self.unused[:20]))}" if self.unused else "")
 
 
@@ -163,6 +163,8 @@ def resolve(table: Table, kind: type[Example] | None, given: Given) -> Columns:
     if not guesses:
         raise HeedfulError(f"columns {', '.join(given)}: no kind of example has all of them")
     for guess in guesses:
+        if guess is Plain and not given and is_bare(table) and len(table.names) > 1:
+            continue  # one of its columns is likely to be a label
         try:
             found = _resolve(table, guess, given)
         except MissingColumnError:
@@ -170,7 +172,7 @@ def resolve(table: Table, kind: type[Example] | None, given: Given) -> Columns:
         else:
             if guess is not MultiLabelled or not isinstance(table.first, dict) or _is_list(table, found, "labels"):
                 return found
-    raise _missing(table, "text")
+    raise _missing(table, "text", None if given else propose(table, ("text", "label")))
 
 
 def _is_list(table: Table, columns: Columns, role: str) -> bool:
@@ -182,7 +184,7 @@ def _resolve(table: Table, kind: type[Example], given: Given) -> Columns:
     found = find_columns(table, *ROLES[kind], given)
     if kind is Choices and not {"prompt", "ask"} & set(found):
         raise _missing(table, "prompt")
-    columns = Columns(kind=kind, of=found, unused=unused(table, found))
+    columns = Columns(kind=kind, of=found, unused=unused(table, found), proposed=proposed(table, found, given))
     if kind is Pair and "score" not in {*found, *given}:
         _refuse_verdict(table, columns.unused)
     return columns
@@ -220,10 +222,14 @@ def find_columns(
             )
     found: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
+    lacking = [role for role in needed if role not in chosen]
+    proposal = propose(table, lacking, [name for names in chosen.values() for name in names]) if lacking else None
+    if proposal is not None:
+        chosen |= proposal.sure
     for role in roles:
         names = chosen[role] if role in chosen else _by_name(table, role, taken)
         if not names and role in needed:
-            raise _missing(table, role)
+            raise _missing(table, role, proposal)
         if len(names) > 1 and role not in given and not NUMBERED.fullmatch(names[0]):
             raise _AmbiguousError(
                 f"{table.shown}: {' and '.join(map(shown, names))} could each be the {role}: "
@@ -239,6 +245,11 @@ def unused(table: Table, found: Mapping[str, tuple[str, ...]]) -> tuple[str, ...
     """The columns that have no role."""
     taken = {name for names in found.values() for name in names}
     return tuple(name for name in table.names if name not in taken)
+
+
+def proposed(table: Table, found: Mapping[str, tuple[str, ...]], given: Given) -> tuple[str, ...]:
+    """The roles that were neither given nor named by a header."""
+    return tuple(role for role in found if role not in given) if is_bare(table) else ()
 
 
 def _by_name(table: Table, role: str, taken: set[str]) -> tuple[str, ...]:
@@ -291,15 +302,15 @@ def _given(table: Table, given: Key | Sequence[Key]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _missing(table: Table, role: str) -> MissingColumnError:
+def _missing(table: Table, role: str, proposal: Proposal | None = None) -> MissingColumnError:
     which = f"{table.shown}: which column is the {role}?"
-    if isinstance(table.first, list) and table.names[:1] == ("1",):
-        cells = ", ".join(map(shown, table.first[:5]))
-        return MissingColumnError(
-            f"{which} There is no header that is understood; a row is {cells}. "
-            f"Say {column(role, 'NUMBER')} (from 1), or NAME instead if its first row is a header",
-            role,
-        )
+    if is_bare(table):
+        if proposal is not None and proposal.doubt:
+            return MissingColumnError(f"{which} {proposal.doubt}", role)
+        cells = ", ".join(map(shown, [*table.first][:5]))
+        say = f"Say {column(role, 'NUMBER')} (from 1)"
+        looks = str(proposal or "") or f"{say}, or NAME instead if its first row is a header"
+        return MissingColumnError(f"{which} There is no header that is understood; a row is {cells}. {looks}", role)
     known, names = " or ".join(map(shown, NAMES[role][:3])), ", ".join(map(shown, table.names[:20]))
     return MissingColumnError(
         f"{which} None is called {known} or the like: say {column(role, 'NAME')}, one of {names}", role
@@ -406,36 +417,3 @@ class Reader:
         except (TypeError, ValueError, OverflowError):
             raise CellError(name, f"is {shown(value)}, expected a number") from None
         return found
-
-
-def listed(value: Any, name: str) -> Any:
-    """The list that a cell of text holds between brackets, as JSON or as Python writes it; any other value as it is.
-
-    >>> listed('["B-ORG", "O"]', "tags"), listed("['B-ORG', 'O']", "tags"), listed("B-ORG O", "tags")
-    (['B-ORG', 'O'], ['B-ORG', 'O'], 'B-ORG O')
-    >>> listed("[ Applause ]", "words")
-    '[ Applause ]'
-    """
-    text = value.strip() if isinstance(value, str) else ""
-    if not LIST.match(text) or text[-1] != "]":
-        return value
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        with warnings.catch_warnings(action="error"):  # of escapes that mean nothing
-            found = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        found = None
-    if found is None or any(not isinstance(each, str | int | float) for each in found) or _runs_on(text):
-        raise CellError(
-            name, f'is {shown(value)}, which looks like a list and is none: write it as JSON, like ["one", "two"]'
-        )
-    return found
-
-
-def _runs_on(text: str) -> bool:
-    """Whether texts follow each other without a comma, as NumPy writes them; Python would make one of them."""
-    tokens = [token for token in generate_tokens(StringIO(text).readline) if token.type not in (NL, COMMENT)]
-    return any(one.type == two.type == STRING for one, two in pairwise(tokens))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from heedful.data.bad import BadRow, CellError, Sieve, shown
-from heedful.data.columns import SEPARATOR, Columns, Reader, listed
+from heedful.data.columns import SEPARATOR, Columns, Reader
 from heedful.data.examples import (
     Choices,
     Example,
@@ -20,6 +20,7 @@ from heedful.data.examples import (
     Scored,
     Tagged,
 )
+from heedful.data.lists import listed
 from heedful.data.rows import Cells, Table
 from heedful.data.squad import spans_of
 

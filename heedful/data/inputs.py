@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from heedful.data.bad import BadRow, CellError, LeaveOut, Sieve, shown
 from heedful.data.carried import carried
 from heedful.data.class_names import LAYOUTS, texts_below
-from heedful.data.columns import Columns, MissingColumnError, Reader, find_columns, has_number, unused
+from heedful.data.columns import Columns, MissingColumnError, Reader, find_columns, has_number, proposed, unused
 from heedful.data.documents import KNOWN, Watched, expand
 from heedful.data.examples import Plain
 from heedful.data.fields import filled
@@ -102,7 +102,8 @@ def find_ask(table: Table, kind: str, given: Any) -> tuple[Ask, Columns]:
             if ask is asks[-1]:
                 raise
         else:
-            return ask, Columns(kind=Plain, of=found, unused=unused(table, found))
+            by_cells = proposed(table, found, given)
+            return ask, Columns(kind=Plain, of=found, unused=unused(table, found), proposed=by_cells)
     raise AssertionError
 
 

@@ -1,0 +1,87 @@
+"""Files without a header: columns are taken where what is in them leaves no doubt, else proposed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heedful.data import DataSettings, Labelled, Plain, Scored, read
+from heedful.data.inputs import open_inputs
+from heedful.errors import HeedfulError
+
+MESSAGES = "ham,see you at the door\nspam,win a prize now\nham,is it open today\nspam,a free prize\nham,it rains\n"
+NEWS = "".join(f'"{number % 4 + 1}","title number {number}","a longer text of news {number}"\n' for number in range(12))
+
+
+def opened(path: Path, data: str, kind: Any = None, **settings: Any) -> Any:
+    path.write_text(data, encoding="utf-8")
+    return read(path, kind, DataSettings(dev=0.0, **settings))
+
+
+@pytest.mark.parametrize("kind", [None, Labelled])
+def test_a_label_and_a_text_are_taken_and_echoed(tmp_path: Path, kind: Any) -> None:
+    source = opened(tmp_path / "a.csv", MESSAGES, kind)
+    assert next(source.examples("train")) == Labelled(label="ham", text="see you at the door")
+    (said,) = (each for each in source.stated if each.startswith("columns:"))
+    assert said.startswith("columns: text=column 2, label=column 1, by what is in their cells; columns.text=NUMBER and")
+    numbered = "".join(f"{number},{line}\n" for number, line in enumerate(MESSAGES.splitlines(), start=1))
+    source = opened(tmp_path / "b.csv", numbered, kind)
+    assert next(source.examples("train")).label == "ham" and any("not used: column 1" in each for each in source.stated)
+    tabs = opened(tmp_path / "SMSSpamCollection", MESSAGES.replace(",", "\t"), kind)
+    assert next(tabs.examples("train")) == next(source.examples("train"))
+
+
+def test_several_texts_are_proposed_in_one_message(tmp_path: Path) -> None:
+    what = (
+        r"There is no header .* Columns 2, 3 look like the text and column 1 looks like the label \(4 values\): "
+        r"say --set 'columns\.text=\[2, 3\]' \(joined\) --set columns\.label=1"
+    )
+    with pytest.raises(HeedfulError, match=what):
+        opened(tmp_path / "a.csv", NEWS, Labelled)
+    with pytest.raises(HeedfulError, match=what):
+        opened(tmp_path / "a.csv", NEWS)
+    source = opened(tmp_path / "a.csv", NEWS, Labelled, columns={"text": (2, 3)})
+    assert next(source.examples("train")) == Labelled(label="1", text="title number 0 a longer text of news 0")
+    source = opened(tmp_path / "a.csv", NEWS, Labelled, columns={"text": 3, "label": 1})
+    assert not any("by what is in" in each for each in source.stated)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "Klasse,Kommentar\n" + MESSAGES,
+        "Kommentar\tKlasse\n" + "".join(f"a text of number {n}\t{n % 2}\n" for n in range(9)),
+        "Wert,Kommentar\n" + "".join(f"{n * n}.5,a text of number {n}\n" for n in range(9)),
+    ],
+)
+def test_a_first_row_that_may_be_a_header_is_asked_about(tmp_path: Path, data: str) -> None:
+    path, kind = tmp_path / ("a.tsv" if "\t" in data else "a.csv"), Scored if "Wert" in data else Labelled
+    with pytest.raises(HeedfulError, match=r"The first row, .* may name the columns: say --set header=true if it does"):
+        opened(path, data, kind)
+
+
+def test_scores_and_texts_alone(tmp_path: Path) -> None:
+    rows = "".join(f"{n},a text of number {n},{n % 7}.5\n" for n in range(20))
+    assert next(opened(tmp_path / "a.csv", rows, Scored).examples("train")) == Scored(
+        score=0.5, text="a text of number 0"
+    )
+    rows = "".join(f"a text of number {n}\n" for n in range(5))
+    assert next(opened(tmp_path / "b.csv", rows, Plain).examples("train")) == Plain(text="a text of number 0")
+    with pytest.raises(HeedfulError, match=r"a row is \"a\", \"1\". Say --set columns"):
+        opened(tmp_path / "c.csv", "a,1\nb,2\n", Labelled)
+
+
+def test_the_text_is_found_where_no_label_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(MESSAGES)
+    (inputs,) = open_inputs([tmp_path / "a.csv"], "classes", DataSettings(), but=tmp_path / "out")
+    assert [inputs.ask(row)[0] for row in inputs.rows()][:2] == ["see you at the door", "win a prize now"]
+    assert any("text=column 2, by what is in their cells" in each for each in inputs.said)
+
+
+def test_a_test_file_without_labels_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(MESSAGES)
+    (tmp_path / "test.csv").write_text("see you at the door\nwin a prize\nit rains again\nit is open today\n")
+    source = read(tmp_path, Labelled, DataSettings(dev=0.0))
+    assert source.splits == ("train",) and "test: has no label, so it is left out" in source.stated
