@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import shlex
-import shutil
 import stat
 import time
 import warnings
@@ -20,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from heedful.durable import temporary, whole
+from heedful.durable import sweep, whole
 from heedful.errors import HeedfulError, HeedfulWarning
 
 VARIABLE = "HEEDFUL_CACHE"
@@ -141,7 +140,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
     return handle
 
 
-# -- files and folders in it --------------------------------------------------------------------------------------
+# -- files in it -------------------------------------------------------------------------------------------------
 
 
 def read(path: Path) -> bytes:
@@ -153,23 +152,10 @@ def read(path: Path) -> bytes:
 def write(path: Path, data: bytes) -> None:
     """Write a file of the cache that only this user can read; it appears whole."""
     make_folder(path.parent)
+    sweep(path.parent, path.name)  # what a process that was killed left
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with whole(path) as part, open(os.open(part, flags, 0o600), "wb") as file:
         file.write(data)
-
-
-@contextmanager
-def private_folder(target: Path) -> Iterator[Path]:
-    """Make a temporary folder beside a target that only this user can enter; it is removed at the end.
-
-    `durable.sweep` knows the name, for one whose process was killed.
-    """
-    part = temporary(target)
-    part.mkdir(0o700)
-    try:
-        yield part
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 # -- locks --------------------------------------------------------------------------------------------------------

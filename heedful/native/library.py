@@ -28,10 +28,10 @@ from typing import Any
 import torch
 
 from heedful import cache
-from heedful.durable import sweep, sync
+from heedful.durable import sweep, sync, temporary
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.native.check import wrong
-from heedful.native.processes import process_group
+from heedful.native.processes import Start, workshop
 
 OFF = "HEEDFUL_KERNELS"  # "off": they are not used
 COMPILERS = ("g++", "c++")  # with GNU's OpenMP, whose threads PyTorch has too
@@ -211,13 +211,14 @@ def _is_whole(held: bytes) -> bool:
 
 def _compile(given: list[str], flags: tuple[str, ...], path: Path, *, verify: bool) -> None:
     """Compile each source by a process of its own, and link all into one file that appears whole."""
-    sweep(path.parent, path.name)  # what a build that was killed left
-    with cache.private_folder(path) as scratch:
+    sweep(path.parent, path.name)  # what was left when the machine stopped in a build
+    scratch = temporary(path)
+    with workshop(scratch) as start:
         files = [(each, scratch / f"{each.stem}.o") for each in sources() if each.suffix == ".cpp"]
-        _run_all(given, [[*flags, "-c", str(source), "-o", str(target)] for source, target in files], scratch)
+        _run_all(given, [[*flags, "-c", str(source), "-o", str(target)] for source, target in files], start)
         linking = [each for each in flags if each.startswith("-fsanitize")]
         made = scratch / path.name
-        _run_all(given, [["-shared", *linking, *(str(target) for _, target in files), "-o", str(made)]], scratch)
+        _run_all(given, [["-shared", *linking, *(str(target) for _, target in files), "-o", str(made)]], start)
         if not made.is_file():
             raise HeedfulError(f"{shlex.join(given)} could not build the kernels: it wrote no library")
         held = made.read_bytes()
@@ -239,16 +240,15 @@ def _verify(made: Path, given: list[str]) -> None:
         raise HeedfulError(f"what {shlex.join(given)} built computes wrongly here: {off}")
 
 
-def _run_all(given: list[str], words: list[list[str]], scratch: Path) -> None:
-    """Run the compiler with each of these arguments, all at once; none goes on after the first that fails."""
+def _run_all(given: list[str], words: list[list[str]], start: Start) -> None:
+    """Run the compiler with each of these arguments, all at once, and raise HeedfulError at the first that fails."""
     ended = time.monotonic() + SECONDS
-    with process_group(scratch) as start:
-        for each in [start([*given, *more]) for more in words]:
-            _, said = each.communicate(timeout=max(0.0, ended - time.monotonic()))
-            if each.returncode:
-                told = next((line for line in said.decode(errors="replace").splitlines() if "error" in line), "")
-                told = told or f"status {each.returncode}"
-                raise HeedfulError(f"{shlex.join(given)} could not build the kernels: {told}")
+    for each in [start([*given, *more]) for more in words]:
+        _, said = each.communicate(timeout=max(0.0, ended - time.monotonic()))
+        if each.returncode:
+            told = next((line for line in said.decode(errors="replace").splitlines() if "error" in line), "")
+            told = told or f"status {each.returncode}"
+            raise HeedfulError(f"{shlex.join(given)} could not build the kernels: {told}")
 
 
 def load(path: Path) -> Kernels:

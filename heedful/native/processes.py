@@ -1,8 +1,9 @@
-"""Commands that end with this process, however it ends, and what they wrote is removed."""
+"""A private folder, and commands that run in it: however this process ends, they end too, and the folder is removed."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -17,12 +18,12 @@ _GUARD = 'read -r _; kill -s KILL -- "-$1"; rm -rf -- "$2" || { sleep 1; rm -rf 
 
 
 @contextmanager
-def process_group(scratch: Path) -> Iterator[Start]:
-    """Yield a function that starts a command; at the end all of them and their children are killed.
+def workshop(folder: Path) -> Iterator[Start]:
+    """Make a folder that only this user can enter, and yield a function that starts commands, with it as their TMPDIR.
 
-    They are one process group. A shell watches a pipe that this process alone holds open. If this process dies, by
-    whatever signal, the pipe closes, and the shell kills the group and removes the folder `scratch`, which is their
-    TMPDIR. Their standard error is a pipe.
+    At the end the commands and their children are killed, and the folder is removed. They are one process group. A
+    shell watches a pipe that this process alone holds open: if this process dies, by whatever signal, the pipe closes,
+    and the shell does the same. The standard error of a command is a pipe.
     """
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     started: list[subprocess.Popen[bytes]] = []
@@ -30,9 +31,9 @@ def process_group(scratch: Path) -> Iterator[Start]:
     try:
         leader = subprocess.Popen(["sh", "-c", "read -r _"], stdin=ends, process_group=0, **quiet)
         started.append(leader)
-        words = ["sh", "-c", _GUARD, "guard", str(leader.pid), str(scratch)]
-        guard = subprocess.Popen(words, stdin=ends, process_group=0, **quiet)
-        started.append(guard)
+        words = ["sh", "-c", _GUARD, "guard", str(leader.pid), str(folder)]
+        started.append(subprocess.Popen(words, stdin=ends, process_group=0, **quiet))
+        folder.mkdir(0o700)
 
         def start(command: list[str]) -> subprocess.Popen[bytes]:
             started.append(
@@ -42,21 +43,25 @@ def process_group(scratch: Path) -> Iterator[Start]:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
                     process_group=leader.pid,
-                    env={**os.environ, "TMPDIR": str(scratch)},
+                    env={**os.environ, "TMPDIR": str(folder)},
                 )
             )
             return started[-1]
 
         yield start
     finally:
-        # The leader is waited for last: until then no other group can have its number.
+        # The guard ends when nothing is left to guard. The leader is waited for last: until then no other group can
+        # have its number.
         if started:
             with suppress(ProcessLookupError):
                 os.killpg(started[0].pid, signal.SIGKILL)
-        for each in reversed(started):
-            each.kill()
+        for each in started[2:]:
             each.wait()
             if each.stderr is not None:
                 each.stderr.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        for each in reversed(started[:2]):
+            each.kill()
+            each.wait()
         os.close(ends)
         os.close(held)
