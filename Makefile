@@ -1,15 +1,15 @@
-# make quickstart | test | test-slow | check | clean
+# make quickstart | test | test-slow | check | sbom | clean
 #
 # PYTHON       the Python that .venv is made from (3.11 or newer)
 # TORCH        what pip installs first; a CPU build of the same version satisfies it
-# CONSTRAINTS  a pip constraints file, if any
+# CONSTRAINTS  a pip constraints file, if any: constraints.txt has the versions that the tests passed with
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 CONSTRAINTS ?=
 
 PIP = .venv/bin/python -m pip --disable-pip-version-check install $(if $(CONSTRAINTS),-c "$(CONSTRAINTS)")
 
-.PHONY: quickstart test test-slow check clean
+.PHONY: quickstart test test-slow check sbom clean
 .DELETE_ON_ERROR:
 
 quickstart: .venv/.installed
@@ -23,6 +23,11 @@ test-slow: .venv/.installed-dev
 
 check: .venv/.installed-dev
 	scripts/check
+
+# What Heedful runs with, as CycloneDX JSON.
+sbom: .venv/.installed-dev
+	@mkdir -p dist
+	.venv/bin/python scripts/sbom.py > dist/heedful.cdx.json
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 import tomllib
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import heedful
 
@@ -85,9 +89,63 @@ def test_what_the_source_archive_names_is_there() -> None:
     assert [name for name in build["targets"]["sdist"]["include"] if not (ROOT / name[1:]).exists()] == []
 
 
-@pytest.mark.parametrize("target", ["quickstart", "test", "test-slow", "check", "clean"])
+@pytest.mark.parametrize("target", ["quickstart", "test", "test-slow", "check", "sbom", "clean"])
 def test_makefile(target: str) -> None:
     assert run("make", "-n", target)
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+KNOWN_VULNERABLE = {  # the newest version with a known vulnerability
+    "h11": "0.14.0",
+    "onnx": "1.20.1",
+    "orjson": "3.11.5",
+    "pyarrow": "23.0.0",
+    "ray": "2.54.0",
+    "starlette": "0.49.0",
+    "torch": "2.9.1",
+}
+
+
+def requirements(*extras: str) -> list[Requirement]:
+    """The requirements in pyproject.toml, and those of extras."""
+    lines = [line for extra in extras for line in PROJECT["optional-dependencies"][extra]]
+    return [Requirement(line) for line in [*PROJECT["dependencies"], *lines]]
+
+
+def test_lower_bounds_are_above_known_vulnerabilities() -> None:
+    every = requirements(*PROJECT["optional-dependencies"])
+    for name, newest in KNOWN_VULNERABLE.items():
+        found = [each for each in every if each.name == name]
+        assert found and not any(each.specifier.contains(newest) for each in found), name
+
+
+def test_constraints_satisfy_every_requirement() -> None:
+    lines = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1] != "#"]
+    pinned = {canonicalize_name(each.name): next(iter(each.specifier)) for each in lines}
+    assert all(each.operator == "==" for each in pinned.values())
+    assert pinned["torch"].version == "2.13.0" and len(pinned) == len(lines)
+    for each in requirements("serve", "export", "translate", "notebook", "test", "dev"):
+        if each.name != "heedful":
+            assert each.specifier.contains(pinned[canonicalize_name(each.name)].version), each
+
+
+def test_the_bill_of_materials_lists_what_heedful_runs_with() -> None:
+    document = run(sys.executable, "scripts/sbom.py")
+    made = json.loads(document)
+    assert (made["bomFormat"], made["specVersion"]) == ("CycloneDX", "1.6")
+    assert made["metadata"]["component"]["purl"] == f"pkg:pypi/heedful@{heedful.__version__}"
+    found = {each["name"]: each for each in made["components"]}
+    for each in requirements():
+        assert found[canonicalize_name(each.name)]["scope"] == "required"
+    for each in requirements("serve", "export"):
+        assert found[canonicalize_name(each.name)]["version"] == version(each.name)
+    assert found["uvicorn"]["scope"] == "optional"
+    assert {"pillow", "httpcore2"} & found.keys(), "those of dependencies too"
+    assert not {"pytest", "mypy", "ruff", "heedful"} & found.keys()
+    refs = {"heedful", *(each["bom-ref"] for each in made["components"])}
+    assert {each["ref"] for each in made["dependencies"]} == refs
+    assert all(set(each["dependsOn"]) <= refs for each in made["dependencies"])
+    assert document == run(sys.executable, "scripts/sbom.py")
 
 
 @pytest.mark.parametrize("script", ["scripts/check", "scripts/test", "scripts/fmt", ".ci/run"])
