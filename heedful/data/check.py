@@ -174,7 +174,7 @@ def label_doubt(labels: Mapping[str, int], examples: int) -> str:
     """Say why the labels of train look like ids or texts, or return "".
 
     Args:
-        labels: how often each label stands in train.
+        labels: the number of examples of each label in train.
         examples: the number of examples in all splits.
     """
     count = sum(each > 0 for each in labels.values())

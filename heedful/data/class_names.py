@@ -108,6 +108,11 @@ def _is_text(file: Path) -> bool:
     return SUFFIXES.get(bare_name(file)[1]) in (None, "text")
 
 
+def has_plain_name(file: Path) -> bool:
+    """Whether a file has a suffix of plain text, or none at all."""
+    return not file.suffix or (bool(bare_name(file)[1]) and _is_text(file))
+
+
 def _is_plain(files: Mapping[str, Sequence[Path]]) -> bool:
     """Whether the first file of each split has neither labels, nor columns, nor tags of its own."""
     for several in files.values():
@@ -132,7 +137,9 @@ def _of_folders(paths: Mapping[str, list[Path]], settings: DataSettings) -> Clas
             splits[split] = [(folder.absolute().name, folder) for folder in folders]
             continue
         for within, beside in inside.values():
-            classes = [each for each in within if each.name.casefold() not in UNLABELLED and _holds_texts(each)]
+            classes = [
+                each for each in within if each.name.casefold() not in UNLABELLED and _holds_texts(each, settings)
+            ]
             if classes and settings.format != "class-files":
                 splits.setdefault(split, []).extend((each.name, each) for each in classes)
                 said += _unused([each for each in (*within, *beside) if each not in classes])
@@ -143,18 +150,26 @@ def _of_folders(paths: Mapping[str, list[Path]], settings: DataSettings) -> Clas
         return ClassPlaces(layout="class-folders", splits=splits, said=tuple(said))
     if splits or not all(files.values()) or not files:
         return None
-    if settings.format is None and (any(len(each) < 2 for each in files.values()) or not _is_plain(files)):
+    if settings.format is None and (any(len(each) < 2 for each in files.values()) or not _are_alike(files)):
         return None
     return ClassPlaces(layout="class-files", splits=_by_file(files), said=tuple(said))
 
 
-def _holds_texts(folder: Path) -> bool:
-    """Whether the first file in a folder is called like a text."""
+def _are_alike(files: Mapping[str, list[Path]]) -> bool:
+    """Whether the files of a folder are plain texts, and have the suffix of text or words of their names in common."""
+    names = [_words(bare_name(path)[0]) for several in files.values() for path in several]
+    common = _shared(names) + _shared([name[::-1] for name in names])
+    suffixes = {bare_name(path)[1] for several in files.values() for path in several}
+    return (common > 0 or "" not in suffixes) and _is_plain(files)
+
+
+def _holds_texts(folder: Path, settings: DataSettings) -> bool:
+    """Whether the first file in a folder is called like a text; any name will do where the format is set."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if not entry.name.startswith(".") and entry.is_file():
-                    return _is_text(Path(entry.path))
+                    return (_is_text if settings.format else has_plain_name)(Path(entry.path))
     except OSError as error:
         raise HeedfulError(f"{folder}: cannot be read: {error.strerror}") from None
     return False
@@ -252,11 +267,16 @@ def whole_texts(folder: Path, settings: DataSettings, sieve: Sieve) -> Iterator[
             yield path, text
 
 
-def texts_below(folder: Path) -> Iterator[Path]:
-    """List the files of texts in a folder, and in the folders in it; files beside folders are passed over."""
+def texts_below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """List the files of texts in a folder, and in the folders in it; files beside folders are passed over.
+
+    A link to a folder that it lies in is passed over, too.
+    """
+    if (real := folder.resolve()) in above:
+        return
     folders, files = _inside(folder)
     for within in folders:
-        yield from texts_below(within)
+        yield from texts_below(within, (*above, real))
     if not folders:
         yield from filter(_is_text, files)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from heedful.data.bad import BadRow, CellError, LeaveOut, Sieve, shown
 from heedful.data.carried import carried
-from heedful.data.class_names import LAYOUTS, texts_below
+from heedful.data.class_names import LAYOUTS, has_plain_name, texts_below
 from heedful.data.columns import Columns, MissingColumnError, Reader, find_columns, has_number, proposed, unused
 from heedful.data.documents import KNOWN, Watched, expand
 from heedful.data.examples import Plain
@@ -281,7 +281,7 @@ def _has_text_files(folder: Path, form: Format | None, known: Sequence[str]) -> 
         return any(True for _ in texts_below(folder))
     if form is not None or any(bare_name(path)[1] in known for path in folder.rglob("*")):
         return False
-    return any(True for _ in texts_below(folder))
+    return has_plain_name(next(texts_below(folder), Path("none.unknown")))
 
 
 def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, *, but: Path) -> list[Inputs]:

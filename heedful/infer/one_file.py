@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ def parts_folder(out: Path, form: str) -> Path:
         return out
     if out.exists():
         raise HeedfulError(f"{out}: exists already: give another file, or remove it")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise HeedfulError(f"{out}: one file is written by one process: give a folder, in which several share the work")
     return out.with_name(f"{out.name}.parts")
 
 

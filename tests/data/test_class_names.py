@@ -170,6 +170,16 @@ def test_what_is_no_folder_of_classes_keeps_its_message(tmp_path: Path) -> None:
             read(written(folder, files), None, PLAIN)
 
 
+def test_a_folder_of_a_project_is_no_data(tmp_path: Path) -> None:
+    code = {"src/a.py": "a", "tests/b.py": "b", "Makefile": "all:", "setup.toml": "x"}
+    with pytest.raises(HeedfulError, match="say --set format=class-folders or class-files"):
+        read(written(tmp_path / "a", code), None, PLAIN)
+    assert read(tmp_path / "a", None, DataSettings(format="class-folders", dev=0.0)).labels == ("src", "tests")
+    assert read(tmp_path / "a", None, DataSettings(format="class-files", dev=0.0)).labels == ("Makefile", "setup.toml")
+    mail = written(tmp_path / "b", {"spam/0001.7c5": "a", "ham/0002.8d6": "b"})
+    assert read(mail, None, DataSettings(format="class-folders", dev=0.0)).labels == ("ham", "spam")
+
+
 def test_files_for_splits_go_before_folders(tmp_path: Path) -> None:
     folder = written(tmp_path / "a", {"train.csv": "text,label\na,x\n", "x/1.txt": "b", "y/1.txt": "c"})
     assert rows(read(folder, None, PLAIN)) == [("x", "a")]

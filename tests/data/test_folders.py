@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from heedful.data import DataSettings, Tagged, read
 from heedful.data.folders import spoken
 
 
@@ -34,3 +35,11 @@ from heedful.data.folders import spoken
 )
 def test_split_names_are_words_of_the_file_name(name: str, split: str) -> None:
     assert spoken(Path(name))[0] == split
+
+
+def test_wnut_as_published(tmp_path: Path) -> None:
+    for name in ("wnut17train.conll", "emerging.dev.conll", "emerging.test.annotated"):
+        (tmp_path / name).write_text("Ada\tB-person\nhere\tO\n\n")
+    source = read(tmp_path, Tagged, DataSettings(dev=0.0))
+    assert source.splits == ("train", "dev", "test")
+    assert [len(list(source.examples(split))) for split in source.splits] == [1, 1, 1]

@@ -10,6 +10,7 @@ import pytest
 
 from heedful.data import DataSettings, LeaveOut
 from heedful.data.bad import Sieve
+from heedful.data.class_names import texts_below
 from heedful.data.input_tables import open_input
 from heedful.data.inputs import as_asked, open_inputs
 from heedful.errors import HeedfulError
@@ -80,6 +81,9 @@ def test_a_text_in_each_file_of_a_folder(tmp_path: Path) -> None:
         ("news/tea/2", "c"),
     ]
     assert inputs.share == 1.0
+    (tmp_path / "news" / "tea" / "loop").symlink_to(tmp_path / "news")
+    assert len(list(texts_below(tmp_path / "news"))) == 1, "files beside a folder are passed over"
+    (tmp_path / "news" / "tea" / "loop").unlink()
     with pytest.raises(HeedfulError, match="lies in the folder of texts"):
         open_inputs([tmp_path / "news"], "classes", DataSettings(), but=tmp_path / "news" / "out")
     (tmp_path / "news" / "a.txt").write_text("a\nb\n")

@@ -60,7 +60,9 @@ def test_lists_in_csv_are_json(tagger: Engine, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_one_file_is_the_parts_joined(single: Engine, tmp_path: Path, form: Any) -> None:
+def test_one_file_is_the_parts_joined(
+    single: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Any
+) -> None:
     (tmp_path / "a.txt").write_text("".join(f"the cat {number}\n" for number in range(7)))
     settings, out = BatchSettings(format=form, rows=2), tmp_path / f"out.{form}"
     done = predict_files(single, tmp_path / "a.txt", out, settings)
@@ -71,6 +73,9 @@ def test_one_file_is_the_parts_joined(single: Engine, tmp_path: Path, form: Any)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", out.name, "parts"]
     with pytest.raises(HeedfulError, match=f"out.{form}: exists already: give another file"):
         predict_files(single, tmp_path / "a.txt", out, settings)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(HeedfulError, match="one file is written by one process"):
+        predict_files(single, tmp_path / "a.txt", tmp_path / f"other.{form}", settings)
 
 
 COLUMNS = "-DOCSTART- -X- O\n\nAda NNP B-PER\nlives VBZ O\n\n\n-DOCSTART- -X- O\r\n\r\nhere\tRB\tO\r\nnow\tRB\tO\r\n\n"
