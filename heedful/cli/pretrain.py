@@ -23,7 +23,14 @@ def pretrain(
         ),
     ] = None,
     objective: Annotated[
-        str, typer.Option(help="masked, masked+next, masked+order, permuted, spans, causal, replaced or taught.")
+        str,
+        typer.Option(
+            help="masked, masked+next, masked+order, permuted, spans, causal or replaced; with --teacher, terms joined "
+            "by +: mlm, hidden_states, sentence_embedding, pair_similarity."
+        ),
+    ] = "",
+    teacher: Annotated[
+        str, typer.Option(help="A trained encoder whose outputs are targets: a folder, or NAME@REVISION on the hub.")
     ] = "",
     size: Annotated[str, typer.Option(help="tiny, mini, small, medium, base or large.")] = "",
     model: Annotated[
@@ -58,6 +65,7 @@ def pretrain(
         size=size,
         model=model,
         tokenizer=tokenizer,
+        teacher=teacher,
         duration=duration,
         recipe=recipe,
         assignments=assignments or (),

@@ -29,5 +29,5 @@ USUAL = {  # which family a fresh model of an objective is, unless one is named
     "spans": "t5",
     "causal": "gpt2",
     "replaced": "electra",
-    "taught": "bert",
+    "distillation": "bert",
 }

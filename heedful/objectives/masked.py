@@ -111,7 +111,7 @@ class Masked(Pretext):
 
     def _draw(self, sample: Sample, key: int) -> tuple[Places, NDArray[np.float64], NDArray[np.float64]]:
         """The chosen places of a sample, in order; of each how it is treated, and what might replace it."""
-        free = self.free[sample.tokens]
+        free = self._maskable(sample, key)
         most = int(free.sum())
         count = min(most, max(1, round(self.rate * most)))
         if self.count is not None:
@@ -127,6 +127,10 @@ class Masked(Pretext):
             return places, drawn[1, places], drawn[2, places]
         places, of = _spans(starts, drawn[0], drawn[3], free, count)
         return places, drawn[1, of], drawn[2, places]
+
+    def _maskable(self, sample: Sample, key: int) -> NDArray[np.bool_]:
+        """The places of a sample that may be chosen: all ordinary tokens."""
+        return self.free[sample.tokens]
 
     @cached_property
     def free(self) -> NDArray[np.bool_]:

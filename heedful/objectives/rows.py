@@ -34,7 +34,8 @@ Ranges = NDArray[np.int64]  # [sequences, texts, 2]: where in the corpus each te
 class Rows(Sequence[Sample]):
     """Rows of at most `size` tokens, of sequences that are ranges of a corpus; targets are their labels, if any.
 
-    `inner` is the frame of sequences after which their document goes on; None: that of all.
+    `inner` is the frame of sequences after which their document goes on; None: that of all. With `pair`, the frame of
+    two texts, ranges have two texts, and a sequence whose second text is empty is one text.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Rows(Sequence[Sample]):
         labels: NDArray[np.int64] | None = None,
         steady: Steady | None = None,
         inner: Frame | None = None,
+        pair: Frame | None = None,
     ) -> None:
         self.corpus, self.frame, self.ranges, self.labels = corpus, frame, ranges, labels
         self.size, self.steady, self.inner = size, steady, inner or frame
@@ -54,6 +56,11 @@ class Rows(Sequence[Sample]):
         if inner is not None:
             self._goes_on = ~np.isin(ranges[:, -1, 1], corpus.segments[corpus.documents[1:]])
         widths = np.where(self._goes_on, self.inner.width, frame.width)
+        self.pair = pair
+        self._is_pair = np.zeros(len(ranges), dtype=np.bool_)
+        if pair is not None:
+            self._is_pair = ranges[:, 1, 1] > ranges[:, 1, 0]
+            widths = np.where(self._is_pair, pair.width, widths)
         lengths = (ranges[:, :, 1] - ranges[:, :, 0]).sum(1) + widths
         self.tokens = int(lengths.sum())
         room, most = (size, None) if steady is None else steady.room(size)
@@ -71,10 +78,10 @@ class Rows(Sequence[Sample]):
             raise IndexError(number)
         members = self._members[self._bounds[number] : self._bounds[number + 1]]
         filled = [
-            (self.inner if self._goes_on[member] else self.frame).fill(
-                *(self.corpus.tokens(int(start), int(stop)) for start, stop in self.ranges[member])
+            frame.fill(
+                *(self.corpus.tokens(int(start), int(stop)) for start, stop in self.ranges[member][: len(frame.kinds)])
             )
-            for member in members
+            for member, frame in ((member, self._frame_of(member)) for member in members)
         ]
         sample = Sample(
             tokens=np.concatenate([ids for ids, _ in filled]),
@@ -83,6 +90,12 @@ class Rows(Sequence[Sample]):
             target=None if self.labels is None else self.labels[members],
         )
         return sample if self.steady is None else self.steady.filled(sample, self.size)
+
+    def _frame_of(self, member: int) -> Frame:
+        """The frame of a sequence."""
+        if self.pair is not None and self._is_pair[member]:
+            return self.pair
+        return self.inner if self._goes_on[member] else self.frame
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +115,9 @@ class Steady:
         """The sample with padding; the labels of that are -1."""
         missing, free = self.sequences - len(sample.bounds) + 1, size - len(sample)
         bounds = *sample.bounds, *range(len(sample) + 1, len(sample) + missing), size
-        target = None if sample.target is None else np.pad(sample.target, (0, missing), constant_values=-1)
+        target = sample.target
+        if target is not None:
+            target = np.pad(target, [(0, missing), *[(0, 0)] * (target.ndim - 1)], constant_values=-1)
         return Sample(
             tokens=np.pad(sample.tokens, (0, free), constant_values=self.pad),
             types=np.pad(sample.types, (0, free)),
@@ -181,7 +196,7 @@ def windows(corpus: Corpus, documents: NDArray[np.int64], room: int) -> Ranges:
     """Whole segments of a document up to `room` tokens, one window after the other; a longer segment is cut."""
     found: list[tuple[int, int]] = []
     for document in documents.tolist():
-        bounds = _bounds(corpus, document)
+        bounds = text_bounds(corpus, document)
         start, stop = bounds[0], bounds[-1]
         while start < stop:
             end = min(stop, start + room)
@@ -193,7 +208,7 @@ def windows(corpus: Corpus, documents: NDArray[np.int64], room: int) -> Ranges:
     return np.array(found, dtype=np.int64).reshape(-1, 1, 2)
 
 
-def _bounds(corpus: Corpus, document: int) -> list[int]:
+def text_bounds(corpus: Corpus, document: int) -> list[int]:
     """Where the segments of a document begin, and where the last one ends."""
     first, last = corpus.documents[document : document + 2].tolist()
     bounds: list[int] = corpus.segments[first : last + 1].tolist()
@@ -249,7 +264,7 @@ class Pairs(Changing):
 
     def _pairs(self, place: int, room: int, draw: Random) -> list[tuple[tuple[Range, Range], int]]:
         """Those of the document in that place."""
-        bounds, found = _bounds(self.corpus, int(self.documents[place])), []
+        bounds, found = text_bounds(self.corpus, int(self.documents[place])), []
         first, last = 0, len(bounds) - 1  # segments
         target = draw.randint(2, room) if draw.random() < self.short else room
         while first < last:
@@ -275,7 +290,7 @@ class Pairs(Changing):
     def _other(self, place: int, target: int, draw: Random) -> Range:
         """Segments from a random place of another document."""
         other = (place + 1 + draw.randrange(len(self.documents) - 1)) % len(self.documents)
-        bounds = _bounds(self.corpus, int(self.documents[other]))
+        bounds = text_bounds(self.corpus, int(self.documents[other]))
         first = draw.randrange(len(bounds) - 1)
         end = first + 1
         while end < len(bounds) - 1 and bounds[end] - bounds[first] < target:

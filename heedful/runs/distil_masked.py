@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
+from heedful.checkpoint.digest import weights_digest
 from heedful.data.order import mixed
 from heedful.data.shards import Corpus
 from heedful.device import CPU, device_of
@@ -25,14 +26,14 @@ from heedful.objectives.teaching import Pairing, Teacher
 from heedful.runs.distil_outputs import Form, Outputs, made, online
 from heedful.runs.distil_plan import BEFORE, described, judged_anew, without_verdict
 from heedful.runs.distil_settings import PRETRAIN, Asked, ClassicStudent, MaskedDistilSettings, SizeStudent
-from heedful.runs.distil_students import digest, losses_of, student_of, untaught, width_of
+from heedful.runs.distil_students import losses_of, student_of, untaught, width_of
 from heedful.runs.distil_verdict import VERDICT, side_by_side, spread, written
 from heedful.runs.finetune import Finished
 from heedful.runs.folder import CORPUS, START, begin_on, decided, explained, read_json, refuse_other, write
 from heedful.runs.making import tokenizer_of
 from heedful.runs.pretrain import Pretrained, Run
 from heedful.runs.pretrain_card import write_card
-from heedful.runs.pretrain_making import Pieces, objective_of, samples_of
+from heedful.runs.pretrain_making import Pieces, objectives_of, samples_of
 from heedful.runs.pretrain_settings import MaskedSettings, PretrainSettings, defaults
 from heedful.runs.results import JOURNAL, read_results
 from heedful.settings import from_file, to_toml
@@ -91,7 +92,7 @@ def _settled(teacher: Loaded, asked: Asked, data: Any) -> MaskedDistilSettings:
 
 def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, watch: Watch) -> None:
     """Write what the run is, and the student as it begins, or see that what is there is the same."""
-    about = {"weights": digest(teacher)}
+    about = {"weights": weights_digest(teacher)}
     judged_anew(folder, SETTINGS, settings)
     if (folder / SETTINGS).exists():
         before, taught = from_file(MaskedDistilSettings, folder / SETTINGS), folder / TAUGHT
@@ -223,8 +224,10 @@ class _Student(Run):
 
     def _learning(
         self, pieces: Pieces, loaded: Loaded, samples: list[Sequence[Sample]]
-    ) -> tuple[Objective, list[Sequence[Sample]], Pretext]:
-        masked = objective_of(pieces, loaded, samples[0])
+    ) -> tuple[Sequence[Objective], list[Sequence[Sample]], Pretext]:
+        if any(asked != self.settings.objective for asked in self.settings.objectives()):
+            raise HeedfulError("mask_prob of a phase has no effect in a distillation: leave it out of pretrain.phases")
+        masked = objectives_of(pieces, loaded, samples)[0]
         assert isinstance(masked, Masked)
         losses = losses_of(self.asked.loss, loaded, self.teacher)
         self.teacher.to(device_of(self.settings.train.device or CPU))
@@ -242,7 +245,11 @@ class _Student(Run):
             classes=both,
         )
         starts = [sum(map(len, samples[:number])) for number in range(len(samples))]
-        return objective, [Numbered(each, at) for each, at in zip(samples, starts, strict=True)], masked
+        return (
+            [objective] * len(samples),
+            [Numbered(each, at) for each, at in zip(samples, starts, strict=True)],
+            masked,
+        )
 
     def _ask(self, teacher: Teacher, samples: list[Sequence[Sample]]) -> Ask:
         outputs, objective = self.asked.outputs, self.settings.objective
@@ -278,7 +285,7 @@ class _Student(Run):
         samples, held = samples_of(pieces)
         shares = {}
         for name, loaded in models.items():
-            masked = objective_of(pieces, loaded.to(CPU).eval(), samples[0])
+            masked = objectives_of(pieces, loaded.to(CPU).eval(), samples)[0]
             right = total = 0.0
             for number in range(len(held)):
                 batch = masked.batch([held[number]], [mixed(self.settings.train.seed, HELD, number)])

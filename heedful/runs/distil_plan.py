@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.checkpoint import Loaded
+from heedful.checkpoint.digest import weights_digest
 from heedful.data import KINDS, DataSettings, LeaveOut, Source, Stop, read
 from heedful.data.carried import by_names, files_of
 from heedful.data.tags import unsaid
@@ -24,7 +25,7 @@ from heedful.runs.distil_settings import (
     StudentSettings,
     settled,
 )
-from heedful.runs.distil_students import digest, width_of
+from heedful.runs.distil_students import width_of
 from heedful.runs.distil_verdict import VERDICT
 from heedful.runs.finetune import Plan
 from heedful.runs.finetune_checks import need_dev, unused_settings
@@ -236,7 +237,7 @@ def same_teacher(folder: Path, planned: Planned) -> None:
     texts = sha256()
     for each in planned.unlabelled.examples:
         texts.update("\x1e".join(each.texts).encode(errors="backslashreplace") + b"\x1d")
-    about = {"weights": digest(planned.teacher), "unlabelled": texts.hexdigest()}
+    about = {"weights": weights_digest(planned.teacher), "unlabelled": texts.hexdigest()}
     path = folder / TAUGHT
     if not path.exists():
         write(path, about)

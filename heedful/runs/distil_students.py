@@ -7,7 +7,6 @@ from dataclasses import replace
 from math import floor
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from heedful.checkpoint import Config, Loaded, assign, config_of, create, load, read_config
@@ -322,18 +321,3 @@ def width_of(asked: StudentSettings, teacher: Loaded) -> int:
     if isinstance(asked, FolderStudent):
         return config_of(asked.model, revision=asked.revision or None).model.width
     return teacher.config.model.width
-
-
-def digest(loaded: Loaded) -> str:
-    """Which weights they are: a checksum of all of them."""
-    import hashlib
-
-    found = hashlib.sha256()
-    for name, tensor in sorted(loaded.named().items()):
-        found.update(name.encode())
-        found.update(_bytes(tensor))
-    return found.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data

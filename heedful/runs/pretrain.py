@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
 from heedful.data.bad import LeaveOut, SetAside, Sieve, Stop
 from heedful.data.corpus import Progress, build, holds
@@ -25,8 +23,9 @@ from heedful.device import idle
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.native import unused
 from heedful.objectives import Objective, Pretext, Sample
-from heedful.objectives.rows import HELD
+from heedful.objectives.encoder_distillation import EncoderDistillation
 from heedful.runs.baseline import BEFORE, scores_before, table_rows
+from heedful.runs.distillation_settings import DistillationSettings
 from heedful.runs.folder import (
     BAD_ROWS,
     CORPUS,
@@ -50,12 +49,15 @@ from heedful.runs.pretrain_making import (
     foresee_tokens,
     fresh_or_started,
     generator_of,
-    objective_of,
+    objectives_of,
     samples_of,
     saved,
     unused_settings,
 )
-from heedful.runs.pretrain_settings import PretrainSettings, ReplacedSettings, SpansSettings, TaughtSettings, settled
+from heedful.runs.pretrain_measuring import measured_share, scored
+from heedful.runs.pretrain_settings import PretrainSettings, ReplacedSettings, SpansSettings, settled
+from heedful.runs.pretrain_teacher import TeacherRun
+from heedful.runs.probes import ProbeSet
 from heedful.runs.results import JOURNAL, RESULTS, read_results
 from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
@@ -90,6 +92,7 @@ def pretrain(
     size: str = "",
     model: str | Path = "",
     tokenizer: str | Path = "",
+    teacher: str | Path = "",
     duration: str = "",
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
@@ -100,7 +103,8 @@ def pretrain(
     """Pre-train a model on files and folders of text, or on one folder that holds a corpus (see data.corpus.build).
 
     `out` becomes the run folder, or is one that was interrupted and goes on. `model` is a folder, or NAME@REVISION on
-    the hub, that goes on; without it a fresh model of that size is trained. `duration` is a time budget, as "1h".
+    the hub, that goes on; without it a fresh model of that size is trained. `teacher` is a trained encoder, for an
+    objective of terms such as "mlm+hidden_states+sentence_embedding". `duration` is a time budget, as "1h".
     """
     settings = settled(
         data,
@@ -108,6 +112,7 @@ def pretrain(
         size=size,
         model=str(model),
         tokenizer=str(tokenizer),
+        teacher=str(teacher),
         duration=duration,
         recipe=recipe,
         assignments=assignments,
@@ -167,7 +172,7 @@ class Run:
         """Tokenizer, corpus, and the model that starts; the first rank makes what others then read."""
         settings = self.settings
         started = load(settings.model.start) if settings.model.start else None
-        teacher = load(settings.objective.teacher) if isinstance(settings.objective, TaughtSettings) else None
+        teacher = load(settings.objective.teacher) if isinstance(settings.objective, DistillationSettings) else None
         foresee_model(settings, started, teacher)
         tokenizer = self._tokenizer(started)
         if started is not None and started.tokenizer is None:
@@ -176,8 +181,16 @@ class Run:
                 raise HeedfulError(f"{told}: it is another model's")
             started.tokenizer = tokenizer.limited(max(settings.lengths))
         foresee_tokens(settings, tokenizer)
+        self.probes = [ProbeSet(probe, tokenizer) for probe in settings.probes]
         corpus = self._corpus(tokenizer)
-        return Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=started, teacher=teacher)
+        run = None
+        if teacher is not None:
+            assert isinstance(settings.objective, DistillationSettings)
+            run = TeacherRun(
+                settings=settings.objective, train=settings.train, loaded=teacher, tokenizer=tokenizer,
+                folder=self.folder, ranks=self.ranks, on_message=self.watch.said, shortest=min(settings.lengths),
+            )  # fmt: skip
+        return Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=started, teacher=run)
 
     def _given(self) -> Corpus | None:
         """A corpus that was made before."""
@@ -276,25 +289,28 @@ class Run:
             self.watch.said(f"bad rows are set aside in {self.folder / BAD_ROWS}")
         samples, held = samples_of(pieces)
         loaded = fresh_or_started(pieces)
-        objective, samples, measured = self._learning(pieces, loaded, samples)
+        objectives, samples, measured = self._learning(pieces, loaded, samples)
         self.watch.said(
             f"{counts['documents']:,} documents of {counts['tokens']:,} tokens; a model of {loaded.count():,} "
             f"parameters; {len(samples[0]):,} rows of up to {settings.row:,} tokens, {settings.train.batch} in a step"
         )
         if self.ranks.first:
             _warn(settings, pieces.corpus, samples[0])
-        stages = [Stage(phase.after, each) for phase, each in zip(settings.phases, samples[1:], strict=True)]
-        trainer = Trainer(loaded, objective, samples[0], settings.train, self.ranks, later=stages)
+        stages = [
+            Stage(phase.after, rows, phase.batch_size, objective)
+            for phase, rows, objective in zip(settings.phases, samples[1:], objectives[1:], strict=True)
+        ]
+        trainer = Trainer(loaded, objectives[0], samples[0], settings.train, self.ranks, later=stages)
         every = replace(settings.fit, evaluate=settings.evaluate / trainer.order.steps)
-        measure = partial(_measured, trainer, measured, held)
+        measure = partial(measured_share, trainer, measured, held, self.probes)
         self._before(trainer, measure, measured)
-        fitted = fit(trainer, self.folder, every, evaluate=measure, score=partial(_scored, measured), watch=self.watch)
+        fitted = fit(trainer, self.folder, every, evaluate=measure, score=partial(scored, measured), watch=self.watch)
         if fitted.why == "asked":
             return False
         with trainer.whole():
             shares = self.ranks.gather(measure())
             if self.ranks.first:
-                self._write(pieces, saved(loaded, pieces), trainer, _scored(measured, shares))
+                self._write(pieces, saved(loaded, pieces), trainer, scored(measured, shares))
         self.ranks.wait()
         return True
 
@@ -310,7 +326,7 @@ class Run:
         self.watch.said("the score before training")
         with trainer.whole():
             shares = self.ranks.gather(measure())
-        numbers = _scored(objective, shares).numbers
+        numbers = scored(objective, shares).numbers
         if not all(map(math.isfinite, numbers.values())):
             raise HeedfulError(
                 f"{given} gives a held-out loss of {numbers['loss']}: its weights are no start for training"
@@ -320,9 +336,9 @@ class Run:
 
     def _learning(
         self, pieces: Pieces, loaded: Loaded, samples: list[Sequence[Sample]]
-    ) -> tuple[Objective, list[Sequence[Sample]], Pretext]:
-        """What is learned, from which samples of each phase, and what is measured of those that are held out."""
-        objective = objective_of(pieces, loaded, samples[0])
+    ) -> tuple[Sequence[Objective], list[Sequence[Sample]], Pretext]:
+        """The objective and the samples of each phase, and the objective that held-out samples are measured by."""
+        objectives = objectives_of(pieces, loaded, samples)
         if isinstance(self.settings.objective, ReplacedSettings) and pieces.started is not None:
             place = generator_of(self.settings)
             self.watch.said(
@@ -330,7 +346,10 @@ class Run:
                 if place
                 else f"{pieces.started.source} has no generator beside it, so that a new one begins to learn"
             )
-        return objective, samples, objective
+        measured = objectives[0]
+        if isinstance(measured, EncoderDistillation):  # vectors of held-out texts are not cached
+            measured = replace(measured, vectors=None)
+        return objectives, samples, measured
 
     @property
     def base(self) -> str:
@@ -349,8 +368,8 @@ class Run:
         about = environment()
         results = {
             "task": "pretrain",
-            "objective": self.settings.objective.kind,
-            "main": next(name for name in found.numbers if name.endswith("_accuracy")),
+            "objective": self.settings.kind,
+            "main": next((name for name in found.numbers if name.endswith("_accuracy")), "loss"),
             "base": self.base,
             "steps": trainer.step,
             "epochs": trainer.epoch,
@@ -393,39 +412,9 @@ def _sample(documents: Iterable[tuple[str, bool]], most: int) -> list[str]:
     return [text for _, raw, lines in kept if (text := normalise(raw, lines=lines))]
 
 
-# -- what is measured --------------------------------------------------------------------------------------------
-
-
-def _measured(trainer: Trainer, objective: Pretext, held: Sequence[Sample]) -> dict[str, tuple[float, float]]:
-    """Sums and counts of this rank's share of the rows that are held out; the same masks every time."""
-    found: dict[str, tuple[float, float]] = {}
-    ranks, device = trainer.ranks, trainer.device
-    for number in range(ranks.rank, len(held), ranks.size):
-        batch = objective.batch([held[number]], [mixed(trainer.settings.seed, HELD, number)]).to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=trainer.precision == torch.bfloat16):
-            for name, (total, count) in objective.measure(trainer.loaded, batch).items():
-                before = found.get(name, (0.0, 0.0))
-                found[name] = before[0] + total, before[1] + count
-    return found
-
-
-def _scored(objective: Pretext, shares: Sequence[dict[str, tuple[float, float]]]) -> Scored:
-    """Means over all ranks; perplexity is exp of the first term's loss."""
-    names = list(dict.fromkeys(name for share in shares for name in share))
-    sums = {name: [sum(each.get(name, (0.0, 0.0))[at] for each in shares) for at in (0, 1)] for name in names}
-    numbers: dict[str, Any] = {name: total / count for name, (total, count) in sums.items() if count}
-    terms = [name for name in names if name.endswith("_loss")]
-    if not terms or terms[0] not in numbers:
-        raise HeedfulError("what is held out has no target: hold out more documents, or longer ones")
-    loss = sum(balance * numbers.get(name, 0.0) for balance, name in zip(objective.balance, terms, strict=True))
-    perplexity = math.exp(min(numbers[terms[0]], 700.0))
-    main = numbers[terms[0].removesuffix("_loss") + "_accuracy"]
-    return Scored(main=main, numbers={"loss": loss, "perplexity": perplexity} | numbers | {"count": sums[terms[0]][1]})
-
-
 def _warn(settings: PretrainSettings, corpus: Corpus, samples: Sequence[Sample]) -> None:
     """Of what is known to stall masked language modelling."""
-    if not hasattr(settings.objective, "choose"):
+    if not hasattr(settings.objective, "choose") or "masked" not in settings.kind.replace("mlm", "masked"):
         return
     probe = [samples[number] for number in range(min(8, len(samples)))]
     sequences = settings.train.batch * sum(len(each.bounds) - 1 for each in probe) / len(probe)

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
 
 from heedful.checkpoint import RUN_MODEL, Config, Loaded, assign, create, load, read_config
 from heedful.checkpoint.attach import attach, new_head
 from heedful.data.documents import CorpusSettings
 from heedful.data.order import mixed, order
 from heedful.data.shards import Corpus
-from heedful.device import CPU, device_of
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.families import FAMILIES, USUAL
 from heedful.model.config import Learned, ModelConfig, StackConfig
@@ -29,7 +27,7 @@ from heedful.objectives.permuted import Permuted
 from heedful.objectives.replaced import Replaced, tied_generator
 from heedful.objectives.rows import HELD, Pairs, Rows, Steady, held_out, windows
 from heedful.objectives.spans import Spans
-from heedful.objectives.taught import Taught, Teacher
+from heedful.runs.distillation_settings import DistillationSettings
 from heedful.runs.pretrain_settings import (
     CausalSettings,
     MaskedSettings,
@@ -39,15 +37,13 @@ from heedful.runs.pretrain_settings import (
     PretrainSettings,
     ReplacedSettings,
     SpansSettings,
-    TaughtSettings,
     defaults,
 )
+from heedful.runs.pretrain_teacher import TeacherRun, WindowRows
 from heedful.tokenizer import Tokenizer, TokenizerSettings
 
 GENERATOR = "generator"  # in a run's folder: the model that learned beside the other
-PROJECT = 6  # what a seed is mixed with here
 DROPOUTS = ("dropout", "attention_dropout", "attention_out_dropout", "inner_dropout", "final_dropout")
-PROBE = 8  # rows from which a teacher's mean is taken
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +54,7 @@ class Pieces:
     tokenizer: Tokenizer
     corpus: Corpus
     started: Loaded | None  # the trained model that goes on
-    teacher: Loaded | None = None
+    teacher: TeacherRun | None = None
 
 
 # -- what can be told before a text is read -----------------------------------------------------------------------
@@ -111,7 +107,7 @@ def foresee_tokens(settings: PretrainSettings, tokenizer: Tokenizer) -> None:
     match settings.objective:
         case MaskedSettings(choose=choose) | NextSettings(choose=choose) | OrderSettings(choose=choose):
             Masked(tokenizer=tokenizer, choose=choose)
-        case TaughtSettings(choose=choose):
+        case DistillationSettings(mask_unit=choose):
             Masked(tokenizer=tokenizer, choose=choose)
         case ReplacedSettings():
             Masked(tokenizer=tokenizer)
@@ -236,9 +232,21 @@ def saved(loaded: Loaded, pieces: Pieces) -> Loaded:
 # -- the objective ------------------------------------------------------------------------------------------------
 
 
-def objective_of(pieces: Pieces, loaded: Loaded, samples: Sequence[Sample]) -> Pretext:
-    """What is learned."""
-    tokenizer, asked, seed = pieces.tokenizer, pieces.settings.objective, pieces.settings.train.seed
+def objectives_of(pieces: Pieces, loaded: Loaded, samples: Sequence[Sequence[Sample]]) -> list[Pretext]:
+    """The objective of each phase."""
+    settings = pieces.settings.objectives()
+    if pieces.teacher is not None:
+        width, rows = loaded.config.model.width, [cast(WindowRows, each) for each in samples]
+        phases = [each for each in settings if isinstance(each, DistillationSettings)]
+        return list(pieces.teacher.objectives(phases, rows, width, _masks(pieces)))
+    first = _objective_of(pieces, loaded)
+    others = [first if asked == settings[0] else replace(first, rate=cast(Any, asked).rate) for asked in settings[1:]]
+    return [first, *others]
+
+
+def _objective_of(pieces: Pieces, loaded: Loaded) -> Any:
+    """The objective of the first phase."""
+    tokenizer, asked = pieces.tokenizer, pieces.settings.objective
     match asked:
         case MaskedSettings():
             return Masked(tokenizer=tokenizer, versions=asked.versions, **_masks(pieces))
@@ -257,19 +265,6 @@ def objective_of(pieces: Pieces, loaded: Loaded, samples: Sequence[Sample]) -> P
         case ReplacedSettings():
             generator = _generator(pieces, loaded, asked.part)
             return Replaced(tokenizer=tokenizer, generator=generator, rate=asked.rate, weight=asked.weight)
-        case TaughtSettings():
-            assert pieces.teacher is not None
-            train = pieces.settings.train
-            dtype = torch.bfloat16 if train.precision == "bfloat16" else torch.float32
-            teacher = Teacher(pieces.teacher.to(device_of(train.device or CPU), dtype), tokenizer)
-            with torch.random.fork_rng():
-                torch.manual_seed(mixed(seed, PROJECT))
-                project = nn.Linear(loaded.config.model.width, teacher.width)
-            taught = Taught(
-                tokenizer=tokenizer, teacher=teacher, project=project, weight=asked.weight, **_masks(pieces)
-            )
-            teacher.prepare([samples[number] for number in range(min(PROBE, len(samples)))], taught.free)
-            return taught
     raise AssertionError(asked)
 
 
@@ -331,7 +326,7 @@ def samples_of(pieces: Pieces) -> tuple[list[Sequence[Sample]], list[Sample]]:
         )
     steady = _steady(pieces)
     found = [_rows(pieces, learned, length, settings.train.seed, steady) for length in settings.lengths]
-    measured = _rows(pieces, kept, settings.lengths[0], mixed(settings.train.seed, HELD))
+    measured = _rows(pieces, kept, settings.lengths[0], mixed(settings.train.seed, HELD), held=True)
     rows: list[Sample] = []
     left = settings.held_tokens
     for number in order(len(measured), mixed(settings.train.seed, HELD), 0).tolist():  # as made, long ones are together
@@ -354,7 +349,9 @@ def _steady(pieces: Pieces) -> Steady | None:
     return Steady(sequences=sequences, pad=pad)
 
 
-def _rows(pieces: Pieces, documents: Any, length: int, seed: int, steady: Steady | None = None) -> Sequence[Sample]:
+def _rows(
+    pieces: Pieces, documents: Any, length: int, seed: int, steady: Steady | None = None, *, held: bool = False
+) -> Sequence[Sample]:
     settings, corpus, frame = pieces.settings, pieces.corpus, _frame(pieces.settings, pieces.tokenizer)
     size = max(settings.row, length)
     match settings.objective:
@@ -364,6 +361,8 @@ def _rows(pieces: Pieces, documents: Any, length: int, seed: int, steady: Steady
                 corpus=corpus, documents=documents, frame=frame, length=length, size=size, seed=seed,
                 swapped=swapped, short=short, steady=steady,
             )  # fmt: skip
+    if pieces.teacher is not None:
+        return pieces.teacher.rows(corpus, documents, size, length, seed, steady, held_out=held)
     inner = frame.opening if isinstance(settings.objective, CausalSettings) else None
     return Rows(corpus, frame, windows(corpus, documents, frame.room(length)), size, seed, steady=steady, inner=inner)
 

@@ -10,13 +10,11 @@ from typing import Any, Literal
 
 from heedful.data.documents import CorpusSettings
 from heedful.errors import HeedfulError, did_you_mean
+from heedful.runs.distillation_settings import TERMS, Choose, DistillationSettings, Probe, TermWeights, assignments_of
 from heedful.runs.once import once
 from heedful.settings import apply, load_mapping, overlay
 from heedful.tokenizer.settings import TokenizerSettings
 from heedful.train.settings import AdamW, FitSettings, Linear, Minutes, Steps, TrainSettings
-
-Choose = Literal["tokens", "words", "spans"]
-
 
 VOCABULARY = TokenizerSettings(vocabulary=16_000)
 CORPUS = CorpusSettings()
@@ -98,17 +96,6 @@ class ReplacedSettings(_Rate):
     part: float = 0.25  # of the model's width, heads and inner width: the generator
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaughtSettings(_Rate):
-    """Hidden tokens, and the hidden states that a trained model has for each word."""
-
-    kind: Literal["taught"] = "taught"
-    teacher: str  # a model folder, or NAME@REVISION on the hub
-    rate: float = 0.15
-    choose: Choose = "tokens"
-    weight: float = 10.0  # of the teacher's term
-
-
 ObjectiveSettings = (
     MaskedSettings
     | NextSettings
@@ -117,7 +104,7 @@ ObjectiveSettings = (
     | SpansSettings
     | CausalSettings
     | ReplacedSettings
-    | TaughtSettings
+    | DistillationSettings
 )
 OBJECTIVES: dict[str, type] = {
     "masked": MaskedSettings,
@@ -127,7 +114,7 @@ OBJECTIVES: dict[str, type] = {
     "spans": SpansSettings,
     "causal": CausalSettings,
     "replaced": ReplacedSettings,
-    "taught": TaughtSettings,
+    "distillation": DistillationSettings,
 }
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
 SIZES: dict[str, tuple[int, int, int]] = {  # layers, width, heads (Turc et al. 2019; Devlin et al. 2019)
@@ -171,14 +158,21 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """Another length from some share of the run on."""
+    """A part of the run with settings of its own; what is none stays as it was at the beginning of the run."""
 
-    after: float
-    length: int
+    after: float  # share of the run after which it begins
+    length: int | None = None
+    batch_size: int | None = None  # rows of a step
+    mask_prob: float | None = None
+    term_weights: TermWeights | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.after < 1:
             raise HeedfulError(f"after is {self.after}; expected a share of the run between 0 and 1")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise HeedfulError(f"batch_size is {self.batch_size}; expected a whole number from 1")
+        if self.mask_prob is not None and not 0 < self.mask_prob < 1:
+            raise HeedfulError(f"mask_prob is {self.mask_prob}; expected a share between 0 and 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,11 +193,12 @@ class PretrainSettings:
     held_out: float = 0.01  # share of the documents that are measured and not learned from
     held_tokens: int = 100_000  # of them, at most, in an evaluation
     evaluate: int = 500  # steps between two evaluations
+    probes: tuple[Probe, ...] = ()
     train: TrainSettings = TrainSettings()
     fit: FitSettings = FitSettings(keep="last")
 
     def __post_init__(self) -> None:
-        lengths = [self.length, *(phase.length for phase in self.phases)]
+        lengths = self.lengths
         shares = [phase.after for phase in self.phases]
         for name, right, expected in (
             ("length", min(lengths) >= 8, "8 tokens or more in each phase"),
@@ -216,11 +211,37 @@ class PretrainSettings:
         ):
             if not right:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
+        if len({probe.name for probe in self.probes}) < len(self.probes):
+            raise HeedfulError(f"probes has a name twice: {', '.join(probe.name for probe in self.probes)}")
+        for phase in self.phases:
+            if phase.term_weights is not None and not isinstance(self.objective, DistillationSettings):
+                raise HeedfulError(f'term_weights of a phase is for objective.kind = "distillation", not "{self.kind}"')
+            if phase.mask_prob is not None and not hasattr(self.objective, "choose"):
+                raise HeedfulError(f'mask_prob of a phase is for objectives with masked tokens, not "{self.kind}"')
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Of all phases."""
-        return self.length, *(phase.length for phase in self.phases)
+        """The length of each phase, the first one's in front."""
+        return self.length, *(self.length if phase.length is None else phase.length for phase in self.phases)
+
+    @property
+    def kind(self) -> str:
+        """The name of the objective; of a distillation its terms, joined by +."""
+        objective = self.objective
+        return "+".join(objective.term_weights.names) if isinstance(objective, DistillationSettings) else objective.kind
+
+    def objectives(self) -> tuple[ObjectiveSettings, ...]:
+        """The objective of each phase, the first one's in front."""
+        found = [self.objective]
+        for phase in self.phases:
+            made: Any = self.objective
+            if phase.mask_prob is not None:
+                name = "mask_prob" if isinstance(made, DistillationSettings) else "rate"
+                made = replace(made, **{name: phase.mask_prob})
+            if phase.term_weights is not None:
+                made = replace(made, term_weights=phase.term_weights)
+            found.append(made)
+        return tuple(found)
 
     @property
     def text(self) -> tuple[Any, ...]:
@@ -237,7 +258,7 @@ def defaults(objective: str, width: int, *, going_on: bool) -> PretrainSettings:
     rate = min(2e-3, 0.25 / width) * (0.1 if going_on else 1.0)
     kind = OBJECTIVES[objective]
     return PretrainSettings(
-        objective=kind(teacher="?") if kind is TaughtSettings else kind(),
+        objective=kind(teacher="?") if kind is DistillationSettings else kind(),
         vocabulary=replace(VOCABULARY, kind="bpe") if kind is CausalSettings else VOCABULARY,  # as published
         train=TrainSettings(
             length=Steps(count=10_000),
@@ -255,6 +276,7 @@ def settled(
     size: str = "",
     model: str = "",
     tokenizer: str = "",
+    teacher: str = "",
     duration: str = "",
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
@@ -273,15 +295,15 @@ def settled(
         ("--model", model, "model.start"),
         ("--tokenizer", tokenizer, "tokenizer"),
         ("--for", duration, "train.length"),
+        ("--teacher", teacher, "objective.teacher"),
         ("DATA", ", ".join(places), "data"),
     ):
         once(assignments, option, given, setting)
     named: dict[str, Any] = {"model": {}}
-    if objective:
-        if objective not in OBJECTIVES:
-            close = did_you_mean(objective, list(OBJECTIVES))
-            raise HeedfulError(f'"{objective}" is no objective{close}: use one of {", ".join(OBJECTIVES)}')
-        assignments = [f"objective.kind={objective}", *assignments]  # with the others, which may say what it needs
+    if teacher:
+        assignments = [f"objective.teacher={teacher}", *assignments]
+    if objective:  # with the others, which may say what it needs
+        assignments = [*_objective(objective), *assignments]
     if places:
         named["data"] = places
     named["model"] |= {key: value for key, value in (("size", size), ("start", model)) if value}
@@ -305,6 +327,18 @@ def settled(
     if start and usual(512) != usual(1024):  # nobody says the rate
         width = _width(start)
     return usual(width)
+
+
+def _objective(name: str) -> list[str]:
+    """The assignments that choose an objective by its name, or a distillation by its terms joined by +."""
+    if name in OBJECTIVES:
+        return [f"objective.kind={name}"]
+    if set(terms := name.split("+")) <= TERMS.keys():
+        return assignments_of(terms)
+    raise HeedfulError(
+        f'"{name}" is no objective{did_you_mean(name, [*OBJECTIVES, *TERMS])}: use one of {", ".join(OBJECTIVES)}, or '
+        f"terms of a distillation joined by +: {', '.join(TERMS)}"
+    )
 
 
 def _width(start: str) -> int:

@@ -21,7 +21,7 @@ from heedful.families import USUAL
 from heedful.model.classic_config import Attention
 from heedful.objectives import Pretext
 from heedful.runs.classic_making import classic_start
-from heedful.runs.pretrain_making import Pieces, fresh_or_started, objective_of, samples_of, saved
+from heedful.runs.pretrain_making import Pieces, fresh_or_started, objectives_of, samples_of, saved
 from heedful.runs.pretrain_settings import PretrainSettings, settled
 from heedful.runs.settings import StartSettings
 from heedful.study.frame import Plan, quiet
@@ -130,8 +130,8 @@ def started(made: Pieces, *, reads: bool, remade: Remade = lambda objective: obj
     """The model, after it has read where it does; the loss of each step."""
     loaded, losses = fresh_or_started(made), []
     if reads:
-        samples = samples_of(made)[0][0]
-        objective = remade(objective_of(made, loaded, samples))
+        rows = samples_of(made)[0]
+        samples, objective = rows[0], remade(objectives_of(made, loaded, rows)[0])
         losses = [step.loss for step in Trainer(loaded, objective, samples, made.settings.train)]
     return saved(loaded, made), losses
 

@@ -120,10 +120,11 @@ class _Run:
         finally:
             if self.journal is not None:
                 self.journal.close()
-        if why != "asked" and self.kept:
+        final = self.kept or self.trainer.average.tensors
+        if why != "asked" and final:
             with torch.no_grad():
-                for name, tensor in self._weights().items():
-                    tensor.copy_(self.kept[name])
+                for name, tensor in self.trainer.parameters.items():
+                    tensor.copy_(final[name])
         return Fitted(why=why, best_step=self.best_step, best=self.best, resumed_from=started)
 
     def _train(self) -> Why:
@@ -183,7 +184,7 @@ class _Run:
     def _scored(self) -> Scored:
         assert self.evaluate is not None
         share, left = None, True
-        with self.trainer.whole(), suppress(_LeftError):
+        with self.trainer.average.applied(), self.trainer.whole(), suppress(_LeftError):
             self.looking = True
             try:
                 if not self.trainer.stopping:
@@ -204,8 +205,8 @@ class _Run:
         return bool(self.trainer.ranks.numbers(waited)[0][0])
 
     def _weights(self) -> dict[str, Tensor]:
-        """Those that are trained."""
-        return self.trainer.parameters
+        """The weights that are evaluated: the averaged ones, or those that are trained."""
+        return self.trainer.average.tensors or self.trainer.parameters
 
     def _save(self) -> None:
         tensors, values = self.trainer.state()

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,12 @@ from heedful.model.stack import Stack
 from heedful.objectives import Changing, Objective, Sample
 from heedful.objectives.base import ratios
 from heedful.train.compiled import Compiled
+from heedful.train.ema import WeightAverage
 from heedful.train.lagging import Settling, lagging
 from heedful.train.optim import Optimizer, factor
 from heedful.train.ranks import ALONE, Ranks
-from heedful.train.settings import STEADY, Epochs, Minutes, Steps, TrainSettings
+from heedful.train.settings import Epochs, Minutes, Steps, TrainSettings
+from heedful.train.step import DivergedError, Stage, Step, StoppedError, diverged, whole_groups
 from heedful.train.together import Copied, trained
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ __all__ = [
     "DivergedError",
     "Epochs",
     "Minutes",
+    "Stage",
     "Step",
     "Steps",
     "StoppedError",
@@ -45,44 +48,6 @@ __all__ = [
 ]
 
 DROPOUT = 1  # what a seed is mixed with, so that what it draws here is drawn nowhere else
-
-
-class Step(NamedTuple):
-    """What one update did."""
-
-    number: int  # from 1
-    epoch: float  # how many times the samples have been seen, after this step
-    loss: float  # the mean over all targets of the step; 0 where there are none
-    rate: float  # the highest of all parameters
-    norm: float  # of the gradient, before clipping
-    tokens: int  # of all ranks
-    seconds: float
-    moved: bool  # False: left out, because a number was not finite
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """What is the same in every run of the same settings: no times."""
-        said = {"step": self.number, "epoch": self.epoch, "loss": self.loss, "rate": self.rate, "norm": self.norm}
-        return said if self.moved else said | {"left_out": True}
-
-
-class DivergedError(HeedfulError):
-    """A loss or a gradient is not finite, and the weights are those from before the step; or what was measured is."""
-
-    def __init__(self, message: str, step: Step | None = None) -> None:
-        super().__init__(message)
-        self.step = step  # the one that was not done
-
-
-class StoppedError(Exception):
-    """A stop was asked for, on some rank; the step that was running is left, and nothing has changed."""
-
-
-class Stage(NamedTuple):
-    """What is learned from, from that share of the whole on."""
-
-    share: float
-    samples: Sequence[Sample]
 
 
 class Trainer:
@@ -98,7 +63,7 @@ class Trainer:
         *,
         later: Sequence[Stage] = (),
     ) -> None:
-        self.objective, self.settings, self.ranks = objective, settings, ranks
+        self.objective, self.settings, self.ranks = objective, settings, ranks  # the objective of the stage
         self._tables: list[nn.Embedding] = []
         self._models: list[nn.Module] = [loaded, *([] if objective.beside is None else [objective.beside])]
         self.loaded = loaded
@@ -106,11 +71,18 @@ class Trainer:
         for model in self._models:
             model.to(self.device)
         self._mode(train=False)
-        batch = max(settings.batch, objective.together) // objective.together * objective.together
-        self.stages = (Stage(0.0, samples), *later)
+        self.stages = (Stage(0.0, samples, objective=objective), *later)
+        self._objectives = [stage.objective or objective for stage in self.stages]
         if not all(len(stage.samples) for stage in self.stages):
             raise HeedfulError("there is nothing to train on: no example gave a sample")
-        self._orders = [Order(count=len(stage.samples), batch=batch, seed=settings.seed) for stage in self.stages]
+        self._orders = [
+            Order(
+                count=len(stage.samples),
+                batch=whole_groups(stage.batch_size or settings.batch, learned.together),
+                seed=settings.seed,
+            )
+            for stage, learned in zip(self.stages, self._objectives, strict=True)
+        ]
         self.stage, self._begun, self._epochs = 0, 0, 0.0  # the step and the epoch in which the stage began
         self.precision = precision(settings.precision, self.device)
         self.step = 0  # updates done
@@ -122,7 +94,8 @@ class Trainer:
         self._compiled = Compiled(*self._models) if settings.compile else nullcontext()
         self._parameters = self._together.parameters
         self._optimizer = Optimizer(self._parameters, settings.optimiser)
-        if ranks.size == 1:
+        self.average = WeightAverage(self._parameters, settings.ema_decay)
+        if ranks.size == 1 and not settings.ema_decay:  # an average needs every row after every step
             self._tables = lagging(self._models, self._parameters, self._optimizer)
             loaded.settle = Settling(self._optimizer)
         for stack in (part for model in self._models for part in model.modules() if isinstance(part, Stack)):
@@ -216,11 +189,12 @@ class Trainer:
         moved = math.isfinite(loss) and math.isfinite(norm)
         if moved:
             self._optimizer.step(gradients, factor=share, scale=scale, norm=norm)
+            self.average.update(self.step + 1)
         number, rate = self.step + 1, share * max(self._optimizer.rates.values())
         spent = self._agreed(time.perf_counter() - start)
         step = Step(number, self._epoch(number), loss, rate, norm, int(sum(tokens)), spent, moved)
         if not moved and self._skipped >= self.settings.skip:
-            raise _diverged(step, gradients)
+            raise diverged(step, gradients)
         self._forget()
         self._skipped = 0 if moved else self._skipped + 1
         self.step, self.seconds, self.read = number, self.seconds + spent, self.read + step.tokens
@@ -229,6 +203,7 @@ class Trainer:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and plain values from which `load_state` goes on, to the last bit; the tensors are not copies."""
         weights = {f"model/{name}": tensor.detach() for name, tensor in self._parameters.items()}
+        weights |= {f"average/{name}": tensor for name, tensor in self.average.tensors.items()}
         optimizer = {f"optimiser/{name}": tensor for name, tensor in self._optimizer.state().items()}
         values = {"step": self.step, "seconds": self.seconds, "tokens": self._tokens, "skipped": self._skipped}
         values["read"] = self.read
@@ -251,15 +226,20 @@ class Trainer:
         with torch.no_grad():
             for name, tensor in weights.items():
                 self._parameters[name].copy_(tensor)
+        self.average.load(under("average/", tensors))
         self.step, self.seconds, self.read = values["step"], values["seconds"], values.get("read", 0)
         self._tokens, self._skipped = values["tokens"], values["skipped"]
         if self.stages[1:]:
             self.stage, self._begun, self._epochs = values["stage"], values["begun"], values["epochs"]
+            self.objective = self._objectives[self.stage]
 
     def _counted(self) -> dict[str, int]:
         """What decides which samples a step takes."""
         first, *others = self._orders
         later = {f"samples_{number}": order.count for number, order in enumerate(others, 1)}
+        later |= {
+            f"batch_{number}": order.batch for number, order in enumerate(others, 1) if order.batch != first.batch
+        }
         return {"samples": first.count, "batch": first.batch, "seed": first.seed} | later
 
     def _enter(self) -> None:
@@ -267,6 +247,7 @@ class Trainer:
         while self.stages[self.stage + 1 :] and self.done >= self.stages[self.stage + 1].share:
             self._epochs = self._epoch(self.step)
             self.stage, self._begun = self.stage + 1, self.step
+            self.objective = self._objectives[self.stage]
 
     def _epoch(self, step: int) -> float:
         """How many times the samples have been seen after that step."""
@@ -414,16 +395,6 @@ class _FullError(Exception):
 def _no_memory(error: BaseException) -> bool:
     said = ("can't allocate memory", "bad_alloc")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(each in str(error) for each in said)
-
-
-def _diverged(step: Step, gradients: Mapping[str, Tensor]) -> DivergedError:
-    bad = [name for name, each in gradients.items() if not (each.values() if each.is_sparse else each).isfinite().all()]
-    where = f"; gradients that are not finite: {', '.join(bad[:3])}" + (" and more" if bad[3:] else "")
-    return DivergedError(
-        f"step {step.number}: the loss is {step.loss} and the norm of the gradient {step.norm}{where if bad else ''}. "
-        f"The weights are those from before this step. {STEADY}",
-        step,
-    )
 
 
 @contextmanager

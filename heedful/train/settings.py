@@ -150,6 +150,7 @@ class TrainSettings:
         False  # blocks are compiled by PyTorch, once for all layers: for a GPU; the first steps take minutes
     )
     recompute: bool = False  # blocks run again for their gradient: less memory, a third more time
+    ema_decay: float = 0.0  # of averaged weights, which then are evaluated and saved, each step; 0: no average
     seed: int = 1  # of the order, of dropout, and of fresh heads
     skip: int = 0  # steps in a row that may be left out because a number is not finite
     halve: bool = False  # where memory is not enough, smaller micro-batches instead of an error
@@ -166,6 +167,8 @@ class TrainSettings:
         for name, least in (("batch", 1), ("tokens", 1), ("seed", 0), ("skip", 0)):
             if not least <= getattr(self, name) < 2**63:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected a whole number from {least} below 2^63")
+        if not 0 <= self.ema_decay < 1:
+            raise HeedfulError(f"ema_decay is {self.ema_decay}; expected a number from 0 to below 1")
         if not 0 < self.length.count < math.inf:
             raise HeedfulError(f"length.count is {self.length.count}; expected a number above 0")
 

@@ -48,7 +48,7 @@ class Sharded:
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
         self._owned: dict[str, Any] = dict(trained(loaded, beside))
         self.parameters: dict[str, Tensor] = {name: each.detach().to_local() for name, each in self._owned.items()}
-        forms = ("model/{}", "best/{}", "optimiser/{}.m", "optimiser/{}.v")
+        forms = ("model/{}", "best/{}", "average/{}", "optimiser/{}.m", "optimiser/{}.v")
         self._states = {form.format(name): each for name, each in self._owned.items() for form in forms}
         self._used: set[str] = set()
         self._open = False

@@ -105,14 +105,14 @@ def test_rewriting(writer: str, tmp_path: Path) -> None:
         finetune.finetune("rewrite", tmp_path / "data.csv", tmp_path / "run", assignments=how)
 
 
-KINDS = ("masked", "masked+next", "masked+order", "causal", "permuted", "replaced", "taught")
+KINDS = ("masked", "masked+next", "masked+order", "causal", "permuted", "replaced", "distillation")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_objectives(kind: str, tmp_path: Path) -> None:
     text = write(tmp_path / "text.txt", documents(60, seed=1))
     trained(documents(60, seed=1), vocabulary=300).save(tmp_path / "words")
-    more = {"objective.teacher": make(tmp_path / "teacher", "single")} if kind == "taught" else {}
+    more = {"objective.teacher": make(tmp_path / "teacher", "single")} if kind == "distillation" else {}
     small = {"model.layers": 1, "model.width": 32, "model.heads": 2, "train.batch": 8, "train.precision": "float32"}
     small |= {"length": 32, "row": 64, "held_out": 0.1, "evaluate": 3, "corpus.documents": "blank"}
     how = [f"{name}={value}" for name, value in (small | more | THERE).items()]

@@ -24,6 +24,7 @@ import transformers
 from corpora import Document, corpus_of, documents, trained, write
 from safetensors.torch import load_file
 from tiny import save_tiny
+from tiny_teacher import make_teacher
 from torch import Tensor
 
 import heedful
@@ -36,11 +37,12 @@ from heedful.objectives.rows import held_out
 from heedful.runs import pretrain as module
 from heedful.runs.baseline import comparisons
 from heedful.runs.card import plain
+from heedful.runs.distillation_settings import DistillationSettings
 from heedful.runs.folder import BEGUN, going_on, refuse_other
 from heedful.runs.pretrain import Pretrained, run
 from heedful.runs.pretrain_card import text_notes
-from heedful.runs.pretrain_making import Pieces, fresh_or_started, objective_of, samples_of, shaped
-from heedful.runs.pretrain_settings import Phase, PretrainSettings, TaughtSettings, settled
+from heedful.runs.pretrain_making import Pieces, fresh_or_started, objectives_of, samples_of, shaped
+from heedful.runs.pretrain_settings import Phase, PretrainSettings, settled
 from heedful.runs.recipes import copy, offers
 from heedful.runs.settings import ClassifySettings, FinetuneSettings
 from heedful.settings import from_file, to_toml
@@ -74,15 +76,16 @@ MODELS = {  # transformers' class, and how it calls what our head gives
     "spans": ("T5ForConditionalGeneration", ("logits",)),
     "causal": ("GPT2LMHeadModel", ("logits",)),
     "replaced": ("ElectraForPreTraining", ("logits",)),
-    "taught": ("BertForMaskedLM", ("logits",)),
+    "distillation": ("BertForMaskedLM", ("logits",)),
 }
 TERMS = {
     "masked+next": ["masked", "next"],
     "masked+order": ["masked", "order"],
     "causal": ["next"],
     "replaced": ["generator", "replaced"],
-    "taught": ["masked", "taught"],
+    "distillation": ["masked", "hidden_states"],
 }
+NAMES = {"distillation": "mlm+hidden_states"}  # what results call an objective, where that is not its kind
 ALWAYS = {
     *("settings.toml", "environment.json", "journal.jsonl", "results.csv", "results.json", "run.lock"),
     *("model", "state", "corpus", "tokenizer"),
@@ -176,28 +179,23 @@ def left(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with a tokenizer of its own."""
-    folder = tmp_path_factory.mktemp("teacher")
-    own = trained(documents(30, seed=8), vocabulary=120)
-    own.save(folder)
-    torch.manual_seed(1)
-    config = transformers.BertConfig(
-        vocab_size=own.size, hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
-    )
-    transformers.BertModel(config).save_pretrained(folder)
-    return folder
+    return make_teacher(tmp_path_factory.mktemp("teacher"), width=24)
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_run_is_complete(kind: str, tmp_path: Path, text: Path, teacher: Path) -> None:
     folder, seen = tmp_path / "run", Seen()
-    more = {"objective.teacher": teacher} if kind == "taught" else {}
+    more = {"objective.teacher": teacher} if kind == "distillation" else {}
     done = go(text, folder, kind, more, watch=seen)
     assert done.why == "done" and done.folder == folder
-    assert {path.name for path in folder.iterdir()} == ALWAYS | ({"generator"} if kind == "replaced" else set())
+    assert {path.name for path in folder.iterdir()} == ALWAYS | {
+        "replaced": {"generator"},
+        "distillation": {"teacher"},
+    }.get(kind, set())
     assert from_file(PretrainSettings, folder / "settings.toml").objective.kind == kind
     results = json.loads((folder / "results.json").read_text())
     assert done.results == results
-    assert (results["task"], results["objective"], results["steps"]) == ("pretrain", kind, 5)
+    assert (results["task"], results["objective"], results["steps"]) == ("pretrain", NAMES.get(kind, kind), 5)
     assert results["tokens"] == sum(step.tokens for step in seen.steps) > 5 * 8 * 50, "rows of up to 64 tokens"
     assert results["epochs"] == seen.steps[-1].epoch
     assert results["corpus"]["counts"]["documents"] == 120
@@ -205,7 +203,7 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, text: Path, teacher: Path)
     loaded = heedful.load(folder)
     assert results["model"]["parameters"] == loaded.count() and loaded.limit in (32, None)
     card = (folder / "model" / "README.md").read_text()
-    assert f"objective `{kind}`" in card and "120 documents" in card
+    assert f"objective `{NAMES.get(kind, kind)}`" in card and "120 documents" in card
     check_model(kind, folder / "model")
     if kind in ("spans", "causal"):
         check_writing(kind, folder / "model")
@@ -215,10 +213,10 @@ def check_numbers(kind: str, folder: Path, results: dict[str, Any]) -> None:
     numbers = results["splits"]["held out"]["numbers"]
     terms = TERMS.get(kind, [kind])
     losses = [f"{name}_loss" for name in terms]
-    accuracies = [f"{name}_accuracy" for name in terms if name != "taught"]
+    accuracies = [f"{name}_accuracy" for name in terms if name != "hidden_states"]
     assert set(numbers) == {"loss", "perplexity", "count", *losses, *accuracies}
     assert all(0 <= numbers[name] <= 1 for name in accuracies) and results["main"] == accuracies[0]
-    weights = {"replaced": 50.0, "taught": 10.0}
+    weights = {"replaced": 50.0, "hidden_states": 10.0}
     total = sum(weights.get(name, 1.0) * numbers[f"{name}_loss"] for name in terms)
     assert numbers["loss"] == pytest.approx(total)
     assert 4 < numbers[losses[0]] < 8, "hardly anything was learned"
@@ -314,10 +312,10 @@ def test_recipes_run(name: str, tmp_path: Path, text: Path, teacher: Path) -> No
             run(published, tmp_path / "run")
     named = {"model": str(teacher)} if published.model.start else {}
     objective = published.objective
-    if isinstance(objective, TaughtSettings):
+    if isinstance(objective, DistillationSettings):
         more["objective.teacher"], objective = teacher, replace(objective, teacher=str(teacher))
     done = go(text, tmp_path / "run", "", more, recipe=path, **named)
-    assert done.why == "done" and done.results["objective"] == objective.kind
+    assert done.why == "done" and done.results["objective"] == published.kind
     used = from_file(PretrainSettings, tmp_path / "run" / "settings.toml")
     assert used.objective == objective and used.train.optimiser == published.train.optimiser
     assert used.train.schedule == published.train.schedule and used.model.dropout == published.model.dropout
@@ -429,7 +427,7 @@ def test_rows_of_one_shape_keep_the_rate(tmp_path: Path, known: Path, choose: st
     settings = asked(corpus.folder, more={"sequences": 4, "row": 128, "objective.choose": choose})
     pieces = Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=None)
     (rows,), _ = samples_of(pieces)
-    objective = objective_of(pieces, fresh_or_started(pieces), rows)
+    objective = objectives_of(pieces, fresh_or_started(pieces), [rows])[0]
     assert isinstance(objective, Masked)
     for number in range(len(rows)):
         batch, free = objective.batch([rows[number]], [number]), int(objective.free[rows[number].tokens].sum())
@@ -819,8 +817,12 @@ def test_what_was_made_of_a_text_stays_unless_another_text_is_asked_for(tmp_path
         ("masked", {"model.family": "brt"}, r'"brt" is no family \(did you mean "bert"\?\)'),
         ("masked+next", {"model.family": "roberta"}, 'this family has no head "pretraining"'),
         ("masked", {"model.family": "gpt2"}, 'this family has no head "masked"'),
-        ("taught", {"objective.teacher": "nowhere"}, "'nowhere' is no folder here"),
-        ("taught", {"objective.teacher": "whole"}, "whole has a decoder beside its encoder, .* convert --head encoder"),
+        ("distillation", {"objective.teacher": "nowhere"}, "'nowhere' is no folder here"),
+        (
+            "distillation",
+            {"objective.teacher": "whole"},
+            "whole has a decoder beside its encoder, .* convert --head encoder",
+        ),
         ("causal", {"model.family": "t5"}, "t5 has an encoder beside its decoder, .* take --objective spans"),
         ("spans", {"model.family": "gpt2"}, "gpt2 is a decoder alone, .* take --objective causal"),
         ("masked", {"tokenizer": "maskless"}, "this tokenizer has no mask token"),
@@ -896,7 +898,7 @@ def test_settings_that_would_change_nothing(
 def test_wrong_names_and_times(text: Path) -> None:
     for given, message in (
         ({"objective": "mask"}, r'"mask" is no objective \(did you mean "masked"\?\): use one of masked, masked\+next'),
-        ({"objective": "taught"}, "objective.teacher is missing"),
+        ({"objective": "mlm+hidden_states"}, "objective.teacher is missing"),
         ({"duration": "soon"}, '"soon" is no duration: write 1h, 90m, 1h30m or 45s'),
         ({"duration": "0h"}, '"0h" is no time at all'),
         ({"model": "there", "size": "mini"}, "--size would change nothing: there has a shape of its own"),

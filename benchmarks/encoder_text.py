@@ -1,0 +1,160 @@
+"""Prepare what the shipped encoder is trained on and judged by: its text, and probe sets cut from training files.
+
+HEEDFUL_DATA=folder python benchmarks/encoder_text.py OUT
+
+Writes OUT/text/*.jsonl, OUT/probe/ and OUT/counts.json. Every sentence of the corpora that also occurs in a train, dev
+or test file of a data set used for measuring is dropped, compared without case and punctuation. Direct speech of the
+novels is added as documents of its own, since most texts that people classify are short and plain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import lzma
+import os
+import random
+import re
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from heedful.data.sentences import normalise, segments
+
+CORPORA = ("wikipedia-2014-1", "wikipedia-2014-2", "wikipedia-2014-3", "wikipedia-2021", "novels")
+LEFT_OUT = {"Harvard University", "Yuan Dynasty", "Yuan dynasty", "Rain"}  # they hold passages of SQuAD's dev sets
+SPEECH = re.compile(r"[“\"]([^“”\"]{12,400})[”\"]")
+PROBE_SEED = 11
+PROBE_PAIRS, PROBE_TEXTS, PROBE_SENTENCES = 1_000, 2_000, 1_000
+
+
+def plain(sentence: str) -> bytes:
+    """A digest of the sentence's letters and digits, without case and punctuation; empty where it has none."""
+    words = " ".join(re.findall(r"[^\W_]+", sentence.lower()))
+    return blake2b(words.encode(), digest_size=8).digest() if words else b""
+
+
+def measured_texts(tasks: Path) -> Iterator[str]:
+    """All texts of the data sets, labels and other columns among them, which do no harm here."""
+    for path in sorted(tasks.rglob("*")):
+        if (
+            not path.is_file()
+            or path.name.lower().startswith(("readme", "license"))
+            or path.parent.name == "predictions"
+        ):
+            continue
+        if path.suffix == ".xz":
+            with lzma.open(path, "rt", encoding="utf-8") as lines:
+                for line in lines:
+                    yield from strings(json.loads(line))
+        elif path.suffix == ".json":
+            yield from strings(json.loads(path.read_text(encoding="utf-8")))
+        elif path.suffix == ".csv":
+            with path.open(encoding="utf-8", errors="replace", newline="") as file:
+                for row in csv.reader(file):
+                    yield from row
+        elif path.parent.name == "conll2003":
+            words: list[str] = []
+            for line in path.read_text(encoding="utf-8").splitlines():
+                if line.strip():
+                    words.append(line.split()[0])
+                elif words:
+                    yield " ".join(words)
+                    words = []
+        else:
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                yield from line.split("\t")
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All strings of a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from strings(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from strings(part)
+
+
+def documents(path: Path) -> Iterator[dict[str, Any]]:
+    """The documents of a corpus file."""
+    with lzma.open(path, "rt", encoding="utf-8", newline="\n") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def write_text(data: Path, out: Path) -> dict[str, int]:
+    """Write the filtered corpora; return what was counted."""
+    measured: set[bytes] = set()
+    for text in measured_texts(data / "tasks"):
+        measured.add(plain(text))
+        found, _ = segments(normalise(text.replace("<br />", " ")))
+        measured.update(map(plain, found))
+    measured.discard(b"")
+    counts = {"measured sentences": len(measured), "documents": 0, "sentences": 0, "dropped sentences": 0, "speech": 0}
+    (out / "text").mkdir(parents=True, exist_ok=True)
+    for name in CORPORA:
+        with (out / "text" / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+            for document in documents(data / "corpus" / f"{name}.jsonl.xz"):
+                if document["title"] in LEFT_OUT:
+                    continue
+                paragraphs = []
+                for paragraph in normalise(document["text"]).split("\n\n"):
+                    sentences, _ = segments(paragraph)
+                    kept = [sentence for sentence in sentences if plain(sentence) not in measured]
+                    counts["sentences"] += len(sentences)
+                    counts["dropped sentences"] += len(sentences) - len(kept)
+                    if kept:
+                        paragraphs.append("".join(kept).strip())
+                if not paragraphs:
+                    continue
+                counts["documents"] += 1
+                file.write(json.dumps({"text": "\n\n".join(paragraphs)}, ensure_ascii=False) + "\n")
+                if name == "novels" and len(speech := [s for p in paragraphs for s in SPEECH.findall(p)]) >= 4:
+                    spoken = [said for said in speech if plain(said) not in measured]
+                    counts["speech"] += len(spoken)
+                    file.write(json.dumps({"text": "\n\n".join(spoken)}, ensure_ascii=False) + "\n")
+    return counts
+
+
+def write_probes(data: Path, out: Path) -> None:
+    """Cut probe sets from train files: pairs of STS-B, texts of SST-2, sentences of CoNLL-2003."""
+    place = out / "probe"
+    place.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(PROBE_SEED)
+    rows = [line.split("\t") for line in (data / "tasks/glue/STS-B/train.tsv").read_text("utf-8").splitlines()[1:]]
+    with (place / "similarity.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "pair", "score"])
+        writer.writerows([row[7], row[8], row[9]] for row in draw.sample(rows, PROBE_PAIRS))
+    rows = [line.split("\t") for line in (data / "tasks/glue/SST-2/train.tsv").read_text("utf-8").splitlines()[1:]]
+    with (place / "sentiment.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label"])
+        chosen = draw.sample([row for row in rows if len(row[0].split()) >= 6], PROBE_TEXTS)
+        writer.writerows([row[0].strip(), row[1]] for row in chosen)
+    blocks = (data / "tasks/conll2003/eng.train").read_text("utf-8").split("\n\n")
+    blocks = [block for block in blocks if block.strip() and "-DOCSTART-" not in block]
+    (place / "entities.conll").write_text("\n\n".join(draw.sample(blocks, PROBE_SENTENCES)) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Write text and probes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    asked = parser.parse_args()
+    data = Path(os.environ.get("HEEDFUL_DATA", "absent"))
+    if not (data / "tasks").is_dir():
+        raise SystemExit("set HEEDFUL_DATA to the folder of the data sets")
+    write_probes(data, asked.out)
+    counts = write_text(data, asked.out)
+    (asked.out / "counts.json").write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
+    print(counts)
+
+
+if __name__ == "__main__":
+    main()

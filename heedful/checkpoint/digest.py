@@ -1,0 +1,18 @@
+"""A checksum that identifies the weights of a model."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from heedful.checkpoint import Loaded
+
+
+def weights_digest(loaded: Loaded) -> str:
+    """SHA-256 over the names and bytes of all parameters, in hexadecimal."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(loaded.named().items()):
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()

@@ -1,0 +1,227 @@
+"""Pre-training with a teacher: all terms and phases in one run, averaged weights, probes, caches, and resuming."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from corpora import documents, trained, write
+from tiny_teacher import make_teacher
+
+import heedful
+from heedful.errors import HeedfulError
+from heedful.runs import pretrain as module
+from heedful.runs.distillation_settings import DistillationSettings, Probe, TermWeights
+from heedful.runs.pretrain import Pretrained, run
+from heedful.runs.pretrain_settings import Phase, PretrainSettings, settled
+from heedful.runs.probes import ProbeSet
+from heedful.tokenizer import Tokenizer
+from heedful.train.fit import Watch
+from heedful.train.loop import Step, Trainer
+
+SMALL = {
+    "model.layers": 1,
+    "model.width": 16,
+    "model.heads": 2,
+    "train.length.count": 6,
+    "train.batch": 12,
+    "train.precision": "float32",
+    "length": 48,
+    "row": 96,
+    "held_out": 0.1,
+    "evaluate": 3,
+    "corpus.documents": "blank",
+}
+ALL_TERMS = "mlm+hidden_states+sentence_embedding+pair_similarity"
+PHASES = (
+    "[{after = 0.5, length = 64, batch_size = 16, mask_prob = 0.3, term_weights = {mlm = 2.0, hidden_states = 0.0}}]"
+)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No plots, no timing, and one thread, so that equal runs are equal."""
+    monkeypatch.setattr(module, "draw", lambda folder: [])
+    monkeypatch.setattr(module, "latency", lambda loaded: {"latency": {}, "throughput": 1})
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with text, a tokenizer, a teacher and probe files."""
+    folder = tmp_path_factory.mktemp("place")
+    write(folder / "text.txt", documents(120, seed=1))
+    trained(documents(120, seed=1), vocabulary=300).save(folder / "words")
+    make_teacher(folder / "teacher", width=24)
+    sentences = [sentence for document in documents(40, seed=7) for sentence in document]
+    with (folder / "pairs.csv").open("w", newline="") as file:
+        rows = [(one, two, len(set(one.split()) & set(two.split()))) for one, two in pairwise(sentences)]
+        csv.writer(file).writerows([("text", "pair", "score"), *rows])
+    with (folder / "labels.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *((text, text.split()[2]) for text in sentences)])
+    tagged = ["\n".join(f"{word} {'B-X' if word[0] in 'bk' else 'B-Y'}" for word in text.split()) for text in sentences]
+    (folder / "tags.conll").write_text("\n\n".join(tagged) + "\n")
+    return folder
+
+
+def settings_of(place: Path, terms: str, more: dict[str, Any] | None = None) -> PretrainSettings:
+    given = [f"{name}={value}" for name, value in (SMALL | (more or {})).items()]
+    return settled(
+        [place / "text.txt"],
+        objective=terms,
+        teacher=str(place / "teacher"),
+        tokenizer=str(place / "words"),
+        assignments=given,
+    )
+
+
+def go(place: Path, out: Path, terms: str, more: dict[str, Any] | None = None, **how: Any) -> Pretrained:
+    return run(settings_of(place, terms, more), out, **how)
+
+
+class StopAfter(Watch):
+    """Asks for a stop after a step; keeps what every step learned from."""
+
+    def __init__(self, step: int = 0) -> None:
+        self.at = step
+        self.seen: list[tuple[int, int, tuple[str, ...], float]] = []
+
+    def step(self, step: Step, trainer: Trainer) -> None:
+        learned: Any = trainer.objective
+        self.seen.append((step.number, trainer.order.batch, learned.names, learned.rate))
+        trainer.stopping = trainer.stopping or step.number == self.at
+
+
+def everything(place: Path) -> dict[str, Any]:
+    probes = ", ".join(
+        f'{{name = "{kind}", kind = "{kind}", data = "{place / file}"}}'
+        for kind, file in (("similarity", "pairs.csv"), ("classify", "labels.csv"), ("tag", "tags.conll"))
+    )
+    return {"phases": PHASES, "train.ema_decay": 0.9, "objective.neighbour_texts": 20, "probes": f"[{probes}]"}
+
+
+def test_all_terms_phases_and_probes_in_one_run(tmp_path: Path, place: Path) -> None:
+    watch = StopAfter()
+    done = go(place, tmp_path / "run", ALL_TERMS, everything(place), watch=watch)
+    assert done.why == "done" and done.results["objective"] == ALL_TERMS
+    early, late = watch.seen[0], watch.seen[-1]
+    assert early[1:] == (12, ("mlm", "hidden_states", "sentence_embedding", "pair_similarity"), 0.15)
+    assert late[1:] == (16, ("mlm",), 0.3)
+    looks = [
+        line for line in map(json.loads, (tmp_path / "run/journal.jsonl").read_text().splitlines()) if "dev" in line
+    ]
+    assert [look["step"] for look in looks] == [3, 6]
+    for look in looks:
+        assert {"hidden_states_loss", "sentence_embedding_loss", "pair_similarity_loss", "masked_accuracy"} <= set(
+            look["dev"]
+        )
+        assert -1 <= look["dev"]["probe_similarity"] <= 1 and 0 <= look["dev"]["probe_tag"] <= 1
+    assert looks[-1]["dev"] == done.results["splits"]["held out"]["numbers"], "the averaged weights are saved"
+
+
+def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path, place: Path) -> None:
+    go(place, tmp_path / "whole", ALL_TERMS, everything(place))
+    for step in (2, 4):
+        assert go(place, tmp_path / "parts", ALL_TERMS, everything(place), watch=StopAfter(step)).why == "asked"
+    assert go(place, tmp_path / "parts", ALL_TERMS, everything(place)).why == "done"
+    for name in ("model/model.safetensors", "journal.jsonl", "teacher/neighbours/nearest.npy"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+
+
+def test_vectors_are_cached_where_no_hidden_states_are_learned(tmp_path: Path, place: Path) -> None:
+    watch = StopAfter(2)
+    go(place, tmp_path / "run", "sentence_embedding+pair_similarity", watch=watch)
+    cached = sorted((tmp_path / "run/teacher/phase-0").glob("*.npy"))
+    before = [(path.stat().st_mtime_ns, path.name) for path in cached]
+    assert before
+    done = go(place, tmp_path / "run", "sentence_embedding+pair_similarity")
+    assert done.why == "done" and done.results["main"] == "loss"
+    assert [(path.stat().st_mtime_ns, path.name) for path in cached] == before, "computed once"
+    assert "perplexity" not in done.results["splits"]["held out"]["numbers"]
+
+
+def test_sentence_vectors_come_near_the_teachers(tmp_path: Path, place: Path) -> None:
+    more = {"train.length.count": 60, "train.optimiser.rate": 5e-3, "evaluate": 60}
+    first = go(place, tmp_path / "short", "sentence_embedding", more | {"train.length.count": 1})
+    last = go(place, tmp_path / "long", "sentence_embedding", more)
+    losses = [run.results["splits"]["held out"]["numbers"]["sentence_embedding_loss"] for run in (first, last)]
+    assert losses[1] < 0.6 * losses[0]
+
+
+def test_the_average_leaves_the_training_as_it_is(tmp_path: Path, place: Path) -> None:
+    """Losses of steps are those without an average; only what is evaluated and saved differs."""
+    go(place, tmp_path / "plain", "mlm+hidden_states")
+    go(place, tmp_path / "ema", "mlm+hidden_states", {"train.ema_decay": 0.9})
+    lines = [
+        [json.loads(line) for line in (tmp_path / name / "journal.jsonl").read_text().splitlines()]
+        for name in ("plain", "ema")
+    ]
+    steps = [[line for line in each if "loss" in line] for each in lines]
+    assert steps[0] == steps[1]
+    assert [line for line in lines[0] if "dev" in line] != [line for line in lines[1] if "dev" in line]
+    models = [heedful.load(tmp_path / name) for name in ("plain", "ema")]
+    assert any(not torch.equal(a, b) for a, b in zip(*(each.parameters() for each in models), strict=True))
+
+
+def test_probe_scores_do_not_depend_on_batches(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = heedful.load(place / "teacher")
+    assert loaded.tokenizer is not None
+    for kind, file in (("similarity", "pairs.csv"), ("classify", "labels.csv"), ("tag", "tags.conll")):
+        probe = ProbeSet(Probe(name="x", kind=kind, data=str(place / file)), loaded.tokenizer)  # type: ignore[arg-type]
+        whole = probe.score(loaded)
+        monkeypatch.setattr("heedful.runs.probes.BATCH_TOKENS", 64)
+        assert probe.score(loaded) == pytest.approx(whole, abs=0.02)
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "told"),
+    [
+        ("similarity", "nowhere.csv", "does not exist"),
+        ("similarity", "labels.csv", "score"),
+        ("tag", "labels.csv", "tags|words|column"),
+    ],
+)
+def test_a_probe_file_that_does_not_fit_is_refused_before_training(
+    kind: str, file: str, told: str, tmp_path: Path, place: Path
+) -> None:
+    more = {"probes": f'[{{name = "x", kind = "{kind}", data = "{place / file}"}}]'}
+    with pytest.raises(HeedfulError, match=told):
+        go(place, tmp_path / "run", "mlm+hidden_states", more)
+    assert not (tmp_path / "run/journal.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: TermWeights(mlm=-1.0), "mlm is -1.0"),
+        (lambda: TermWeights(mlm=0.0, hidden_states=0.0), "all weights are 0"),
+        (lambda: DistillationSettings(teacher="t", term_weights=TermWeights(pair_similarity=1.0)), "needs pairs"),
+        (lambda: DistillationSettings(teacher="t", mask_prob=1.0), "mask_prob is 1.0"),
+        (lambda: Phase(after=0.5, batch_size=0), "batch_size is 0"),
+        (lambda: PretrainSettings(phases=(Phase(after=0.5, term_weights=TermWeights()),)), "term_weights of a phase"),
+        (lambda: settled(["t"], objective="mlm+hidden", teacher="t"), "no objective"),
+        (lambda: settled(["t"], objective="mlm+hidden_states"), "objective.teacher is missing"),
+        (lambda: settled(["t"], objective="masked", teacher="t"), "teacher is not a setting"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make: Any, told: str) -> None:
+    with pytest.raises(HeedfulError, match=told):
+        make()
+
+
+def test_a_phase_of_masked_tokens_has_its_own_rate(tmp_path: Path, place: Path) -> None:
+    given = [f"{name}={value}" for name, value in (SMALL | {"phases": "[{after = 0.5, mask_prob = 0.4}]"}).items()]
+    settings = settled([place / "text.txt"], objective="masked", tokenizer=str(place / "words"), assignments=given)
+    assert [asked.rate for asked in settings.objectives()] == [0.15, 0.4]  # type: ignore[union-attr]
+    assert run(settings, tmp_path / "run").why == "done"
+    assert isinstance(Tokenizer.load(tmp_path / "run/model"), Tokenizer)
