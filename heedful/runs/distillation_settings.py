@@ -83,8 +83,8 @@ class Probe:
     """A score of frozen vectors on a small labelled file, measured at each evaluation of a run.
 
     `similarity`: Spearman correlation of cosines of mean vectors with the scores of pairs. `classify`: accuracy of a
-    logistic regression on mean vectors. `tag`: accuracy of one on the first row of each word, words tagged O left out.
-    The latter two are fitted on the first two thirds of the file and scored on the rest.
+    linear classifier (ridge regression to one-hot targets) on mean vectors. `tag`: accuracy of one on the first row of
+    each word, without words tagged O. Both are fitted on the first two thirds of the file and scored on the rest.
     """
 
     name: str

@@ -305,6 +305,8 @@ def test_recipes_run(name: str, tmp_path: Path, text: Path, teacher: Path) -> No
         more["vocabulary.vocabulary"] = 420
     if published.phases:
         more["phases"] = "[{after = 0.5, length = 40}]"
+    if isinstance(published.objective, DistillationSettings) and published.objective.neighbour_texts:
+        more["objective.neighbour_texts"] = 20
     if published.vocabulary.sentinels:
         more["vocabulary.sentinels"] = 20
     if published.model.start:
@@ -313,7 +315,9 @@ def test_recipes_run(name: str, tmp_path: Path, text: Path, teacher: Path) -> No
     named = {"model": str(teacher)} if published.model.start else {}
     objective = published.objective
     if isinstance(objective, DistillationSettings):
-        more["objective.teacher"], objective = teacher, replace(objective, teacher=str(teacher))
+        more["objective.teacher"] = teacher
+        few = more.get("objective.neighbour_texts", 0)
+        objective = replace(objective, teacher=str(teacher), neighbour_texts=few)
     done = go(text, tmp_path / "run", "", more, recipe=path, **named)
     assert done.why == "done" and done.results["objective"] == published.kind
     used = from_file(PretrainSettings, tmp_path / "run" / "settings.toml")
