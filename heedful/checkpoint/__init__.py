@@ -34,7 +34,8 @@ from heedful.tokenizer.pieces import NAMES as PIECES
 
 RUN_MODEL = "model"  # the model's folder in a run's
 NOTES = "heedful.json"  # what transformers has no place for: the tokenizer's fingerprint, and what FACTS are
-FACTS = ("thresholds", "scores", "between")  # of Loaded
+FACTS = ("thresholds", "scores", "between", "pairs")  # of Loaded
+UNSET: tuple[Any, ...] = ({}, "", None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +59,7 @@ class Loaded(nn.Module):
         self.thresholds: dict[str, float] = {}  # of answers: calibrated by label, or "no_answer"; "most" tokens
         self.scores: dict[str, float] = {}  # of train: the "mean" and "deviation" of numbers, "low" and "high" of pairs
         self.between = ""  # stands after a text from which a decoder goes on, where it learned so
+        self.pairs: bool | None = None  # whether the texts that a classifier learned were pairs; None: not known
         model = config.model
         self.model = make_model(model)
         self.head = None if config.head is None else make_head(config.head, self.model)
@@ -183,7 +185,7 @@ def load(
     loaded.tokenizer = _load_tokenizer(folder, config.family, config.model)
     if isinstance(config.head, SentenceEmbedding):
         sentences.check_case(folder, loaded.tokenizer)
-    loaded.thresholds, loaded.scores, loaded.between = (_fact(folder, name) for name in FACTS)
+    loaded.thresholds, loaded.scores, loaded.between, loaded.pairs = (_fact(folder, name) for name in FACTS)
     asked = hub.name_and_revision(name)[0]
     loaded.source = asked if os.path.isdir(name) or shipped(asked) else f"{asked}@{folder.name}"
     loaded.unused = unused
@@ -371,13 +373,18 @@ def _load_tokenizer(folder: Path, family: str, model: ModelConfig) -> Tokenizer 
 
 def _fact(folder: Path, name: str) -> Any:
     known = read_json(folder / NOTES) if (folder / NOTES).exists() else {}
+    if name == "pairs" and type(found := known.get(name)) in (bool, type(None)):
+        return found
     match known.get(name, "" if name == "between" else {}):
         case str(text) if name == "between":
             return text
-        case dict(found) if name != "between" and all(type(value) in (int, float) for value in found.values()):
+        case dict(found) if name not in ("between", "pairs") and all(
+            type(value) in (int, float) for value in found.values()
+        ):
             return {key: float(value) for key, value in found.items()}
         case other:
-            expected = "a text" if name == "between" else "names with a number each"
+            kinds = {"between": "a text", "pairs": "true or false"}
+            expected = kinds.get(name, "names with a number each")
             raise HeedfulError(f"{folder / NOTES}: {name} is {other!r:.80}; expected {expected}")
 
 
@@ -409,7 +416,7 @@ def save(loaded: Loaded, folder: str | Path, *, overwrite: bool = False) -> None
             notes["tokenizer"] = loaded.tokenizer.fingerprint
         if isinstance(config.head, SentenceEmbedding):
             sentences.write(temporary, config.head, config.model.width)
-        notes |= {name: fact for name in FACTS if (fact := getattr(loaded, name))}
+        notes |= {name: fact for name in FACTS if (fact := getattr(loaded, name)) not in UNSET}
         _write_json(temporary / NOTES, notes)
 
 

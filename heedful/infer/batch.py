@@ -139,6 +139,8 @@ def predict_files(
     left_out = sorted({name for tally in each for name in tally["left_out"]})
     if left_out:
         stated += (f"keys that the first row of their file has not are left out: {', '.join(map(shown, left_out))}",)
+    if empty := sum(tally.get("empty", 0) for tally in each):
+        stated += (f"{empty:,} rows have an empty text, which is answered like any other",)
     return Summary(
         folder=Path(out),
         parts=found["parts"],
@@ -268,7 +270,7 @@ class _Run:
 
     def _part(self, first: _Chunk, others: Iterator[_Chunk]) -> None:
         """Answer and write one part."""
-        tally: dict[str, Any] = {"rows": 0, "answered": 0, "errors": 0, "first_error": "", "left_out": []}
+        tally: dict[str, Any] = {"rows": 0, "answered": 0, "errors": 0, "first_error": "", "left_out": [], "empty": 0}
         said = self._said(first, others, tally)
         self._filled.write(first.part, self._written(said), lambda: tally)
         self._filled.release(first.part)
@@ -290,6 +292,7 @@ class _Run:
         while True:
             self._begun = self._begun or (time.monotonic(), chunk.share)
             answers = iter(answers_each(self._engine, chunk.asked, top_k=self._top_k))
+            tally["empty"] += sum(_is_empty(each.given) for each in chunk.asked)
             found = []
             for (inputs, row), error in zip(chunk.rows, chunk.errors, strict=True):
                 answer = error or next(answers)
@@ -409,6 +412,16 @@ def _count(tally: dict[str, Any], said: Said, inputs: Inputs, fixed: bool) -> No
     if fixed and said.cells is not None and len(tally["left_out"]) < 20:
         more = [name for name in said.cells if name not in inputs.known and name not in tally["left_out"]]
         tally["left_out"] += more[:20]
+
+
+def _is_empty(given: Any) -> bool:
+    """Return whether an input has nothing but white space in one of its texts."""
+    match given:
+        case str():
+            return not given.strip()
+        case tuple():
+            return any(map(_is_empty, given))
+    return False
 
 
 def _size(given: Any) -> int:

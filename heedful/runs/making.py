@@ -14,7 +14,10 @@ import torch
 from heedful.checkpoint import Config, Loaded, create, load
 from heedful.checkpoint.attach import attach
 from heedful.data import (
+    Labelled,
+    MultiLabelled,
     Rewritten,
+    Scored,
     Source,
 )
 from heedful.errors import HeedfulError
@@ -188,6 +191,9 @@ def make_task(
             task, made = _made(Rewrite, settings, loaded, mark=mark, between=between, **how)
             assert isinstance(task, Rewrite)
             task, made.between = replace(task, limit_written=made.limit_written), between
+    if source.kind in (Labelled, MultiLabelled, Scored):
+        first = next(iter(source.examples("train")), None)
+        made.pairs = None if first is None else len(first.texts) > 1
     return task, made
 
 

@@ -17,6 +17,7 @@ from heedful.model.decode import Beam, Greedy, How, Sample
 from heedful.serve import answers as a
 from heedful.serve import schemas as s
 from heedful.serve.call import LETTERS, Call
+from heedful.serve.pairs import sequences
 from heedful.tasks import Writing
 
 MOST = 128  # tokens that are written for a text, unless the request says how many
@@ -156,14 +157,10 @@ async def predict(call: Call, body: s.PredictBody) -> Any:
     _, lane = call.lane(body.model, CLASSES)
     if body.raw_scores:
         raise HeedfulError("raw_scores is true, and this server gives probabilities, or a regression's numbers")
-    given: list[Any] = many(body.inputs)
-    alone = all(isinstance(each, str) for each in given) and len(given) > 0  # a text, or a pair
-    if alone:
-        given = [given]
-    if any(isinstance(each, str) or len(each) > 2 for each in given):
-        raise HeedfulError("inputs are to be a text, [text, second text], or a list of [text] and [text, second text]")
-    call.texts(*(text for texts in given for text in texts))
-    answers = await call.ask(lane, [texts[0] if len(texts) == 1 else tuple(texts) for texts in given])
+    loaded = getattr(lane.engine, "loaded", None)
+    given, alone = sequences(body.inputs, getattr(loaded, "pairs", None))
+    call.texts(*(text for each in given for text in many(list(each) if isinstance(each, tuple) else each)))
+    answers = await call.ask(lane, given)
     found = [labels_of(answer) for answer in answers]
     return found[0] if alone else found
 

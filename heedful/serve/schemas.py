@@ -37,10 +37,17 @@ class EmbedBody(Cut, kw_only=True, frozen=True):
     prompt_name: None = None  # models here have no prompts
 
 
-class PredictBody(Cut, kw_only=True, frozen=True):
-    """A text, a pair as [text, second text], or a list of [text] and [text, second text]."""
+class TextPair(Struct, forbid_unknown_fields=True, frozen=True):
+    """A text, and the second text of a pair."""
 
-    inputs: str | list[str | Annotated[list[str], Meta(min_length=1, max_length=2)]]
+    text: str
+    pair: str | None = None
+
+
+class PredictBody(Cut, kw_only=True, frozen=True):
+    """A text, an object, or a list: of texts, of [text] and [text, second text], or of objects."""
+
+    inputs: str | TextPair | list[str | Annotated[list[str], Meta(min_length=1, max_length=2)] | TextPair]
     truncate: bool | None = None  # nothing is: long texts are read in windows
     raw_scores: bool = False
 

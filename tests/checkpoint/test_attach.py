@@ -380,6 +380,20 @@ def test_facts_are_saved_and_are_not_another_heads(start: Start, tmp_path: Path,
             load(tmp_path / "out")
 
 
+@pytest.mark.parametrize("pairs", [None, False, True])
+def test_a_folder_knows_whether_pairs_were_learned(start: Start, tmp_path: Path, pairs: bool | None) -> None:
+    loaded = copy(start("bert", "SequenceClassification")[1])
+    loaded.pairs = pairs
+    save(loaded, tmp_path / "out")
+    assert load(tmp_path / "out").pairs is pairs
+    notes = json.loads((tmp_path / "out/heedful.json").read_text())
+    assert notes.get("pairs") is pairs
+    for wrong in (1, "yes", {}):
+        (tmp_path / "out/heedful.json").write_text(json.dumps(notes | {"pairs": wrong}))
+        with pytest.raises(HeedfulError, match=r"heedful\.json: pairs is .*; expected true or false"):
+            load(tmp_path / "out")
+
+
 def test_the_limit_is_the_least_of_all(start: Start) -> None:
     assert native().limit == 40
     _, loaded = start("roberta", "Model")

@@ -24,7 +24,7 @@ from heedful.infer.engine import Engine
 from heedful.model.decode import Beam, Greedy, Sample
 from heedful.serve.attention import attention
 from heedful.serve.openapi import VIEWS
-from heedful.serve.routes import QUESTIONS
+from heedful.serve.routes import QUESTIONS, labels_of
 from heedful.serve.run import Running
 from heedful.serve.settings import named
 from heedful.tasks import Writing
@@ -140,9 +140,10 @@ def test_forms_of_other_servers_clients(served: Running) -> None:
     port, pair = served.port, ["the cat", "she ran"]
     cut = {"truncate": True, "truncation_direction": "Right"}
     alone = ask(port, "/predict", {"inputs": [pair], "model": "single"}).json
-    found = ask(port, "/predict", {"inputs": pair, "raw_scores": False, "model": "single"} | cut)
+    as_object = {"inputs": {"text": pair[0], "pair": pair[1]}}
+    found = ask(port, "/predict", as_object | {"raw_scores": False, "model": "single"} | cut)
     assert [found.json] == alone
-    assert ask(port, "/predict", {"inputs": ["a", "b", "c"]}).status == 422
+    assert len(ask(port, "/predict", {"inputs": ["a", "b", "c"], "model": "single"}).json) == 3
     assert ask(port, "/predict", {"inputs": ["a", ["b"]]}).status == 422
     assert "probabilities" in ask(port, "/predict", {"inputs": "a", "raw_scores": True}).json["error"]
     assert ask(port, "/rerank", {"query": "a", "texts": pair, "model": "embed"} | cut).status == 200
@@ -162,6 +163,48 @@ def test_forms_of_other_servers_clients(served: Running) -> None:
     asked["outputs"] = [{"name": "label", "parameters": {"binary_data": False}}]
     reply = ask(port, "/v2/models/single/infer", asked)
     assert reply.status == 200 and reply.json["outputs"][0]["shape"] == [2]
+
+
+@pytest.mark.parametrize("learned", [None, False, True])
+def test_lists_are_batches_but_a_pair_where_the_model_learned_pairs(
+    served: Running, engines: dict[str, Engine], learned: bool | None
+) -> None:
+    lane = served.service.lane("single", None)[1]
+    before, lane.engine.loaded.pairs = lane.engine.loaded.pairs, learned
+    try:
+        texts = {text: labels_of(engines["single"]([text])[0]) for text in ("the cat", "she ran")}
+        pair = labels_of(engines["single"]([("the cat", "she ran")])[0])
+
+        def predict(inputs: Any) -> Any:
+            reply = ask(served.port, "/predict", {"inputs": inputs, "model": "single"})
+            return reply.json if reply.status == 200 else (reply.status, reply.json["error"])
+
+        both, said = ["the cat", "she ran"], {"text": "the cat", "pair": "she ran"}
+        assert near(predict("the cat"), texts["the cat"]) and near(predict(said), pair)
+        assert near(predict({"text": "the cat"}), texts["the cat"])
+        assert near(predict([said, "the cat"]), [pair, texts["the cat"]])
+        assert near(predict([["the cat"], ["she ran"]]), list(texts.values()))
+        flat, nested = predict(both), predict([both])
+        match learned:
+            case True:
+                assert near(flat, pair) and near(nested, [pair])
+                assert predict([*both, "x"])[0] == 422
+            case False:
+                assert near(flat, list(texts.values())) and nested[0] == 422 and '"pair"' in nested[1]
+                assert near(predict(["the cat"]), [texts["the cat"]])
+            case None:
+                assert flat[0] == 422 and "two texts or a pair" in flat[1] and near(nested, [pair])
+                assert near(predict(["the cat"]), [texts["the cat"]])
+        assert predict(["the cat", ["she ran"]])[0] == 422 and predict([["a", "b", "c"]])[0] == 422
+    finally:
+        lane.engine.loaded.pairs = before
+
+
+def near(found: Any, wanted: Any) -> bool:
+    """Whether labels are the same, and scores as good as."""
+    if isinstance(wanted, list):
+        return len(found) == len(wanted) and all(map(near, found, wanted))
+    return found["label"] == wanted["label"] and found["score"] == pytest.approx(wanted["score"], abs=1e-5)
 
 
 def test_masks_are_filled_as_alone(served: Running, engines: dict[str, Engine]) -> None:
