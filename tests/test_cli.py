@@ -631,6 +631,7 @@ def test_evaluate_reads_data_as_the_run_did(run: Any, tmp_path: Path, monkeypatc
     assert done.code == 2 and 'say --set columns.text=NAME, one of "my review", "label"' in done.err
     named = sets(**{"data.columns.text": "my review"})
     assert run("finetune", "classify", "a.csv", "--out", "run", *named).code == 0
+    assert heedful.load("run").pairs is False
     done = run("evaluate", "run", "--data", "a.csv")
     assert done.code == 0 and "a.csv, 30 examples" in done.out
     assert "as the run read its own: columns.text=my review; --set says it" in done.err
