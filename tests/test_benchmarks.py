@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heedful.data import Labelled
 from heedful.device import fast_bfloat16
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -402,3 +403,20 @@ def test_rehearsal(script: str, options: list[str], expected: str, tmp_path: Pat
     (path,) = tmp_path.glob("*.md")
     assert expected in path.read_text()
     assert path.with_suffix(".json").exists()
+
+
+def test_words_are_recorded(benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words, data = benchmarks("words"), benchmarks("finetune_data")
+    rows = [Labelled(text=f"{'good' if n % 2 else 'bad'} film {n}", label=str(n % 2)) for n in range(60)]
+    made = data.Task(kind="classify", labels=("0", "1"), train=rows[:40], held=rows[40:], about="invented rows")
+    monkeypatch.setattr(words, "load", lambda name: made)
+    monkeypatch.setattr(words, "rows_of_splits", lambda *given: {"train": 20, "held": 20})
+    words.main(["SST-2", "AG News", "--note", "A rehearsal.", "--output", str(tmp_path)])
+    (record,) = tmp_path.glob("words-*.json")
+    found = json.loads(record.read_text())
+    assert found["about"].endswith(" A rehearsal.") and "invented rows" in found["about"]
+    run, whole = (found["tables"]["SST-2"][arm] for arm in ("as in a run", "all rows"))
+    assert (run["learned from"], whole["learned from"], run["of"]) == (20, 40, 40)
+    assert run["accuracy"] == whole["accuracy"] == 100.0
+    text = record.with_suffix(".md").read_text()
+    assert "| AG News: rows | accuracy |" in text and "| as in a run | 100.00 |" in text

@@ -1,0 +1,126 @@
+"""Bags of words on SST-2 (its dev), IMDB and AG News (their tests): TF-IDF and logistic regression, by scikit-learn.
+
+HEEDFUL_DATA=folder OMP_NUM_THREADS=1 python benchmarks/words.py SST-2 IMDB "AG News"
+
+Each is fitted twice: on as many rows as a fine-tuning run gives its baseline, and on all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from itertools import compress
+from pathlib import Path
+from typing import Any, Literal
+
+from finetune_data import load
+from report import RESULTS, grid, write
+
+import heedful
+from heedful.runs.word_baseline import ROWS, SECONDS, WordBaseline, drawn, measure_words, rows_of_splits
+from heedful.shipped import ENCODER
+from heedful.tasks.classify import Classify
+
+TASKS = ("SST-2", "IMDB", "AG News")
+Arm = Literal["as in a run", "all rows"]
+ARMS: tuple[Arm, ...] = ("as in a run", "all rows")
+
+
+def measured(name: str, arm: Arm, seed: int) -> dict[str, Any]:
+    """Fit on the training rows, or the share of them that a run would read, and score."""
+    given = load(name)
+    splits = {"train": list(given.train), "held": list(given.held)}
+    counts = {split: len(examples) for split, examples in splits.items()}
+    rows = counts
+    if arm == "as in a run":
+        sizes = {split: sum(len(t) for each in examples for t in each.texts) for split, examples in splits.items()}
+        outputs = len(given.labels) if len(given.labels) > 2 else 1
+        rows = rows_of_splits(counts, sizes, outputs, SECONDS)
+    chosen = {
+        split: list(compress(enumerate(examples), drawn(len(examples), rows[split], seed)))
+        for split, examples in splits.items()
+    }
+    tokenizer = heedful.load(ENCODER).tokenizer
+    assert tokenizer is not None
+    task = Classify(tokenizer=tokenizer, limit=None, labels=given.labels)
+    words = WordBaseline(task)
+    began = time.process_time()
+    words.fit([example for _, example in chosen["train"]])
+    fitted = time.process_time()
+    found = measure_words(words, chosen["held"])
+    return {
+        "about": given.about,
+        "accuracy": 100 * task.result(found)["accuracy"],
+        "interval": [100 * found.intervals()["accuracy"][end] for end in ("low", "high")],
+        "learned from": rows["train"],
+        "of": counts["train"],
+        "scored on": rows["held"],
+        "words": words.words,
+        "fit seconds": fitted - began,
+        "score seconds": time.process_time() - fitted,
+    }
+
+
+def table(name: str, found: dict[str, dict[str, Any]]) -> str:
+    """As Markdown."""
+    columns = [
+        f"{name}: rows",
+        "accuracy",
+        "95 %",
+        "learned from",
+        "scored on",
+        "words",
+        "fitted in, CPU",
+        "scored in, CPU",
+    ]
+    rows = [
+        [
+            arm,
+            f"{each['accuracy']:.2f}",
+            "{:.1f}–{:.1f}".format(*each["interval"]),
+            f"{each['learned from']:,} of {each['of']:,}",
+            f"{each['scored on']:,}",
+            f"{each['words']:,}",
+            f"{each['fit seconds']:.1f} s",
+            f"{each['score seconds']:.1f} s",
+        ]
+        for arm, each in found.items()
+    ]
+    return grid(columns, rows)
+
+
+def about(found: dict[str, dict[str, dict[str, Any]]], seed: int, note: str) -> str:
+    """What the tables show."""
+    data = "; ".join(next(iter(each.values()))["about"] for each in found.values())
+    return (
+        f"TF-IDF and logistic regression by scikit-learn {version('scikit-learn')}, as `finetune classify` fits "
+        f'them beside every model, seed {seed}. "As in a run" is limited to {ROWS:,} rows of a split and about '
+        f"{SECONDS:g} s. Nothing was chosen by what is measured. Data: {data}. "
+        f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}.{' ' if note else ''}{note}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Each task after the other, then the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="+", choices=TASKS)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--note", default="", help="a sentence for the record, on the machine's other work, say")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    given = parser.parse_args(arguments)
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for name in given.tasks:
+        found[name] = {}
+        for arm in ARMS:
+            found[name][arm] = measured(name, arm, given.seed)
+            print(name, arm, json.dumps(found[name][arm]), flush=True)
+    tables = [table(name, each) for name, each in found.items()]
+    print(write("words", about(found, given.seed, given.note), tables, found, given.output))
+
+
+if __name__ == "__main__":
+    main()
