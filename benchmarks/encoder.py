@@ -1,34 +1,59 @@
-"""What the default encoder is worth: fine-tuned by defaults, beside its own shape at random and beside MiniLM.
+"""What the default encoder is worth: fine-tuned by defaults, and its vectors without any fine-tuning.
 
-HEEDFUL_DATA=folder python benchmarks/encoder.py --tasks SST-2 MRPC STS-B CoNLL-2003 --out results/encoder.json
+HEEDFUL_DATA=folder python benchmarks/encoder.py --tasks SST-2 MRPC --seeds 1 2 3 --out results/encoder.json
+HEEDFUL_DATA=folder python benchmarks/encoder.py --vectors --starts shipped minilm
 HEEDFUL_DATA=folder python benchmarks/encoder.py --fill
+
+Beside it stand MiniLM and random weights of the same shape, with the rate of RATES that is best on dev with seed 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from engines import minilm
+from finetune_data import load
 from report import facts
+from torch import Tensor
 
 import heedful
 from heedful.checkpoint import create, save
+from heedful.model.heads import pool
 from heedful.runs.finetune import finetune
 from heedful.shipped import ENCODER
+from heedful.tasks.metrics.numbers import ranks
 
-TASKS = {  # the kind of task, where its data lie, and the split and number that count
-    "SST-2": ("classify", "glue/SST-2", "dev", "accuracy"),
-    "MRPC": ("classify", "glue/MRPC", "dev", "accuracy"),
-    "STS-B": ("regress", "glue/STS-B", "dev", "pearson"),
-    "CoNLL-2003": ("tag", "conll2003", "test", "f1"),
+TASKS = {  # the kind of task, the split and the number that count
+    "SST-2": ("classify", "dev", "accuracy"),
+    "MRPC": ("classify", "dev", "accuracy"),
+    "RTE": ("classify", "dev", "accuracy"),
+    "STS-B": ("regress", "dev", "spearman"),
+    "STS-B towers": ("embed", "dev", "spearman"),
+    "CoNLL-2003": ("tag", "test", "f1"),
+    "AG News": ("classify", "test", "accuracy"),
+    "IMDB": ("classify", "test", "accuracy"),
+    "SQuAD": ("extract", "test", "f1"),
 }
+PLACES = {
+    "SST-2": "glue/SST-2",
+    "MRPC": "glue/MRPC",
+    "RTE": "glue/RTE",
+    "STS-B": "glue/STS-B",
+    "STS-B towers": "glue/STS-B",
+    "CoNLL-2003": "conll2003",
+}
+RATES = (1e-4, 3e-4, 1e-3)  # of random weights
 STARTS = ("shipped", "random", "minilm")
 SENTENCES = (
     "The cat is sleeping on the [MASK].",
@@ -66,28 +91,44 @@ def start_of(name: str, model: str, folder: Path) -> str:
     return str(folder / "random")
 
 
-def scored(task: str, start: str, model: str, seed: int) -> dict[str, Any]:
-    """One fine-tuning by defaults."""
-    kind, place, split, main = TASKS[task]
-    data = Path(os.environ["HEEDFUL_DATA"], "tasks", place)
+def data_of(task: str) -> Any:
+    """What finetune reads: a folder, or the examples of the splits."""
+    if task in PLACES:
+        return Path(os.environ["HEEDFUL_DATA"], "tasks", PLACES[task])
+    made = load(task)
+    return {"train": [asdict(each) for each in made.train], "test": [asdict(each) for each in made.held]}
+
+
+def scored(task: str, start: str, model: str, seed: int, rate: float | None = None) -> dict[str, Any]:
+    """One fine-tuning by defaults; `rate` is set for random weights alone."""
+    kind, split, main = TASKS[task]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         found = start_of(start, model, Path(scratch))
-        done = finetune(kind, data, Path(scratch) / "run", model=found, assignments=[f"train.seed={seed}"])
-        numbers = done.results["splits"][split]["numbers"]
+        more = [f"train.seed={seed}", *([] if rate is None else [f"train.optimiser.rate={rate}"])]
+        done = finetune(kind, data_of(task), Path(scratch) / "run", model=found, assignments=more)
+        splits = {name: each["numbers"] for name, each in done.results["splits"].items()}
         settings = done.results["settings"]["train"]
+        baseline = done.results.get("baseline")
     return {
         "task": task,
         "start": start,
         "seed": seed,
         "split": split,
-        main: round(100 * numbers[main], 2),
-        "numbers": {name: value for name, value in numbers.items() if isinstance(value, float)},
+        main: round(100 * splits[split][main], 2),
+        "numbers": {name: value for name, value in splits[split].items() if isinstance(value, float)},
+        "dev": splits.get("dev", {}).get(main),
+        "baseline": baseline,
         "length": settings["length"],
         "batch": settings["batch"],
         "rate": settings["optimiser"]["rate"],
         "minutes": round((time.monotonic() - began) / 60, 1),
     }
+
+
+def best_rate(task: str, model: str) -> float:
+    """The rate of RATES with which random weights are best on dev, by seed 1."""
+    return max(RATES, key=lambda rate: scored(task, "random", model, 1, rate)["dev"])
 
 
 def fill(model: str) -> list[dict[str, Any]]:
@@ -99,6 +140,66 @@ def fill(model: str) -> list[dict[str, Any]]:
     ]
 
 
+def vectors(start: str, model: str) -> dict[str, Any]:
+    """Scores of cosines of mean-pooled vectors, without any fine-tuning."""
+    tasks = Path(os.environ["HEEDFUL_DATA"], "tasks")
+    name = str(minilm()) if start == "minilm" else model
+    loaded = heedful.load(name)
+    engine = heedful.Engine(loaded, head="embedding") if start == "minilm" else None
+
+    def encode(texts: list[str]) -> Tensor:
+        if engine is not None:
+            found = torch.tensor([answer["embedding"] for answer in engine(texts)])
+        else:
+            found = mean_vectors(loaded, texts)
+        return torch.nn.functional.normalize(found, dim=-1)
+
+    rows = [line.split("\t") for line in (tasks / "glue/STS-B/original/sts-test.tsv").read_text("utf-8").splitlines()]
+    sick = [
+        line.split("\t") for line in (tasks / "sick2014/SICK_test_annotated.txt").read_text("utf-8").splitlines()[1:]
+    ]
+    pairs = {
+        "STS-B test": [(row[5], row[6], float(row[4])) for row in rows],
+        "SICK test": [(row[1], row[2], float(row[3])) for row in sick[1:]],
+    }
+    found: dict[str, Any] = {"start": start}
+    for task, triples in pairs.items():
+        one, two = encode([a for a, _, _ in triples]), encode([b for _, b, _ in triples])
+        cosines = (one * two).sum(-1).double().numpy()
+        scores = np.array([score for _, _, score in triples])
+        found[task] = round(100 * float(np.corrcoef(ranks(cosines), ranks(scores))[0, 1]), 2)
+    found["TREC-QA test MRR"] = round(100 * reciprocal_rank(tasks / "trecqa/test.csv", encode), 2)
+    return found
+
+
+def mean_vectors(loaded: heedful.Loaded, texts: list[str]) -> Tensor:
+    """The mean of the last hidden states of each text."""
+    assert loaded.tokenizer is not None
+    found = []
+    with torch.no_grad():
+        for start in range(0, len(texts), 64):
+            batch = loaded.tokenizer.pack(texts[start : start + 64])
+            found.append(pool(loaded.rows(batch), batch, "mean"))
+    return torch.cat(found)
+
+
+def reciprocal_rank(path: Path, encode: Callable[[list[str]], Tensor]) -> float:
+    """The mean over questions with right and wrong candidates of 1 / rank of the first right one."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    questions: dict[str, list[tuple[str, int]]] = {}
+    for row in rows:
+        questions.setdefault(row["qtext"], []).append((row["atext"], int(row["label"])))
+    ranks_of = []
+    for question, candidates in questions.items():
+        if len({label for _, label in candidates}) < 2:
+            continue
+        cosines = encode([text for text, _ in candidates]) @ encode([question])[0]
+        order = cosines.argsort(descending=True).tolist()
+        ranks_of.append(1 + next(place for place, number in enumerate(order) if candidates[number][1]))
+    return float(np.mean([1 / rank for rank in ranks_of]))
+
+
 def main() -> None:
     """Measure, and add to the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -108,6 +209,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--fill", action="store_true", help="fill in masks instead")
+    parser.add_argument("--vectors", action="store_true", help="measure vectors without fine-tuning instead")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -115,11 +217,18 @@ def main() -> None:
         for each in fill(given.model):
             print(f"{each['text']}  {', '.join(each['words'])}")
         return
+    if given.vectors:
+        for start in given.starts:
+            print(json.dumps(vectors(start, given.model)), flush=True)
+        return
     runs: list[dict[str, Any]] = []
+    rates: dict[str, float] = {}
     for seed in given.seeds:
         for task in given.tasks:
             for start in given.starts:
-                runs.append(scored(task, start, given.model, seed))
+                if start == "random" and task not in rates:
+                    rates[task] = best_rate(task, given.model)
+                runs.append(scored(task, start, given.model, seed, rates.get(task) if start == "random" else None))
                 print(json.dumps({name: value for name, value in runs[-1].items() if name != "numbers"}), flush=True)
                 if given.out is not None:
                     given.out.parent.mkdir(parents=True, exist_ok=True)
