@@ -701,6 +701,8 @@ def test_a_seed_of_nothing_that_is_drawn_is_refused() -> None:
     with pytest.raises(HeedfulError, match="--seed is of what is drawn, and nothing is drawn without --temperature"):
         _writing(5, beams=None, temperature=None, most=None, seed=3)
     assert _writing(5, beams=None, temperature=0.5, most=None, seed=3).seed == 3
+    with pytest.raises(HeedfulError, match="temperature is 1e-07; give a number from 1e-06"):
+        _writing(5, beams=None, temperature=1e-7, most=None, seed=None)
 
 
 # -- standard streams -----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from stat import S_IMODE
@@ -27,6 +28,10 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option(help="Keys, one on each line, of which each request needs one.")
     ] = None,
+    behind_proxy: Annotated[
+        bool,
+        typer.Option("--behind-proxy", help="All clients come through a proxy: do not limit connections per address."),
+    ] = False,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="A setting, as limits.requests=64 or deadlines.request=5.")
     ] = None,
@@ -41,6 +46,7 @@ def serve(
     from heedful.settings import apply, from_file
 
     chosen = apply(from_file(ServeSettings, settings) if settings else ServeSettings(), assignments or [])
+    chosen = replace(chosen, behind_proxy=True) if behind_proxy else chosen
     if host not in LOOPBACK and api_key_file is None and not chosen.anyone:
         raise HeedfulError(
             f"--host {host} lets other machines ask: give --api-key-file FILE, or --set anyone=true where something "

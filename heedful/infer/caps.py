@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from heedful.infer.engine import TOKEN_BUDGET, Asked, Piece
-from heedful.model.decode import Beam
+from heedful.model.decode import Beam, Decoding
 from heedful.tasks import Answer, Writing
-from heedful.tasks.base import Vain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +18,7 @@ class Caps:
     requests: int = 512  # that wait or run
     tokens: int = 262_144  # that wait
     request_tokens: int = 16_384  # of one request
+    characters: int = 4_194_304  # of long requests, that wait to be tokenised or are
     batch_tokens: int = TOKEN_BUDGET  # of a batch, or one window that alone has more
 
 
@@ -40,13 +40,16 @@ class Counts:
 class Steps(Protocol):
     """What a queue needs of an engine; Engine has it."""
 
+    writing: Writing  # how texts are written where a request does not say
+
     def encode(self, inputs: Sequence[Any]) -> list[Asked]:
         """Inputs become windows."""
 
-    def score(
-        self, pieces: Sequence[Piece], writing: Writing | None = None, *, top_k: int | None = None, vain: Vain = ...
-    ) -> list[Any]:
+    def score(self, pieces: Sequence[Piece], writing: Writing | None = None, *, top_k: int | None = None) -> list[Any]:
         """One batch."""
+
+    def decode(self, pieces: Sequence[Piece], writing: Writing | None = None) -> Decoding:
+        """One batch for which texts are written, to be taken step by step."""
 
     def answer(self, asked: Asked, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
         """Scores become an answer."""

@@ -20,13 +20,14 @@ from heedful.infer.graphs import Graphs
 from heedful.infer.precision import Precision, PrecisionOrAuto, check
 from heedful.infer.prepare import Way, dtype_of, like_bias, prepare
 from heedful.model.config import Head
+from heedful.model.decode import Decoding
 from heedful.model.heads import PretrainingHead, read_of
 from heedful.model.stack import Transformer, only
 from heedful.nn.attend import explain
 from heedful.nn.layout import Call, Layout
 from heedful.packed import Packed
 from heedful.tasks import ANSWERERS, Answer, Answerer, Setting, Window, Writing
-from heedful.tasks.base import Vain, all_windows, of_windows
+from heedful.tasks.base import all_windows, of_windows
 from heedful.tasks.following import FOLLOWING
 from heedful.tasks.rewrite import encode_cut, open_ended
 from heedful.tokenizer import Encoded, Item, Tokenizer
@@ -209,12 +210,11 @@ class Engine:
         writing: Writing | None = None,
         *,
         top_k: int | None = None,
-        vain: Vain = lambda: False,
     ) -> list[Any]:
         """The second step: what the head says of each piece of one batch, on the host; one answerer takes them all.
 
         With `top_k`, as `answer` takes it, so many tokens are kept where there is a score for all of the vocabulary at
-        each place. What is written ends, with an error, as soon as it is `vain`.
+        each place. Pieces for which texts are written get all of them at once here; `decode` does it in steps.
         """
         assert all(piece.answerer is pieces[0].answerer for piece in pieces)
         training = self.loaded.training
@@ -222,10 +222,20 @@ class Engine:
             self.loaded.eval()
         try:
             with torch.inference_mode():
-                return self._run(pieces, writing or self.writing, top_k, vain)
+                return self._run(pieces, writing or self.writing, top_k)
         finally:
             if training:
                 self.loaded.train()
+
+    def decode(self, pieces: Sequence[Piece], writing: Writing | None = None) -> Decoding:
+        """The second step of one batch for which texts are written, as a decoding that its caller takes step by step.
+
+        Its texts are those of `score`, whatever happens between its steps; the model has to be in eval mode.
+        """
+        answerer = pieces[0].answerer
+        assert answerer.writes is not None and all(piece.answerer is answerer for piece in pieces)
+        with torch.inference_mode():
+            return answerer.writes(self.loaded, self.tokenizer, self._packed(pieces), writing or self.writing)
 
     def answer(self, asked: Asked, scores: Sequence[Any], *, top_k: int = 5) -> Answer:
         """The third step: the scores of an input's pieces become its answer, whose numbers must be finite."""
@@ -319,23 +329,29 @@ class Engine:
         if batch:
             yield batch
 
-    def _run(self, pieces: Sequence[Piece], writing: Writing, top_k: int | None, vain: Vain) -> list[Any]:
-        device = next(self.loaded.parameters()).device
-        batch = Packed.of([piece.encoded.ids for piece in pieces], [piece.encoded.types for piece in pieces]).to(device)
-        answerer = pieces[0].answerer
+    def _run(self, pieces: Sequence[Piece], writing: Writing, top_k: int | None) -> list[Any]:
+        batch, answerer = self._packed(pieces), pieces[0].answerer
         if answerer.writes is not None:
-            return answerer.writes(self.loaded, self.tokenizer, batch, writing, vain)
+            return answerer.writes(self.loaded, self.tokenizer, batch, writing).run()
         head = self._module(answerer)
         if answerer.places is None:
             wanted, read = read_of(head, batch)
             return list(_on_host(head(self._rows(batch, wanted), read)))
         places = [start + place for start, piece in zip(batch.bounds, pieces, strict=False) for place in piece.places]
-        rows, counts = self._rows(batch, torch.tensor(places, device=device)), [len(piece.places) for piece in pieces]
+        rows, counts = (
+            self._rows(batch, torch.tensor(places, device=batch.tokens.device)),
+            [len(piece.places) for piece in pieces],
+        )
         if answerer.brief is None or top_k is None:
             return list(_on_host(head(rows, batch)).split(counts))
         parts, setting = rows.split(max(1, NUMBERS // self.tokenizer.size)), self._setting(top_k)
         brief = iter([each for part in parts for each in answerer.brief(_on_host(head(part, batch)), setting)])
         return [list(islice(brief, count)) for count in counts]
+
+    def _packed(self, pieces: Sequence[Piece]) -> Packed:
+        """One batch, on the model's device."""
+        device = next(self.loaded.parameters()).device
+        return Packed.of([piece.encoded.ids for piece in pieces], [piece.encoded.types for piece in pieces]).to(device)
 
     def _rows(self, batch: Packed, wanted: Tensor | None) -> Tensor:
         if self._graphs is None or self._graphs.cannot(batch):

@@ -9,17 +9,16 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
+from heedful.infer.batch_run import BatchRun, Item, Job, Run, tell
 from heedful.infer.caps import Caps, Counts, Steps, size_of
-from heedful.infer.engine import Asked, Piece
-from heedful.infer.finite import finite
-from heedful.infer.refused import Expired, Failed, Full, TooLong, Unavailable, told
+from heedful.infer.engine import Piece
+from heedful.infer.readers import TURN, Readers
+from heedful.infer.refused import Expired, Full, TooLong, Unavailable, told
+from heedful.model.decode import Decoding
 from heedful.tasks import Answer, Writing
-from heedful.tasks.base import Vain
 
 PACE = 0.001  # seconds after its arrival at which a request's token is due: what is short goes before what is long
 AGED = 0.5  # the share of its time after which a request is due whatever its length: so long ones are not starved
@@ -28,50 +27,14 @@ SHARE = 0.5  # of the time that the most urgent request of a batch has left, for
 SURE = 0.5  # of a request's time, in which it has to be expected to be answered, or it is refused
 FULL = 0.25  # the share of the budget from which a first batch tells the engine's speed; a small one is slow to begin
 KEPT = 0.9  # of tokens and seconds, in the engine's speed, after each batch
+SLICE = 0.05  # seconds after which a decoding lets other models, and what is more urgent, have the engine thread
+DECODINGS = 2  # of a lane that are held at once, each with its cache; past it what is new waits
+AROUND = 2  # tokens that are put around a text, in estimates
+DENSITY_KEPT = 0.99  # of characters and tokens, in estimates, after each request
 
 
-@dataclass(kw_only=True, eq=False)
-class _Job:
-    """A request: its pieces are in a heap, or in a batch, or have their scores."""
-
-    lane: Lane
-    engine: Any
-    deadline: float  # by the event loop's clock, which is time.monotonic
-    future: asyncio.Future[Any]
-    gone: Callable[[], bool]  # whether whoever asked has left, which may be so before the event loop hears of it
-    finish: Callable[[list[Any]], Any]  # all scores, in order -> what the future gets
-    scores: list[Any]
-    left: int  # pieces without scores
-    waiting: int = 0  # tokens of it that wait
-    dead: bool = False  # nobody waits for it, or it failed
-    error: Exception | None = None
-
-    def let_go(self) -> None:
-        """Whoever asked has left, and the event loop may not hear of it by itself before the deadline."""
-        self.dead = True
-        with contextlib.suppress(RuntimeError):  # that loop was closed
-            self.future.get_loop().call_soon_threadsafe(self.future.cancel)
-
-
-_Runs = Callable[[list[Any], Vain], list[Any]]
-
-
-class _Item(NamedTuple):
-    """A piece that waits; items are in order of `due`."""
-
-    due: float
-    order: int  # no two are the same
-    size: int
-    job: _Job
-    place: int  # in the job's scores
-    piece: Any
-    key: Any  # pieces of the same key go into one batch
-    run: _Runs
-
-
-_Ended = tuple[_Job, Any, Exception | None]  # with its answers, or what went wrong
-_Scored = tuple[_Item, Any, Exception | None]
-_Part = tuple[int, Any, Any, _Runs]  # of a request: size, piece, key, run
+_Part = tuple[int, Any, Any, Run, bool]  # of a request: size, piece, key, run, and whether it is a decoding
+_Encode = Callable[[Any, Sequence[Any]], Any]  # engine, inputs -> list[Asked], or a generator that returns it
 
 
 class Lane:
@@ -79,15 +42,29 @@ class Lane:
 
     def __init__(self, queue: Queue, engine: Steps | None) -> None:
         self.queue, self.engine = queue, engine
-        self.heap: list[_Item] = []
+        self.heap: list[Item] = []
         self.used = 0.0  # seconds of the engine thread, by which lanes take turns
-        self.waiting = 0  # tokens
+        self.waiting = 0  # tokens, those of requests that are being tokenised as estimated
+        self.paused: list[BatchRun] = []  # decodings between two slices
+        self.running: BatchRun | None = None
         self.lately = self.took = 0.0  # tokens, and the seconds for them, the latest counting most
+        self._characters, self._tokens = 1024.0, 256.0  # of short requests, by which tokens are estimated
 
     @property
     def rate(self) -> float:
         """Tokens a second; infinite where too little was read yet."""
         return self.lately / self.took if self.took else math.inf
+
+    @property
+    def seconds(self) -> float:
+        """How long all that waits and all decodings that were begun would take, alone."""
+        decodings = self.paused if self.running is None or not self.running.sliced else [*self.paused, self.running]
+        return (self.waiting + math.fsum(each.left for each in decodings)) / self.rate
+
+    @property
+    def busy(self) -> bool:
+        """Whether it waits for the engine thread, or has it."""
+        return bool(self.heap or self.paused or self.running)
 
     async def ask(
         self,
@@ -95,19 +72,26 @@ class Lane:
         *,
         deadline: float,
         left: Callable[[], bool] = lambda: False,
-        encode: Callable[[Any, Sequence[Any]], list[Asked]] = lambda engine, inputs: engine.encode(inputs),
+        encode: _Encode = lambda engine, inputs: engine.encode(inputs),
         top_k: int = 5,
         writing: Writing | None = None,
+        sizes: Sequence[int] = (),
     ) -> tuple[list[Answer], int]:
         """The answers, as the engine alone would give them, and how many tokens were read for them.
 
         `left` tells, to any thread and at once, whether whoever asked has gone: then no batch takes it, and this is
-        cancelled. `encode` makes windows of the inputs, and may refuse them.
+        cancelled. `encode` makes windows of the inputs, and may refuse them. `sizes` are the characters of each text
+        that are to be tokenised: by them a request that does not fit is refused before it is tokenised.
         """
         async with self._entered(deadline) as (engine, jobs):
-            self.queue._refuse_late(self, 0, deadline)  # however short it is: no word of it needs to be looked up
-            asked = await self._in_reader(lambda: encode(engine, inputs))
+            job = self._job(engine, deadline, left)
+            jobs.append(job)
+            short = sum(sizes) <= TURN
+            self.queue._reserve(job, self._estimate(sizes, writing) if short else 0)
+            asked = await self._in_reader(lambda: encode(engine, inputs), deadline, left, sizes)
             pieces = [piece for each in asked for piece in each.pieces]
+            if sizes and short:
+                self._learn(sizes, sum(len(each.encoded) for each in pieces))
 
             def finish(scores: list[Any]) -> list[Answer]:
                 made = iter(scores)
@@ -116,38 +100,61 @@ class Lane:
             if not pieces:
                 answers: list[Answer] = _careful(lambda: finish([]))
                 return answers, 0
-            job = self._job(engine, deadline, left, finish, len(pieces))
-            jobs.append(job)
+            job.finish = finish
 
-            def run(batch: list[Piece], vain: Vain) -> list[Any]:
-                return engine.score(batch, writing, top_k=top_k, vain=vain)
+            def part(piece: Piece) -> _Part:
+                writes = piece.answerer.writes is not None
+                how = (writing or engine.writing) if writes else writing
+                key = id(engine), top_k, how, id(piece.answerer)
 
-            key = id(engine), top_k, writing
-            parts = [(size_of(len(each.encoded), writing), each, (*key, id(each.answerer)), run) for each in pieces]
-            more = "" if writing is None else ", with all that may be written after them"
+                def run(batch: list[Piece]) -> list[Any] | Decoding:
+                    return engine.decode(batch, how) if writes else engine.score(batch, how, top_k=top_k)
+
+                return size_of(len(piece.encoded), how), piece, key, run, writes
+
+            parts = [part(each) for each in pieces]
+            more = ", with all that may be written after them" if parts[0][4] else ""
             self.queue._add(job, parts, more)
             return await job.future, sum(len(each.encoded) for each in pieces)
+
+    def _estimate(self, sizes: Sequence[int], writing: Writing | None) -> int:
+        """About how many tokens texts of so many characters have, with all that may be written after them."""
+        each = self._tokens / self._characters
+        return sum(size_of(AROUND + math.ceil(each * size), writing) for size in sizes)
+
+    def _learn(self, sizes: Sequence[int], tokens: int) -> None:
+        """Correct what is estimated by what was found."""
+        self._characters = DENSITY_KEPT * self._characters + sum(sizes)
+        self._tokens = DENSITY_KEPT * self._tokens + max(0, tokens - AROUND * len(sizes))
 
     async def call(
         self, function: Callable[[Any], Any], *, tokens: int, deadline: float, left: Callable[[], bool] = lambda: False
     ) -> Any:
         """function(engine), run by the engine thread in its turn as if it were that many tokens."""
         async with self._entered(deadline) as (engine, jobs):
-            job = self._job(engine, deadline, left, lambda scores: scores[0], 1)
+            job = self._job(engine, deadline, left)
+            job.finish = lambda scores: scores[0]
             jobs.append(job)
-            self.queue._add(job, [(tokens, engine, object(), lambda batch, _: [function(batch[0])])])
+            self.queue._add(job, [(tokens, engine, object(), lambda batch: [function(batch[0])], False)])
             return await job.future
 
-    async def read(self, function: Callable[[Any], Any], *, deadline: float) -> Any:
-        """function(engine), run by a thread of those that tokenise."""
+    async def read(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        deadline: float,
+        left: Callable[[], bool] = lambda: False,
+        sizes: Sequence[int] = (),
+    ) -> Any:
+        """function(engine), run by a thread of those that tokenise; `sizes` are characters of texts, as in `ask`."""
         async with self._entered(deadline) as (engine, _):
-            return await self._in_reader(lambda: function(engine))
+            return await self._in_reader(lambda: function(engine), deadline, left, sizes)
 
     @contextlib.asynccontextmanager
-    async def _entered(self, deadline: float) -> AsyncIterator[tuple[Steps, list[_Job]]]:
+    async def _entered(self, deadline: float) -> AsyncIterator[tuple[Steps, list[Job]]]:
         """Count a request in and out, and end it at its deadline, whatever it waits for."""
         engine = self.queue._enter(self, deadline)
-        jobs: list[_Job] = []
+        jobs: list[Job] = []
         try:
             async with asyncio.timeout_at(deadline):
                 yield engine, jobs
@@ -160,34 +167,45 @@ class Lane:
         finally:
             self.queue._leave(jobs)
 
-    async def _in_reader(self, function: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self.queue._readers, _careful, function)
+    async def _in_reader(
+        self, function: Callable[[], Any], deadline: float, left: Callable[[], bool], sizes: Sequence[int]
+    ) -> Any:
+        now, total = time.monotonic(), sum(sizes)
+        due = min(now + PACE * total / 4, now + AGED * (deadline - now))  # about four characters to a token
+        try:
+            future = self.queue._readers.submit(
+                function, characters=total, longest=max(sizes, default=0), due=due, deadline=deadline, left=left
+            )
+            return await asyncio.wrap_future(future)
+        except Full:
+            self.queue.counts.full += 1
+            raise
+        except Expired:
+            self.queue.counts.expired += 1
+            raise
 
-    def _job(
-        self, engine: Any, deadline: float, left: Callable[[], bool], finish: Callable[[list[Any]], Any], count: int
-    ) -> _Job:
-        return _Job(
-            lane=self,
-            engine=engine,
-            deadline=deadline,
-            future=asyncio.get_running_loop().create_future(),
-            gone=left,
-            finish=finish,
-            scores=[None] * count,
-            left=count,
-        )
+    def _job(self, engine: Any, deadline: float, left: Callable[[], bool]) -> Job:
+        future = asyncio.get_running_loop().create_future()
+        return Job(lane=self, engine=engine, deadline=deadline, future=future, gone=left)
 
-    def _take(self, budget: int, now: float) -> list[_Item]:
+    def _next_run(self, budget: int, now: float, counts: Counts) -> BatchRun | None:
+        """What is due first: a decoding that was begun, or a new batch, which may begin beside few decodings."""
+        paused = min(self.paused, key=lambda run: run.due, default=None)
+        begins = paused is None or (len(self.paused) < DECODINGS and bool(self.heap) and self.heap[0].due < paused.due)
+        if begins and (taken := self._take(budget, now)):
+            return BatchRun(taken, counts)
+        if paused is not None:
+            self.paused.remove(paused)
+        return paused
+
+    def _take(self, budget: int, now: float) -> list[Item]:
         """The next batch: what is due first, and with it what fits, in order, and lets all be answered in time."""
-        taken: list[_Item] = []
-        aside: list[_Item] = []
+        taken: list[Item] = []
+        aside: list[Item] = []
         rows, most = 0, float(budget)
         while self.heap and len(aside) < LOOK and rows < most:
             item = heapq.heappop(self.heap)
-            if item.job.dead or now >= item.job.deadline:
-                continue
-            if item.job.gone():
-                item.job.let_go()
+            if item.job.abandoned(now):
                 continue
             less = min(most, SHARE * self.rate * (item.job.deadline - now))
             if taken and (item.key != taken[0].key or rows + item.size > less):
@@ -216,7 +234,7 @@ class Queue:
         self._seen = seen
         self._order = itertools.count()
         self._changed = threading.Condition()
-        self._readers = ThreadPoolExecutor(readers, thread_name_prefix="heedful-tokens")
+        self._readers = Readers(readers, self.caps.characters)
         self._thread = threading.Thread(target=self._work, name="heedful-engine", daemon=True)
         self._thread.start()
 
@@ -227,9 +245,28 @@ class Queue:
             self.lanes.append(lane)
         return lane
 
-    def wait(self) -> float:
-        """In about how many seconds all that runs and waits now will have been answered."""
-        return max(0.0, self._until - time.monotonic()) + math.fsum(lane.waiting / lane.rate for lane in self.lanes)
+    def wait(self, lane: Lane | None = None, more: int = 0) -> float:
+        """In about how many seconds all that runs and waits now will have been answered.
+
+        Of one lane, with so many tokens more: lanes take turns, so each of the others takes at most as much time as
+        this one does, whatever waits in it.
+        """
+        runs = max(0.0, self._until - time.monotonic())
+        if lane is None:
+            return runs + math.fsum(each.seconds for each in self.lanes)
+        own = lane.seconds + more / lane.rate
+        return runs + own + math.fsum(min(own, each.seconds) for each in self.lanes if each is not lane)
+
+    @property
+    def characters(self) -> int:
+        """Of long requests, that wait to be tokenised or are."""
+        return self._readers.characters
+
+    @property
+    def decodings(self) -> int:
+        """Batches for which texts are being written, those between two slices included."""
+        running = [lane.running for lane in self.lanes]
+        return sum(len(lane.paused) for lane in self.lanes) + sum(run is not None and run.sliced for run in running)
 
     def drain(self) -> None:
         """Take no more requests; those that are here are answered."""
@@ -241,7 +278,7 @@ class Queue:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._readers.close()
         self._thread.join(seconds)
 
     # -- called by the event loop
@@ -254,21 +291,29 @@ class Queue:
             raise Expired("the deadline passed before the request was read")
         with self._changed:
             if self.requests >= self.caps.requests or self.tokens >= self.caps.tokens:
-                raise self._full()
+                raise self._full(lane)
             self.requests += 1
         return lane.engine
 
-    def _full(self) -> Full:
+    def _full(self, lane: Lane) -> Full:
         self.counts.full += 1
-        return Full("too many requests wait already; try again later", self.wait())
+        return Full("too many requests wait already; try again later", self.wait(lane))
 
     def _refuse_late(self, lane: Lane, tokens: int, deadline: float) -> None:
-        """Where it is not expected to be answered in a part of its time: behind what runs and waits."""
-        before = self.wait()
-        if before and before + tokens / lane.rate > SURE * (deadline - time.monotonic()):
-            raise self._full()
+        """Where it is not expected to be answered in a part of its time: behind what runs, and its own lane's turns."""
+        if self.wait(lane) and self.wait(lane, tokens) > SURE * (deadline - time.monotonic()):
+            raise self._full(lane)
 
-    def _add(self, job: _Job, parts: Sequence[_Part], more: str = "") -> None:
+    def _reserve(self, job: Job, tokens: int) -> None:
+        """Hold room for a request that is to be tokenised, by an estimate, or refuse it now."""
+        tokens = min(tokens, self.caps.request_tokens, self.caps.tokens)  # if it has more it will be refused for that
+        with self._changed:
+            self._refuse_late(job.lane, tokens, job.deadline)
+            if self.tokens + tokens > self.caps.tokens:
+                raise self._full(job.lane)
+            self._give_back(job, -tokens)
+
+    def _add(self, job: Job, parts: Sequence[_Part], more: str = "") -> None:
         total, lane, now = sum(size for size, *_ in parts), job.lane, time.monotonic()
         if total > (most := min(self.caps.request_tokens, self.caps.tokens)):
             raise TooLong(f"the inputs have {total} tokens in windows{more}, and a request may have {most}")
@@ -277,22 +322,24 @@ class Queue:
             raise Expired("the deadline passed before the request was read")
         latest = now + AGED * (job.deadline - now)
         with self._changed:
-            self._refuse_late(lane, total, job.deadline)
+            reserved = job.waiting
+            self._give_back(job, reserved)
+            if total > reserved:  # else it was promised
+                self._refuse_late(lane, total, job.deadline)
             if self.tokens + total > self.caps.tokens:
-                raise self._full()
-            if not lane.heap:  # what it did not use while it had nothing to do is not saved up
-                lane.used = max(lane.used, min((each.used for each in self.lanes if each.heap), default=lane.used))
-            self.tokens += total
-            lane.waiting += total
-            job.waiting = total
+                raise self._full(lane)
+            if not lane.busy:  # what it did not use while it had nothing to do is not saved up
+                lane.used = max(lane.used, min((each.used for each in self.lanes if each.busy), default=lane.used))
+            self._give_back(job, -total)
+            job.scores, job.left = [None] * len(parts), len(parts)
             seen = 0
-            for place, (size, piece, key, run) in enumerate(parts):
+            for place, (size, piece, key, run, sliced) in enumerate(parts):
                 seen += size
                 due = min(now + PACE * seen, latest)
-                heapq.heappush(lane.heap, _Item(due, next(self._order), size, job, place, piece, key, run))
+                heapq.heappush(lane.heap, Item(due, next(self._order), size, job, place, piece, key, run, sliced))
             self._changed.notify()
 
-    def _leave(self, jobs: Sequence[_Job]) -> None:
+    def _leave(self, jobs: Sequence[Job]) -> None:
         with self._changed:
             self.requests -= 1
             for job in jobs:
@@ -303,7 +350,7 @@ class Queue:
                     lane.heap = [item for item in lane.heap if not item.job.dead]
                     heapq.heapify(lane.heap)
 
-    def _give_back(self, job: _Job, tokens: int) -> None:
+    def _give_back(self, job: Job, tokens: int) -> None:
         job.waiting -= tokens
         job.lane.waiting -= tokens
         self.tokens -= tokens
@@ -313,104 +360,52 @@ class Queue:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while (batch := self._next()) is None:
+                while (chosen := self._next()) is None:
                     if self._closed:
                         return
                     self._changed.wait()
-            lane, items = batch
+            lane, run = chosen
             start = time.monotonic()
             try:
-                ended = self._run(items)
+                ended, done = run.advance(start + SLICE)
             except BaseException as error:  # ours: no request may wait for ever
-                ended = [(item.job, None, told(error)) for item in items]
-            seconds, tokens = max(time.monotonic() - start, 1e-6), sum(item.size for item in items)
-            lane.used += seconds
-            self._until = 0.0
-            if lane.took or tokens >= FULL * self.caps.batch_tokens:
-                lane.lately, lane.took = KEPT * lane.lately + tokens, KEPT * lane.took + seconds
-            self.counts.batches += 1
-            self.counts.sequences += len(items)
-            self.counts.tokens += tokens
-            if self._seen is not None:
-                self._seen(len(items), tokens, seconds)
-            _tell(ended)
-            del batch, items, ended  # what was answered is not kept while the thread sleeps
+                ended, done = [(item.job, None, told(error)) for item in run.items], True
+            seconds = time.monotonic() - start
+            run.seconds += seconds
+            with self._changed:
+                lane.running, self._until = None, 0.0
+                lane.used += max(seconds, 1e-6)
+                if not done:
+                    lane.paused.append(run)
+            if done:
+                self._count(lane, run)
+            tell(ended)
+            del chosen, run, ended  # what was answered is not kept while the thread sleeps
 
-    def _next(self) -> tuple[Lane, list[_Item]] | None:
+    def _count(self, lane: Lane, run: BatchRun) -> None:
+        """Keep in mind how long a batch took."""
+        seconds = max(run.seconds, 1e-6)
+        if lane.took or run.size >= FULL * self.caps.batch_tokens:
+            lane.lately, lane.took = KEPT * lane.lately + run.size, KEPT * lane.took + seconds
+        self.counts.batches += 1
+        self.counts.sequences += len(run.items)
+        self.counts.tokens += run.size
+        if self._seen is not None:
+            self._seen(len(run.items), run.size, seconds)
+
+    def _next(self) -> tuple[Lane, BatchRun] | None:
         if self._closed:
             return None
         for lane in sorted(self.lanes, key=lambda lane: lane.used):
-            if taken := lane._take(self.caps.batch_tokens, time.monotonic()):
-                for item in taken:
-                    self._give_back(item.job, item.size)
-                self._until = time.monotonic() + sum(item.size for item in taken) / lane.rate
-                return lane, taken
-        return None
-
-    def _run(self, items: list[_Item]) -> list[_Ended]:
-        """Score a batch; the jobs that have ended by it."""
-        ended: list[_Ended] = []
-        for item, scores, error in self._isolated(items):
-            job = item.job
-            if job.error is not None:
-                continue
-            job.scores[item.place], job.left, job.error = scores, job.left - 1, error
-            if error is not None:
-                self.counts.failed += isinstance(error, Failed)  # others tell what a person can mend
-                job.dead = True  # its other pieces are in vain
-                ended.append((job, None, error))
-            elif job.left == 0 and not job.dead:
-                try:
-                    ended.append((job, job.finish(job.scores), None))
-                except BaseException as wrong:
-                    error = told(wrong)
-                    self.counts.failed += isinstance(error, Failed)
-                    ended.append((job, None, error))
-        return ended
-
-    def _isolated(self, items: list[_Item]) -> Iterator[_Scored]:
-        """Scores of each item, or why it has none: one that fails costs the others at most log2(n) + 1 runs more."""
-        groups, first = [items], True
-        while groups:
-            group = groups.pop()
-            done, error = self._tried(group, first)
-            first = False
-            yield from done
-            if error is None:
-                continue
-            suspects, rest = group, []  # one of the suspects makes it fail
-            while len(suspects) > 1:
-                half, other = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
-                done, wrong = self._tried(half, False)
-                yield from done
-                if wrong is None:
-                    suspects = other
-                else:
-                    suspects, error = half, wrong
-                    rest += other
-            if rest or len(group) == 1:
-                yield suspects[0], None, error
-            else:
-                groups.append(suspects)  # all others went well: it may do so alone
-            if rest:
-                groups.append(rest)
-
-    def _tried(self, group: list[_Item], first: bool) -> tuple[list[_Scored], Exception | None]:
-        def vain() -> bool:
             now = time.monotonic()
-            return all(item.job.dead or now >= item.job.deadline or item.job.gone() for item in group)
-
-        if vain():  # nobody waits for what made it fail, either
-            return [(item, None, Expired("the deadline passed before the answer was there")) for item in group], None
-        self.counts.retries += not first
-        try:
-            made = group[0].run([item.piece for item in group], vain)
-            return [
-                (item, scores, None if finite(scores) else Failed("its scores are not finite"))
-                for item, scores in zip(group, made, strict=True)
-            ], None
-        except BaseException as error:
-            return [], told(error)
+            if run := lane._next_run(self.caps.batch_tokens, now, self.counts):
+                if not run.begun:
+                    for item in run.items:
+                        self._give_back(item.job, item.size)
+                lane.running = run
+                self._until = now + (min(SLICE, run.left / lane.rate) if run.sliced else run.size / lane.rate)
+                return lane, run
+        return None
 
 
 def _careful(function: Callable[[], Any]) -> Any:
@@ -418,23 +413,3 @@ def _careful(function: Callable[[], Any]) -> Any:
         return function()
     except BaseException as error:
         raise told(error) from None
-
-
-def _tell(ended: list[_Ended]) -> None:
-    """Wake who waits, in one call for each event loop."""
-    loops: dict[asyncio.AbstractEventLoop, list[_Ended]] = {}
-    for each in ended:
-        loops.setdefault(each[0].future.get_loop(), []).append(each)
-    for loop, mine in loops.items():
-        with contextlib.suppress(RuntimeError):  # that loop was closed
-            loop.call_soon_threadsafe(_settle, mine)
-
-
-def _settle(ended: list[_Ended]) -> None:
-    for job, value, error in ended:
-        if job.future.done():
-            continue
-        if error is not None:
-            job.future.set_exception(error)
-        else:
-            job.future.set_result(value)

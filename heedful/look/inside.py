@@ -19,7 +19,7 @@ from heedful.model.classic import Classic
 from heedful.model.trace import Attended, Part, Trace, What, within
 from heedful.nn.layout import Call
 from heedful.packed import Packed
-from heedful.tasks.rewrite import Writing, marks, open_ended, write_all
+from heedful.tasks.rewrite import Writing, marks, open_ended, start_writing
 from heedful.tokenizer import Encoded, Tokenizer
 
 LONGEST = 4096  # tokens, where the model itself has no limit
@@ -114,7 +114,7 @@ class Inside:
         training = loaded.training
         loaded.eval()
         try:
-            ((best, *_),) = write_all(loaded, self.tokenizer, self.source, Writing(most=WRITES))
+            ((best, *_),) = start_writing(loaded, self.tokenizer, self.source, Writing(most=WRITES)).run()
         finally:
             loaded.train(training)
         return Packed.of([[start, *best.tokens]]), True

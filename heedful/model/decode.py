@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal
@@ -18,6 +19,7 @@ from heedful.model.stack import Transformer
 from heedful.packed import Packed
 
 STRONGEST = 10.0  # of a beam's penalty, which is a power
+LEAST_TEMPERATURE = 1e-6  # of sampling; scores divided by much less overflow
 Score = Callable[[Tensor, Packed], Tensor]  # rows and their batch -> [rows, vocabulary], a vocabulary head
 
 
@@ -42,8 +44,11 @@ class Sample:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise HeedfulError(f'temperature is {self.temperature}; expected more than 0 (for 0 there is "greedy")')
+        if not self.temperature >= LEAST_TEMPERATURE:
+            raise HeedfulError(
+                f"temperature is {self.temperature}; give a number from {LEAST_TEMPERATURE:g}, or write greedily, "
+                "without a temperature"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise HeedfulError(f"top_k is {self.top_k}; expected a whole number from 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -106,6 +111,78 @@ class Written:
     complete: bool = False  # a stopping token came before there was no room left
 
 
+class Decoding(ABC):
+    """Resumable text generation for one batch: all its state (cache, beams, generators) is kept between steps.
+
+    Each `step` writes one more token for every open sequence. Steps may lie any time apart, and what is written does
+    not depend on that: `run` takes all of them at once.
+    """
+
+    def __init__(self, count: int, most: int) -> None:
+        self.count, self.most = count, most  # sequences, and the steps that it takes at most
+        self.steps = 0  # taken so far
+        self.done = most < 1 or not count
+        self._dropped: set[int] = set()
+
+    @abstractmethod
+    def _advance(self) -> dict[int, list[Written]]:
+        """One step: the finished sequences by number, with their texts, best first; sets `done` after the last."""
+
+    def step(self) -> dict[int, list[Written]]:
+        """Write one token more; returns the sequences, by number, that this finished, with their texts, best first."""
+        with torch.inference_mode():
+            finished = self._advance()
+        self.steps += 1
+        return {number: texts for number, texts in finished.items() if number not in self._dropped}
+
+    def drop(self, sequences: Iterable[int]) -> None:
+        """Give up these sequences: they leave the batch with the next step, and are never returned."""
+        self._dropped.update(sequences)
+        self.done = self.done or len(self._dropped) == self.count
+
+    def run(self) -> list[list[Written]]:
+        """Take all remaining steps; returns the texts of each sequence, best first."""
+        finished: dict[int, list[Written]] = {}
+        while not self.done:
+            finished.update(self.step())
+        return [finished.get(number, [Written()]) for number in range(self.count)]
+
+
+def decode(
+    model: Transformer,
+    score: Score,
+    prompts: Packed,
+    how: How,
+    *,
+    most: int,
+    stop: Sequence[int],
+    source: Packed | None = None,
+    seed: int = 0,
+) -> Decoding:
+    """Prepare generation after each prompt; the encoder reads `source`, and no step is taken yet."""
+    if isinstance(how, Beam):
+        return _BeamSearch(model, score, prompts, how, most=most, stop=stop, source=source)
+    return _Tokens(model, score, prompts, how, most=most, stop=stop, source=source, seed=seed)
+
+
+def write(
+    model: Transformer,
+    score: Score,
+    prompts: Packed,
+    how: How,
+    *,
+    most: int,
+    stop: Sequence[int],
+    source: Packed | None = None,
+    seed: int = 0,
+) -> list[list[Written]]:
+    """What is written after each prompt: one, or the best of its beams."""
+    return decode(model, score, prompts, how, most=most, stop=stop, source=source, seed=seed).run()
+
+
+# -- one token at a time ----------------------------------------------------------------------------------------
+
+
 def stream(
     model: Transformer,
     score: Score,
@@ -119,36 +196,79 @@ def stream(
     distribution: bool = False,
 ) -> Iterator[Step]:
     """Steps until a token of `stop`, at most so many or until the model has no place left; `source`: for an encoder."""
-    room = _room(model, prompts, most)
-    cache = _begin(model, prompts, source)
-    draws = _draws(seed, prompts, source)
-    alive = list(range(len(prompts)))
-    batch = prompts
-    for _ in range(most):
-        log_p = _next(model, score, batch, cache)
-        if isinstance(how, Greedy):
+    decoding = _Tokens(model, score, prompts, how, most=most, stop=stop, source=source, seed=seed)
+    while not decoding.done:
+        with torch.inference_mode():
+            step = decoding.next_step(distribution)
+        yield step
+
+
+class _Tokens(Decoding):
+    """Greedy decoding or sampling."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        score: Score,
+        prompts: Packed,
+        how: Greedy | Sample,
+        *,
+        most: int,
+        stop: Sequence[int],
+        source: Packed | None,
+        seed: int,
+    ) -> None:
+        super().__init__(len(prompts), most)
+        self._model, self._score, self._how, self._stop = model, score, how, stop
+        self._room = _room(model, prompts, most)
+        self._cache = _begin(model, prompts, source)
+        self._generators = _generators(seed, prompts, source) if isinstance(how, Sample) else []
+        self._open = list(range(len(prompts)))  # numbers of the sequences in the batch
+        self._batch = prompts
+        self._written = [Written() for _ in range(len(prompts))]
+
+    def next_step(self, distribution: bool = False) -> Step:
+        """Choose one token for each open sequence, and close those that end with it."""
+        log_p = _next(self._model, self._score, self._batch, self._cache)
+        if isinstance(self._how, Greedy):
             chosen = log_p.argmax(-1)
         else:
-            uniform = torch.cat([torch.rand(1, generator=draws[number], dtype=torch.float64) for number in alive])
-            chosen = draw(log_p, how, uniform.to(log_p.device))
+            numbers = [torch.rand(1, generator=self._generators[each], dtype=torch.float64) for each in self._open]
+            chosen = draw(log_p, self._how, torch.cat(numbers).to(log_p.device))
         found = log_p.gather(-1, chosen[:, None])[:, 0]
         tokens = chosen.tolist()
-        yield Step(
-            sequences=tuple(alive),
+        step = Step(
+            sequences=tuple(self._open),
             tokens=tuple(tokens),
             log_probabilities=tuple(found.tolist()),
             distribution=log_p if distribution else None,
         )
-        room = {number: left - 1 for number, left in room.items() if number in alive}
-        kept = [place for place, token in enumerate(tokens) if token not in stop and room[alive[place]] > 0]
-        if not kept:
-            return
-        cache.choose(kept)
-        alive = [alive[place] for place in kept]
-        batch = Packed.of([[tokens[place]] for place in kept]).to(log_p.device)
+        for number in self._open:
+            self._room[number] -= 1
+        kept = [place for place, token in enumerate(tokens) if self._goes_on(self._open[place], token)]
+        self._open = [self._open[place] for place in kept]
+        self.done = not kept
+        if kept:
+            self._cache.choose(kept)
+            self._batch = Packed.of([[tokens[place]] for place in kept]).to(log_p.device)
+        return step
+
+    def _goes_on(self, number: int, token: int) -> bool:
+        return token not in self._stop and self._room[number] > 0 and number not in self._dropped
+
+    def _advance(self) -> dict[int, list[Written]]:
+        step = self.next_step()
+        for number, token, log_p in zip(step.sequences, step.tokens, step.log_probabilities, strict=True):
+            written = self._written[number]
+            written.log_probability += log_p
+            written.score = written.log_probability
+            written.complete = token in self._stop
+            if not written.complete:
+                written.tokens.append(token)
+        return {number: [self._written[number]] for number in step.sequences if number not in self._open}
 
 
-def _draws(seed: int, prompts: Packed, source: Packed | None) -> list[torch.Generator]:
+def _generators(seed: int, prompts: Packed, source: Packed | None) -> list[torch.Generator]:
     """A generator for each sequence, by the seed, its prompt and its source."""
     read = [batch.unpack(batch.tokens.cpu()) for batch in (prompts, source) if batch is not None]
     keys = [repr((seed, [each.tolist() for each in one])).encode() for one in zip(*read, strict=True)]
@@ -169,32 +289,6 @@ def draw(log_p: Float[Tensor, "rows vocabulary"], how: Sample, uniform: Float[Te
     place = (summed <= uniform[:, None] * total).sum(-1, keepdim=True).clamp(max=summed.shape[1] - 1)
     drawn: Tensor = order.gather(-1, place)[:, 0]
     return drawn
-
-
-def write(
-    model: Transformer,
-    score: Score,
-    prompts: Packed,
-    how: How,
-    *,
-    most: int,
-    stop: Sequence[int],
-    source: Packed | None = None,
-    seed: int = 0,
-) -> list[list[Written]]:
-    """What is written after each prompt: one, or the best of its beams."""
-    if isinstance(how, Beam):
-        return search(model, score, prompts, how, most=most, stop=stop, source=source)
-    found = [Written() for _ in range(len(prompts))]
-    for step in stream(model, score, prompts, how, most=most, stop=stop, source=source, seed=seed):
-        for number, token, log_p in zip(step.sequences, step.tokens, step.log_probabilities, strict=True):
-            written = found[number]
-            written.log_probability += log_p
-            written.score = written.log_probability
-            written.complete = token in stop
-            if not written.complete:
-                written.tokens.append(token)
-    return [[each] for each in found]
 
 
 # -- beams ------------------------------------------------------------------------------------------------------
@@ -220,30 +314,58 @@ def search(
     source: Packed | None = None,
 ) -> list[list[Written]]:
     """The best complete continuations of each prompt by beam search."""
-    room = _room(model, prompts, most)
-    searches = [_Search(most=room[number], open=[Written()]) for number in range(len(prompts))]
-    running, batch, cache = searches, prompts, _begin(model, prompts, source)
-    candidates = max(2, 1 + len(stop)) * how.width
-    for length in range(1, most + 1):
-        log_p = _next(model, score, batch, cache)
+    return _BeamSearch(model, score, prompts, how, most=most, stop=stop, source=source).run()
+
+
+class _BeamSearch(Decoding):
+    """Beam search; its sequences are the prompts, whatever the number of their beams."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        score: Score,
+        prompts: Packed,
+        how: Beam,
+        *,
+        most: int,
+        stop: Sequence[int],
+        source: Packed | None,
+    ) -> None:
+        super().__init__(len(prompts), most)
+        self._model, self._score, self._how, self._stop = model, score, how, stop
+        room = _room(model, prompts, most)
+        self._searches = {number: _Search(most=room[number], open=[Written()]) for number in range(len(prompts))}
+        self._batch, self._cache = prompts, _begin(model, prompts, source)
+        self._candidates = max(2, 1 + len(stop)) * how.width
+
+    def _advance(self) -> dict[int, list[Written]]:
+        length, running = self.steps + 1, list(self._searches.values())
+        log_p = _next(self._model, self._score, self._batch, self._cache)
         sums = [each.log_probability for one in running for each in one.open]
         begun = torch.tensor(sums, dtype=torch.float64, device=log_p.device)  # long sums would be equal in float32
         summed = (log_p + begun[:, None]).unflatten(0, (len(running), -1)).flatten(1)
-        going, parents, row = [], [], 0
-        for one, best in zip(running, greatest(summed, min(candidates, summed.shape[1])), strict=True):
+        best = greatest(summed, min(self._candidates, summed.shape[1]))
+        going: dict[int, _Search] = {}
+        parents: list[int] = []
+        row = 0
+        for (number, one), places in zip(self._searches.items(), best, strict=True):
             beams = len(one.open)
-            found = [(value, *divmod(place, log_p.shape[-1])) for value, place in best]
-            taken = _advance(one, found, how, stop, last=length == one.most)
-            if length < one.most and _can_improve(one, how, length):
-                going.append(one)
+            found = [(value, *divmod(place, log_p.shape[-1])) for value, place in places]
+            taken = _follow(one, found, self._how, self._stop, last=length == one.most)
+            if length < one.most and number not in self._dropped and _can_improve(one, self._how, length):
+                going[number] = one
                 parents += [row + parent for parent in taken]
             row += beams
-        if not going:
-            break
-        running = going
-        cache.choose(parents)
-        batch = Packed.of([[each.tokens[-1]] for one in running for each in one.open]).to(log_p.device)
-    return [one.complete[: how.best] for one in searches]
+        finished = {
+            number: one.complete[: self._how.best] for number, one in self._searches.items() if number not in going
+        }
+        self._searches = going
+        self.done = not going
+        if going:
+            self._cache.choose(parents)
+            tokens = [[each.tokens[-1]] for one in going.values() for each in one.open]
+            self._batch = Packed.of(tokens).to(log_p.device)
+        return finished
 
 
 def greatest(rows: Float[Tensor, "rows places"], count: int) -> Iterator[list[tuple[float, int]]]:
@@ -255,7 +377,7 @@ def greatest(rows: Float[Tensor, "rows places"], count: int) -> Iterator[list[tu
         yield list(zip(values[:count].tolist(), places[order[:count]].tolist(), strict=True))
 
 
-def _advance(
+def _follow(
     one: _Search, found: list[tuple[float, int, int]], how: Beam, stop: Sequence[int], *, last: bool
 ) -> list[int]:
     """Follow the best candidates (log-probability, beginning, token); returns which beginning each one follows."""

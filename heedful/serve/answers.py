@@ -200,6 +200,8 @@ class Info(Struct, kw_only=True):
     max_batch_tokens: int
     max_concurrent_requests: int
     max_client_batch_size: int
+    max_connections: int
+    max_connections_per_address: int | None
     auto_truncate: bool
     models: list[str]
     version: str

@@ -263,6 +263,8 @@ def info(service: Service, name: str | None) -> dict[str, Any]:
         "max_batch_tokens": limits.batch_tokens,
         "max_concurrent_requests": limits.requests,
         "max_client_batch_size": limits.inputs,
+        "max_connections": limits.connections,
+        "max_connections_per_address": service.settings.connections_per_address,
         "auto_truncate": engine.kind == "embedding",
         "models": list(service.lanes),
         "version": heedful.__version__,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from heedful.infer.engine import Asked
 from heedful.infer.queue import Lane
 from heedful.infer.refused import TooLong
-from heedful.serve.count import few_enough
+from heedful.serve.count import characters, few_enough, in_turns
 from heedful.serve.guard import Record
 from heedful.serve.service import Service
 
 LETTERS = 16  # characters for each token that a model reads: what is beyond is cut before it is tokenised
+Turns = Generator[None, None, list[Asked]]  # yields where a thread may do something else in between
 MASKS = ("masked", "pretraining")  # heads that list tokens for each mask
 
 
@@ -40,37 +41,46 @@ class Call:
         if self.service.settings.log_text:
             self.record.text = [text[:1000] for text in texts[:10]]
 
-    def count(self, engine: Any, *, most: int | None = None, whole: bool = False) -> None:
-        """Refuse texts that may have, and do, far more tokens than a request may, or `most`; few need be counted."""
+    def count(self, engine: Any, *, most: int | None = None, whole: bool = False) -> Iterator[None]:
+        """Refuse texts that may have, and do, far more tokens than a request may, or `most`; few need be counted.
+
+        It yields between parts of them.
+        """
         limit = self.service.settings.limits.tokens
         most = limit if most is None else min(most, limit)
         if sum(map(len, self.given)) > most:
-            few_enough(engine, self.given, most, whole=whole)
+            yield from few_enough(engine, self.given, most, whole=whole)
 
     async def ask(
         self,
         lane: Lane,
         inputs: Sequence[Any],
         *,
-        encode: Callable[[Any, Sequence[Any]], list[Asked]] | None = None,
+        encode: Callable[[Any, Sequence[Any]], Turns] | None = None,
+        sizes: Sequence[int] | None = None,
         top_k: int = 5,
         **more: Any,
     ) -> list[Any]:
-        """The engine's answers; `encode` makes windows of the inputs, if not the engine alone."""
+        """The engine's answers.
 
-        def read(engine: Any, inputs: Sequence[Any]) -> list[Asked]:
-            self.count(engine)
-            asked = (encode or _plainly)(engine, inputs)
+        `encode` makes windows of the inputs, if not the engine alone; `sizes` are the characters of each that it
+        tokenises, if not all of them.
+        """
+
+        def read(engine: Any, inputs: Sequence[Any]) -> Turns:
+            yield from self.count(engine)
+            asked = yield from (encode or encode_in_turns)(engine, inputs)
             if engine.kind in MASKS:
                 self._few_candidates(top_k * sum(len(piece.places) for each in asked for piece in each.pieces))
             return asked
 
-        how: Any = {"deadline": self.record.deadline, "left": self.record.left, "encode": read}
+        found = [characters(each) for each in inputs] if sizes is None else sizes
+        how: Any = {"deadline": self.record.deadline, "left": self.record.left, "encode": read, "sizes": found}
         answers, tokens = await lane.ask(inputs, top_k=top_k, **how, **more)
         self.record.tokens += tokens
         return answers
 
-    def beginnings(self, engine: Any, texts: Sequence[str]) -> list[Asked]:
+    def beginnings(self, engine: Any, texts: Sequence[str]) -> Turns:
         """Windows of texts of which the model reads the beginning alone: not all of a long one is tokenised.
 
         16 characters for each token that it reads are, and more of a text with which they do not fill the model, as
@@ -78,7 +88,7 @@ class Call:
         """
         most = self.service.settings.limits.characters
         longest = most if engine.limit is None else LETTERS * engine.limit
-        found: list[Asked] = engine.encode([text[:longest] for text in texts])
+        found: list[Asked] = yield from encode_in_turns(engine, [text[:longest] for text in texts])
         while longest < most and (
             unread := [n for n, each in enumerate(found) if len(texts[n]) > longest and not each.dropped]
         ):
@@ -86,6 +96,7 @@ class Call:
             more = [texts[n][:longest] for n in unread]
             if (count := sum(map(len, more))) > most:
                 raise TooLong(f"{len(more)} texts have few tokens in {count} characters, of which {most} may be read")
+            yield
             for n, each in zip(unread, engine.encode(more), strict=True):
                 found[n] = each
         return found
@@ -95,6 +106,11 @@ class Call:
             raise TooLong(f"the masks ask for {count} tokens, and an answer lists at most {most}")
 
 
-def _plainly(engine: Any, inputs: Sequence[Any]) -> list[Asked]:
-    found: list[Asked] = engine.encode(inputs)
+def encode_in_turns(engine: Any, inputs: Sequence[Any]) -> Turns:
+    """Windows of inputs as the engine makes them of all at once; yields between groups of them."""
+    found: list[Asked] = []
+    for first, group in in_turns(inputs):
+        if first:
+            yield
+        found += engine.encode(group, first=first) if first else engine.encode(group)
     return found

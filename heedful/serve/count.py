@@ -11,10 +11,11 @@ PART = 16_384  # characters that are tokenised at a time
 SURE = 2  # times the limit: what is cut in parts has a few tokens more or less than the whole; exactly is for the queue
 
 
-def few_enough(engine: Any, texts: Sequence[str], most: int, *, whole: bool = False) -> None:
+def few_enough(engine: Any, texts: Sequence[str], most: int, *, whole: bool = False) -> Iterator[None]:
     """Refuse what has far more tokens; a token may be one character, and in Python it takes some hundred bytes.
 
-    What a model of embeddings cuts does not count, unless texts are taken `whole`.
+    It yields after each part that was counted, so that a thread can do something else in between. What a model of
+    embeddings cuts does not count, unless texts are taken `whole`.
     """
     limit = engine.limit if engine.kind == "embedding" and not whole else None  # the others read it in windows
     counts = [0] * len(texts)
@@ -26,6 +27,33 @@ def few_enough(engine: Any, texts: Sequence[str], most: int, *, whole: bool = Fa
             total += counts[number] - before if limit is None else min(counts[number], limit) - min(before, limit)
         if total > SURE * most:
             raise TooLong(f"the texts have more than {total} tokens, and those of a request may have {most}")
+        yield
+
+
+def characters(given: Any) -> int:
+    """How many characters of an input are tokenised; a prompt is beside each of its choices."""
+    match given:
+        case str():
+            return len(given)
+        case {"prompt": prompt, "choices": choices}:
+            return sum(len(prompt) + len(choice) for choice in choices)
+        case dict():
+            return sum(map(characters, given.values()))
+        case list() | tuple():
+            return sum(map(characters, given)) + len(given)
+    return 0
+
+
+def in_turns(inputs: Sequence[Any]) -> Iterator[tuple[int, Sequence[Any]]]:
+    """Some PART characters of inputs together, with the number of the first; an input is never divided."""
+    first = size = 0
+    for number, each in enumerate(inputs):
+        more = characters(each)
+        if number > first and size + more > PART:
+            yield first, inputs[first:number]
+            first, size = number, 0
+        size += more
+    yield first, inputs[first:]
 
 
 def _groups(texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:

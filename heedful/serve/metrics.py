@@ -64,6 +64,9 @@ class _Shown:
             "queue_tokens": ("Tokens that wait", queue.tokens),
             "queue_requests_cap": ("The most of them", queue.caps.requests),
             "queue_tokens_cap": ("The most of them", queue.caps.tokens),
+            "queue_characters": ("Characters of long requests that wait to be tokenised or are", queue.characters),
+            "queue_characters_cap": ("The most of them", queue.caps.characters),
+            "decodings": ("Batches of /generate that are under way", queue.decodings),
             "draining": ("1 when the server is stopping", int(queue.draining)),
         }
         counts = queue.counts

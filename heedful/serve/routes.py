@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from heedful.errors import HeedfulError
-from heedful.infer.engine import Asked
 from heedful.infer.queue import Lane
 from heedful.infer.refused import TooLong
 from heedful.model.decode import Beam, Greedy, How, Sample
 from heedful.serve import answers as a
 from heedful.serve import schemas as s
-from heedful.serve.call import LETTERS, Call
+from heedful.serve.call import LETTERS, Call, Turns
+from heedful.serve.count import in_turns
 from heedful.serve.pairs import sequences
 from heedful.tasks import Writing
+from heedful.tokenizer import Encoded
 
 MOST = 128  # tokens that are written for a text, unless the request says how many
 EMBEDDING, CLASSES, RANKS = ("embedding",), ("classes",), ("rank", "embedding")
@@ -69,15 +70,16 @@ async def vectors(
     """A vector for each text, [texts, dimensions], of length 1 if asked."""
     limit = getattr(lane.engine, "limit", None)
     longest = None if limit is None or truncate is False else LETTERS * limit
-    call.texts(*(text[:longest] for text in texts))
+    cut = [text[:longest] for text in texts]
+    call.texts(*cut)
 
-    def encode(engine: Any, texts: Sequence[str]) -> list[Asked]:
-        asked = call.beginnings(engine, texts)
+    def encode(engine: Any, texts: Sequence[str]) -> Turns:
+        asked = yield from call.beginnings(engine, texts)
         if truncate is False and any(each.dropped for each in asked):
             raise TooLong(f"a text has more tokens than the {engine.limit} this model reads, and truncate is false")
         return asked
 
-    answers = await call.ask(lane, texts, encode=encode)
+    answers = await call.ask(lane, texts, encode=encode, sizes=[len(text) for text in cut])
     if not answers:
         return np.zeros((0, 0))
     found = np.array([answer["vector"] for answer in answers])
@@ -250,7 +252,8 @@ async def attention(call: Call, body: s.AttentionBody) -> Any:
     def look(engine: Any) -> Any:
         from heedful.serve.attention import attention
 
-        call.count(engine, most=engine.limit, whole=True)
+        for _ in call.count(engine, most=engine.limit, whole=True):
+            pass
         return attention(engine, item, body.layers, body.heads, most)
 
     size = 1 + min(sum(map(len, many(body.inputs))), call.service.settings.limits.tokens - 1)  # tokens, at most
@@ -266,16 +269,20 @@ async def tokenize(call: Call, body: s.TokenizeBody) -> Any:
     call.texts(*texts)
     most = call.service.settings.limits.tokens
 
-    def cut(engine: Any) -> Any:
+    def cut(engine: Any) -> Generator[None, None, Any]:
         from heedful.serve.attention import tokens
 
-        call.count(engine, whole=True)
-        found = engine.tokenizer.encode_batch(texts)
+        yield from call.count(engine, whole=True)
+        found: list[Encoded] = []
+        for _, group in in_turns(texts):
+            found += engine.tokenizer.encode_batch(group)
+            yield
         if (count := sum(map(len, found))) > most:
             raise TooLong(f"the texts have {count} tokens, and an answer has at most {most}")
         return [tokens(each, engine.tokenizer, special=body.add_special_tokens) for each in found]
 
-    return await lane.read(cut, deadline=call.record.deadline)
+    record, sizes = call.record, [len(text) for text in texts]
+    return await lane.read(cut, deadline=record.deadline, left=record.left, sizes=sizes)
 
 
 QUESTIONS = (

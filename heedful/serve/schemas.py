@@ -153,7 +153,7 @@ class GenerateBody(Body, frozen=True):
     inputs: str | list[str]
     most: Positive | None = None  # null is 128, or as many as the server writes
     beams: Annotated[int, Meta(ge=1, le=16)] | None = None
-    temperature: Annotated[float, Meta(gt=0, le=10)] | None = None
+    temperature: Annotated[float, Meta(ge=1e-6, le=10)] | None = None
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
 
 

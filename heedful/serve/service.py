@@ -45,6 +45,7 @@ class Service:
             requests=limits.requests,
             tokens=limits.queued_tokens,
             request_tokens=limits.tokens,
+            characters=limits.queued_characters,
             batch_tokens=limits.batch_tokens,
         )
         self.queue = Queue(caps, readers=limits.readers, seen=self.metrics.ran)

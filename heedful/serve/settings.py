@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -22,10 +23,12 @@ class Limits:
     body: int = 2_000_000  # bytes
     headers: int = 16_384  # bytes
     connections: int = 1_024
+    max_connections_per_address: int | None = None  # a quarter of connections, and loopback is not limited
     received: int = 64_000_000  # bytes of bodies that are being received, of all connections
     unsent: int = 64_000_000  # bytes of answers that clients have not read, of all connections
     requests: int = 512  # that wait or run
     queued_tokens: int = 262_144  # that wait
+    queued_characters: int = 4_194_304  # of requests of more than 16,384 each, that wait to be tokenised or are
     tokens: int = 16_384  # of one request, in windows
     characters: int = 262_144  # of one request: 16 for each token
     inputs: int = 1_024  # of one request
@@ -37,8 +40,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            if getattr(self, each.name) < 1:
-                raise HeedfulError(f"{each.name} is {getattr(self, each.name)}: give a number from 1")
+            value = getattr(self, each.name)
+            if value is not None and value < 1:
+                raise HeedfulError(f"{each.name} is {value}: give a number from 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,11 +72,35 @@ class ServeSettings:
     deadlines: Deadlines = field(default_factory=Deadlines)
     hosts: tuple[str, ...] = ()  # names by which it may be called, beside those of this machine
     origins: tuple[str, ...] = ()  # of pages elsewhere that may call it, as "https://example.org"
+    behind_proxy: bool = False  # whether all clients come through a proxy, so that no address is limited
+    trusted_proxies: tuple[str, ...] = ()  # addresses or networks that are not limited, as "10.0.0.0/8"
     anyone: bool = False  # whether it may be open beyond this machine without a key
     precision: PrecisionOrAuto = "float32"  # in which models answer; auto is measured at the start
     device: Literal["cpu", "cuda"] = "cpu"  # on which they are computed
     log_text: bool = False  # whether inputs go into the log
     restart: bool = True  # whether a small process before the server starts it again when it was killed
+
+    def __post_init__(self) -> None:
+        if self.behind_proxy and self.limits.max_connections_per_address is not None:
+            raise HeedfulError(
+                "behind_proxy and limits.max_connections_per_address were given: behind a proxy all clients share its "
+                "address; give one of them"
+            )
+        for each in self.trusted_proxies:
+            try:
+                ipaddress.ip_network(each)
+            except ValueError:
+                raise HeedfulError(
+                    f"trusted_proxies has {each!r}: give an address or a network, as 10.0.0.7 or 10.0.0.0/8"
+                ) from None
+
+    @property
+    def connections_per_address(self) -> int | None:
+        """How many connections one address may have open; None if that is not limited."""
+        if self.behind_proxy:
+            return None
+        most = self.limits.max_connections_per_address
+        return max(1, self.limits.connections // 4) if most is None else most
 
 
 def named(runs: Iterable[str]) -> dict[str, str]:

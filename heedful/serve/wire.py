@@ -18,11 +18,13 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from heedful.serve.connections import Connections
 from heedful.serve.settings import Deadlines, Limits, ServeSettings
 
 CLOSED: int = getattr(select, "POLLRDHUP", 0)  # what a system calls it; 0: it says so to the event loop alone
 LINGER = 1.0  # seconds in which a refused body is still received, so that the refusal is
 READ = 1 << 16  # bytes that a client reads in its time, or all that is left
+LINGERING = 64  # refused connections that have that time at once; more are closed at once
 PIECES, PIECE = 1_000, 256  # of a body: so many chunks, and one more for so many bytes
 
 
@@ -50,6 +52,8 @@ class Wire(H11Protocol):
 
     limits: ClassVar[Limits]
     deadlines: ClassVar[Deadlines]
+    counted: ClassVar[Connections]
+    lingering: ClassVar[set[Wire]]  # refused for their number
     unread: ClassVar[dict[Wire, None]]  # those with something that their clients have not read, the oldest first
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
@@ -77,20 +81,34 @@ class Wire(H11Protocol):
         self.app = told
         self._head: asyncio.TimerHandle | None = None  # until when the head of a request has to be here
         self._stall: asyncio.TimerHandle | None = None  # until when the client has to read something
+        self._accepted = False  # counted among the open connections
         self._deaf = False  # what still comes is not read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # so that it is told whenever something waits to be read
-        if len(self.connections) > self.limits.connections:
-            self._say(503, "unhealthy", "too many connections are open")
+        if refused := self.counted.accept(self._address):
+            self._say(503, "unhealthy", refused)
+            self.lingering.add(self)
+            if len(self.lingering) > LINGERING:
+                self.transport.close()
             return
+        self._accepted = True
         self._head = self.loop.call_later(self.deadlines.headers, self._late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
         self._is_read()
+        self.lingering.discard(self)
+        if self._accepted:
+            self._accepted = False
+            self.counted.close(self._address)
         super().connection_lost(exc)
+
+    @property
+    def _address(self) -> str | None:
+        """The client's; None where the socket has none."""
+        return None if self.client is None else self.client[0]
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
@@ -236,7 +254,8 @@ def server(
     idle: Callable[[], bool],
 ) -> Server:
     """Ready to run on sockets."""
-    wire = type("BoundWire", (Wire,), {"limits": settings.limits, "deadlines": settings.deadlines, "unread": {}})
+    bound = {"limits": settings.limits, "deadlines": settings.deadlines, "unread": {}, "lingering": set()}
+    wire = type("BoundWire", (Wire,), {**bound, "counted": Connections(settings)})
     config = uvicorn.Config(
         app,
         http=wire,

@@ -9,14 +9,14 @@ from typing import Any, Literal, NamedTuple
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
 from heedful.model.config import Head
+from heedful.model.decode import Decoding
 from heedful.packed import Packed
 from heedful.tokenizer import Encoded, Item, Tokenizer
 from heedful.tokenizer.encoded import cut_windows, pair_windows
 
 Answer = dict[str, Any]  # plain data: text, numbers, lists and dicts of them
 Place = tuple[int, int]  # the number of a window, and a place in it
-Vain = Callable[[], bool]  # whether nobody waits for it any more
-Writes = Callable[[Loaded, Tokenizer, Packed, Any, Vain], list[Any]]
+Writes = Callable[[Loaded, Tokenizer, Packed, Any], Decoding]
 
 
 class Window(NamedTuple):

@@ -15,11 +15,11 @@ from heedful.checkpoint import Loaded
 from heedful.data import Example, Rewritten
 from heedful.errors import HeedfulError
 from heedful.model.config import ModelConfig, NextToken
-from heedful.model.decode import Beam, Greedy, How, Written, write
+from heedful.model.decode import Beam, Decoding, Greedy, How, Written, decode
 from heedful.objectives import Batch, Loss, Sample
 from heedful.objectives.base import pack, weighted
 from heedful.packed import Packed
-from heedful.tasks.base import Answer, Answerer, Setting, Vain, Window, read_text
+from heedful.tasks.base import Answer, Answerer, Setting, Window, read_text
 from heedful.tasks.metrics import Bleu, Result, TextScore, has_bleu, text_scores
 from heedful.tasks.metrics.bleu import NEEDED, ORDER, STATISTICS, Words, bleu_of
 from heedful.tasks.metrics.bootstrap import mean_of
@@ -108,29 +108,17 @@ def open_ended(loaded: Loaded, tokenizer: Tokenizer, seen: Sequence[Encoded]) ->
     return [each if len(each) else nothing for each in cut]
 
 
-def write_all(
-    loaded: Loaded, tokenizer: Tokenizer, given: Packed, writing: Writing, vain: Vain = lambda: False
-) -> list[list[Written]]:
-    """What the model writes for each sequence: the encoder's text, or what the decoder goes on from.
-
-    It ends with an error before the next token where that is `vain`.
-    """
+def start_writing(loaded: Loaded, tokenizer: Tokenizer, given: Packed, writing: Writing) -> Decoding:
+    """Prepare generation for each sequence: the encoder's text, or what the decoder goes on from."""
     mark = marks(loaded.config.model, tokenizer)
     if (head := loaded.head) is None:
         raise HeedfulError("this model has no head over the vocabulary, so it cannot write")
-
-    def score(rows: Tensor, batch: Packed) -> Tensor:
-        if vain():
-            raise HeedfulError("nobody waits for what is written any more")
-        scores: Tensor = head(rows, batch)
-        return scores
-
     prompts, source = given, None
     if mark.start is not None:
         prompts, source = Packed.of([[mark.start]] * len(given)).to(given.tokens.device), given
-    return write(
+    return decode(
         loaded.model,
-        score,
+        head,
         prompts,
         writing.how,
         most=writing.most,
@@ -156,7 +144,9 @@ def _said(written: Written, tokenizer: Tokenizer) -> Answer:
     }
 
 
-REWRITE = Answerer(expects='texts, like ["a text"]', items=read_text, answer=answer, long="refuse", writes=write_all)
+REWRITE = Answerer(
+    expects='texts, like ["a text"]', items=read_text, answer=answer, long="refuse", writes=start_writing
+)
 
 
 @dataclass(frozen=True, kw_only=True)

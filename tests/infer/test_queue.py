@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from folders import make
+from folders import make, make_writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +23,10 @@ from heedful.infer.caps import Caps
 from heedful.infer.engine import Asked, Engine, Piece
 from heedful.infer.queue import Queue
 from heedful.infer.refused import Expired, Failed, Full, TooLong, Unavailable
+from heedful.model.decode import Beam, Decoding, Greedy, Sample, Written
+from heedful.tasks import Writing
 from heedful.tasks.embed import EMBED
+from heedful.tasks.rewrite import REWRITE
 from heedful.tokenizer import Encoded
 
 
@@ -143,7 +146,7 @@ def test_no_batch_takes_what_somebody_asked_who_left(made: Any) -> None:
 
     async def main() -> None:
         first = await held(lane, engine)
-        gone = asyncio.create_task(lane.ask(["gone"], deadline=soon(), left=lambda: True))
+        gone = asyncio.create_task(lane.ask(["gone"], deadline=soon(), left=lambda: queue.tokens >= 9))
         stays = asyncio.create_task(lane.ask(["stays"], deadline=soon(), left=lambda: False))
         await until(lambda: queue.tokens == 9)
         engine.go.set()
@@ -455,3 +458,268 @@ def test_answers_are_those_of_the_engine_alone(made: Any, tmp_path: Any) -> None
             assert [word["label"] for word in alone["words"]] == [word["label"] for word in answer["words"]]
             mine, theirs = ([word["probability"] for word in each["words"]] for each in (answer, alone))
             assert mine == pytest.approx(theirs, abs=1e-5)
+
+
+# -- decodings in slices ----------------------------------------------------------------------------------------------
+
+
+class Steps(Decoding):
+    """As many steps as `most`, of so many seconds each; a text is done after as many steps as it has letters."""
+
+    def __init__(self, texts: list[str], most: int, seconds: float, steps: list[str]) -> None:
+        super().__init__(len(texts), most)
+        self.texts, self.seconds, self.log = dict(enumerate(texts)), seconds, steps
+
+    def _advance(self) -> dict[int, list[Written]]:
+        time.sleep(self.seconds)
+        self.texts = {number: text for number, text in self.texts.items() if number not in self._dropped}
+        self.log.append("+".join(self.texts.values()))
+        if self.steps == 2 and any("!" in text for text in self.texts.values()):
+            raise RuntimeError("poisoned")
+        last = self.steps + 1 == self.most
+        ended = {number: text for number, text in self.texts.items() if last or len(text) <= self.steps + 1}
+        self.texts = {number: text for number, text in self.texts.items() if number not in ended}
+        self.done = not self.texts
+        score = {number: math.nan if "?" in text else -1.0 for number, text in ended.items()}
+        return {
+            number: [Written(tokens=list(text.encode()), log_probability=score[number])]
+            for number, text in ended.items()
+        }
+
+
+class Writer(Fake):
+    """One that writes what it reads again, a letter in each step."""
+
+    writing = Writing(most=1_000)
+
+    def __init__(self, seconds: float = 0.005) -> None:
+        super().__init__(seconds)
+        self.steps: list[str] = []
+
+    def encode(self, inputs: Sequence[Any]) -> list[Asked]:
+        return [Asked(given, REWRITE, [Piece(REWRITE, encoded(given), [])]) for given in inputs]
+
+    def decode(self, pieces: Sequence[Piece], writing: Any = None) -> Decoding:
+        texts = [bytes(piece.encoded.ids).decode() for piece in pieces]
+        self.batches.append(texts)
+        return Steps(texts, writing.most, self.seconds, self.steps)
+
+    def answer(self, asked: Asked, scores: Sequence[Any], *, top_k: int = 5) -> dict[str, Any]:
+        ((written, *_),) = scores
+        return {"text": bytes(written.tokens).decode()}
+
+
+def test_a_long_decoding_lets_other_models_in_between(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "SLICE", 0.02)
+    queue, writer, other = made(), Writer(), Fake()
+    writes, reads = queue.lane(writer), queue.lane(other)
+
+    async def main() -> None:
+        long = asyncio.create_task(writes.ask(["l" * 200], deadline=soon(60), writing=Writing(most=200)))
+        await until(lambda: len(writer.steps) > 2)
+        waits = []
+        for _ in range(10):
+            start, before = time.monotonic(), len(writer.steps)
+            await reads.ask(["short"], deadline=soon())
+            waits.append((time.monotonic() - start, len(writer.steps) - before))
+            await asyncio.sleep(0.01)
+        assert not long.done() and queue.decodings == 1
+        assert sorted(steps for _, steps in waits)[5] <= 2 * 0.02 / 0.005 + 1
+        assert (await long)[0] == [{"text": "l" * 200}]
+        assert queue.decodings == 0
+
+    asyncio.run(main())
+    assert len(writer.steps) == 200 and queue.counts.retries == 0
+
+
+def test_a_short_decoding_passes_a_long_one_of_its_model(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "SLICE", 0.01)
+    queue, writer = made(), Writer(0.002)
+    lane, ends = queue.lane(writer), []
+
+    async def one(text: str, most: int) -> None:
+        assert (await lane.ask([text], deadline=soon(60), writing=Writing(most=most)))[0] == [{"text": text}]
+        ends.append(text)
+
+    async def main() -> None:
+        long = asyncio.create_task(one("l" * 300, 300))
+        await until(lambda: len(writer.steps) > 2)
+        shorts = [asyncio.create_task(one(letter * 5, 5)) for letter in "abc"]
+        await asyncio.gather(long, *shorts)
+
+    asyncio.run(main())
+    assert ends[-1] == "l" * 300 and len(ends) == 4
+    assert len(writer.batches) <= 4 and (queue.tokens, queue.requests) == (0, 0)
+
+
+def test_decodings_held_at_once_are_few(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "SLICE", 0.001)
+    queue, writer = made(Caps(batch_tokens=8)), Writer(0.002)
+    lane, held_at_once = queue.lane(writer), []
+
+    async def watch() -> None:
+        while True:
+            held_at_once.append(queue.decodings)
+            await asyncio.sleep(0.0005)
+
+    async def main() -> None:
+        watching = asyncio.create_task(watch())
+        tasks = []
+        for n in range(150, 50, -20):  # each is due before those that were begun
+            before = len(writer.steps)
+            tasks.append(asyncio.create_task(lane.ask(["x" * n], deadline=soon(60), writing=Writing(most=n))))
+            await until(lambda before=before: len(writer.steps) > before + 2)
+        await asyncio.gather(*tasks)
+        watching.cancel()
+
+    asyncio.run(main())
+    assert max(held_at_once) == queue_module.DECODINGS
+
+
+def test_texts_leave_a_decoding_when_nobody_waits_and_when_they_are_done(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_module, "SLICE", 0.03)
+    queue, writer = made(), Writer(0.02)
+    lane = queue.lane(writer)
+    gone = threading.Event()
+
+    async def main() -> None:
+        first = await held(lane, writer_gate(writer))
+        how: Any = {"writing": Writing(most=100)}
+        cancelled = asyncio.create_task(lane.ask(["c" * 100], deadline=soon(), **how))
+        left = asyncio.create_task(lane.ask(["g" * 100], deadline=soon(), left=gone.is_set, **how))
+        late = asyncio.create_task(lane.ask(["d" * 100], deadline=soon(1.0), **how))
+        stays = asyncio.create_task(lane.ask(["s" * 60], deadline=soon(), **how))
+        brief = asyncio.create_task(lane.ask(["b" * 3], deadline=soon(), **how))
+        await until(lambda: queue.tokens >= 860)
+        writer.go.set()
+        await brief
+        assert not stays.done() and len(writer.steps) < 30  # as soon as it is written, whatever the others do
+        cancelled.cancel()
+        gone.set()
+        assert (await stays)[0] == [{"text": "s" * 60}]
+        with pytest.raises(Expired):
+            await late
+        await asyncio.wait([cancelled, left], timeout=10)
+        assert cancelled.cancelled() and left.cancelled()
+        await first
+        await until(lambda: queue.decodings == 0)
+
+    asyncio.run(main())
+    rows = [set(step) - {"+"} for step in writer.steps if "held" not in step]
+    assert rows[0] == set("cgdsb") and rows[40] <= set("ds") and (queue.tokens, queue.requests) == (0, 0)
+
+
+def writer_gate(writer: Writer) -> Writer:
+    """One whose next batch waits until writer.go is set."""
+    decode = writer.decode
+
+    def gated(pieces: Sequence[Piece], writing: Any = None) -> Decoding:
+        found = decode(pieces, writing)
+        assert writer.go.wait(20)
+        return found
+
+    writer.decode = gated  # type: ignore[method-assign]
+    return writer
+
+
+@settings(max_examples=15)
+@given(
+    n=st.integers(1, 20), poison=st.sets(st.integers(0, 19), max_size=2), nan=st.sets(st.integers(0, 19), max_size=2)
+)
+def test_a_text_on_which_a_decoding_fails_fails_alone(n: int, poison: set[int], nan: set[int]) -> None:
+    queue, writer = Queue(Caps(batch_tokens=100_000)), Writer(0.0)
+    lane = queue.lane(writer)
+    poison, nan = {each for each in poison if each < n}, {each for each in nan if each < n}
+
+    async def main() -> list[Any]:
+        first = await held(lane, writer_gate(writer))
+        texts = [
+            f"{number:02}" + "." * (number % 5) + "!!" * (number in poison) + "?" * (number in nan)
+            for number in range(n)
+        ]
+        how: Any = {"deadline": soon(100_000), "writing": Writing(most=9)}
+        tasks = [asyncio.create_task(lane.ask([text], **how)) for text in texts]
+        await until(lambda: queue.tokens == sum(map(len, texts)) + 9 * n)
+        writer.go.set()
+        await first
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [end[0][0]["text"] for end in ends if isinstance(end, tuple)] == [
+            text for number, text in enumerate(texts) if number not in poison | nan
+        ]
+        return ends
+
+    try:
+        ends = asyncio.run(main())
+    finally:
+        queue.close()
+    assert {number for number, end in enumerate(ends) if isinstance(end, Failed)} == poison | nan
+    assert queue.counts.retries <= len(poison) * (math.ceil(math.log2(n)) + 2)
+
+
+@pytest.mark.parametrize("how", [Greedy(), Sample(temperature=1.5), Beam(width=3, best=2)])
+def test_texts_written_in_slices_are_those_of_the_engine_alone(
+    made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, how: Any
+) -> None:
+    """With a slice for each step, and another model in between."""
+    monkeypatch.setattr(queue_module, "SLICE", 0.0)
+    engine, queue = Engine(make_writer(tmp_path)), made()
+    writes, reads = queue.lane(engine), queue.lane(Fake())
+    texts = ["a b c", "d", "h g f e d c", "b b"]
+    writing = {most: Writing(how=how, most=most, seed=most) for most in (1, 7, 30)}
+
+    async def main() -> dict[int, Any]:
+        tasks = {
+            most: asyncio.create_task(writes.ask(texts, deadline=soon(60), writing=each))
+            for most, each in writing.items()
+        }
+        while not all(task.done() for task in tasks.values()):
+            await reads.ask(["x"], deadline=soon())
+        return {most: (await task)[0] for most, task in tasks.items()}
+
+    for most, answers in asyncio.run(main()).items():
+        alone = Engine(engine.loaded, writing=writing[most])(texts)
+        assert answers == alone
+
+
+# -- admission --------------------------------------------------------------------------------------------------------
+
+
+def test_what_other_models_have_to_do_counts_as_far_as_their_turns(made: Any) -> None:
+    queue = made()
+    busy, calm = queue.lane(Fake()), queue.lane(Fake())
+    for lane, waiting in ((busy, 1_000), (calm, 20)):
+        lane.lately, lane.took, lane.waiting = 10.0, 1.0, waiting  # ten tokens a second
+    assert queue.wait() == pytest.approx(102)
+    assert queue.wait(calm) == pytest.approx(2 + 2) and queue.wait(calm, 10) == pytest.approx(3 + 3)
+    assert queue.wait(busy) == pytest.approx(100 + 2)
+    for lane in (busy, calm):
+        lane.waiting = 0
+
+
+def test_what_does_not_fit_is_refused_before_it_is_tokenised(made: Any) -> None:
+    """By the characters of its texts, as tokens of earlier requests had them; those being tokenised count."""
+    engine, read = Fake(), []
+    queue = made(Caps(tokens=100, request_tokens=60))
+    lane = queue.lane(engine)
+
+    def encode(engine: Any, inputs: Sequence[Any]) -> list[Asked]:
+        read.append(inputs)
+        return engine.encode(inputs)
+
+    async def main() -> None:
+        for _ in range(60):  # a token for each letter, and two around a text
+            await lane.ask(["x" * 40], deadline=soon(), sizes=[40])
+        first = await held(lane, engine)
+        fits = [asyncio.create_task(lane.ask(["x" * 38], deadline=soon(), sizes=[38], encode=encode)) for _ in range(2)]
+        await until(lambda: len(read) == 2 and queue.tokens >= 76)
+        read.clear()
+        with pytest.raises(Full):
+            await lane.ask(["x" * 38], deadline=soon(), sizes=[38], encode=encode)
+        assert not read
+        engine.go.set()
+        await asyncio.gather(first, *fits)
+
+    asyncio.run(main())
+    assert queue.counts.full == 1 and queue.tokens == lane.waiting == 0

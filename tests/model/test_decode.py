@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 import heedful
 from heedful.checkpoint import Config, create
 from heedful.model.config import EmbeddingConfig, ModelConfig, NextToken, Rotary, Shaw, StackConfig
-from heedful.model.decode import Beam, Greedy, How, Sample, draw, search, stream, write
+from heedful.model.decode import Beam, Greedy, How, Sample, Written, decode, draw, search, stream, write
 from heedful.model.original import Shape, original
 from heedful.packed import Packed
 from tests.tiny import Exact, save_tiny
@@ -196,6 +197,78 @@ def test_what_is_written_does_not_depend_on_the_company(tmp_path: Path, how: How
     assert same == (not isinstance(how, Sample))
 
 
+HOWS: list[How] = [
+    Greedy(),
+    Sample(temperature=1.5),
+    Sample(temperature=0.8, top_k=20, top_p=0.9),
+    Beam(width=3, best=3),
+    Beam(width=2, best=2, ends="full"),
+    Beam(width=4, ends="sure", strength=2.0),
+]
+
+
+def bare(written: list[Written]) -> list[tuple[list[int], float, float, bool]]:
+    """All that was written, to the bit."""
+    return [(each.tokens, each.log_probability, each.score, each.complete) for each in written]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "transformer"])
+def test_decodings_that_take_turns_write_what_each_writes_alone(tmp_path: Path, name: str) -> None:
+    """Steps of many decodings of one model in any order, by every method and to several lengths: the same bits."""
+    ours, stop = made(name, tmp_path)
+    assert ours.head is not None
+    batches = {
+        (number, most): {"how": how, "most": most, "stop": [stop], "seed": number}
+        | given("gpt2" if name == "gpt2" else "t5")
+        for number, how in enumerate(HOWS)
+        for most in (1, 4, 11)
+    }
+    alone = {key: write(ours.model, ours.head, **batch) for key, batch in batches.items()}
+    decodings = {key: decode(ours.model, ours.head, **batch) for key, batch in batches.items()}
+    found: dict[tuple[int, int], dict[int, list[Written]]] = {key: {} for key in batches}
+    early = turns = 0
+    while running := [key for key, decoding in decodings.items() if not decoding.done]:
+        for key in running[turns % 2 :: 2]:
+            finished = decodings[key].step()
+            early += bool(finished) and not decodings[key].done
+            assert not set(finished) & set(found[key])
+            found[key] |= finished
+        turns += 1
+    for key, texts in alone.items():
+        assert [bare(found[key][number]) for number in range(len(texts))] == [bare(each) for each in texts]
+        assert decodings[key].steps <= key[1]
+    assert (early or name == "transformer") and turns > 11
+
+
+@pytest.mark.parametrize("how", [Greedy(), Sample(temperature=1.5), Beam(width=3, best=2)])
+def test_sequences_that_are_dropped_leave_the_others_as_they_are(tmp_path: Path, how: How) -> None:
+    ours, stop = made("gpt2", tmp_path)
+    assert ours.head is not None
+    rows: list[int] = []
+
+    def score(states: torch.Tensor, batch: Packed) -> torch.Tensor:
+        rows.append(len(states))
+        scores: torch.Tensor = ours.head(states, batch)  # type: ignore[misc]
+        return scores
+
+    prompts = Packed.of(PROMPTS)
+    alone = write(ours.model, ours.head, prompts, how, most=MOST, stop=[stop], seed=1)
+    decoding = decode(ours.model, score, prompts, how, most=MOST, stop=[stop], seed=1)
+    found = {}
+    for step in range(MOST):
+        if step == 2:
+            decoding.drop([0, 2])
+        if not decoding.done:
+            found |= decoding.step()
+    assert set(found) <= {1, 3}
+    for number, written in found.items():
+        assert [each.tokens for each in written] == [each.tokens for each in alone[number]]
+    assert max(rows[3:], default=0) <= 2 * (how.width if isinstance(how, Beam) else 1)
+    decoding = decode(ours.model, score, prompts, how, most=MOST, stop=[stop])
+    decoding.drop(range(4))
+    assert decoding.done
+
+
 @pytest.mark.parametrize(
     "how",
     [
@@ -233,7 +306,7 @@ def test_what_cannot_be_written() -> None:
         write(ours.model, ours.head, Packed.of([[1], []]), Greedy(), most=2, stop=[0])
     with pytest.raises(heedful.HeedfulError, match=r"call eval\(\) before it writes"):
         write(ours.train().model, ours.head, Packed.of([[1]]), Greedy(), most=2, stop=[0])
-    for wrong in ({"temperature": 0.0}, {"top_k": 0}, {"top_p": 1.5}):
+    for wrong in ({"temperature": 0.0}, {"temperature": 1e-7}, {"temperature": math.nan}, {"top_k": 0}, {"top_p": 1.5}):
         with pytest.raises(heedful.HeedfulError, match=f"{next(iter(wrong))} is"):
             Sample(**wrong)  # type: ignore[arg-type]
     for strength in (float("nan"), 1e9):

@@ -219,6 +219,7 @@ def test_masks_are_filled_as_alone(served: Running, engines: dict[str, Engine]) 
 
 def test_texts_are_written_as_alone(served: Running, engines: dict[str, Engine]) -> None:
     port, texts = served.port, ["a b", "c d e", "h"]
+    alone_greedily = Engine(engines["write"].loaded, writing=Writing(most=3))(["a"])[0]["text"]
     for how, more in (
         (Greedy(), {}),
         (Beam(width=2, best=2), {"beams": 2}),
@@ -229,6 +230,10 @@ def test_texts_are_written_as_alone(served: Running, engines: dict[str, Engine])
         assert [each["text"] for each in found] == [each["text"] for each in alone]
     assert ask(port, "/generate", {"inputs": "a", "beams": 2, "temperature": 1.0}).status == 422
     assert ask(port, "/generate", {"inputs": "a", "most": 10_000}).status == 413
+    for temperature in (0, 1e-7, 1e-320):
+        refused = ask(port, "/generate", {"inputs": "a", "temperature": temperature})
+        assert refused.status == 422 and "temperature" in refused.json["error"]
+    assert ask(port, "/generate", {"inputs": "a", "most": 3, "temperature": 1e-6}).json["text"] == alone_greedily
     assert ask(port, "/generate", {"inputs": "a " * 60}).status == 422  # it would have to be read at once
     reply = ask(port, "/generate", {"inputs": ["a"] * 100, "most": 100, "beams": 16})
     assert reply.status == 413 and "with all that may be written after them" in reply.json["error"]

@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import logging
+import socket
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +14,14 @@ from typing import Any
 
 import pytest
 from asking import ask, closed_after, open_socket, raw, status_of
+from hypothesis import given
+from hypothesis import strategies as st
 
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.refused import Full, TooLong
-from heedful.serve.count import PART, few_enough
+from heedful.serve.connections import Connections
+from heedful.serve.count import PART, characters, few_enough, in_turns
 from heedful.serve.guard import read_keys, trouble_of
 from heedful.serve.run import Running, background
 from heedful.serve.settings import Deadlines, Limits, ServeSettings
@@ -264,12 +268,43 @@ def test_far_too_many_tokens_are_refused_part_by_part(served: Running, engines: 
     for texts in (["a " * 100_000], ["a " * 200] * 500):
         held.clear()
         with pytest.raises(TooLong, match="may have 9000"):
-            few_enough(Watched(), texts, 9_000)
+            list(few_enough(Watched(), texts, 9_000))
         assert max(held) <= PART and 36_000 <= sum(held) <= 36_000 + 2 * PART
-    few_enough(Watched(), ["a " * 8_900], 9_000)
+    list(few_enough(Watched(), ["a " * 8_900], 9_000))
     Watched.kind = "embedding"
-    few_enough(Watched(), ["a " * 100_000], 9_000)
+    list(few_enough(Watched(), ["a " * 100_000], 9_000))
     assert ask(served.port, "/tag", {"inputs": "\u4e2d" * 200_000, "model": "tag"}).status == 413
+
+
+@given(sizes=st.lists(st.integers(0, 40_000), max_size=12))
+def test_inputs_are_read_in_turns_of_few_characters(sizes: list[int]) -> None:
+    """Each once and in order; one that is longer than a turn has one for itself."""
+    inputs: list[Any] = ["x" * size for size in sizes]
+    groups = list(in_turns(inputs))
+    assert [each for _, group in groups for each in group] == inputs
+    assert [first for first, _ in groups] == [sum(len(group) for _, group in groups[:n]) for n in range(len(groups))]
+    assert all(len(group) == 1 or sum(map(len, group)) <= PART for _, group in groups)
+    assert characters({"prompt": "ab", "choices": ["c", "def"]}) == 3 + 5
+    assert characters({"question": "ab", "context": "c"}) == 3 and characters(("ab", "c")) == 5
+
+
+def test_answers_are_the_same_however_many_turns_reading_took(
+    served: Running, engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["ada lives in paris", "the cat", "a" * 30, "on a mat and who wrote it", ""] * 4
+    monkeypatch.setattr("heedful.serve.count.PART", 20)
+    found = ask(served.port, "/tag", {"inputs": texts}).json
+    for text, (alone,) in zip(texts, map(engines["tag"], ([text] for text in texts)), strict=True):
+        here = found.pop(0)
+        assert [each["label"] for each in here["words"]] == [each["label"] for each in alone["words"]], text
+    vectors = ask(served.port, "/embed", {"inputs": texts, "normalize": False}).json
+    for text, vector in zip(texts, vectors, strict=True):
+        assert vector == pytest.approx(engines["embed"]([text])[0]["vector"], abs=1e-5)
+    read = ask(served.port, "/tokenize", {"inputs": texts, "model": "tag"}).json
+    for text, tokens in zip(texts, read, strict=True):
+        assert [each["id"] for each in tokens] == list(engines["tag"].tokenizer.encode(text).ids)
+    wrong = ask(served.port, "/generate", {"inputs": ["a b"] * 30 + ["a " * 60], "most": 2})
+    assert wrong.status == 422 and "input 30" in wrong.json["error"]
 
 
 def test_what_is_here_when_it_stops_is_answered_however_long(
@@ -277,7 +312,7 @@ def test_what_is_here_when_it_stops_is_answered_however_long(
 ) -> None:
     with background({"tag": folders["tag"]}) as running:
         queue = running.service.queue
-        monkeypatch.setattr("heedful.serve.call.few_enough", lambda engine, texts, most, whole: queue.drain())
+        monkeypatch.setattr("heedful.serve.call.few_enough", lambda engine, texts, most, whole: iter([queue.drain()]))
         assert ask(running.port, "/tag", {"inputs": "ada " * 5_000}).status == 200
         assert ask(running.port, "/tag", {"inputs": "ada"}).status == 503
         ready = ask(running.port, "/v2/models/tag/ready")
@@ -453,6 +488,73 @@ def test_there_are_only_so_many_connections(folders: dict[str, str]) -> None:
         assert ask(running.port, "/live").status == 200
 
 
+def connected(port: int, address: str) -> socket.socket:
+    """A connection that comes from another address of this machine."""
+    return socket.create_connection(("127.0.0.1", port), timeout=20, source_address=(address, 0))
+
+
+def test_one_address_has_its_share_of_the_connections(folders: dict[str, str]) -> None:
+    limits = Limits(connections=6, max_connections_per_address=2)
+    with background({"tag": folders["tag"]}, ServeSettings(limits=limits)) as running:
+        counted = running.server.config.http.counted  # type: ignore[union-attr]
+        held = [connected(running.port, "127.0.0.2") for _ in range(2)]
+        while counted.open < 2:
+            time.sleep(0.01)
+        for _ in range(100):  # those that are refused count nowhere
+            with connected(running.port, "127.0.0.2") as refused:
+                answer = refused.recv(1 << 16)
+                assert status_of(answer) == 503 and b"retry-after: " in answer
+                assert "limits.max_connections_per_address" in teaches(answer)["error"]
+        assert ask(running.port, "/tag", OK).status == 200
+        shown = ask(running.port, "/info").json
+        assert (shown["max_connections"], shown["max_connections_per_address"]) == (6, 2)
+        for connection in held:
+            connection.close()
+        while counted.open:
+            time.sleep(0.01)
+        with connected(running.port, "127.0.0.2") as again:
+            again.sendall(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert status_of(again.recv(1 << 16)) == 200
+
+
+def test_which_addresses_are_limited() -> None:
+    counted = Connections(ServeSettings(limits=Limits(connections=8)))
+    assert counted.most_per_address == 2
+    accepted = [not counted.accept("10.0.0.1") for _ in range(3)]
+    assert accepted == [True, True, False]
+    assert not counted.accept("::ffff:10.0.0.2") and not counted.accept("10.0.0.2") and counted.accept("10.0.0.2")
+    assert not counted.accept("2001:db8::1") and not counted.accept("2001:db8::2") and counted.accept("2001:db8::3")
+    assert not counted.accept("2001:db8:0:1::3")
+    counted.close("2001:db8::1")
+    assert not counted.accept("fe80::1%eth0")
+    assert not counted.accept("10.0.0.8")
+    assert "8 connections are open (limits.connections)" in counted.accept("10.0.0.9")
+    for address in (
+        "10.0.0.1",
+        "10.0.0.1",
+        "10.0.0.2",
+        "10.0.0.2",
+        "2001:db8::2",
+        "2001:db8:0:1::3",
+        "fe80::1%eth0",
+        "10.0.0.8",
+    ):
+        counted.close(address)
+    assert counted.open == 0 and not counted._of
+    for free in ("127.0.0.1", "127.8.0.1", "::1", None):  # a proxy or a load test of this machine
+        assert not any(counted.accept(free) for _ in range(8))
+        for _ in range(8):
+            counted.close(free)
+    chosen = ServeSettings(
+        limits=Limits(connections=8, max_connections_per_address=1), trusted_proxies=("10.1.0.0/16",)
+    )
+    counted = Connections(chosen)
+    assert not counted.accept("127.0.0.1") and counted.accept("127.0.0.1")  # it was asked for
+    assert not any(counted.accept("10.1.2.3") for _ in range(5))
+    counted = Connections(ServeSettings(limits=Limits(connections=8), behind_proxy=True))
+    assert not any(counted.accept("10.0.0.1") for _ in range(8)) and counted.accept("10.0.0.1")
+
+
 def test_a_body_that_is_refused_does_not_hold_its_connection(served: Running) -> None:
     with open_socket(served.port) as connection:
         start = time.monotonic()
@@ -483,6 +585,15 @@ def test_settings() -> None:
     assert (chosen.limits.requests, chosen.deadlines.request, chosen.hosts) == (7, 2.5, ("example.org",))
     with pytest.raises(HeedfulError, match="body is 0: give a number from 1"):
         Limits(body=0)
+    with pytest.raises(HeedfulError, match="max_connections_per_address is 0: give a number from 1"):
+        Limits(max_connections_per_address=0)
+    chosen = apply(ServeSettings(), ["limits.max_connections_per_address=7", 'trusted_proxies=["::1", "10.0.0.0/8"]'])
+    assert chosen.connections_per_address == 7 and ServeSettings().connections_per_address == 256
+    assert ServeSettings(behind_proxy=True).connections_per_address is None
+    with pytest.raises(HeedfulError, match="give one of them"):
+        ServeSettings(behind_proxy=True, limits=Limits(max_connections_per_address=7))
+    with pytest.raises(HeedfulError, match="trusted_proxies has 'proxy'"):
+        ServeSettings(trusted_proxies=("proxy",))
     with pytest.raises(HeedfulError, match="drain is -1"):
         Deadlines(drain=-1.0)
     with pytest.raises(HeedfulError, match='did you mean "requests"'):

@@ -1,0 +1,150 @@
+"""Threads that tokenise: order, turns, bounds, and what nobody waits for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import CancelledError
+from typing import Any
+
+import pytest
+
+from heedful.errors import HeedfulError
+from heedful.infer.readers import TURN, Readers
+from heedful.infer.refused import Expired, Failed, Full
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., Readers]]:
+    """Readers that are closed afterwards."""
+    several: list[Readers] = []
+
+    def make(threads: int = 1, most: int = 10 * TURN) -> Readers:
+        several.append(Readers(threads, most))
+        return several[-1]
+
+    yield make
+    for readers in several:
+        readers.close()
+
+
+def held(readers: Readers, **more: Any) -> threading.Event:
+    """One of the threads is busy until this is set."""
+    go, busy = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        busy.set()
+        assert go.wait(20)
+
+    readers.submit(wait, **more)
+    assert busy.wait(20)
+    return go
+
+
+def test_what_is_due_first_is_read_first(made: Any) -> None:
+    readers, order = made(), []
+    go = held(readers)
+    futures = [readers.submit(lambda due=due: order.append(due), due=due) for due in (3.0, 1.0, 2.0, 1.0)]
+    go.set()
+    for future in futures:
+        future.result(20)
+    assert order == [1.0, 1.0, 2.0, 3.0]
+
+
+def test_short_ones_slip_in_between_the_turns_of_a_long_one(made: Any) -> None:
+    readers, order = made(), []
+    begun, go = threading.Event(), threading.Event()
+
+    def long() -> Generator[None, None, str]:
+        for turn in range(4):
+            order.append(f"long {turn}")
+            begun.set()
+            assert go.wait(20)
+            yield
+        return "read"
+
+    future = readers.submit(long, characters=4 * TURN, longest=TURN, due=9.0)
+    assert begun.wait(20)
+    short = readers.submit(lambda: order.append("short"), characters=5, due=1.0)
+    go.set()
+    assert future.result(20) == "read" and short.done()
+    assert order == ["long 0", "short", "long 1", "long 2", "long 3"]
+
+
+def test_texts_that_cannot_be_divided_leave_a_thread_to_others(made: Any) -> None:
+    readers = made(3)
+    gates = [held(readers, characters=2 * TURN, longest=2 * TURN) for _ in range(2)]
+    third = readers.submit(lambda: "long", characters=2 * TURN, longest=2 * TURN)
+    for _ in range(5):
+        assert readers.submit(lambda: "short", due=1e9).result(20) == "short"
+    assert not third.running() and not third.done()
+    gates[0].set()
+    assert third.result(20) == "long"
+    gates[1].set()
+
+
+def test_characters_of_long_requests_are_bounded(made: Any) -> None:
+    readers = made(2, 5 * TURN)
+    go = held(readers, characters=3 * TURN)
+    waits = readers.submit(lambda: None, characters=2 * TURN)
+    with pytest.raises(Full) as caught:
+        readers.submit(lambda: None, characters=TURN + 1)
+    assert caught.value.retry >= 0
+    assert readers.submit(lambda: "short", characters=TURN).result(20) == "short"
+    go.set()
+    waits.result(20)
+    end = time.monotonic() + 20
+    while readers.characters and time.monotonic() < end:
+        time.sleep(0.001)
+    assert readers.characters == 0
+    assert readers.submit(lambda: "alone", characters=100 * TURN).result(20) == "alone"  # where nothing else waits
+
+
+def test_nothing_is_read_for_nobody(made: Any) -> None:
+    readers, read = made(), []
+    go = held(readers)
+    cancelled = readers.submit(lambda: read.append("cancelled"), characters=2 * TURN)
+    left = readers.submit(lambda: read.append("left"), left=lambda: True)
+    late = readers.submit(lambda: read.append("late"), deadline=time.monotonic())
+    assert cancelled.cancel() and readers.characters == 0
+    go.set()
+    with pytest.raises(Expired):
+        late.result(20)
+    with pytest.raises(CancelledError):
+        left.result(20)
+    assert not read
+    gone = threading.Event()
+
+    def turns() -> Generator[None, None, None]:
+        for _ in range(3):
+            read.append("turn")
+            gone.set()
+            yield
+
+    with pytest.raises(Expired):
+        readers.submit(turns, left=gone.is_set).result(20)
+    assert read == ["turn"]
+
+
+def test_errors_are_told_and_the_threads_live(made: Any) -> None:
+    readers = made()
+
+    def wrong(error: BaseException) -> Generator[None, None, None]:
+        yield
+        raise error
+
+    with pytest.raises(HeedfulError, match="the askers"):
+        readers.submit(lambda: wrong(HeedfulError("the askers"))).result(20)
+    with pytest.raises(Failed):
+        readers.submit(lambda: wrong(BaseException("a panic"))).result(20)
+    assert readers.submit(lambda: 1).result(20) == 1
+
+
+def test_what_waits_when_it_closes_is_cancelled(made: Any) -> None:
+    readers = made()
+    go = held(readers)
+    future = readers.submit(lambda: None)
+    readers.close()
+    go.set()
+    assert future.cancelled() and readers.submit(lambda: None).cancelled()
