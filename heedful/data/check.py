@@ -113,6 +113,7 @@ class _Tally:
     odd: Counter[str] = field(default_factory=Counter)
     empty: int = 0
     several: bool = False  # whether a line may hold several examples
+    whole: bool = False  # whether a file is one example, and named with its folder
     places: dict[str, list[str]] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)
 
@@ -142,7 +143,10 @@ class _Tally:
             places.append(self.place(len(self.lines) - 1))
 
     def place(self, index: int) -> str:
-        name = Path(list(self.names)[self.files[index]]).name
+        path = Path(list(self.names)[self.files[index]])
+        if self.whole:
+            return f"{path.parent.name}/{path.name}"
+        name = path.name
         return f"{name}:{self.lines[index]}" + (f" (example {index + 1})" if self.several else "")
 
 
@@ -193,7 +197,7 @@ def check(
     """Read every split once; what is kept of an example is about 50 bytes."""
     tallies: dict[str, _Tally] = {}
     for split in source.splits:
-        tally = tallies[split] = _Tally()
+        tally = tallies[split] = _Tally(whole=source.layout == "class-folders")
         for example in source.examples(split):
             count = length(example)
             tally.add(example, count)

@@ -189,7 +189,7 @@ def test_files_for_splits_go_before_folders(tmp_path: Path) -> None:
 def test_check_counts_them(tmp_path: Path) -> None:
     report = check(read(written(tmp_path / "aclImdb", IMDB), None, PLAIN))
     assert report.splits["train"].labels == {"neg": 1, "pos": 2}
-    assert report.splits["train"].places["markup like <br /> or &amp;"] == ("0_9.txt:1",)
+    assert report.splits["train"].places["markup like <br /> or &amp;"] == ("pos/0_9.txt",)
 
 
 GROWTH = """
