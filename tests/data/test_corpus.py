@@ -162,7 +162,7 @@ def test_words_with_tags_are_no_text(tmp_path: Path, tokenizer: Tokenizer) -> No
     with pytest.raises(HeedfulError, match=message):
         build([tmp_path / "data" / "train.conll"], tokenizer, tmp_path / "other")
     (tmp_path / "data" / "a.txt").unlink()
-    with pytest.raises(HeedfulError, match=r"data: holds no file of text: \.csv, .*\.txt, packed or not"):
+    with pytest.raises(HeedfulError, match=r"data: holds no file of text: \.csv, .*\.txt, \.label, packed or not"):
         build([tmp_path / "data"], tokenizer, tmp_path / "other")
 
 
