@@ -220,7 +220,6 @@ def test_errors_teach(run: Any, folder: Path, tmp_path: Path) -> None:
         (("--file", file, "--rows", "0"), "rows is 0"),
         (("--file", file, "--pair", "x"), "--pair is for texts"),
         (("--file", file, "--set", "columns.texd=label"), 'did you mean "text"'),
-        (("--file", file, "--set", "header=false"), "There is no header that is understood"),
         (("--file", tmp_path / "none.csv"), "there is no such file"),
         (("--file", file, "--out", file), "exists already: give another file"),
         (("--file", file, "--out", tmp_path), 'holds "in.csv" and no answers'),

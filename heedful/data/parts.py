@@ -282,7 +282,7 @@ def _separated(file: File, form: Literal["csv", "tsv"], settings: DataSettings, 
     ):
         refuse_doubtful(table)
     said += [] if quoted else [f"{file.path.name}: quotes are characters like others"]
-    return replace(table, said=(*said, *table.said))
+    return replace(table, said=(*said, *table.said), header=settings.header)
 
 
 def is_lines(file: File) -> bool:

@@ -77,7 +77,7 @@ def propose(table: Table, roles: Sequence[str], taken: Sequence[str] = ()) -> Pr
         columns[role] = tuple(n + 1 for n in free if n + 1 not in used and is_role[role](cells[n]))
     if [*roles] == ["text"] and len(free) == 1 and not columns["text"]:
         columns["text"] = (free[0] + 1,)
-    doubts = [n for n in free if n < len(first) and _differs(first[n].strip(), cells[n])]
+    doubts = [n for n in free if table.header is None and n < len(first) and _differs(first[n].strip(), cells[n])]
     found = {n + 1 for n in doubts} & {number for numbers in columns.values() for number in numbers}
     doubt = f"The first row, {', '.join(map(shown, first[:5]))}, may name the columns: say --set header=true if it does"
     return Proposal(
@@ -103,6 +103,8 @@ def _is_label(values: Sequence[str]) -> bool:
 
 def _is_text(values: Sequence[str]) -> bool:
     words = sum(len(value.split()) for value in values)
+    if len(values) < FEWEST - 1:  # without the first row
+        return False
     return words >= 2 * len(values) > 0 and 2 * len({*values}) > len(values) and not all(map(_is_number, values))
 
 

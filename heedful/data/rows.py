@@ -31,6 +31,7 @@ class Table:
     rows: Callable[[Sieve], Rows]
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what the numbers of a label column mean
     said: tuple[str, ...] = ()
+    header: bool | None = None  # whether its first row names the columns, where that was set
 
 
 # ---------------------------------------------------------------------------------------------------- CSV, TSV

@@ -60,6 +60,9 @@ def test_a_first_row_that_may_be_a_header_is_asked_about(tmp_path: Path, data: s
     path, kind = tmp_path / ("a.tsv" if "\t" in data else "a.csv"), Scored if "Wert" in data else Labelled
     with pytest.raises(HeedfulError, match=r"The first row, .* may name the columns: say --set header=true if it does"):
         opened(path, data, kind)
+    if kind is Labelled:
+        source = opened(path, data, kind, header=False)
+        assert {"Klasse"} < {*source.labels}, "it was said to be data"
 
 
 def test_scores_and_texts_alone(tmp_path: Path) -> None:
