@@ -18,6 +18,7 @@ from heedful.errors import HeedfulError
 Cells = list[str] | dict[str, Any]
 Rows = Iterator[tuple[int, Cells]]  # the number of the line, or of the row where there are no lines
 BATCH = 256  # rows of Parquet
+MOST_LINES = 100_000  # of one row of CSV, whose short lines take many times their length in memory
 HEAD = 200  # rows of objects whose keys are the columns
 
 
@@ -70,6 +71,8 @@ class _Feed:
         self._length += len(line[1])
         if line[2] is not None and not line[1]:
             raise _SpoiltError(line[2].reason, unclosed=False)
+        if len(self.taken) > MOST_LINES:
+            raise _SpoiltError(f"has more than {MOST_LINES:,} lines: is a quote not closed?", unclosed=True)
         if self._length > self._longest:
             raise _SpoiltError(f"is longer than {self._longest:,} characters: is a quote not closed?", unclosed=True)
         return line[1]
@@ -268,12 +271,15 @@ def parquet(path: Path, sieve: Sieve) -> Table:
     faults = (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, MemoryError)  # of damaged files
 
     def rows(sieve: Sieve) -> Rows:
-        number = 0
+        number = made = 0
         try:
             with ParquetFile(path, pre_buffer=False) as file:
                 for batch in file.iter_batches(batch_size=BATCH, use_threads=False):
                     for cells in _cells(batch):
                         number += 1
+                        made += _text_size(cells)
+                        if made > FREE and made > MOST_RATIO * packed:
+                            raise _too_much(path, f"{made:,} characters up to row {number:,}")
                         yield number, cells
         except HeedfulError:
             raise
@@ -284,13 +290,32 @@ def parquet(path: Path, sieve: Sieve) -> Table:
         with ParquetFile(path, pre_buffer=False) as file:
             size = sum(file.metadata.row_group(index).total_byte_size for index in range(file.num_row_groups))
             kept, names = (file.schema_arrow.metadata or {}).get(b"huggingface"), file.schema_arrow.names
+            packed = path.stat().st_size
     except faults as error:
         raise HeedfulError(f"{path}: is no Parquet file that can be read: {error}") from None
-    if size > FREE and size > MOST_RATIO * path.stat().st_size:
-        raise HeedfulError(f"{path}: unpacks to more than {MOST_RATIO} times its size, which text seldom does")
+    if size > FREE and size > MOST_RATIO * packed:
+        raise _too_much(path, f"{size:,} bytes")
     if twice := [name for name in names if names.count(name) > 1]:
         raise HeedfulError(f"{path}: two columns are called {shown(twice[0])}")
     return _named(str(path), rows, sieve, **_known(_kept_words(kept)))
+
+
+def _text_size(cells: dict[str, Any]) -> int:
+    """Count the characters in a row's texts and lists of texts; a dictionary in the file makes many of few."""
+    size = 0
+    for value in cells.values():
+        if isinstance(value, str | bytes):
+            size += len(value)
+        elif isinstance(value, list):
+            size += sum(len(each) for each in value if isinstance(each, str | bytes))
+    return size
+
+
+def _too_much(path: Path, what: str) -> HeedfulError:
+    return HeedfulError(
+        f"{path}: unpacks to more than {MOST_RATIO} times its size ({what}), which text seldom does: if you trust it, "
+        "write its columns without a dictionary, or as CSV or JSON lines"
+    )
 
 
 def _cells(batch: Any) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,28 @@ def test_parquet_bomb(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
     with pytest.raises(HeedfulError, match="unpacks to more than 100 times its size"):
         read(tmp_path / "a.parquet")
+
+
+def test_parquet_whose_dictionary_stands_for_far_more_text(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    count = 20_000
+    once = pyarrow.array([0] * count, pyarrow.int32())
+    text = pyarrow.DictionaryArray.from_arrays(once, pyarrow.array(["x y " * 2_500]))
+    for name, column in (("a.parquet", text), ("b.parquet", text.cast(pyarrow.string()))):
+        pyarrow.parquet.write_table(pyarrow.table({"text": column, "label": ["a"] * count}), tmp_path / name)
+        source = read(tmp_path / name, settings=DataSettings(dev=0.0))
+        with pytest.raises(HeedfulError, match=r"100 times its size \(10,\d+,\d+ characters up to row 1,\d+\)"):
+            sum(1 for _ in source.examples("train"))
+
+
+@pytest.mark.parametrize("line", ["\n", "a,b\n"])
+def test_an_open_quote_over_many_short_lines_ends_soon(tmp_path: Path, line: str) -> None:
+    with lzma.open(tmp_path / "a.csv.xz", "wb") as file:
+        file.write(b'text,label\n"open' + line.encode() * 300_000)
+    with pytest.raises(HeedfulError, match=r"a\.csv\.xz:2: has more than 100,000 lines: is a quote not closed"):
+        read(tmp_path / "a.csv.xz", Labelled)
 
 
 def test_plain_text(tmp_path: Path) -> None:
