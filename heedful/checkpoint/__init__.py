@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from heedful.checkpoint import hub, sentences
 from heedful.checkpoint.belonging import check_depth, check_names, warn_of_end_as_padding
 from heedful.checkpoint.files import WEIGHTS, Slot, find_tensors, read_json, read_tensors, whole_folder
+from heedful.checkpoint.steps import at_step, is_step
 from heedful.device import device_of
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean, quoted
 from heedful.families import FAMILIES
@@ -153,11 +154,11 @@ def load(
     device: torch.device | str = "cpu",
     ignore: Iterable[str] = (),
 ) -> Loaded:
-    """Read a model folder, a run's folder, the model that ships, or NAME@REVISION on the hub, in eval mode.
+    """Read a model folder, a run's folder, one of its checkpoints, what ships, or NAME@REVISION on the hub.
 
     `head` picks another published head than the one that config.json names, by our name for it ("masked", "next",
     "classes", ...). Whatever is not understood is refused: unknown config keys (unless listed in `ignore`), tensors
-    that are missing, left over or of another shape, pickles, a tokenizer that is not the model's.
+    that are missing, left over or of another shape, pickles, a tokenizer that is not the model's. It is in eval mode.
     """
     place, folder = device_of(device), folder_of(name, revision)
     ignore = tuple(ignore)
@@ -204,6 +205,7 @@ def load(
             HeedfulWarning,
             stacklevel=2,
         )
+    loaded = at_step(loaded, Path(name)) if is_step(Path(name)) else loaded
     return loaded.eval()
 
 
@@ -218,6 +220,8 @@ def folder_of(name: str | Path, revision: str | None) -> Path:
     folder = Path(name)
     if os.path.isfile(name):
         raise HeedfulError(f"{name} is a file; expected the folder that holds config.json and {WEIGHTS}")
+    if is_step(folder):
+        return folder_of(folder.parent.parent, revision)
     if not os.path.isdir(name):
         asked, said = hub.name_and_revision(name) if revision is None else (str(name), revision)
         return shipped(asked) or hub.fetch(asked, said)

@@ -272,6 +272,7 @@ def predict(
     question: Annotated[str | None, typer.Option(help="The question that each TEXT is searched for.")] = None,
     choice: Annotated[list[str] | None, typer.Option(help="A candidate; give it twice or more.")] = None,
     head: Annotated[str | None, typer.Option(help="Take this head instead of the one that config.json names.")] = None,
+    checkpoint: train.Checkpoint = None,
     precision: Annotated[
         str, typer.Option(help="float32, bfloat16, int8, or auto: the fastest that changes little.")
     ] = "float32",
@@ -297,7 +298,7 @@ def predict(
     from heedful.infer.engine import Engine
     from heedful.native import unused
 
-    engine = Engine(run, head=head, precision=how, device=device)
+    engine = Engine(train.of_checkpoint(run, checkpoint), head=head, precision=how, device=device)
     if said := unused():
         note(said)
     options = {"pair": pair, "question": question, "choice": choice or None}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heedful.cli.show import clean, note, table, write_json
+from heedful.cli.train import Checkpoint, of_checkpoint
 from heedful.errors import HeedfulError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def look(
     ] = None,
     target: Annotated[str | None, typer.Option(help="What the decoder reads; else what the model writes.")] = None,
     against: Annotated[str | None, typer.Option(help="Another RUN, or RUN/state/step-..., beside the first.")] = None,
+    checkpoint: Checkpoint = None,
     word: Annotated[str, typer.Option(help="A word to follow through all TEXTs.")] = "",
     html: Annotated[Path | None, typer.Option(help="Write one self-contained file instead.")] = None,
     layer: Annotated[list[int] | None, typer.Option(help="A layer, from 0, that the file keeps; repeat it.")] = None,
@@ -49,6 +51,7 @@ def look(
     A page on this machine, behind a random token, or with --html one file: heads, layers, queries and keys, each step
     of a block, positions, the prediction and what it rests on. With --heads a report on what each head does.
     """
+    place = of_checkpoint(run, checkpoint)
     if html is not None and (html.is_dir() or not html.parent.is_dir()):
         raise HeedfulError(f"{html} is no place for a file: give the name of one, in a folder that is there")
     if html is None:
@@ -64,7 +67,7 @@ def look(
         _without(why, port=port)
         if texts and len(texts) > 1:
             raise HeedfulError(f"{len(texts)} texts were given: {why}")
-        return _report(run, heads, out or Path(f"heads-{heads.absolute().stem}"), texts, most or 400, as_json)
+        return _report(run, place, heads, out or Path(f"heads-{heads.absolute().stem}"), texts, most or 400, as_json)
     if not texts:
         raise HeedfulError("no text was given: write one after the model, or name data with --heads")
     if question is not None and pair is not None:
@@ -72,9 +75,9 @@ def look(
     if choice:
         if len(texts) > 1 or pair or question or against or word:
             raise HeedfulError("--choice was given: candidates stand beside one TEXT, without another one to compare")
-        asks = _among(run, texts[0], choice, target)
+        asks = _among(place, texts[0], choice, target)
     else:
-        asks = _asks(run, texts, pair, question, target, against, word)
+        asks = _asks(place, texts, pair, question, target, against, word)
     if html is not None:
         from heedful.durable import whole
         from heedful.look.page import html as page
@@ -112,10 +115,7 @@ def _serve(asks: Asks, port: int) -> None:
 
 def _load(name: str) -> Loaded:
     from heedful.checkpoint import load
-    from heedful.look.checkpoints import at_step, is_checkpoint
 
-    if is_checkpoint(Path(name)):
-        return at_step(Path(name))
     return load(name)
 
 
@@ -156,7 +156,7 @@ def _asks(
     return Asks(looks, more=rest, word=word)
 
 
-def _report(run: str, data: Path, out: Path, texts: list[str] | None, most: int, as_json: bool) -> None:
+def _report(run: str, place: str, data: Path, out: Path, texts: list[str] | None, most: int, as_json: bool) -> None:
     from heedful.durable import whole
     from heedful.look.asks import Asks
     from heedful.look.inside import Inside
@@ -164,10 +164,10 @@ def _report(run: str, data: Path, out: Path, texts: list[str] | None, most: int,
     from heedful.look.report import report
     from heedful.runs.reading import reading_of
 
-    loaded = _load(run)
-    given = [Inside(loaded, text, name=run) for text in texts or ()]  # refused, if at all, before the work begins
+    loaded = _load(place)
+    given = [Inside(loaded, text, name=place) for text in texts or ()]  # refused, if at all, before the work begins
     found = report(loaded, data, most=most, settings=reading_of(run, data)[0])
-    asks = Asks(given or [Inside(loaded, found["example"], name=run)], report=found)
+    asks = Asks(given or [Inside(loaded, found["example"], name=place)], report=found)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in (

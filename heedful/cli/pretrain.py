@@ -10,7 +10,7 @@ import typer
 
 from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, table, write_json
-from heedful.cli.train import AsJson, BadRows, Out, Recipe, skips
+from heedful.cli.train import AsJson, BadRows, KeepState, Out, Recipe, skips, with_state
 from heedful.errors import HeedfulError
 
 
@@ -44,6 +44,7 @@ def pretrain(
         list[str] | None, typer.Option("--set", help="A setting, as length=256 or train.batch=8.")
     ] = None,
     bad_rows: BadRows = "stop",
+    keep_state: KeepState = False,
     nproc: Nproc = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -68,7 +69,7 @@ def pretrain(
         teacher=teacher,
         duration=duration,
         recipe=recipe,
-        assignments=assignments or (),
+        assignments=with_state(assignments, keep_state),
     )
     if not settings.data:
         raise HeedfulError("no text was given: heedful pretrain FILES, or a recipe with data = [...]")

@@ -21,6 +21,12 @@ OnDevice = Annotated[str, typer.Option("--device", help="cpu, or cuda for a GPU.
 Out = Annotated[Path | None, typer.Option(help="The run folder; one that was interrupted goes on.")]
 Recipe = Annotated[Path | None, typer.Option(help="Settings as a .toml or .json file; see heedful recipe ls.")]
 BadRows = Annotated[str, typer.Option("--bad-rows", help='"stop", or "skip": set aside in a file and counted.')]
+Checkpoint = Annotated[
+    str | None, typer.Option(help="Which weights of a finished RUN: best, last, or a step; else those of its model.")
+]
+KeepState = Annotated[
+    bool, typer.Option("--keep-state", help="Keep all checkpoints, with the optimizer, when the run is finished.")
+]
 FINETUNED = ("classify", "regress", "tag", "extract", "choose", "embed", "rewrite")
 PRECISIONS: tuple[PrecisionOrAuto, ...] = get_args(PrecisionOrAuto)
 PLAIN = ("loss", "mse", "best_exact_threshold", "best_f1_threshold", "pearson", "spearman", "matthews")  # no shares
@@ -92,6 +98,7 @@ def finetune(
         list[str] | None, typer.Option("--set", help="A setting, as train.length.count=3 or seeds=3.")
     ] = None,
     bad_rows: BadRows = "stop",
+    keep_state: KeepState = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Tell steps, time, memory and disk; train nothing.")
     ] = False,
@@ -106,7 +113,8 @@ def finetune(
     from heedful.data.folders import as_said
     from heedful.runs.settings import Wishes
 
-    Wishes.read(task, recipe, assignments or ())  # what is wrong with them is told before torch is imported
+    assignments = with_state(assignments, keep_state)
+    Wishes.read(task, recipe, assignments)  # what is wrong with them is told before torch is imported
     if nproc and dry_run:
         raise HeedfulError("--nproc would change nothing: a dry run looks in one process; leave one of them out")
     if nproc:
@@ -116,7 +124,7 @@ def finetune(
     options: dict[str, Any] = {
         "model": model,
         "recipe": recipe,
-        "assignments": assignments or (),
+        "assignments": assignments,
         "skip_bad_rows": skips(bad_rows),
     }
     from heedful.train.memory import keep_freed
@@ -157,6 +165,7 @@ def evaluate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a model folder, or NAME@REVISION on the hub.")],
     data: Annotated[list[Path], typer.Option(help="A file or a folder; for a suite the folder that holds its tasks.")],
     suite: Annotated[str | None, typer.Option(help="A suite of public tasks: glue.")] = None,
+    checkpoint: Checkpoint = None,
     split: Annotated[str | None, typer.Option(help="Which split; test where there is one, else dev.")] = None,
     predictions: Annotated[Path | None, typer.Option(help="Write all answers there, the worst mistakes first.")] = None,
     overwrite: Overwrite = False,
@@ -188,7 +197,8 @@ def evaluate(
     settings = apply(usual, assignments or [])
     aside = Path(f"{_first(given).absolute().stem}-bad-rows.jsonl") if skips(bad_rows) else None
     if suite is not None:
-        for name, asked in (("split", split), ("predictions", predictions), ("set", assignments), ("bad-rows", aside)):
+        options = {"split": split, "predictions": predictions, "set": assignments, "bad-rows": aside}
+        for name, asked in (options | {"checkpoint": checkpoint}).items():
             if asked:
                 raise HeedfulError(f"--{name} is not for a suite, which says itself what is measured")
         return _suite(run, data, suite, how, device, as_json)
@@ -202,6 +212,7 @@ def evaluate(
     done = measure(
         run,
         given,
+        checkpoint=checkpoint,
         split=split,
         settings=settings,
         bad_rows=SetAside(file=aside) if aside else Stop(),
@@ -224,6 +235,22 @@ def evaluate(
         note(clean(f"bad rows of {file} that are left out: {count:,}; they are set aside in {aside}"))
     whole = done.split == "train" and split is None and len(data) == 1 and data[0].is_file()
     show_split(data[0].name if whole else done.split, done.numbers, done.intervals)
+
+
+def with_state(assignments: list[str] | None, keep_state: bool) -> list[str]:
+    """The assignments, and that of --keep-state where it is given."""
+    from heedful.runs.once import once
+
+    given = assignments or []
+    once(given, "--keep-state", "on" if keep_state else "", "fit.keep_state")
+    return [*given, "fit.keep_state=true"] if keep_state else given
+
+
+def of_checkpoint(run: str, which: str | None) -> str:
+    """The folder of a checkpoint of a run; the run itself where none is named."""
+    from heedful.runs.checkpoints import checkpoint
+
+    return run if which is None else str(checkpoint(run, which))
 
 
 def _first(given: Any) -> Path:

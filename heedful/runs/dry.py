@@ -93,7 +93,8 @@ def dry_run(
     weights, several = 4 * loaded.count(), settings.seeds > 1
     best = settings.fit.keep == "best" and "dev" in plan.survey.splits
     more = weights * (best + STATE * settings.fit.behind)  # weights of the best step, and what is written meanwhile
-    models = settings.seeds + several + (0 if settings.start.model else settings.seeds)
+    models = settings.seeds * (1 + best) + several + (0 if settings.start.model else settings.seeds)
+    states = settings.seeds if settings.fit.keep_state else 1  # seeds whose training state is there at once
     return Estimate(
         examples=learned.examples,
         samples=len(learned.samples),
@@ -104,7 +105,7 @@ def dry_run(
         seconds=seconds,
         tokens_per_second=speed,
         memory=memory() + more,
-        disk=weights * (models + STATE * (settings.seeds * settings.fit.checkpoints + 1)),
+        disk=weights * (models + STATE * (states * settings.fit.checkpoints + 1)),
         free=shutil.disk_usage(_existing(folder)).free,
         notes=(*plan.notes, plan.why, *said, *_on_gpu(trainer.device)),
     )

@@ -17,6 +17,7 @@ from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.precision import Precision, PrecisionOrAuto, check
 from heedful.infer.quantize import fastest, ready, tried
 from heedful.model.config import Choice, Classes, NextToken, SentenceEmbedding, Span, TokenClasses
+from heedful.runs.checkpoints import checkpoint as checkpoint_of
 from heedful.runs.folder import DATA, SETTINGS, read_json, trained_on
 from heedful.runs.making import embedding, on_split, tokenizer_of
 from heedful.runs.reading import reading_of
@@ -67,6 +68,7 @@ def evaluate(
     run: str | Path | Loaded,
     data: Any,
     *,
+    checkpoint: str | int | None = None,
     split: str | None = None,
     settings: DataSettings | None = None,
     long: Long | None = None,
@@ -80,6 +82,7 @@ def evaluate(
 ) -> Evaluated:
     """Measure a run, or a model folder, on a split of the data: test where there is one, else dev, else all there is.
 
+    `checkpoint` is "best", "last" or a step of a finished run, instead of the weights of its model.
     Data are read as the run read its own, unless `settings` say how; long texts are cut where the run cut them, or as
     `long` says ("windows" or "cut"; a model that is given has no run and sees them in windows); one that writes does so
     as in its run, with as many beams and tokens, or as `writes` says.
@@ -94,9 +97,12 @@ def evaluate(
     if isinstance(run, Loaded):
         if precision != "float32":
             raise HeedfulError(f"this model is loaded already: to measure it in {precision}, give its folder")
+        if checkpoint is not None:
+            raise HeedfulError(f"this model is loaded already: for its checkpoint {checkpoint}, give the run's folder")
         loaded, usual, trained = run, DataSettings(dev=0.0), LONG
     else:
-        loaded, taken = answering(run, precision, revision, device)
+        place = run if checkpoint is None else checkpoint_of(run, str(checkpoint))
+        loaded, taken = answering(place, precision, revision, device)
         usual, trained = reading_of(run, data)
     source = source_for(loaded, data, settings or usual, bad_rows or Stop())
     if predictions is not None and predictions.exists():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
-import statistics
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from heedful.native import unused
 from heedful.objectives import Objective, Sample
 from heedful.runs.baseline import BEFORE, scores_before, table_rows
 from heedful.runs.card import write_card
+from heedful.runs.checkpoints import CHECKPOINTS, LAST, checkpoints, drop_state, extended, undecided
 from heedful.runs.encoder_advice import reading_notes
 from heedful.runs.finetune_checks import calibrates, need_dev, unused_settings
 from heedful.runs.folder import (
@@ -42,9 +42,9 @@ from heedful.runs.folder import (
 from heedful.runs.making import make_task, on_split, start
 from heedful.runs.once import once
 from heedful.runs.plots import draw
-from heedful.runs.results import JOURNAL, RESULTS, read_results
+from heedful.runs.results import JOURNAL, RESULTS, across_seeds, folder_bytes, read_results, seed_entry
 from heedful.runs.rewrite_making import bleu_words, need_words, targets
-from heedful.runs.scoring import calibrate, measure
+from heedful.runs.scoring import calibrate, measure, scored
 from heedful.runs.settings import (
     FinetuneSettings,
     StartSettings,
@@ -61,9 +61,8 @@ from heedful.runs.timing import latency, memory
 from heedful.runs.word_baseline import has_word_baseline, score_words, seconds_allowed
 from heedful.settings import to_mapping
 from heedful.shipped import ENCODER
-from heedful.tasks.metrics import merge_all
 from heedful.tasks.task import Measure, Read, Task
-from heedful.train.fit import Fitted, Scored, Watch, fit
+from heedful.train.fit import Fitted, Watch, fit
 from heedful.train.loop import Trainer
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
@@ -211,7 +210,8 @@ class Run:
         if finished:
             self.watch.said(f"{self.folder} is finished already")
         else:
-            said = (*self.stated, *self.plan.notes, self.plan.why, unused(), idle(self.settings.train.device))
+            further = extended(self.settings.start.model, self.settings.task.kind)
+            said = (*self.stated, *self.plan.notes, self.plan.why, further, unused(), idle(self.settings.train.device))
             for sentence in filter(None, said):
                 self.watch.said(sentence)
             if (self.folder / BAD_ROWS).exists():
@@ -274,6 +274,7 @@ class Run:
     def _one(self, base: Loaded | None, seed: int, folder: Path) -> dict[str, Any] | None:
         """Train and measure with one seed, from a base or one of its own; None: a stop was asked for."""
         if (folder / SEED).exists():
+            self._keep_weights(folder)
             return read_json(folder / SEED)
         base = base or self._start(seed)
         settings = replace(self.settings, train=replace(self.settings.train, seed=seed))
@@ -292,13 +293,15 @@ class Run:
             folder,
             settings.fit,
             evaluate=partial(self._share, task, loaded, trainer.precision) if "dev" in self.measured else None,
-            score=partial(_scored, task),
+            score=partial(scored, task),
+            save_last=partial(self._save_last, settings, task, loaded, folder),
             watch=self.watch,
         )
         if fitted.why == "asked":
             return None
         with trainer.whole():
             found = self._finish(settings, task, loaded, trainer, fitted, learned, said, folder)
+        self._keep_weights(folder)
         self.ranks.wait()
         return found
 
@@ -312,15 +315,21 @@ class Run:
         if calibrates(settings, self.survey):
             loaded.thresholds |= calibrate(task, loaded, self.source.examples("dev"))
             self._save(loaded, folder)
+        splits = {split: self._measured(task, loaded, split, folder) for split in self.measured}
+        entry = checkpoints(fitted.best_step, fitted.best, trainer.step, fitted.last, settings.fit.keep)
+        unclear = undecided(entry, task.main, splits.get("dev", {}).get("intervals", {}).get(task.main))
+        if unclear:
+            self.watch.said(unclear)
         found = {
             "seed": seed,
             "main": task.main,
             "best_step": fitted.best_step or trainer.step,
             "steps": trainer.step,
             "seconds": round(trainer.seconds, 1),
-            "splits": {split: self._measured(task, loaded, split, folder) for split in self.measured},
+            "splits": splits,
+            "checkpoints": entry,
             "scores": loaded.scores,
-            "notes": said,
+            "notes": [*said, *filter(None, [unclear])],
         }
         if self.ranks.first:
             found |= self._baseline(task, loaded, trainer, learned, folder)
@@ -359,9 +368,21 @@ class Run:
         )
         return {"baseline": words}
 
-    def _save(self, loaded: Loaded, folder: Path) -> None:
+    def _save(self, loaded: Loaded, folder: Path, name: str = RUN_MODEL) -> None:
         if self.ranks.first:
-            save(loaded, folder / RUN_MODEL, overwrite=True)
+            save(loaded, folder / name, overwrite=True)
+
+    def _save_last(self, settings: FinetuneSettings, task: Task, loaded: Loaded, folder: Path) -> None:
+        """Save the last weights, with thresholds of their own, beside the best ones, which become the model."""
+        loaded = copy(task.answering(loaded))
+        if calibrates(settings, self.survey):
+            loaded.thresholds = loaded.thresholds | calibrate(task, loaded, self.source.examples("dev"))
+        self._save(loaded, folder, f"{CHECKPOINTS}/{LAST}")
+
+    def _keep_weights(self, folder: Path) -> None:
+        """Remove the training state of a seed that is measured, unless it is to stay."""
+        if self.ranks.first and not self.settings.fit.keep_state:
+            drop_state(folder)
 
     def _learning(self, task: Task, loaded: Loaded, seed: int) -> tuple[Objective, Sequence[Sample], Read]:
         """What is learned, from which samples, and what reading them cost."""
@@ -399,11 +420,12 @@ class Run:
             "labels": list(self.source.labels),
             "base": base,
             "seed": best["seed"],
-            "seeds": [_of_seed(found) for _, found in done],
-            "spread": {split: _spread([found for _, found in done], split) for split in self.measured},
+            "seeds": [seed_entry(found) for _, found in done],
+            "spread": {split: across_seeds([found for _, found in done], split) for split in self.measured},
             "splits": best["splits"],
+            "checkpoints": best["checkpoints"],
             "data": read_json(self.folder / DATA),
-            "model": {"parameters": loaded.count(), "bytes": _size(self.folder / RUN_MODEL)},
+            "model": {"parameters": loaded.count(), "bytes": folder_bytes(self.folder / RUN_MODEL)},
             **latency(loaded),
             "memory": memory(),
             "machine": about["machine"],
@@ -417,29 +439,3 @@ class Run:
             results["baseline"] = best["baseline"]
         write(self.folder / "results.csv", as_table(self.folder / JOURNAL, table_rows(results)))
         write(self.folder / RESULTS, results)
-
-
-def _scored(task: Task, shares: list[Measure]) -> Scored:
-    numbers = task.result(merge_all(shares))
-    return Scored(main=float(numbers[task.main]), numbers={k: v for k, v in numbers.items() if _is_number(v)})
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _of_seed(found: dict[str, Any]) -> dict[str, Any]:
-    scores = {split: each["numbers"][found["main"]] for split, each in found["splits"].items()}
-    shown = {name: found[name] for name in ("seed", "best_step", "steps", "seconds")}
-    return shown | {"splits": scores}
-
-
-def _spread(found: list[dict[str, Any]], split: str) -> dict[str, Any]:
-    """Mean and standard deviation of the main number over seeds."""
-    scores = [each["splits"][split]["numbers"][each["main"]] for each in found]
-    deviation = statistics.stdev(scores) if len(scores) > 1 else None
-    return {"mean": statistics.fmean(scores), "deviation": deviation, "seeds": len(scores)}
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())

@@ -27,7 +27,7 @@ from heedful.durable import put, remove, sweep, whole
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.runs.baseline import BEFORE
 from heedful.runs.pretrain_settings import PretrainSettings
-from heedful.runs.results import JOURNAL
+from heedful.runs.results import JOURNAL, RESULTS
 from heedful.runs.settings import flat
 from heedful.settings import from_file, load_mapping, to_mapping, to_toml
 from heedful.train.journal import records
@@ -144,9 +144,12 @@ def going_on(folder: Path, settings: Any) -> bool:
         return False
     before = settings_in(folder, type(settings))
     if before != settings:
+        more = ""
+        if (folder / RESULTS).exists():
+            more = f"; to train a finished one further, give --model {folder} too: the optimizer starts anew"
         raise HeedfulError(
             f"{folder} holds a run with other settings: {_differences(before, settings)}. Give another folder with "
-            "--out, or the same settings to go on with it"
+            f"--out, or the same settings to go on with it{more}"
         )
     return True
 

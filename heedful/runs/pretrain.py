@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -20,11 +19,12 @@ from heedful.data.order import mixed
 from heedful.data.sentences import normalise
 from heedful.data.shards import Corpus
 from heedful.device import idle
-from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.errors import HeedfulError
 from heedful.native import unused
 from heedful.objectives import Objective, Pretext, Sample
 from heedful.objectives.encoder_distillation import EncoderDistillation
 from heedful.runs.baseline import BEFORE, scores_before, table_rows
+from heedful.runs.checkpoints import CHECKPOINTS, LAST, checkpoints, drop_state, extended
 from heedful.runs.distillation_settings import DistillationSettings
 from heedful.runs.folder import (
     BAD_ROWS,
@@ -57,8 +57,9 @@ from heedful.runs.pretrain_making import (
 from heedful.runs.pretrain_measuring import measured_share, scored
 from heedful.runs.pretrain_settings import PretrainSettings, ReplacedSettings, SpansSettings, settled
 from heedful.runs.pretrain_teacher import TeacherRun
+from heedful.runs.pretrain_warnings import warn_of_stalling
 from heedful.runs.probes import ProbeSet
-from heedful.runs.results import JOURNAL, RESULTS, read_results
+from heedful.runs.results import JOURNAL, RESULTS, folder_bytes, read_results
 from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
 from heedful.tokenizer import Tokenizer, train
@@ -68,10 +69,8 @@ from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
 
 CARD = "README.md"
-FEW = 8  # sequences of a step up to which masked language modelling is known to stall (CORRECTNESS, trap 38)
 SAMPLE = 8  # what the number of a document is mixed with, to draw those that a tokenizer learns from
 SENTINELS = 100  # of a tokenizer that is trained for spans; fewer where the vocabulary is small
-REPEATED = 0.2  # the share of repeated segments from which it is
 TOLD = 10.0  # seconds between two reports of a corpus that is made
 
 
@@ -154,11 +153,14 @@ class Run:
         if (self.folder / RESULTS).exists():
             self.watch.said(f"{self.folder} is finished already")
         else:
-            for line in filter(None, (unused(), idle(self.settings.train.device))):
+            further = extended(self.settings.model.start, "pretrain")
+            for line in filter(None, (further, unused(), idle(self.settings.train.device))):
                 self.watch.said(line)
             pieces = self._pieces()
             if not self._train(pieces):
                 return Pretrained(folder=self.folder, why="asked", results={})
+        if self.ranks.first and not self.settings.fit.keep_state:
+            drop_state(self.folder)
         if self.ranks.first and not (self.folder / RUN_MODEL / CARD).exists():
             draw(self.folder)
             write_card(self.folder)
@@ -295,7 +297,7 @@ class Run:
             f"parameters; {len(samples[0]):,} rows of up to {settings.row:,} tokens, {settings.train.batch} in a step"
         )
         if self.ranks.first:
-            _warn(settings, pieces.corpus, samples[0])
+            warn_of_stalling(settings, pieces.corpus, samples[0])
         stages = [
             Stage(phase.after, rows, phase.batch_size, objective)
             for phase, rows, objective in zip(settings.phases, samples[1:], objectives[1:], strict=True)
@@ -304,13 +306,22 @@ class Run:
         every = replace(settings.fit, evaluate=settings.evaluate / trainer.order.steps)
         measure = partial(measured_share, trainer, measured, held, self.probes)
         self._before(trainer, measure, measured)
-        fitted = fit(trainer, self.folder, every, evaluate=measure, score=partial(scored, measured), watch=self.watch)
+        fitted = fit(
+            trainer,
+            self.folder,
+            every,
+            evaluate=measure,
+            score=partial(scored, measured),
+            save_last=partial(self._save_last, pieces, loaded),
+            watch=self.watch,
+        )
         if fitted.why == "asked":
             return False
+        entry = checkpoints(fitted.best_step, fitted.best, trainer.step, fitted.last, settings.fit.keep)
         with trainer.whole():
             shares = self.ranks.gather(measure())
             if self.ranks.first:
-                self._write(pieces, saved(loaded, pieces), trainer, scored(measured, shares))
+                self._write(pieces, saved(loaded, pieces), trainer, scored(measured, shares), entry)
         self.ranks.wait()
         return True
 
@@ -333,6 +344,11 @@ class Run:
             )
         if self.ranks.first:
             write(path, scores_before({"held out": {"numbers": numbers}}))
+
+    def _save_last(self, pieces: Pieces, loaded: Loaded) -> None:
+        """Save the last weights beside the best ones, which become the model."""
+        if self.ranks.first:
+            save(saved(loaded, pieces), self.folder / CHECKPOINTS / LAST, overwrite=True)
 
     def _learning(
         self, pieces: Pieces, loaded: Loaded, samples: list[Sequence[Sample]]
@@ -361,7 +377,7 @@ class Run:
         """All settings that decided what the model is."""
         return to_mapping(self.settings)
 
-    def _write(self, pieces: Pieces, loaded: Loaded, trainer: Trainer, found: Scored) -> None:
+    def _write(self, pieces: Pieces, loaded: Loaded, trainer: Trainer, found: Scored, entry: dict[str, Any]) -> None:
         save(loaded, self.folder / RUN_MODEL, overwrite=True)
         if isinstance(beside := trainer.objective.beside, Loaded):
             save(beside, self.folder / GENERATOR, overwrite=True)
@@ -372,12 +388,13 @@ class Run:
             "main": next((name for name in found.numbers if name.endswith("_accuracy")), "loss"),
             "base": self.base,
             "steps": trainer.step,
+            "checkpoints": entry,
             "epochs": trainer.epoch,
             "tokens": trainer.read,
             "seconds": round(trainer.seconds, 1),
             "splits": {"held out": {"numbers": found.numbers}},
             "corpus": {key: pieces.corpus.about[key] for key in ABOUT if key in pieces.corpus.about},
-            "model": {"parameters": loaded.count(), "bytes": _size(self.folder / RUN_MODEL)},
+            "model": {"parameters": loaded.count(), "bytes": folder_bytes(self.folder / RUN_MODEL)},
             **latency(load(self.folder / RUN_MODEL)),
             "memory": memory(),
             "machine": about["machine"],
@@ -388,10 +405,6 @@ class Run:
             results["baseline"] = read_json(self.folder / BEFORE)
         write(self.folder / "results.csv", as_table(self.folder / JOURNAL, table_rows(results)))
         write(self.folder / RESULTS, results)
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
 def _sample(documents: Iterable[tuple[str, bool]], most: int) -> list[str]:
@@ -410,28 +423,3 @@ def _sample(documents: Iterable[tuple[str, bool]], most: int) -> list[str]:
         while size > most and (fewer := [each for each in kept if each[0] % (2 * every) == 0]):
             kept, every, size = fewer, 2 * every, sum(len(text) for _, text, _ in fewer)
     return [text for _, raw, lines in kept if (text := normalise(raw, lines=lines))]
-
-
-def _warn(settings: PretrainSettings, corpus: Corpus, samples: Sequence[Sample]) -> None:
-    """Of what is known to stall masked language modelling."""
-    if not hasattr(settings.objective, "choose") or "masked" not in settings.kind.replace("mlm", "masked"):
-        return
-    probe = [samples[number] for number in range(min(8, len(samples)))]
-    sequences = settings.train.batch * sum(len(each.bounds) - 1 for each in probe) / len(probe)
-    if sequences <= FEW:
-        warnings.warn(
-            f"a step has about {sequences:.0f} sequences: with {FEW} or fewer, masked language modelling is known to "
-            "stall near the frequencies of tokens (a loss of about 7): raise train.batch",
-            HeedfulWarning,
-            stacklevel=2,
-        )
-    repeated = corpus.about.get("repeated", {})
-    worst = max(repeated, key=lambda name: repeated[name], default=None)
-    if worst is not None and repeated[worst] >= REPEATED:
-        remedy = 'set corpus.duplicates = "exact", or ' if repeated.get("documents", 0.0) >= REPEATED else ""
-        warnings.warn(
-            f"{100 * repeated[worst]:.0f} % of the {worst} of this text are repeated: on repeated lines masked "
-            f"language modelling is known to stall: {remedy}clean the text",
-            HeedfulWarning,
-            stacklevel=2,
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,3 +53,22 @@ def as_float(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         return float("nan")
+
+
+def seed_entry(found: dict[str, Any]) -> dict[str, Any]:
+    """What results.json has of one seed: steps, seconds, and the main number of each split."""
+    scores = {split: each["numbers"][found["main"]] for split, each in found["splits"].items()}
+    shown = {name: found[name] for name in ("seed", "best_step", "steps", "seconds")}
+    return shown | {"splits": scores}
+
+
+def across_seeds(found: list[dict[str, Any]], split: str) -> dict[str, Any]:
+    """Mean and standard deviation of the main number over seeds."""
+    scores = [each["splits"][split]["numbers"][each["main"]] for each in found]
+    deviation = statistics.stdev(scores) if len(scores) > 1 else None
+    return {"mean": statistics.fmean(scores), "deviation": deviation, "seeds": len(scores)}
+
+
+def folder_bytes(folder: Path) -> int:
+    """The size of the files in a folder, without those in folders below it."""
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -20,9 +21,16 @@ from heedful.infer.finite import nulled
 from heedful.tasks.base import Answer
 from heedful.tasks.classify import ClassifyMany
 from heedful.tasks.extract import NO_ANSWER, Extract
+from heedful.tasks.metrics import merge_all
 from heedful.tasks.rewrite import Rewrite
 from heedful.tasks.task import Judged, Measure, Task, evaluate
+from heedful.train.fit import Scored
 from heedful.train.ranks import ALONE, Ranks
+
+SECOND = {  # decides between equal main numbers, the first of these that a task has: 1 where larger is better
+    **{"loss": -1, "mse": -1, "exact": 1, "token_accuracy": 1, "mrr": 1},
+    **{"pearson": 1, "accuracy": 1, "f1": 1},
+}
 
 AT_ONCE = 1000  # predictions that are put in order together
 HIDDEN = ("vectors", "vector")  # of an answer: too long to be read
@@ -155,3 +163,11 @@ def best_threshold(shares: Any, gold: Any) -> float:
     best = int(f1.argmax())
     below = shares[best + 1] if best + 1 < len(shares) else 0.0
     return float((shares[best] + below) / 2)
+
+
+def scored(task: Task, shares: list[Measure]) -> Scored:
+    """The evaluation that the shares of all ranks make, for ranking checkpoints."""
+    found = task.result(merge_all(shares))
+    numbers = {name: value for name, value in found.items() if isinstance(value, int | float) and math.isfinite(value)}
+    tie = next((sign * numbers[name] for name, sign in SECOND.items() if name in numbers and name != task.main), 0.0)
+    return Scored(main=float(found[task.main]), tie=tie, numbers=numbers)

@@ -29,12 +29,21 @@ __all__ = ["FitSettings", "Fitted", "Scored", "Watch", "fit"]
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # those that ask a run to leave
 
 
+DIGITS = 9  # after the point: sums over several ranks differ below that, and a tie must not hang on them
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:
-    """What an evaluation found: the number that models are compared by, and all others."""
+    """Numbers of one evaluation, of which two rank checkpoints: the larger is the better."""
 
     main: float
     numbers: dict[str, Any]
+    tie: float = 0.0  # decides where the main numbers are equal, as minus the loss
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """The two numbers that decide, rounded."""
+        return round(self.main, DIGITS), round(self.tie, DIGITS)
 
 
 Why = Literal["done", "patience", "asked"]  # "asked": a signal, and the run can go on from where it is
@@ -47,6 +56,7 @@ class Fitted:
     why: Why
     best_step: int  # 0: there was no evaluation
     best: float | None
+    last: float | None  # main number of the last evaluation
     resumed_from: int
 
 
@@ -70,6 +80,7 @@ def fit(
     *,
     evaluate: Callable[[], Any] | None = None,
     score: Callable[[list[Any]], Scored] = itemgetter(0),
+    save_last: Callable[[], None] | None = None,
     watch: Watch | None = None,
 ) -> Fitted:
     """Train to the end, from the newest checkpoint in folder/state where there is one.
@@ -78,8 +89,12 @@ def fit(
     order of the ranks; where every share is the whole, the first one will do. A signal (SIGTERM, SIGINT, SIGUSR1), or
     trainer.stopping = True, leaves the step or the share that is running, makes a checkpoint of the last whole step and
     ends in "asked"; ranks that heard no signal finish their shares first. A second SIGINT is an ordinary one.
+
+    The best evaluation is the one with the largest main number, then the largest `tie`, then the latest. `save_last` is
+    called after training, on all ranks and with the last weights in the model, where those of an earlier step become
+    the model.
     """
-    return _Run(trainer, folder, settings, evaluate, score, watch or Watch()).run()
+    return _Run(trainer, folder, settings, evaluate, score, save_last, watch or Watch()).run()
 
 
 class _LeftError(BaseException):
@@ -94,17 +109,20 @@ class _Run:
         settings: FitSettings,
         evaluate: Callable[[], Any] | None,
         score: Callable[[list[Any]], Scored],
+        save_last: Callable[[], None] | None,
         watch: Watch,
     ) -> None:
         self.trainer, self.settings, self.watch = trainer, settings, watch
-        self.evaluate, self.score = evaluate, score
+        self.evaluate, self.score, self.save_last = evaluate, score, save_last
         self.store = Store(folder / "state", keep=settings.checkpoints)
         self.saver = Saver(self.store, trainer, behind=settings.behind)
         self.journal = Journal(folder / "journal.jsonl") if trainer.ranks.first else None
         self.best: float | None = None
+        self.best_tie = 0.0
         self.best_step = 0
+        self.last: float | None = None  # main number of the last evaluation
         self.kept: dict[str, Tensor] = {}  # the weights of the best evaluation
-        self.since = 0  # evaluations since the best one
+        self.since = 0  # evaluations since the main number was last raised
         self.looked = 0  # the step of the last evaluation
         self.looking = False  # whether a signal may leave an evaluation now
         self.every = max(1, round(settings.evaluate * trainer.order.steps))
@@ -122,10 +140,13 @@ class _Run:
                 self.journal.close()
         final = self.kept or self.trainer.average.tensors
         if why != "asked" and final:
+            if self.kept and self.save_last is not None and self.best_step != self.trainer.step:
+                with self.trainer.average.applied(), self.trainer.whole():
+                    self.save_last()
             with torch.no_grad():
                 for name, tensor in self.trainer.parameters.items():
                     tensor.copy_(final[name])
-        return Fitted(why=why, best_step=self.best_step, best=self.best, resumed_from=started)
+        return Fitted(why=why, best_step=self.best_step, best=self.best, last=self.last, resumed_from=started)
 
     def _train(self) -> Why:
         try:
@@ -171,11 +192,12 @@ class _Run:
         if odd := [name for name, each in given.items() if isinstance(each, float) and not math.isfinite(each)]:
             shown = " and ".join(f"{given[name]} for {name}" for name in odd)
             raise DivergedError(f"step {step}: the evaluation gave {shown}, so the model is no result. {STEADY}")
-        better = self.best is None or scored.main > self.best
+        before = None if self.best is None else Scored(main=self.best, tie=self.best_tie, numbers={}).rank
+        raised, better = before is None or scored.rank[0] > before[0], before is None or scored.rank >= before
         self._write({"step": step, "dev": scored.numbers, "main": scored.main, "best": better})
-        self.looked, self.since = step, 0 if better else self.since + 1
+        self.looked, self.last, self.since = step, scored.main, 0 if raised else self.since + 1
         if better:
-            self.best, self.best_step = scored.main, step
+            self.best, self.best_tie, self.best_step = scored.main, scored.tie, step
             if self.settings.keep == "best":
                 self.kept = {name: each.detach().clone() for name, each in self._weights().items()}
         self.watch.scored(step, scored, better)
@@ -211,7 +233,8 @@ class _Run:
     def _save(self) -> None:
         tensors, values = self.trainer.state()
         tensors |= {f"best/{name}": tensor for name, tensor in self.kept.items()}
-        mine = {"best": self.best, "best_step": self.best_step, "since": self.since, "looked": self.looked}
+        mine = {"best": self.best, "best_tie": self.best_tie, "best_step": self.best_step, "last": self.last}
+        mine |= {"since": self.since, "looked": self.looked}
         if self.journal is not None:
             self.journal.keep()
             mine["journal"] = self.journal.size
@@ -236,7 +259,8 @@ class _Run:
         if saved is not None:
             values = saved.values
             trainer.load_state(saved.tensors, values)
-            self.best, self.best_step, self.since = values["best"], values["best_step"], values["since"]
+            self.best, self.best_tie, self.best_step = values["best"], values["best_tie"], values["best_step"]
+            self.last, self.since = values["last"], values["since"]
             self.looked, self.saved = values["looked"], saved.step
             if self.settings.keep == "best":
                 self.kept = under("best/", saved.tensors)

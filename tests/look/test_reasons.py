@@ -17,7 +17,6 @@ from heedful.checkpoint.attach import attach
 from heedful.errors import HeedfulError
 from heedful.look.asks import Asks
 from heedful.look.attribute import _span
-from heedful.look.checkpoints import at_step, is_checkpoint
 from heedful.look.inside import Inside, among
 from heedful.look.notebook import looks
 from heedful.look.report import report
@@ -148,8 +147,7 @@ def test_a_checkpoint_of_a_run_is_looked_at(tmp_path: Path) -> None:
     final = heedful.load(run)
     Store(run / "state").commit(3, {f"model/{name}": each + 1 for name, each in final.named().items()}, {})
     folder = run / "state" / "step-00000003"
-    assert is_checkpoint(folder) and not is_checkpoint(run)
-    for name, each in at_step(folder).named().items():
+    for name, each in heedful.load(folder).named().items():
         assert torch.equal(each, final.named()[name] + 1), name
 
 

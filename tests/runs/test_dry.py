@@ -28,11 +28,11 @@ def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "draw", lambda folder: [])
     monkeypatch.setattr(module, "latency", lambda loaded: {})
     given, before = data("single", tmp_path / "data"), everything(tmp_path)
-    found = estimated(given, {"seeds": 2, "start.steps": 500})
+    found = estimated(given, {"seeds": 2, "start.steps": 500, "fit.keep_state": "true"})
     assert everything(tmp_path) == before, "nothing is written"
     assert found.notes[0].startswith("defaults for 24 examples and a fresh encoder: 2 epochs, ")
     assert "; set by hand: start.model, " in found.notes[0] and "train.length.count" in found.notes[0]
-    done = tune("classify", given, tmp_path / "run", {"seeds": 2})
+    done = tune("classify", given, tmp_path / "run", {"seeds": 2, "fit.keep_state": "true"})
     results = done.results
     assert (found.examples, found.seeds) == (SIZES["train"], 2) and found.notes[1] == results["notes"][0]
     assert found.steps == results["seeds"][0]["steps"] == 4
@@ -42,7 +42,10 @@ def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found.memory > 10**8 and found.free > 0
     used = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file())
     one = 16 * found.parameters  # a checkpoint
-    assert used < found.disk < used + 1.5 * one, "all that is there, and one checkpoint in the making"
+    assert used < found.disk < used + 2 * one, "all that is there, the last weights, and a checkpoint in the making"
+    assert estimated(given, {"seeds": 2, "start.steps": 500}).disk == found.disk - 2 * one, (
+        "state of one seed at a time"
+    )
     assert json.loads(json.dumps(found.plain()))["notes"] == list(found.notes)
     rows = {name: value for name, value in found.rows() if name != "note"}
     assert rows["steps"] == "2 x 4" and rows["time"].startswith("2 x 0.") and "GiB are free" in rows["disk"]

@@ -25,7 +25,6 @@ from heedful.data import DataSettings, LeaveOut, Scored, read, source_of
 from heedful.data.cells import escape_cell
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.look.checkpoints import at_step
 from heedful.runs import finetune as module
 from heedful.runs.evaluate import evaluate
 from heedful.runs.folder import BAD_ROWS, DATA, begin, read_json
@@ -61,7 +60,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 ALWAYS = {
     *("settings.toml", "environment.json", "data.json", "journal.jsonl", "results.csv", "results.json", "seed.json"),
-    *("run.lock", "predictions-dev.jsonl", "predictions-test.jsonl", "plots", "model", "state"),
+    *("run.lock", "predictions-dev.jsonl", "predictions-test.jsonl", "plots", "model"),
 }
 TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 
@@ -116,7 +115,10 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, bare: Path, monkeypatch: p
     folder = tmp_path / "run"
     done = tune(task, data(kind, tmp_path / "data"), folder, MORE.get(kind), model=bare)
     assert done.why == "done" and done.results == strict(folder / "results.json")
-    assert {path.name for path in folder.iterdir()} == ALWAYS | ({"before.json"} if task == "embed" else set())
+    steps = {name: each["step"] for name, each in done.results["checkpoints"].items() if name != "model"}
+    more = {"checkpoints"} if steps["best"] != steps["last"] else set()
+    more |= {"before.json"} if task == "embed" else set()
+    assert {path.name for path in folder.iterdir()} == ALWAYS | more
     assert (folder / "plots" / "curves.png").stat().st_size > 1000
     card = (folder / "model" / "README.md").read_text("utf-8")
     assert "heedful" in card and main in card
@@ -175,7 +177,8 @@ def check_table(folder: Path, main: str) -> None:
     assert [record["step"] for record in losses] == list(range(1, len(losses) + 1))
     assert len(looks) == 2, "after each of the two epochs"
     results = strict(folder / "results.json")
-    best = max(looks, key=lambda record: record["main"])
+    best = [record for record in looks if record["best"]][-1]
+    assert best["main"] == max(record["main"] for record in looks)
     assert results["seeds"][0]["best_step"] == best["step"] and results["seeds"][0]["steps"] == losses[-1]["step"]
     if results["task"] not in ("multiple", "extract"):  # whose thresholds were calibrated after the last look
         assert results["splits"]["dev"]["numbers"][main] == pytest.approx(best["main"], abs=1e-6)
@@ -397,7 +400,7 @@ def test_numbers_in_any_unit_are_learned(tmp_path: Path, bare: Path) -> None:
         rows.append({"text": " ".join([*words, "love" if number % 2 else "dog"]), "score": low + draw.randrange(10)})
     for name, unit in (("plain", 1.0), ("far", 1e4)):
         folder, given = tmp_path / name, [row | {"score": unit * row["score"]} for row in rows]
-        settings = {"train.length.count": 8}
+        settings = {"train.length.count": 8, "fit.keep_state": "true"}
         done = tune("regress", as_csv(tmp_path / f"{name}.csv", given), folder, settings, model=bare)
         found[name] = done.results["splits"]["dev"]["numbers"]
         assert load(folder).scores == done.results["scores"] == pytest.approx(about(folder, name))
@@ -406,7 +409,7 @@ def test_numbers_in_any_unit_are_learned(tmp_path: Path, bare: Path) -> None:
         assert line["answer"]["numbers"]["score"] == pytest.approx(theirs, rel=1e-5)
         best = [each["dev"] for each in lines(folder / "journal.jsonl") if each.get("best")][-1]
         assert best["mse"] == pytest.approx(found[name]["mse"], rel=1e-3), "looks of training are in scores too"
-        (said,) = Engine(at_step(max((folder / "state").iterdir())))([line["input"]])
+        (said,) = Engine(max((folder / "state").iterdir()))([line["input"]])
         assert said["numbers"]["score"] == pytest.approx(theirs, abs=20 * unit), "and so is what a checkpoint answers"
     assert found["plain"]["pearson"] > 0.95
     assert found["far"]["pearson"] == pytest.approx(found["plain"]["pearson"], abs=1e-3)
@@ -600,7 +603,7 @@ def test_several_seeds(tmp_path: Path) -> None:
     for name in ("journal.jsonl", "predictions-dev.jsonl", "predictions-test.jsonl", "model/model.safetensors"):
         assert (run / name).read_bytes() == (best / name).read_bytes()
     assert (run / "seed-1" / "journal.jsonl").read_bytes() != (run / "seed-2" / "journal.jsonl").read_bytes()
-    assert not (run / "state").exists() and (run / "seed-2" / "state").is_dir()
+    assert not list(run.rglob("state"))
 
 
 @pytest.mark.parametrize(("split", "chosen"), [("dev", 2), ("test", 1)])

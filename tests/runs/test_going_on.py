@@ -293,6 +293,7 @@ class Fails:
         (module, "measure", 4),  # of test
         (module, "save", 2),  # the model
         (module, "write", 1),  # what one seed found
+        (module, "drop_state", 1),
         (module, "write", 3),  # the results
         (module, "draw", 1),
         (module, "write_card", 1),

@@ -65,6 +65,7 @@ SMALL = {
     "row": 64,
     "held_out": 0.1,
     "evaluate": 3,
+    "fit.keep_state": "true",
     "vocabulary.vocabulary": 400,
     "corpus.documents": "blank",
 }
@@ -88,7 +89,7 @@ TERMS = {
 NAMES = {"distillation": "mlm+hidden_states"}  # what results call an objective, where that is not its kind
 ALWAYS = {
     *("settings.toml", "environment.json", "journal.jsonl", "results.csv", "results.json", "run.lock"),
-    *("model", "state", "corpus", "tokenizer"),
+    *("model", "corpus", "tokenizer"),
 }
 TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 
@@ -186,12 +187,12 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_is_complete(kind: str, tmp_path: Path, text: Path, teacher: Path) -> None:
     folder, seen = tmp_path / "run", Seen()
     more = {"objective.teacher": teacher} if kind == "distillation" else {}
-    done = go(text, folder, kind, more, watch=seen)
+    done = go(text, folder, kind, more | {"fit.keep_state": None}, watch=seen)
     assert done.why == "done" and done.folder == folder
-    assert {path.name for path in folder.iterdir()} == ALWAYS | {
-        "replaced": {"generator"},
-        "distillation": {"teacher"},
-    }.get(kind, set())
+    steps = {name: each["step"] for name, each in done.results["checkpoints"].items() if name != "model"}
+    beside = {"replaced": {"generator"}, "distillation": {"teacher"}}.get(kind, set())
+    beside |= {"checkpoints"} if steps["best"] != steps["last"] else set()
+    assert {path.name for path in folder.iterdir()} == ALWAYS | beside
     assert from_file(PretrainSettings, folder / "settings.toml").objective.kind == kind
     results = json.loads((folder / "results.json").read_text())
     assert done.results == results

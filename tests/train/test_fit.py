@@ -100,7 +100,7 @@ def test_what_a_run_leaves(whole: tuple[Run, Fitted]) -> None:
     assert found[2] | {"main": 0, "dev": 0} == {"step": 2, "dev": 0, "main": 0, "best": True}
     assert steps(run.folder) == ["step-00000011", "step-00000012"]
     assert sorted(os.listdir(run.folder)) == ["journal.jsonl", "state"]
-    assert end == Fitted(why="done", best_step=end.best_step, best=end.best, resumed_from=0)
+    assert end == Fitted(why="done", best_step=end.best_step, best=end.best, last=end.last, resumed_from=0)
     assert (
         end.best_step in (6, 8)
         and end.best == found[-1 - found[::-1].index(next(r for r in found[::-1] if r.get("best")))]["main"]
@@ -127,7 +127,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
 def test_without_an_evaluation_the_last_weights_stay(tmp_path: Path) -> None:
     run = Run(tmp_path, scores=None)
-    assert run.fit() == Fitted(why="done", best_step=0, best=None, resumed_from=0)
+    assert run.fit() == Fitted(why="done", best_step=0, best=None, last=None, resumed_from=0)
     assert not [record for record in lines(tmp_path) if "dev" in record]
     assert same({f"model/{name}": each for name, each in run.now().items()} | tensors(tmp_path), tensors(tmp_path))
 
@@ -154,15 +154,66 @@ def test_patience_ends_it(tmp_path: Path) -> None:
     scores = iter([0.1, 0.3, 0.2, 0.3, 0.2, 0.9])
     run = Run(tmp_path, lambda trainer: Scored(main=next(scores), numbers={}))
     end = run.fit(patience=3)
-    assert end == Fitted(why="patience", best_step=4, best=0.3, resumed_from=0)  # as good is not better
+    assert end == Fitted(why="patience", best_step=8, best=0.3, last=0.2, resumed_from=0)  # 8 is as good
     assert run.trainer.step == 10 and steps(tmp_path)[-1] == "step-00000010"
-    assert same(run.now(), run.weights[4])
+    assert same(run.now(), run.weights[8])
     again = Run(tmp_path, lambda trainer: Scored(main=1.0, numbers={}))
     told = Told()
-    assert again.fit(told, patience=3) == Fitted(why="patience", best_step=4, best=0.3, resumed_from=10)
+    assert again.fit(told, patience=3) == Fitted(why="patience", best_step=8, best=0.3, last=0.2, resumed_from=10)
     assert told.steps == [] and same(again.now(), run.now())
     more = Run(tmp_path, lambda trainer: Scored(main=next(scores), numbers={}))
-    assert more.fit(patience=0) == Fitted(why="done", best_step=12, best=0.9, resumed_from=10)
+    assert more.fit(patience=0) == Fitted(why="done", best_step=12, best=0.9, last=0.9, resumed_from=10)
+
+
+TIED = {  # main number and tie of six evaluations, at steps 2 to 12; the best one
+    "the main number decides": ([(0.1, 9.0), (0.5, 0.0), (0.4, 9.0), (0.3, 0.0), (0.2, 0.0), (0.1, 9.0)], 4),
+    "then the tie": ([(0.5, -0.3), (0.5, -0.1), (0.5, -0.2), (0.4, 0.0), (0.5, -0.3), (0.5, -0.4)], 4),
+    "then the later step": ([(0.5, -0.1), (0.5, -0.1), (0.5, -0.2), (0.5, -0.1), (0.5, -0.2), (0.4, 0.0)], 8),
+    "in nine digits": ([(0.5, -0.1), (0.5 + 1e-12, -0.2), (0.5, -0.1 - 1e-12), (0.4, 0.0), (0.4, 0.0), (0.4, 0.0)], 6),
+}
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("case", TIED)
+def test_equal_evaluations_are_ranked_by_the_tie_and_then_the_later_step(
+    tmp_path: Path, case: str, stopped: bool
+) -> None:
+    scores, best = TIED[case]
+
+    def score(trainer: Trainer) -> Scored:
+        main, tie = scores[trainer.step // 2 - 1]
+        return Scored(main=main, tie=tie, numbers={})
+
+    if stopped:  # what decides is in the checkpoint
+        assert Run(tmp_path, score).fit(Told(stop=9)).why == "asked"
+    run = Run(tmp_path, score)
+    end = run.fit()
+    assert (end.best_step, end.best, end.last) == (best, scores[best // 2 - 1][0], scores[-1][0])
+    if not stopped:
+        assert same(run.now(), run.weights[best])
+
+
+def test_a_better_tie_does_not_reset_patience(tmp_path: Path) -> None:
+    run = Run(tmp_path, lambda trainer: Scored(main=0.5, tie=trainer.step, numbers={}))
+    end = run.fit(patience=2)
+    assert (end.why, end.best_step, run.trainer.step) == ("patience", 6, 6)
+
+
+def test_the_last_weights_are_handed_over_where_others_become_the_model(tmp_path: Path) -> None:
+    for name, steps, keep in (("early", [3, 2, 1], "best"), ("late", [1, 2, 3], "best"), ("last", [3, 2, 1], "last")):
+        scores, seen = iter(steps), []
+        run = Run(tmp_path / name, lambda trainer, scores=scores: Scored(main=next(scores), numbers={}))
+        how = settings({}, {"keep": keep, "evaluate": 1.0})[1]
+        fit(
+            run.trainer,
+            run.folder,
+            how,
+            evaluate=run._scored,
+            save_last=lambda run=run, seen=seen: seen.append(run.now()),
+        )
+        assert len(seen) == (name == "early")
+        if seen:
+            assert same(seen[0], run.weights[12]) and same(run.now(), run.weights[4])
 
 
 def test_an_evaluation_that_says_nothing_is_refused(tmp_path: Path) -> None:
@@ -424,7 +475,7 @@ def test_t10_a_signal_where_patience_ends_is_heard(tmp_path: Path) -> None:
 def test_t10_a_signal_before_the_first_step(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
     run = Run(tmp_path)
     run.trainer.stopping = True
-    assert run.fit() == Fitted(why="asked", best_step=0, best=None, resumed_from=0)
+    assert run.fit() == Fitted(why="asked", best_step=0, best=None, last=None, resumed_from=0)
     assert not (tmp_path / "state").exists()
     assert Run(tmp_path).fit().why == "done"
     assert left(tmp_path) == left(whole[0].folder)

@@ -1,31 +1,34 @@
-"""A run's model as it was at one of the checkpoints that are still there."""
+"""The weights that a run had at one of its checkpoints, in RUN/state/step-00000400."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from heedful.checkpoint import Loaded, load
-from heedful.checkpoint.attach import rescaled
 from heedful.errors import HeedfulError
 
-MODEL = "model/"  # begins the names of the model's weights; others are the optimiser's
+if TYPE_CHECKING:
+    from heedful.checkpoint import Loaded
+
+MODEL = "model/"  # begins the names of the model's weights; others are the optimizer's
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Whether it is one of a run: run/state/step-00000400."""
+def is_step(folder: Path) -> bool:
+    """Whether it is the folder of a checkpoint of a run."""
     return folder.parent.name == "state" and folder.name.startswith("step-") and (folder / "manifest.json").is_file()
 
 
-def at_step(folder: Path) -> Loaded:
-    """The run's model with the weights of that step; what training left as it was is the run's own."""
+def at_step(loaded: Loaded, folder: Path) -> Loaded:
+    """The run's model with the weights of a checkpoint; weights that training did not change are the run's own."""
+    from heedful.checkpoint.attach import rescaled
+
     file = folder / "tensors.safetensors"
     if not file.is_file():
-        raise HeedfulError(f"{folder} has no {file.name}: weights that were saved in parts cannot be looked at")
-    loaded = load(folder.parent.parent)
+        raise HeedfulError(f"{folder} has no {file.name}: weights that were saved in parts cannot be loaded")
     try:
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:

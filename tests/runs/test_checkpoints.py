@@ -1,0 +1,185 @@
+"""What a finished run keeps of its checkpoints, and how each of them answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from invented import data, tune
+
+from heedful import Engine, HeedfulError, load
+from heedful.runs import finetune as module
+from heedful.runs.checkpoints import checkpoint, checkpoints, drop_state, extended, undecided
+from heedful.runs.evaluate import evaluate
+from heedful.train.fit import Scored, Watch
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+MANY = {"train.length.count": 4}
+
+
+class Falling:
+    """Scores of evaluations, by which the first one is the best."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.score = module.scored
+
+    def __call__(self, task: Any, shares: list[Any]) -> Scored:
+        self.number += 1
+        found = self.score(task, shares)
+        return Scored(main=found.main - self.number, tie=found.tie, numbers=found.numbers)
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Path:
+    return data("single", tmp_path / "data")
+
+
+def falling(given: Path, run: Path, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The results of a run whose first evaluation is its best."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "scored", Falling())
+        return tune("classify", given, run, MANY | more).results
+
+
+def test_a_finished_run_keeps_best_and_last_weights_and_no_state(
+    tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    found = falling(given, run, {}, monkeypatch)
+    entry = found["checkpoints"]
+    assert entry["model"] == "best" and entry["best"]["step"] < entry["last"]["step"] == found["seeds"][0]["steps"]
+    assert not (run / "state").exists()
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["last"]
+    names = {path.name for path in (run / "checkpoints" / "last").iterdir()}
+    assert names == {path.name for path in (run / "model").iterdir()} - {"README.md"}
+    assert checkpoint(run, "best") == run == checkpoint(run, str(entry["best"]["step"]))
+    last = checkpoint(run, "last")
+    assert last == checkpoint(run, str(entry["last"]["step"])) == run / "checkpoints" / "last"
+    for which, number in (("best", 1), ("last", 4)):
+        numbers = evaluate(run, given, split="dev", checkpoint=which).numbers
+        assert numbers["accuracy"] == pytest.approx(entry[which]["main"] + number, abs=1e-6)
+    (first, second) = (Engine(each)(["the dog ran"])[0]["probabilities"] for each in (run, last))
+    assert first != second
+
+
+def test_the_state_stays_where_it_is_asked_for(tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    found = falling(given, run, {"fit.keep_state": "true", "fit.checkpoints": 3}, monkeypatch)
+    steps = sorted(int(path.name[5:]) for path in (run / "state").glob("step-*"))
+    last = found["checkpoints"]["last"]["step"]
+    assert len(steps) == 3 and steps[-1] == last
+    assert checkpoint(run, str(steps[1])) == run / "state" / f"step-{steps[1]:08d}"
+    by_file = load(run / "state" / f"step-{last:08d}")
+    assert by_file.source.endswith(f"step-{last:08d}")
+    for ours, theirs in zip(by_file.parameters(), load(checkpoint(run, "last")).parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    numbers = evaluate(run, given, split="dev", checkpoint=steps[1], precision="bfloat16").numbers
+    assert numbers["count"] == 8
+
+
+def test_state_that_a_killed_process_left_goes_with_the_same_command(
+    tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "drop_state", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            tune("classify", given, run, MANY)
+    assert (run / "state").is_dir() and (run / "seed.json").is_file()
+    tune("classify", given, run, MANY)
+    assert not (run / "state").exists()
+
+
+def test_of_several_seeds_the_checkpoints_are_those_of_the_chosen_one(
+    tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    found = falling(given, run, {"seeds": 2}, monkeypatch)
+    assert not list(run.rglob("state"))
+    assert checkpoint(run, "last") == run / f"seed-{found['seed']}" / "checkpoints" / "last"
+
+
+def test_without_dev_there_is_the_last_alone(tmp_path: Path) -> None:
+    given = data("single", tmp_path / "data")
+    run = tmp_path / "run"
+    found = tune("classify", given / "train.csv", run, MANY | {"data.dev": 0.0}).results
+    assert found["checkpoints"]["best"] is None and checkpoint(run, "last") == run
+    with pytest.raises(HeedfulError, match="was not evaluated on dev"):
+        checkpoint(run, "best")
+
+
+def entry(best: int, last: int, gain: float, keep: str = "best") -> dict[str, Any]:
+    return checkpoints(best, 0.5 + gain, last, 0.5, keep)
+
+
+@pytest.mark.parametrize(
+    ("about", "interval", "said"),
+    [
+        (entry(80, 100, 0.02), {"low": 0.4, "high": 0.6}, True),
+        (entry(80, 100, 0.02), {"low": 0.50, "high": 0.51}, False),  # the gain is more than the interval is wide
+        (entry(100, 100, 0.0), {"low": 0.4, "high": 0.6}, False),  # nothing was chosen
+        (entry(80, 100, 0.02, "last"), {"low": 0.4, "high": 0.6}, False),
+        (entry(80, 100, 0.02), None, False),
+    ],
+)
+def test_a_dev_split_that_is_too_small_to_choose_is_told(about: Any, interval: Any, said: bool) -> None:
+    assert bool(undecided(about, "accuracy", interval)) == said
+
+
+def test_the_sentence_is_in_the_results_and_told(tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Told(Watch):
+        def said(self, text: str) -> None:
+            told.append(text)
+
+    with monkeypatch.context() as patch:
+        scores = iter((0.51, 0.5, 0.5, 0.5))
+        patch.setattr(module, "scored", lambda task, shares: Scored(main=next(scores), numbers={}))
+        found = tune("classify", given, tmp_path / "run", MANY, watch=Told()).results
+    (sentence,) = [each for each in told if each.startswith("dev is too small to choose")]
+    assert sentence in found["notes"] and "0.0100 above" in sentence
+
+
+@pytest.mark.parametrize(
+    ("which", "match"),
+    [("worst", "use best, last, or the number"), ("7", "has no weights of step 7"), ("-1", "use best, last")],
+)
+def test_checkpoints_that_are_not_there(tmp_path: Path, which: str, match: str) -> None:
+    about = {"task": "classify", "main": "accuracy", "splits": {}, "checkpoints": entry(3, 3, 0.0)}
+    (tmp_path / "results.json").write_text(json.dumps(about))
+    with pytest.raises(HeedfulError, match=match):
+        checkpoint(tmp_path, which)
+    with pytest.raises(HeedfulError, match="no finished run"):
+        checkpoint(tmp_path / "none", "best")
+
+
+def test_state_behind_a_link_is_emptied(tmp_path: Path) -> None:
+    (tmp_path / "far" / "step-00000001").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "state").symlink_to(tmp_path / "far")
+    drop_state(tmp_path / "run")
+    assert list((tmp_path / "far").iterdir()) == [] and (tmp_path / "run" / "state").is_symlink()
+
+
+def test_a_finished_run_that_is_trained_further_says_that_the_optimizer_starts_anew(
+    tmp_path: Path, given: Path
+) -> None:
+    told: list[str] = []
+
+    class Told(Watch):
+        def said(self, text: str) -> None:
+            told.append(text)
+
+    run = tmp_path / "run"
+    tune("classify", given, run, {"train.length.count": 1})
+    with pytest.raises(HeedfulError, match=r"train.length.count was 1.* --model .*: the optimizer starts anew"):
+        tune("classify", given, run, {"train.length.count": 2})
+    tune("classify", given, tmp_path / "more", {"train.length.count": 1}, model=run, watch=Told())
+    assert any("the optimizer and its schedule start anew" in each for each in told)
+    assert not extended(str(run), "tag") and not extended("heedful-mini-en", "classify")
