@@ -18,7 +18,7 @@ from heedful.checkpoint import Config, create
 from heedful.checkpoint.attach import attach
 from heedful.cli import app, main
 from heedful.data import DataSettings
-from heedful.runs import dry, timing
+from heedful.runs import expected, timing
 from heedful.runs.rewrite_making import transformer
 from heedful.runs.settings import TransformerSettings
 from heedful.shipped import ENCODER
@@ -36,7 +36,7 @@ BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$|^ {4}((?:heedful |\w+=").*?[^\\\n])$'
 def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(timing, "ROUNDS", 5)
-    monkeypatch.setattr(dry, "PROBE", 1)
+    monkeypatch.setattr(expected, "PROBE", 1)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
     usual = heedful.finetune
     shorter = (f"train.length.count={EPOCHS}",)

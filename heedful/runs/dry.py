@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from heedful.runs.encoder_advice import reading_notes
+from heedful.runs.expected import timed
 from heedful.runs.finetune import prepare
 from heedful.runs.folder import refuse_other
 from heedful.runs.making import make_task, start
 from heedful.runs.timing import memory
-from heedful.train.loop import Minutes, Trainer
+from heedful.train.loop import Trainer
 
-PROBE = 4  # steps that are timed, after one that warms up
 STATE = 4  # of each parameter in a checkpoint: its value, two moments, and the best value so far
 
 
@@ -82,14 +82,7 @@ def dry_run(
     learned = made.read(plan.source.examples("train"))
     said = reading_notes(settings, plan.source, plan.survey, made, learned)
     trainer = Trainer(loaded, made, learned.samples, settings.train)
-    steps = [trainer.advance() for _ in range(1 + PROBE)][1:]
-    speed = sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
-    length = settings.train.length
-    if isinstance(length, Minutes):
-        seconds = 60 * length.count
-    else:
-        assert trainer.total is not None
-        seconds = learned.tokens * trainer.total / trainer.order.steps / speed
+    seconds, speed = timed(trainer, learned.tokens)
     weights, several = 4 * loaded.count(), settings.seeds > 1
     best = settings.fit.keep == "best" and "dev" in plan.survey.splits
     more = weights * (best + STATE * settings.fit.behind)  # weights of the best step, and what is written meanwhile

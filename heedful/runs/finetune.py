@@ -23,8 +23,9 @@ from heedful.native import unused
 from heedful.objectives import Objective, Sample
 from heedful.runs.baseline import BEFORE, scores_before, table_rows
 from heedful.runs.card import write_card
-from heedful.runs.checkpoints import CHECKPOINTS, LAST, checkpoints, drop_state, extended, undecided
+from heedful.runs.checkpoints import CHECKPOINTS, LAST, STATE, checkpoints, drop_state, extended, undecided
 from heedful.runs.encoder_advice import reading_notes
+from heedful.runs.expected import expected
 from heedful.runs.finetune_checks import calibrates, need_dev, unused_settings
 from heedful.runs.folder import (
     BAD_ROWS,
@@ -174,9 +175,11 @@ def prepare(
     writer, together = start.writer, told_apart(told.task, found.low is not None)
     golds = targets(source, found.splits)
     words = bleu_words(golds)
+    cut = classic or told.long == "cut" or kind == "embed"  # an example is one sample, however long it is
     settings, why = defaults(
-        kind, count, fresh=fresh, width=width, classic=classic, writer=writer, together=together, words=words
-    )
+        kind, count, fresh=fresh, width=width, classic=classic, writer=writer, together=together, words=words,
+        characters=0 if cut else found.characters["train"],
+    )  # fmt: skip
     settings = replace(wishes.over(settings), start=start, data=reading)
     if isinstance(start.classic, Readers):
         readable(kind, start.classic, "start.classic", len(source.labels))
@@ -287,6 +290,9 @@ class Run:
             self.watch.said(note)
         folder.mkdir(exist_ok=True)
         self._before(task, loaded, folder)
+        begins = self.ranks.size == 1 and not (folder / STATE).exists()
+        if begins and (told := expected(loaded, objective, samples, learned.tokens, settings.train)):
+            self.watch.said(told)
         trainer = Trainer(loaded, objective, samples, settings.train, self.ranks)
         fitted = fit(
             trainer,

@@ -24,6 +24,7 @@ Long = Literal["windows", "cut"]
 Weights = Literal["none", "balanced"]  # balanced: examples / (classes * examples of the class)
 Words = Literal["13a", "intl", "zh", "char", "none"]  # into which BLEU parts texts, in the names of sacrebleu
 EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # from so many examples on
+LONG_TEXT = 512  # characters, about 128 tokens: so many of longer texts count as one example when epochs are chosen
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,8 +189,12 @@ def defaults(
     writer: Writer | TransformerSettings | None = None,
     together: int = 1,
     words: Words | None = "13a",
+    characters: int = 0,
 ) -> tuple[FinetuneSettings, str]:
     """Settings for so many training examples, and why, in words; `fresh`: the encoder has seen little text.
+
+    Epochs follow from the number of examples, or from the characters of all texts where these are long: 512 of them
+    count as one example. 0: by examples alone.
 
     So many samples as are learned `together` are never parted: a batch has whole groups of them.
     What is written is compared by BLEU of those `words`, or, with None, by F1.
@@ -198,7 +203,7 @@ def defaults(
     """
     if writer is not None:
         return _to_write(writer, examples, words)
-    epochs = next(count for least, count in EPOCHS if examples >= least)
+    epochs = min(_epochs(kind, examples), _epochs(kind, characters // LONG_TEXT))
     batch = 32 if examples >= 10_000 else 16
     batch = max(batch, together) // together * together
     rate = 2e-3 if classic else 5e-4 if fresh else float(f"{0.04 / width:.0e}")
@@ -208,7 +213,12 @@ def defaults(
         fit=FitSettings(evaluate=1.0 if epochs > 2 else 0.5),
     )
     start = "a classic model" if classic else "a fresh encoder" if fresh else f"a trained model {width} wide"
-    return settings, f"defaults for {examples:,} examples and {start}"
+    long = f" of {characters:,} characters" if epochs < _epochs(kind, examples) else ""
+    return settings, f"defaults for {examples:,} examples{long} and {start}"
+
+
+def _epochs(kind: str, examples: int) -> float:
+    return next(count for least, count in EPOCHS if examples >= least)
 
 
 def whole_groups(train: TrainSettings, together: int) -> None:
@@ -226,7 +236,7 @@ def _to_write(writer: Writer | TransformerSettings, examples: int, words: Words 
     A Transformer has the rate at which the paper's warm-up of 4,000 steps ends, (4000 width)^-0.5, its betas and eps
     (Vaswani et al. 2017, sections 5.3 and 5.4).
     """
-    epochs = 5 * next(count for least, count in EPOCHS if examples >= least)
+    epochs = 5 * _epochs("rewrite", examples)
     batch = 64 if examples >= 2_000 else 16
     if isinstance(writer, Writer):
         what, optimiser, schedule = "two recurrent nets", AdamW(rate=1e-3), TrainSettings().schedule

@@ -11,6 +11,7 @@ import torch
 from invented import data, tune
 
 from heedful import Engine, HeedfulError, load
+from heedful.cli import main
 from heedful.runs import finetune as module
 from heedful.runs.checkpoints import checkpoint, checkpoints, drop_state, extended, undecided
 from heedful.runs.evaluate import evaluate
@@ -183,3 +184,30 @@ def test_a_finished_run_that_is_trained_further_says_that_the_optimizer_starts_a
     tune("classify", given, tmp_path / "more", {"train.length.count": 1}, model=run, watch=Told())
     assert any("the optimizer and its schedule start anew" in each for each in told)
     assert not extended(str(run), "tag") and not extended("heedful-mini-en", "classify")
+
+
+def test_the_commands_take_a_checkpoint(
+    tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    falling(given, run, {}, monkeypatch)
+
+    def run_command(*arguments: str) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+
+    def out(*arguments: str) -> Any:
+        run_command(*arguments, "--json")
+        return json.loads(capsys.readouterr().out)
+
+    asked = {which: out("predict", str(run), "the dog ran", "--checkpoint", which) for which in ("best", "last")}
+    assert asked["best"] == out("predict", str(run), "the dog ran") != asked["last"]
+    scores = {which: out("evaluate", str(run), "--data", str(given), "--checkpoint", which) for which in asked}
+    assert scores["best"] == out("evaluate", str(run), "--data", str(given)) != scores["last"]
+    for which in asked:
+        run_command("look", str(run), "the dog ran", "--html", str(tmp_path / f"{which}.html"), "--checkpoint", which)
+    assert (tmp_path / "best.html").read_bytes() != (tmp_path / "last.html").read_bytes()
+    with pytest.raises(SystemExit):
+        main(["predict", str(run), "the dog ran", "--checkpoint", "worst"])
+    assert "use best, last" in capsys.readouterr().err

@@ -69,6 +69,24 @@ def test_defaults_follow_from_the_size(examples: int, epochs: int, batch: int, e
     assert "a fresh encoder" in why
 
 
+@pytest.mark.parametrize(
+    ("examples", "characters", "epochs"),
+    [
+        (400, 400 * 500, 15),  # short texts: by their number
+        (400, 400 * 12_000, 4),  # mails of 3,000 tokens, as 9,375 examples
+        (25_000, 25_000 * 1_300, 2),
+        (25_000, 25_000 * 80, 4),
+        (3, 10**9, 1),
+    ],
+)
+def test_long_texts_have_fewer_epochs(examples: int, characters: int, epochs: int) -> None:
+    found, why = defaults("classify", examples, fresh=False, characters=characters)
+    assert found.train.length == Epochs(count=float(epochs))
+    by_number, _ = defaults("classify", examples, fresh=False)
+    assert (f" of {characters:,} characters " in why) == (found.train.length != by_number.train.length)
+    assert found.train.batch == by_number.train.batch
+
+
 def test_what_was_set_by_hand_is_said(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text("[train]\nbatch = 7\n[train.optimiser]\nrate = 1e-3\n")

@@ -1,0 +1,47 @@
+"""How long training is going to take, from a few steps that are run on a copy of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+
+from heedful.checkpoint import Loaded
+from heedful.errors import HeedfulError
+from heedful.objectives import Objective, Sample
+from heedful.train.loop import Trainer
+from heedful.train.settings import Minutes, TrainSettings
+
+PROBE = 4  # steps that are timed, after one that warms up
+LEAST = 20 * PROBE  # steps of a run from which these are worth their time
+
+
+def timed(trainer: Trainer, tokens: int) -> tuple[float, float]:
+    """Seconds of training on samples of so many tokens, and tokens a second, from some steps of this trainer."""
+    steps = [trainer.advance() for _ in range(1 + PROBE)][1:]
+    speed = sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
+    if isinstance(trainer.settings.length, Minutes):
+        return 60 * trainer.settings.length.count, speed
+    assert trainer.total is not None
+    return tokens * trainer.total / trainer.order.steps / speed, speed
+
+
+def expected(
+    loaded: Loaded, objective: Objective, samples: Sequence[Sample], tokens: int, settings: TrainSettings
+) -> str:
+    """A sentence with the time that training is going to take; "" where it is short, or nobody can tell.
+
+    The steps run on a copy of the model, so that training is the same to the last bit. Of an objective that trains
+    modules of its own, which would be changed, nothing is timed.
+    """
+    if isinstance(settings.length, Minutes) or settings.compile or objective.beside is not None:
+        return ""
+    try:
+        trainer = Trainer(deepcopy(loaded), objective, samples, settings)
+        if trainer.total is None or trainer.total < LEAST:
+            return ""
+        seconds, speed = timed(trainer, tokens)
+    except HeedfulError:  # training says it itself, where it comes to that
+        return ""
+    shown = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+    pace = f"{trainer.total:,} steps at {speed:,.0f} tokens/s"
+    return f"training is going to take about {shown}, without evaluations: {pace}"

@@ -1,0 +1,59 @@
+"""The time that training is going to take is told before it begins, and changes nothing of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invented import data, tune
+
+from heedful.runs import expected as module
+from heedful.train.fit import Watch
+from heedful.train.loop import Step, Trainer
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+class Told(Watch):
+    """What is said, and the number of every step, in their order."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def said(self, text: str) -> None:
+        self.found.append(text)
+
+    def step(self, step: Step, trainer: Trainer) -> None:
+        self.found.append(step.number)
+
+
+def test_the_time_is_told_before_the_first_step_and_changes_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, how = data("single", tmp_path / "data"), {"train.length.count": 4}
+    tune("classify", given, tmp_path / "untold", how, watch=(untold := Told()))
+    assert not any("going to take" in str(each) for each in untold.found), "so few steps take no time"
+    monkeypatch.setattr(module, "LEAST", 8)
+    tune("classify", given, tmp_path / "told", how, watch=(told := Told()))
+    (sentence,) = [each for each in told.found if "going to take" in str(each)]
+    assert re.search(r"about \d+ s, without evaluations: 8 steps at [\d,]+ tokens/s$", sentence)
+    assert told.found.index(sentence) < told.found.index(1)
+    for name in ("model/model.safetensors", "journal.jsonl"):
+        assert (tmp_path / "told" / name).read_bytes() == (tmp_path / "untold" / name).read_bytes()
+
+
+@pytest.mark.parametrize("more", [{"train.length.kind": "minutes", "train.length.count": 0.005}, {"train.batch": 24}])
+def test_where_the_clock_decides_or_training_is_short_nothing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(module, "LEAST", 8)
+    tune(
+        "classify",
+        data("single", tmp_path / "data"),
+        tmp_path / "run",
+        {"train.length.count": 4} | more,
+        watch=(told := Told()),
+    )
+    assert not any("going to take" in str(each) for each in told.found)
