@@ -24,6 +24,7 @@ Long = Literal["windows", "cut"]
 Weights = Literal["none", "balanced"]  # balanced: examples / (classes * examples of the class)
 Words = Literal["13a", "intl", "zh", "char", "none"]  # into which BLEU parts texts, in the names of sacrebleu
 EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # from so many examples on
+TAG_EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 6.0), (500, 8.0), (0, 15.0))  # results/tag-epochs-2026-11-25.md
 LONG_TEXT = 512  # characters, about 128 tokens: so many of longer texts count as one example when epochs are chosen
 
 
@@ -218,7 +219,8 @@ def defaults(
 
 
 def _epochs(kind: str, examples: int) -> float:
-    return next(count for least, count in EPOCHS if examples >= least)
+    """The default number of epochs; sentences whose words are tagged are short, and want more of them."""
+    return next(count for least, count in (TAG_EPOCHS if kind == "tag" else EPOCHS) if examples >= least)
 
 
 def whole_groups(train: TrainSettings, together: int) -> None:

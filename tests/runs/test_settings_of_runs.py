@@ -69,6 +69,12 @@ def test_defaults_follow_from_the_size(examples: int, epochs: int, batch: int, e
     assert "a fresh encoder" in why
 
 
+@pytest.mark.parametrize(("examples", "epochs"), [(499, 15), (2_000, 6), (14_041, 6), (50_000, 2)])
+def test_tagging_has_more_epochs_from_2000_sentences_on(examples: int, epochs: int) -> None:
+    found, why = defaults("tag", examples, fresh=False)
+    assert found.train.length == Epochs(count=float(epochs)) and " characters" not in why
+
+
 @pytest.mark.parametrize(
     ("examples", "characters", "epochs"),
     [
