@@ -1,0 +1,192 @@
+"""Odd HTTP and odd JSON beside those of test_guard.py, and memory over many thousand requests."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from asking import Started, on, raw, record, status_of
+from test_guard import JSON, OK, post, teaches
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+HOST = b"host: localhost\r\n"
+HIDDEN = b"GET /info HTTP/1.1\r\nhost: localhost\r\n\r\n"
+REFUSED = {0, 400, 403, 404, 405, 408, 411, 413, 414, 415, 417, 422, 431, 501, 505}
+
+
+def framed(*lines: str, body: bytes = b"0\r\n\r\n") -> bytes:
+    """A POST whose framing these header lines give, with another request behind it."""
+    return (
+        f"POST /tag HTTP/1.1\r\nhost: localhost\r\n{JSON}".encode()
+        + "".join(f"{line}\r\n" for line in lines).encode("latin-1")
+        + b"\r\n"
+        + body
+        + HIDDEN
+    )
+
+
+def get(path: bytes = b"/live", version: bytes = b"1.1", more: bytes = b"") -> bytes:
+    return b"GET " + path + b" HTTP/" + version + b"\r\n" + HOST + more + b"\r\n"
+
+
+FRAMES = {  # two requests or one: at most one may be answered
+    "encoding before length": framed("transfer-encoding: chunked", "content-length: 5"),
+    "length before encoding": framed("content-length: 5", "transfer-encoding: chunked"),
+    "two lengths": framed("content-length: 5", "content-length: 48"),
+    "a list of lengths": framed("content-length: 5, 48"),
+    "length +5": framed("content-length: +5"),
+    "length -5": framed("content-length: -5"),
+    "length 0x5": framed("content-length: 0x5"),
+    "length 5.0": framed("content-length: 5.0"),
+    "length in another script": framed("content-length: \u00b2"),
+    "length of 30 digits": framed("content-length: " + "9" * 30),
+    "encoding with a space": framed("transfer-encoding : chunked"),
+    "encoding with a tab": framed("transfer-encoding:\tchunked\x0b"),
+    "encoding xchunked": framed("transfer-encoding: xchunked"),
+    "encoding gzip": framed("transfer-encoding: gzip, chunked"),
+    "encoding identity": framed("transfer-encoding: identity"),
+    "two encodings": framed("transfer-encoding: chunked", "transfer-encoding: identity"),
+    "a huge chunk": framed("transfer-encoding: chunked", body=b"ffffffffffffffffff\r\nx"),
+    "a chunk -1": framed("transfer-encoding: chunked", body=b"-1\r\nx\r\n0\r\n\r\n"),
+    "a chunk 0x5": framed("transfer-encoding: chunked", body=b"0x5\r\nhello\r\n0\r\n\r\n"),
+    "a chunk without an end": framed("transfer-encoding: chunked", body=b"2\r\nhello\r\n0\r\n\r\n"),
+    "a folded length": framed("content-length:", " 5", "content-length: 48"),
+    "a header without a colon": framed("strange", "content-length: 5"),
+    "a header without a name": framed(": a", "content-length: 5"),
+    "a space in a name": framed("x y: a", "content-length: 5"),
+    "NUL in a value": framed("x: a\0b", "content-length: 5"),
+    "a bare CR in a value": framed("x: a\rb", "content-length: 5"),
+}
+HEADS = {
+    "HTTP/0.9": b"GET /live\r\n",
+    "HTTP/1.2": get(version=b"1.2"),
+    "HTTP/2.0": get(version=b"2.0"),
+    "HTTP/1.1x": get(version=b"1.1x"),
+    "no version": b"GET /live HTTP\r\n" + HOST + b"\r\n",
+    "no path": b"GET  HTTP/1.1\r\n" + HOST + b"\r\n",
+    "two spaces": b"GET  /live  HTTP/1.1\r\n" + HOST + b"\r\n",
+    "a leading space": b" " + get(),
+    "bare line feeds": get().replace(b"\r\n", b"\n"),
+    "bare carriage returns": get().replace(b"\r\n", b"\r"),
+    "a star": get(b"*"),
+    "absolute, foreign": get(b"http://attacker.example/info"),
+    "NUL in the path": get(b"/li\0ve"),
+    "encoded NUL": get(b"/web/%00"),
+    "dots": get(b"/web/../info"),
+    "encoded dots": get(b"/web/%2e%2e/%2e%2e/etc/passwd"),
+    "backslashes": get(b"/web/%5c..%5cinfo"),
+    "doubly encoded": get(b"/web/%252e%252e/info"),
+    "a path of 4 kB": get(b"/" + b"a" * 4_000),
+    "a path that is no UTF-8": get(b"/%ff%fe"),
+    "raw bytes in the path": get(b"/\xff\xfe"),
+    "a method of 4 kB": b"A" * 4_000 + get()[3:],
+    "a lower-case method": get().lower(),
+    "TRACE": get().replace(b"GET", b"TRACE"),
+    "DELETE": get().replace(b"GET", b"DELETE"),
+    "a folded header": get(more=b"x: a\r\n b\r\n"),
+    "a key with a line end": get(more=b"authorization: Bearer a\r\n b\r\n"),
+    "expect something": get(more=b"expect: 200-maybe\r\n"),
+    "many small headers": get(more=b"x: a\r\n" * 5_000),
+    "a TLS hello": b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03" + bytes(40) + b"\r\n\r\n",
+    "zeros": bytes(1_000) + b"\r\n\r\n",
+    "an HTTP answer": b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+}
+BODIES = {
+    "Infinity": b'{"inputs": "a", "top_k": Infinity}',
+    "-Infinity": b'{"inputs": "a", "top_k": -Infinity}',
+    "1e400": b'{"inputs": "a", "top_k": 1e400}',
+    "a million digits": b'{"inputs": "a", "top_k": ' + b"1" * 1_000_000 + b"}",
+    "2^63": b'{"inputs": "a", "top_k": 9223372036854775808}',
+    "2^64": b'{"inputs": "a", "top_k": 18446744073709551616}',
+    "01": b'{"inputs": "a", "top_k": 01}',
+    "+1": b'{"inputs": "a", "top_k": +1}',
+    "1.": b'{"inputs": "a", "top_k": 1.}',
+    "1.5": b'{"inputs": "a", "top_k": 1.5}',
+    "0x1": b'{"inputs": "a", "top_k": 0x1}',
+    "true": b'{"inputs": "a", "top_k": true}',
+    "a number in quotes": b'{"inputs": "a", "top_k": "1"}',
+    "a key twice, escaped": b'{"inputs": "a", "\\u0069nputs": "b"}',
+    "overlong UTF-8": b'{"inputs": "\xc0\xaf"}',
+    "a raw surrogate": b'{"inputs": "\xed\xa0\x80"}',
+    "beyond Unicode": b'{"inputs": "\xf4\x90\x80\x80"}',
+    "a lone low surrogate": b'{"inputs": "\\udc00"}',
+    "surrogates the wrong way": b'{"inputs": "\\udc00\\ud800"}',
+    "UTF-32": '{"inputs": "a"}'.encode("utf-32"),
+    "UTF-16 without a mark": '{"inputs": "a"}'.encode("utf-16-le"),
+    "latin-1": b'{"inputs": "\xe9"}',
+    "a raw line end": b'{"inputs": "a\nb"}',
+    "an unknown escape": b'{"inputs": "\\x41"}',
+    "a short escape": b'{"inputs": "\\u00"}',
+    "single quotes": b"{'inputs': 'a'}",
+    "no quotes": b'{inputs: "a"}',
+    "a comment": b'{"inputs": "a" /* b */}',
+    "a comma at the end": b'{"inputs": "a",}',
+    "a comma alone": b'{"inputs": ["a",,"b"]}',
+    "cut off": b'{"inputs": "a"',
+    "a NUL behind it": OK + b"\0",
+    "text behind it": OK + b" x",
+    "null": b"null",
+    "a number": b"1",
+    "a text": b'"inputs"',
+    "inputs null": b'{"inputs": null}',
+    "inputs a number": b'{"inputs": 1}',
+    "inputs an object": b'{"inputs": {"__proto__": "a"}}',
+    "nothing asked": b"{}",
+    "white space": b" \t\r\n",
+}
+
+
+@pytest.fixture(scope="module")
+def server(folders: dict[str, str]) -> Iterator[Started]:
+    """A process of its own."""
+    server = Started(f"tag={folders['tag']}", f"masked={folders['masked']}")
+    yield server
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_hidden_request_is_not_answered(server: Started, name: str) -> None:
+    answer = raw(server.port, FRAMES[name], pause=0.5)
+    assert status_of(answer) in REFUSED, answer[:300]
+    assert len(re.findall(rb"HTTP/1\.1 [0-9]{3} ", answer)) <= 1 and b"model_id" not in answer
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_an_odd_head_is_refused_or_answered_once(server: Started, name: str) -> None:
+    answer = raw(server.port, HEADS[name], pause=0.5)
+    assert status_of(answer) in REFUSED | {200}, answer[:300]
+    assert len(re.findall(rb"HTTP/1\.1 [0-9]{3} ", answer)) <= 1
+    assert status_of(answer) != 200 or b'{"live":true}' in answer
+    assert b"root:" not in answer
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_an_odd_body_is_refused_in_few_words(server: Started, name: str) -> None:
+    answer = raw(server.port, post("/fill", BODIES[name]), pause=0.5)
+    assert status_of(answer) in {413, 422}, answer[:300]
+    assert len(json.dumps(teaches(answer))) < 500
+
+
+def test_memory_is_flat_over_many_requests(server: Started) -> None:
+    """20,000 requests on a few connections: none fails, and from the fifth on memory and descriptors stay."""
+    count = int(os.environ.get("HEEDFUL_SOAK", "20000"))
+    statuses: Counter[int] = Counter()
+    seen: list[tuple[float, int]] = []
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    for number in range(count):
+        if number % 100 == 0:  # a connection has an end, too
+            connection.close()
+        path = "/tag" if number % 2 else "/fill"
+        body = {"inputs": "ada lives in paris " * (1 + number % 20) + ("" if number % 2 else "[MASK]")}
+        statuses[on(connection, path, body).status] += 1
+        if number % (count // 10) == count // 10 - 1:
+            seen.append((server.memory(), len(os.listdir(f"/proc/{server.server}/fd"))))
+    connection.close()
+    record("soak", requests=count, statuses=dict(statuses), memory_MB_and_descriptors=seen)
+    assert statuses == {200: count}
+    assert seen[-1][0] <= 1.05 * seen[1][0] and seen[-1][1] <= seen[1][1] + 2
