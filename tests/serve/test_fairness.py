@@ -95,9 +95,10 @@ def test_a_generation_does_not_hold_other_models(server: Started, name: str) -> 
 
     def generate() -> None:
         time.sleep(0.2)
-        start = time.monotonic()
-        reply = ask(server.port, "/generate", GENERATIONS[name], x_request_timeout_ms="200000")
-        found.append((reply.status, time.monotonic() - start))
+        end = time.monotonic() + 8  # one after the other, so that there is a hundredth of the requests beside them
+        while (start := time.monotonic()) < end:
+            reply = ask(server.port, "/generate", GENERATIONS[name], x_request_timeout_ms="200000")
+            found.append((reply.status, time.monotonic() - start))
 
     alone, _ = beside(server.port, lambda: time.sleep(2))
     seconds, statuses = beside(server.port, generate)
@@ -112,7 +113,7 @@ def test_a_generation_does_not_hold_other_models(server: Started, name: str) -> 
         alone_p99_ms=1e3 * float(np.percentile(alone, 99)),
         longest_ms=1e3 * max(seconds),
     )
-    assert found[0][0] == 200 and set(statuses) == {200}
+    assert {status for status, _ in found} == {200} == set(statuses)
     assert p99 <= 150 * SLACK
 
 
