@@ -1,4 +1,4 @@
-"""What the default encoder is worth: fine-tuned by defaults, and its vectors without any fine-tuning.
+"""Scores of the default encoder: fine-tuned by defaults, and its vectors without any fine-tuning.
 
 HEEDFUL_DATA=folder python benchmarks/encoder.py --tasks SST-2 MRPC --seeds 1 2 3 --out results/encoder.json
 HEEDFUL_DATA=folder python benchmarks/encoder.py --vectors --starts shipped minilm
@@ -92,7 +92,7 @@ def start_of(name: str, model: str, folder: Path) -> str:
 
 
 def data_of(task: str) -> Any:
-    """What finetune reads: a folder, or the examples of the splits."""
+    """The data for `finetune`: a folder, or the examples of each split."""
     if task in PLACES:
         return Path(os.environ["HEEDFUL_DATA"], "tasks", PLACES[task])
     made = load(task)

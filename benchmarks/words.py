@@ -66,7 +66,7 @@ def measured(name: str, arm: Arm, seed: int) -> dict[str, Any]:
 
 
 def table(name: str, found: dict[str, dict[str, Any]]) -> str:
-    """As Markdown."""
+    """The record in Markdown."""
     columns = [
         f"{name}: rows",
         "accuracy",
@@ -94,7 +94,7 @@ def table(name: str, found: dict[str, dict[str, Any]]) -> str:
 
 
 def about(found: dict[str, dict[str, dict[str, Any]]], seed: int, note: str) -> str:
-    """What the tables show."""
+    """The numbers of the tables."""
     data = "; ".join(next(iter(each.values()))["about"] for each in found.values())
     return (
         f"TF-IDF and logistic regression by scikit-learn {version('scikit-learn')}, as `finetune classify` fits "

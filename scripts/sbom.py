@@ -64,7 +64,7 @@ class Walk:
 
 
 def named(name: str, version: str) -> dict[str, Any]:
-    """What identifies a package."""
+    """The identifier of a package."""
     purl = f"pkg:pypi/{name}@{quote(version, safe='.')}"
     return {"type": "library", "bom-ref": name, "name": name, "version": version, "purl": purl}
 

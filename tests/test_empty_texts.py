@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Engine:
-    """The same, ready."""
+    """The model as a prepared engine."""
     return Engine(folder)
 
 

@@ -1,4 +1,4 @@
-"""What of a run's way of reading data holds for other files: settings belong to a format, numbers to a header."""
+"""Settings of a run's data that hold for other files: encodings belong to a format, column numbers to a header."""
 
 from __future__ import annotations
 

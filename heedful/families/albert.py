@@ -13,7 +13,7 @@ MEMORY = "memories and gaps of the first programs were never trained"
 
 
 def read(keys: Keys) -> ModelConfig:
-    """As BERT's, with shared blocks and projected embeddings; the MLP's result is not dropped out."""
+    """BERT's config, with shared blocks and projected embeddings; the MLP's result is not dropped out."""
     keys.only("inner_group_num", 1, why="several blocks in a group are not built")
     for name, value in (("net_structure_type", 0), ("gap_size", 0), ("num_memory_blocks", 0), ("down_scale_factor", 1)):
         keys.only(name, value, why=MEMORY)

@@ -189,7 +189,7 @@ class Lane:
         return Job(lane=self, engine=engine, deadline=deadline, future=future, gone=left)
 
     def _next_run(self, budget: int, now: float, counts: Counts) -> BatchRun | None:
-        """What is due first: a decoding that was begun, or a new batch, which may begin beside few decodings."""
+        """The run that is due first: a paused decoding, or a new batch; a lane has at most DECODINGS decodings."""
         paused = min(self.paused, key=lambda run: run.due, default=None)
         begins = paused is None or (len(self.paused) < DECODINGS and bool(self.heap) and self.heap[0].due < paused.due)
         if begins and (taken := self._take(budget, now)):
@@ -259,7 +259,7 @@ class Queue:
 
     @property
     def characters(self) -> int:
-        """Of long requests, that wait to be tokenised or are."""
+        """Characters of long requests that wait to be tokenised or are being tokenised."""
         return self._readers.characters
 
     @property

@@ -176,7 +176,7 @@ def write(
     source: Packed | None = None,
     seed: int = 0,
 ) -> list[list[Written]]:
-    """What is written after each prompt: one, or the best of its beams."""
+    """The text generated after each prompt: a single one, or the best of its beams."""
     return decode(model, score, prompts, how, most=most, stop=stop, source=source, seed=seed).run()
 
 

@@ -41,7 +41,7 @@ UNMASKED = 2  # mixed into a sample's key for the draw of sequences that stay un
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Targets:
-    """What the teacher's terms of a batch need."""
+    """Positions in a batch to which the teacher's targets belong."""
 
     words: Words | None  # None: the teacher does not run, its vectors are cached
     singles: NDArray[np.int64]  # numbers of the sequences that are one text
@@ -142,7 +142,7 @@ class EncoderDistillation(Masked):
         return tuple(found.values())
 
     def _columns(self, sample: Sample) -> NDArray[np.int64]:
-        """What a row says of its sequences; a sample without it has single texts."""
+        """The target columns of a row, [sequences, 3]; zeros (single texts) for a sample without a target."""
         if sample.target is None:
             return np.zeros((len(sample.bounds) - 1, 3), dtype=np.int64)
         columns: NDArray[np.int64] = sample.target

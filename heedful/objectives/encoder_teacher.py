@@ -81,7 +81,7 @@ class EncoderTeacher:
         self.basis = (basis * basis.gather(0, largest).sign()).float()
 
     def statistics(self) -> dict[str, Tensor]:
-        """What `prepare` estimated, as tensors to save."""
+        """The estimates of `prepare`, as tensors to save."""
         assert self.basis is not None
         return {"mean": self.mean, "deviation": self.deviation, "basis": self.basis.contiguous()}
 

@@ -1,4 +1,4 @@
-"""What a run's score is compared with, in sentences: a bag of words, or the model before training."""
+"""Baselines of a run's scores, in sentences: a bag of words, or the model before training."""
 
 from __future__ import annotations
 

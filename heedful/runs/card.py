@@ -124,7 +124,7 @@ def _quality(results: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def _baseline(results: dict[str, Any]) -> Iterator[list[str]]:
-    """What the scores are compared with, and a sentence where they are not better."""
+    """The baseline of the scores, and a sentence where it is not beaten."""
     lines = [plain(line, 400) for line in comparisons(results)]
     if lines:
         how = results["baseline"]

@@ -74,7 +74,7 @@ class DistillationSettings:
 
     @property
     def choose(self) -> Choose:
-        """What is masked at once."""
+        """The unit of masking: tokens, whole words or spans."""
         return self.mask_unit
 
 

@@ -354,7 +354,7 @@ class Run:
     def _baseline(
         self, task: Task, loaded: Loaded, trainer: Trainer, learned: Read, folder: Path
     ) -> dict[str, dict[str, Any]]:
-        """What the scores are compared with: those before training, or of a bag of words; {} where there is nothing."""
+        """The baseline scores: before training, or of a bag of words; {} where there is none."""
         if not self.settings.baseline or not self.measured:
             return {}
         if (folder / BEFORE).exists():

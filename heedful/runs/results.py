@@ -56,7 +56,7 @@ def as_float(value: Any) -> float:
 
 
 def seed_entry(found: dict[str, Any]) -> dict[str, Any]:
-    """What results.json has of one seed: steps, seconds, and the main number of each split."""
+    """The entry of one seed in results.json: steps, seconds, and the metric of each split."""
     scores = {split: each["numbers"][found["main"]] for split, each in found["splits"].items()}
     shown = {name: found[name] for name in ("seed", "best_step", "steps", "seconds")}
     return shown | {"splits": scores}

@@ -46,7 +46,7 @@ class Connections:
                 del self._of[key]
 
     def _key(self, client: str | None) -> str:
-        """What is counted as one address; "" where there is no limit."""
+        """The key under which a connection is counted; "" where there is no limit."""
         if client is None or self.most_per_address is None:
             return ""
         try:

@@ -13,7 +13,7 @@ from heedful.train.settings import STEADY
 
 
 class Step(NamedTuple):
-    """What one update did."""
+    """The record of one update."""
 
     number: int  # from 1
     epoch: float  # how many times the samples have been seen, after this step
@@ -26,7 +26,7 @@ class Step(NamedTuple):
 
     @property
     def record(self) -> dict[str, Any]:
-        """What is the same in every run of the same settings: no times."""
+        """The values that equal runs share: all but times."""
         said = {"step": self.number, "epoch": self.epoch, "loss": self.loss, "rate": self.rate, "norm": self.norm}
         return said if self.moved else said | {"left_out": True}
 

@@ -1,4 +1,4 @@
-"""What of a run's way of reading data holds for other files."""
+"""Settings of a run's data that hold for other files."""
 
 from __future__ import annotations
 

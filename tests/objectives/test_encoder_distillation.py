@@ -35,7 +35,7 @@ TEXTS = [" ".join(each) for each in documents(8, seed=3, sentences=(1, 2))]
 
 @cache
 def tokenizer(kind: str, vocabulary: int) -> Tokenizer:
-    """Of the texts; a small vocabulary has short pieces."""
+    """A tokenizer of the texts; a small vocabulary has short pieces."""
     return trained([[text] for text in TEXTS], kind=kind, vocabulary=vocabulary)
 
 

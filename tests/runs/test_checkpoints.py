@@ -1,4 +1,4 @@
-"""What a finished run keeps of its checkpoints, and how each of them answers."""
+"""Checkpoints that a finished run keeps, and how each of them answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says where the encoder that ships is not the best start: other languages, long documents."""
+"""Advice of a run where the encoder that ships is not the best start: other languages, long documents."""
 
 from __future__ import annotations
 

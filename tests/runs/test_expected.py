@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 class Told(Watch):
-    """What is said, and the number of every step, in their order."""
+    """Messages and step numbers, in their order."""
 
     def __init__(self) -> None:
         self.found: list[Any] = []

@@ -1,4 +1,4 @@
-"""What one heavy client costs the others: long generations and long texts beside short requests of another model."""
+"""The cost of one heavy client for others: long generations and long texts beside short requests of another model."""
 
 from __future__ import annotations
 
