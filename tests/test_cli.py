@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from heedful.checkpoint.sizes import count_parameters
 from heedful.cli import CHUNK, _writing, main
 from heedful.cli.show import write_json
 from heedful.data.examples import hashed
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES
 from heedful.runs import finetune as finetune_module
 from heedful.runs.finetune import Finished
@@ -393,6 +394,16 @@ def test_predict_errors_teach(run: Any, folders: dict[str, Path], tmp_path: Path
     assert bad.code == 2 and "stdin, line 2 is not UTF-8 (invalid start byte)" in bad.err
     late = run("predict", folders["next"], "--pair", "b", "--json", stdin=b"a\n" * 300 + long_text(60).encode())
     assert late.code == 2 and len(late.json) == 300 and "stdin, line 301: input 0: it has 69 tokens" in late.err
+
+
+def test_the_same_warning_is_shown_once_in_each_command(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn_twice(*_: object, **__: object) -> None:
+        for _ in range(2):
+            warnings.warn("the cache is shared", HeedfulWarning, stacklevel=1)
+        raise SystemExit(0)
+
+    monkeypatch.setattr("heedful.cli.app", warn_twice)
+    assert [run("models").err for _ in range(2)] == ["note: the cache is shared\n"] * 2
 
 
 def test_warnings_are_notes(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:

@@ -223,6 +223,9 @@ def test_errors_teach(run: Any, folder: Path, tmp_path: Path) -> None:
         (("--file", tmp_path / "none.csv"), "there is no such file"),
         (("--file", file, "--out", file), "exists already: give another file"),
         (("--file", file, "--out", tmp_path), 'holds "in.csv" and no answers'),
+        (("--file", file, "--out", "answers.tsv"), "answers are not written as .tsv: give a folder, or a new file"),
+        (("--file", file, "--out", "answers.csv", "--format", "jsonl"), "ends in .csv, and the format is jsonl"),
+        (("--file", file, "--out", "/dev/full"), "is a file: give a folder"),
     ):
         code, out, err = run(folder, *given)
         assert code == 2 and told in err and not out, (given, err)

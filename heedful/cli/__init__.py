@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             open_streams()
             with warnings.catch_warnings():
-                warnings.simplefilter("always", HeedfulWarning)
+                warnings.simplefilter("default", HeedfulWarning)  # the same words once
                 warnings.showwarning = show_warning
                 try:
                     app(arguments, prog_name="heedful", obj=list(sys.argv[1:] if arguments is None else arguments))

@@ -49,7 +49,7 @@ class Proposal:
 
 def _setting(role: str, numbers: Sequence[int]) -> str:
     if role == "text" and len(numbers) > 1:
-        return f"--set 'columns.{role}={[*numbers]}' (joined)"
+        return f"--set columns.{role}='{[*numbers]}' (joined)"
     return f"--set columns.{role}={numbers[0] if len(numbers) == 1 else 'NUMBER'}"
 
 

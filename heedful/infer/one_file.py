@@ -11,11 +11,19 @@ from heedful.errors import HeedfulError
 
 CHUNK = 1 << 20
 JOINED = ("csv", "jsonl", "conll")  # formats whose parts are joined as they are, but for the header
+FILES = (*JOINED, "tsv", "json", "ndjson", "txt", "xls", "xlsx", "gz", "xz", "bz2")  # suffixes that promise one file
 
 
 def parts_folder(out: Path, form: str) -> Path:
     """Return the folder of the parts: `out` itself, or a folder beside the file that `out` names by its suffix."""
-    if form not in JOINED or out.suffix.lower() != f".{form}" or out.is_dir():
+    if out.is_dir():
+        return out
+    suffix = out.suffix.lower().removeprefix(".")
+    if suffix != form or form not in JOINED:
+        if suffix in FILES or out.exists():
+            why = f"answers are not written as .{suffix}" if suffix in FILES else "is a file"
+            why = f"ends in .{suffix}, and the format is {form}" if suffix in JOINED else why
+            raise HeedfulError(f"{out}: {why}: give a folder, or a new file that ends in .csv, .jsonl or .conll")
         return out
     if out.exists():
         raise HeedfulError(f"{out}: exists already: give another file, or remove it")

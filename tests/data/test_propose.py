@@ -36,7 +36,7 @@ def test_a_label_and_a_text_are_taken_and_echoed(tmp_path: Path, kind: Any) -> N
 def test_several_texts_are_proposed_in_one_message(tmp_path: Path) -> None:
     what = (
         r"There is no header .* Columns 2, 3 look like the text and column 1 looks like the label \(4 values\): "
-        r"say --set 'columns\.text=\[2, 3\]' \(joined\) --set columns\.label=1"
+        r"say --set columns\.text='\[2, 3\]' \(joined\) --set columns\.label=1"
     )
     with pytest.raises(HeedfulError, match=what):
         opened(tmp_path / "a.csv", NEWS, Labelled)

@@ -119,4 +119,4 @@ def test_a_folder_of_texts_is_answered_file_by_file(single: Engine, tmp_path: Pa
     found = table(tmp_path / "a.csv")
     assert done.rows == 5 and [row["file"] for row in found] == [f"news/tea/{number}" for number in range(5)]
     assert found[3]["input.text"] == "From: a\n\nthe cat 3"
-    assert predict_files(single, tmp_path / "news", tmp_path / "b.csv", data=DataSettings(format="class-folders"))
+    assert predict_files(single, tmp_path / "news", tmp_path / "b", data=DataSettings(format="class-folders"))
