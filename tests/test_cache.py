@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -268,7 +269,10 @@ def test_a_lock_that_is_held_is_waited_for_with_a_word_and_not_for_ever(
 
 def test_a_lock_that_becomes_free_is_taken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
-    monkeypatch.setattr(time, "sleep", lambda seconds: taken.append("waited") or os.close(handle))
+    release = SimpleNamespace(
+        sleep=lambda seconds: taken.append("waited") or os.close(handle), monotonic=time.monotonic
+    )
+    monkeypatch.setattr(cache, "time", release)  # of this module alone: other threads sleep, too
     handle = os.open(here / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(handle, fcntl.LOCK_EX)
     with cache.locked(here / "lock", "working"):

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from heedful.objectives.distilled import Asked, Distilled, Losses
 from heedful.objectives.teaching import Pairing
-from heedful.runs import distil, distil_masked, finetune, folder, pretrain, pretrain_making
+from heedful.runs import distil, distil_masked, finetune, folder, pretrain, pretrain_teacher
 from heedful.train import loop
 from heedful.train.loop import Trainer
 
@@ -61,7 +61,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (finetune, pretrain):
         monkeypatch.setattr(module, "fit", fit)
-    for place in (loop, folder, distil, distil_masked, pretrain_making):
+    for place in (loop, folder, distil, distil_masked, pretrain_teacher):
         monkeypatch.setattr(place, "device_of", lambda asked: META if asked == "cuda" else torch.device(asked))
     host = torch.Tensor.cpu
     monkeypatch.setattr(

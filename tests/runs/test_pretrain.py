@@ -499,8 +499,10 @@ def test_trap_37_resumed_in_the_middle_of_epoch_two(
 def test_a_loss_that_is_no_number_beside_an_accuracy_is_no_result(
     tmp_path: Path, text: Path, known: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = module._measured
-    monkeypatch.setattr(module, "_measured", lambda *given: measured(*given) | {"masked_loss": (float("nan"), 3.0)})
+    measured = module.measured_share
+    monkeypatch.setattr(
+        module, "measured_share", lambda *given: measured(*given) | {"masked_loss": (float("nan"), 3.0)}
+    )
     for _ in range(2):  # the same command does not hide it
         with pytest.raises(DivergedError, match=r"^step \d: .* nan for masked_loss, so the model is no result"):
             go(text, tmp_path / "run", tokenizer=str(known))
