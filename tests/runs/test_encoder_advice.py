@@ -11,7 +11,7 @@ from invented import as_csv, tune
 
 import heedful
 from heedful.data import read
-from heedful.runs import dry
+from heedful.runs import dry, expected
 from heedful.runs import finetune as module
 from heedful.runs.encoder_advice import encoder_advice, reading_notes
 from heedful.runs.finetune import prepare
@@ -91,7 +91,7 @@ def german(path: Path, times: int = 1) -> Path:
 
 
 def test_a_run_from_the_encoder_that_ships_advises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dry, "PROBE", 1)
+    monkeypatch.setattr(expected, "PROBE", 1)
     monkeypatch.setattr(module, "latency", lambda loaded: {"latency": {}, "throughput": 1})
     monkeypatch.setattr(module, "draw", lambda folder: [])
     given, short = german(tmp_path / "rows.csv"), ("train.length={kind='steps', count=1}", "data.dev=0")
