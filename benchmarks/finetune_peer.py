@@ -187,12 +187,12 @@ def predict(model: nn.Module, task: Task, data: Encoded) -> list[Any]:
 
 def measure(name: str, task: Task, data: Encoded, predicted: Sequence[Any]) -> dict[str, float]:
     """The scores of a task in per cent, by the libraries that everybody takes."""
-    from sklearn import metrics  # type: ignore[import-untyped]
+    from sklearn import metrics
 
     if task.kind == "tag":
         return entities(task, data, predicted)
     if task.kind == "regress":
-        from scipy import stats  # type: ignore[import-untyped]
+        from scipy import stats
 
         pearson, spearman = stats.pearsonr(data.targets, predicted), stats.spearmanr(data.targets, predicted)
         return {"pearson": 100 * float(pearson.statistic), "spearman": 100 * float(spearman.statistic)}
@@ -206,7 +206,7 @@ def measure(name: str, task: Task, data: Encoded, predicted: Sequence[Any]) -> d
 
 def entities(task: Task, data: Encoded, predicted: Sequence[Sequence[int]]) -> dict[str, float]:
     """Entities as conlleval counts them (seqeval's default); every word has a prediction, nothing was cut."""
-    from seqeval import metrics  # type: ignore[import-untyped]
+    from seqeval import metrics
 
     given, said = [], []
     for targets, numbers in zip(data.targets, predicted, strict=True):
