@@ -206,7 +206,7 @@ def measure(name: str, task: Task, data: Encoded, predicted: Sequence[Any]) -> d
 
 def entities(task: Task, data: Encoded, predicted: Sequence[Sequence[int]]) -> dict[str, float]:
     """Entities as conlleval counts them (seqeval's default); every word has a prediction, nothing was cut."""
-    from seqeval import metrics
+    from seqeval import metrics  # type: ignore[import-untyped]
 
     given, said = [], []
     for targets, numbers in zip(data.targets, predicted, strict=True):
