@@ -18,7 +18,7 @@ MODEL = "model/"  # begins the names of the model's weights; others are the opti
 
 
 def is_step(folder: Path) -> bool:
-    """Whether it is the folder of a checkpoint of a run."""
+    """Return whether a folder is a checkpoint of a run."""
     return folder.parent.name == "state" and folder.name.startswith("step-") and (folder / "manifest.json").is_file()
 
 
