@@ -1,0 +1,677 @@
+"""Probes of the checkout at the tag before-names. They are frozen: only now.py follows renames."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tomllib
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+os.environ["HEEDFUL_MEASURE"] = "off"
+
+import shared
+from shared import KINDS, VOCABULARY, Probes, digest, digests
+
+BERT_WORDS = {"vocab_size": len(VOCABULARY)}
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {  # name of a folder -> its architecture and what its config says
+    "masked": ("BertForMaskedLM", {}),
+    "next": ("BertForNextSentencePrediction", {}),
+    "pretraining": ("BertForPreTraining", {}),
+    "single": ("BertForSequenceClassification", {"id2label": {"0": "bad", "1": "good"}}),
+    "multiple": (
+        "BertForSequenceClassification",
+        {"id2label": {"0": "bad", "1": "fair", "2": "good"}, "problem_type": "multi_label_classification"},
+    ),
+    "regression": ("BertForSequenceClassification", {"id2label": {"0": "stars"}}),
+    "tag": ("BertForTokenClassification", {"id2label": {"0": "O", "1": "B-PER", "2": "I-PER", "3": "B-LOC"}}),
+    "span": ("BertForQuestionAnswering", {}),
+    "choice": ("BertForMultipleChoice", {}),
+    "bare": ("BertModel", {}),
+}
+
+# -- models and commands ----------------------------------------------------------------------------------------------
+
+
+def make(folder: Path, family: str, architecture: str, **more: Any) -> Path:
+    """A tiny model folder of a published family with random weights, without a tokenizer."""
+    from heedful.checkpoint import create, read_config, save
+
+    shared.write_config(folder, family, architecture, **more)
+    config = read_config(json.loads((folder / "config.json").read_text()), str(folder))
+    save(create(config, seed=0), folder, overwrite=True)
+    shared.randomise(folder)
+    (folder / "heedful.json").unlink()
+    return folder
+
+
+def make_encoder(folder: Path, name: str) -> Path:
+    """A tiny encoder with a vocabulary and a head of HEADS."""
+    architecture, more = HEADS[name]
+    made = make(folder, "bert", architecture, **BERT_WORDS, **more)
+    shared.write_vocabulary(made)
+    return made
+
+
+def make_embedder(folder: Path) -> Path:
+    """A tiny encoder whose head embeds sentences."""
+    from heedful.checkpoint import load, save
+    from heedful.checkpoint.attach import attach
+
+    save(attach(load(make_encoder(folder.with_name(folder.name + "-bare"), "bare")), "embedding"), folder)
+    return folder
+
+
+def make_generator(folder: Path, family: str) -> Path:
+    """A tiny model that generates letters: a decoder, or an encoder and a decoder."""
+    architecture = {"gpt2": "GPT2LMHeadModel", "t5": "T5ForConditionalGeneration"}[family]
+    ends = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+    made = make(folder, family, architecture, **{"vocab_size": 11, **ends})
+    shared.write_letters(made)
+    return made
+
+
+def call(*words: object) -> str:
+    """What a command prints, run in this process without plots and with little timing."""
+    from heedful.cli import main
+
+    skip_plots_and_timing()
+    out, err = io.StringIO(), io.StringIO()
+    code: object = 0
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main([str(word) for word in words])
+        except SystemExit as stop:
+            code = stop.code
+    if code:
+        raise RuntimeError(f"heedful {' '.join(map(str, words))} ended with {code}:\n{err.getvalue()[-3000:]}")
+    return out.getvalue()
+
+
+@cache
+def skip_plots_and_timing() -> None:
+    """Replace what costs seconds and decides nothing that is compared."""
+    from heedful.runs import distil_search, distil_verdict, finetune, pretrain, timing
+
+    def nothing(*given: Any) -> list[Any]:
+        return []
+
+    for module, name in (
+        (finetune, "draw"),
+        (pretrain, "draw"),
+        (distil_verdict, "write_figure"),
+        (distil_search, "write_figure"),
+        (distil_verdict, "plot"),
+        (distil_search, "plot"),
+    ):
+        getattr(module, name)  # it has to be there
+        setattr(module, name, nothing)
+    for module, name, value in ((timing, "ROUNDS", 2), (distil_verdict, "LONG", 0.0)):
+        getattr(module, name)
+        setattr(module, name, value)
+
+
+def settings(**given: object) -> list[str]:
+    """Settings as words of a command; two underscores stand for a dot."""
+    return [word for name, value in given.items() for word in ("--set", f"{name.replace('__', '.')}={value}")]
+
+
+STEPS = settings(
+    train__length__kind="steps", train__length__count=30, train__batch=8, train__precision="float32", train__seed=3
+)
+PROSE, VOLATILE = ("notes", "stated"), ("seconds", "base")
+
+
+def without(value: Any, names: tuple[str, ...] = PROSE + VOLATILE) -> Any:
+    """Plain data without some keys: prose, times, paths."""
+    if isinstance(value, dict):
+        return {key: without(each, names) for key, each in value.items() if key not in names}
+    return [without(each, names) for each in value] if isinstance(value, list) else value
+
+
+def run_of(folder: Path, *, names: bool = True) -> Probes:
+    """What a finished run of finetune, pretrain or distil left."""
+    results = json.loads((folder / "results.json").read_text())
+    return {
+        "journal": [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()],
+        "weights": shared.weights(folder / "model" / "model.safetensors", names=names),
+        "results": {key: without(results[key]) for key in ("task", "main", "splits", "seeds") if key in results},
+        "settings": tomllib.loads((folder / "settings.toml").read_text()),
+        "predictions": {
+            path.stem.partition("-")[2]: [json.loads(line) for line in path.read_text().splitlines()]
+            for path in sorted(folder.glob("predictions-*.jsonl"))
+        },
+    }
+
+
+# -- outputs ----------------------------------------------------------------------------------------------------------
+
+
+def outputs(work: Path, quick: bool) -> Probes:
+    """Outputs of every family and head in float32, bfloat16 and int8."""
+    from heedful.families import FAMILIES
+
+    found: Probes = {}
+    for family in KINDS if quick else shared.CONFIGS:
+        for architecture in FAMILIES[family].heads:
+            folder = make(work / f"{family}-{architecture}", family, architecture)
+            found[f"{family} {architecture}"] = precisions(folder, family)
+    found |= native_outputs(work)
+    found |= classic_outputs(work)
+    return found
+
+
+def precisions(folder: Path, family: str = "") -> Probes:
+    """Outputs of a folder in each precision, and in float32 in PyTorch's plain way with gradients."""
+    import torch
+
+    from heedful.checkpoint import load
+    from heedful.infer.prepare import dtype_of, prepare
+    from heedful.packed import Packed
+
+    batch = Packed.of(*shared.sequences(family))
+    found: Probes = {}
+    for precision in ("float32", "bfloat16", "int8"):
+        loaded = load(folder, dtype=dtype_of(precision))
+        blocks = loaded.config.model.encoder is not None or loaded.config.model.decoder is not None
+        if blocks or precision != "int8":
+            prepare(loaded, precision)
+            with torch.inference_mode():
+                found[precision] = digests(loaded(batch, batch.shifted(0) if loaded.needs_target else None))
+    plain = load(folder).train()
+    torch.manual_seed(5)
+    given = plain(batch, batch.shifted(0) if plain.needs_target else None)
+    sum(each.float().square().mean() for each in (given if isinstance(given, tuple) else [given])).backward()
+    found["training"] = digests(given)
+    found["gradients"] = sorted(digest(each.grad) for each in plain.parameters() if each.grad is not None)
+    return found
+
+
+def native_outputs(work: Path) -> Probes:
+    """Heads of Heedful's own family."""
+    from dataclasses import replace
+
+    from heedful.checkpoint import Config, create, save
+    from heedful.checkpoint.attach import attach
+    from heedful.families import FAMILIES
+    from heedful.model.original import Shape, original
+
+    both = original(Shape(layers=2, width=32, heads=4, inner=48, dropout=0.1), 99)
+    found: Probes = {}
+    for name, model in (("encoder", replace(both, decoder=None)), ("both", both)):
+        bare = create(Config(family="heedful", model=model), seed=2)
+        for kind in FAMILIES["heedful"].kinds():
+            if kind == "none" or (name == "both") != (kind in ("next_token", "next_token_choice")):
+                continue
+            if kind == "permuted":
+                continue  # it needs two streams; pre-training has it
+            labels = ("x", "y", "z") if kind in ("classes", "tokens") else ()
+            save(attach(bare, kind, labels=labels, seed=1), work / f"native-{name}-{kind}")
+            found[f"native {name} {kind}"] = precisions(work / f"native-{name}-{kind}")
+    return found
+
+
+def classic_outputs(work: Path) -> Probes:
+    """Readers from before the Transformer, and a pair of recurrent nets that writes."""
+    from heedful.checkpoint import Config, create, save
+    from heedful.checkpoint.attach import attach
+    from heedful.model.classic_config import (
+        Attention,
+        Bag,
+        ClassicConfig,
+        Hierarchical,
+        Recurrent,
+        SelfAttention,
+        Structured,
+        Writer,
+    )
+    from heedful.model.config import EmbeddingConfig
+
+    lstm, gru = Recurrent(width=8, layers=2), Recurrent(cell="gru", width=8)
+    readers: dict[str, Any] = {
+        "bag": Bag(),
+        "bag of sums": Bag(how="sum", binary="sigmoid"),
+        "attention": Attention(keys="linear", values="linear", scaled=True),
+        "queries": Attention(keys="tanh", queries="classes"),
+        "structured": Structured(over=lstm, hops=3, inner=5),
+        "hierarchical": Hierarchical(over=gru, sentences=lstm, inner=5, ends=(10,)),
+        "cosines": Bag(over=SelfAttention(score="cosine")),
+        "writer": Writer(width=16),
+    }
+    found: Probes = {}
+    for name, reader in readers.items():
+        config = ClassicConfig(embedding=EmbeddingConfig(vocabulary=99, width=32), reader=reader)
+        bare = create(Config(family="heedful-classic", model=config), seed=2)
+        if name == "writer":
+            made = attach(bare, "next_token", seed=1)
+        else:
+            made = attach(bare, "classes", labels=("x", "y"), seed=1)
+        save(made, work / f"classic-{name}")
+        found[f"classic {name}"] = precisions(work / f"classic-{name}")
+    return found
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+TASKS: dict[str, tuple[str, str]] = {  # name of the probe -> the task and its data
+    "classify": ("classify", "single"),
+    "several labels": ("classify", "multiple"),
+    "regress": ("regress", "scored"),
+    "tag": ("tag", "tags"),
+    "questions": ("extract", "questions"),
+    "choices": ("choose", "choice"),
+    "embed scores": ("embed", "vectors"),
+    "embed pairs": ("embed", "pairs"),
+}
+
+
+def training(work: Path, quick: bool) -> Probes:
+    """Thirty steps of every task."""
+    model = make_encoder(work / "model", "masked")
+    found: Probes = {}
+    for name, (task, kind) in TASKS.items():
+        if quick and name not in ("classify", "tag", "questions"):
+            continue
+        data = shared.write_data(work / f"data-{kind}", kind)
+        more = settings(task__negatives=4) if kind == "pairs" else []
+        more += [] if name == "classify" else settings(baseline="false")
+        out = work / f"run-{name.replace(' ', '-')}"
+        call("finetune", task, data, "--model", model, "--out", out, *STEPS, *more)
+        found[name] = run_of(out)
+    if not quick:
+        found |= variants(work, model)
+    found |= rewriting(work, quick)
+    return found
+
+
+def variants(work: Path, model: Path) -> Probes:
+    """Classification with other optimisers' settings, schedules and starts."""
+    data = shared.write_data(work / "data-single", "single")
+    several = {
+        "cosine": settings(train__schedule__kind="cosine", train__optimiser__layer_decay=0.9, train__ema_decay=0.9),
+        "published": settings(
+            train__schedule__kind="google", train__optimiser__bias_correction="false", train__optimiser__eps=1e-6
+        ),
+        "small batches": settings(train__tokens=64, train__recompute="true", train__optimiser__clip="none"),
+        "bfloat16": settings(train__precision="bfloat16"),
+        "weights": settings(task__weights="balanced", start__redraw=1, fit__evaluate=0.5, fit__keep="last"),
+        "epochs": settings(train__length__kind="epochs", train__length__count=2, fit__patience=1, seeds=2),
+    }
+    found, bare = Probes(), settings(baseline="false")
+    for name, given in several.items():
+        names = {word.partition("=")[0] for word in given}
+        rest = [w for word in STEPS[1::2] if word.partition("=")[0] not in names for w in ("--set", word)]
+        out = work / f"variant-{name.replace(' ', '-')}"
+        call("finetune", "classify", data, "--model", model, "--out", out, *rest, *given, *bare)
+        found[f"classify, {name}"] = (
+            run_of(out) if name != "epochs" else without(json.loads((out / "results.json").read_text())["seeds"])
+        )
+    for name, given in (
+        ("bag of words", settings(start__classic__kind="bag", start__words__width=16)),
+        ("attention", settings(start__classic__kind="attention", start__classic__keys="tanh", start__steps=5)),
+        ("scratch", settings(start__layers=1, start__width=32, start__vocabulary=200, start__steps=5)),
+    ):
+        out = work / f"start-{name.replace(' ', '-')}"
+        call("finetune", "classify", data, "--out", out, *STEPS, *settings(start__model='""'), *given, *bare)
+        found[f"classify, {name}"] = run_of(out, names=False)
+    return found
+
+
+def rewriting(work: Path, quick: bool) -> Probes:
+    """Thirty steps of a text for a text, from random weights."""
+    data = shared.write_data(work / "data-texts", "texts")
+    pieces = settings(start__pieces__vocabulary=300, task__most=8, start__model='""')
+    small = settings(
+        start__transformer__layers=1,
+        start__transformer__width=32,
+        start__transformer__heads=2,
+        start__transformer__inner=48,
+    )
+    starts = {"Transformer": small}
+    if not quick:
+        starts["beams"] = [*small, *settings(task__beams=3, start__transformer__positions="rotary")]
+        starts["recurrent"] = settings(start__classic__kind="recurrent", start__classic__width=16)
+    found: Probes = {}
+    for name, given in starts.items():
+        out = work / f"rewrite-{name}"
+        call("finetune", "rewrite", data, "--out", out, *STEPS, *pieces, *given)
+        found[f"rewrite, {name}"] = run_of(out, names=False)
+    return found
+
+
+SMALL = settings(
+    model__layers=1,
+    model__width=32,
+    model__heads=2,
+    train__length__kind="steps",
+    train__length__count=30,
+    train__batch=4,
+    train__precision="float32",
+    length=32,
+    row=64,
+    held_out=0.1,
+    evaluate=10,
+    vocabulary__vocabulary=400,
+    corpus__documents="blank",
+)
+OBJECTIVES: dict[str, list[str]] = {
+    "masked": [],
+    "masked words": settings(objective__choose="words", objective__versions=2, model__dropout=0.1),
+    "masked spans": settings(objective__choose="spans", sequences=4),
+    "masked+next": settings(objective__short=0.3),
+    "masked+order": [],
+    "permuted": [],
+    "spans": settings(objective__mean=2.0),
+    "causal": [],
+    "replaced": settings(objective__weight=20.0),
+}
+
+
+def pretraining(work: Path, quick: bool) -> Probes:
+    """Thirty steps of every objective."""
+    text = shared.write_text(work / "text.txt")
+    found: Probes = {}
+    for name, given in OBJECTIVES.items():
+        if quick and name not in ("masked words", "causal", "replaced"):
+            continue
+        out = work / name.replace(" ", "-")
+        kind = name.partition(" ")[0]
+        call("pretrain", text, "--objective", kind, "--out", out, *SMALL, *given)
+        found[name] = run_of(out)
+    if not quick:
+        found["teacher"] = taught(work, text)
+    return found
+
+
+def taught(work: Path, text: Path) -> Probes:
+    """All terms of an encoder's distillation from plain text, in two phases."""
+    teacher = make_encoder(work / "teacher", "bare")
+    phase = "[{after = 0.5, mask_prob = 0.3, term_weights = {mlm = 2.0, hidden_states = 0.0}}]"
+    terms = "mlm+hidden_states+sentence_embedding+pair_similarity"
+    given = ["--objective", terms, "--teacher", teacher, "--tokenizer", teacher, *settings(phases=phase)]
+    out = work / "taught"
+    call("pretrain", text, *given, "--out", out, *SMALL)
+    return run_of(out)
+
+
+def distillation(work: Path, quick: bool) -> Probes:
+    """Thirty steps of each recipe of losses and each kind of student."""
+    data = shared.write_data(work / "data", "single")
+    teacher = make_encoder(work / "teacher", "single")
+    few = settings(seeds=1, verdict__precision="float32", verdict__texts=8, verdict__alone="none", verdict__rounds=1)
+    kinds: dict[str, list[object]] = {
+        name: ["--loss", name, "--student", "layers=1"]
+        for name in ("soft", "triple", "attention", "relations", "layers")
+    }
+    kinds["size"] = ["--student", "tiny", *settings(student__layers=1, student__width=32, student__heads=2)]
+    kinds["words"] = ["--student", "bag"]
+    kinds["more texts"] = ["--student", "layers=1", *settings(more__times=1), *settings(more__model=work / "masked")]
+    make_encoder(work / "masked", "masked")
+    found: Probes = {}
+    for name, given in kinds.items():
+        if quick and name not in ("triple",):
+            continue
+        out = work / f"run-{name.replace(' ', '-')}"
+        call("distil", teacher, data, "--out", out, *STEPS, *few, *given)
+        found[name] = run_of(out, names=name != "words")
+    if not quick:
+        found["tag"] = distilled_tags(work, few)
+        found["masked"] = distilled_masks(work, few)
+    return found
+
+
+def distilled_tags(work: Path, few: list[str]) -> Probes:
+    """A tagger's distillation, after it was trained for a few steps."""
+    data = shared.write_data(work / "tags", "tags")
+    call("finetune", "tag", data, "--model", work / "masked", "--out", work / "tagger", *STEPS)
+    call("distil", work / "tagger", data, "--student", "layers=1", "--out", work / "run-tag", *STEPS, *few)
+    return run_of(work / "run-tag")
+
+
+def distilled_masks(work: Path, few: list[str]) -> Probes:
+    """A masked language model's distillation on plain text."""
+    text = shared.write_text(work / "text.txt")
+    verdict = [word for word in few if not word.startswith("seeds=")]
+    verdict = [w for word in verdict[1:] if word != "--set" for w in ("--set", word)]
+    inner = [word if word == "--set" else f"pretrain.{word}" for word in SMALL if not word.startswith("model.")]
+    inner = [w for word in inner if word.startswith("pretrain.") and "vocabulary" not in word for w in ("--set", word)]
+    out = work / "run-masked"
+    call("distil", work / "masked", text, "--student", "layers=1", "--out", out, *inner, *verdict)
+    return run_of(out)
+
+
+def ranks(work: Path, quick: bool) -> Probes:
+    """The same on two ranks, with copies of the weights and with parts of them."""
+    if quick:
+        return {}
+    text = shared.write_text(work / "text.txt")
+    model, data = make_encoder(work / "model", "masked"), shared.write_data(work / "data", "single")
+    tune = ["finetune", "classify", str(data), "--model", str(model), *STEPS]
+    found: Probes = {}
+    for name, words in (
+        ("classify", tune),
+        ("classify, parts", [*tune, *settings(train__shard='"all"')]),
+        ("masked", ["pretrain", str(text), *SMALL]),
+    ):
+        out = work / name.replace(", ", "-")
+        shared.run(*words, "--nproc", "2", "--out", str(out))
+        found[name] = run_of(out)
+    return found
+
+
+# -- what is drawn ----------------------------------------------------------------------------------------------------
+
+
+def drawing(work: Path, quick: bool) -> Probes:
+    """Order of samples, masks and dropout for given seeds."""
+    import torch
+
+    from heedful.data.order import Order
+    from heedful.nn.dropout import dropout
+    from heedful.objectives.base import Sample
+    from heedful.objectives.causal import Causal
+    from heedful.objectives.masked import Masked
+    from heedful.objectives.permuted import Permuted
+    from heedful.tokenizer import Tokenizer
+
+    order = Order(count=37, batch=8, seed=5)
+    turns = [order.turn(step) for step in range(12)]
+    found: Probes = {"order": [[turn.epoch, turn.numbers.tolist(), list(turn.keys)] for turn in turns]}
+    found["order, versions"] = [list(order.turn(step, versions=2).keys) for step in range(12)]
+    work.joinpath("words").mkdir()
+    shared.write_vocabulary(work / "words")
+    words = Tokenizer.load(work / "words")
+    ids, types = shared.sequences("bert")
+    samples = [Sample.of([each], [kinds]) for each, kinds in zip(ids, types, strict=True)]
+    for name, objective in (
+        ("masked tokens", Masked(tokenizer=words)),
+        ("masked words", Masked(tokenizer=words, rate=0.3, choose="words")),
+        ("masked spans", Masked(tokenizer=words, rate=0.3, choose="spans")),
+        ("causal", Causal(tokenizer=words)),
+        ("permuted", Permuted(tokenizer=words, share=0.3)),
+    ):
+        batches = [objective.batch(samples, [seed, seed + 1, seed + 2, seed + 3]) for seed in (0, 100)]
+        found[name] = [
+            [digest(each) for each in (batch.packed.tokens, batch.targets, batch.rows) if each is not None]
+            for batch in batches
+        ]
+    torch.manual_seed(9)
+    found["dropout"] = [digest(dropout(torch.ones(7, 33), p)) for p in (0.1, 0.5)]
+    return found
+
+
+def decoding(work: Path, quick: bool) -> Probes:
+    """Texts and tokens of greedy decoding, beams and sampling."""
+    from heedful.infer.engine import Engine
+    from heedful.model.decode import Beam, Greedy, Sample
+    from heedful.tasks import Writing
+
+    ways: dict[str, Any] = {
+        "greedy": Greedy(),
+        "sample": Sample(temperature=1.3, top_k=6),
+        "nucleus": Sample(temperature=0.9, top_p=0.8),
+        "beams": Beam(width=4, best=3),
+        "beams, gnmt": Beam(width=3, best=2, penalty="gnmt", strength=0.6, ends="full"),
+    }
+    found: Probes = {}
+    for family in ("gpt2", "t5"):
+        folder = make_generator(work / family, family)
+        for precision in ("float32", "bfloat16"):
+            for name, how in ways.items():
+                if precision == "float32":
+                    engine = Engine(folder, writing=Writing(how=how, most=12, seed=3))
+                else:
+                    import torch
+
+                    engine = Engine(folder, dtype=torch.bfloat16, writing=Writing(how=how, most=12, seed=3))
+                found[f"{family} {name} {precision}"] = engine(["a b c", "h", "d e a a b"])
+    return found
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+QUESTION = {"question": "who wrote it ?", "context": "In Paris, Ada wrote the first program ."}
+CHOICE = {"prompt": "the cat", "choices": ["sat on the mat", "ran"]}
+LONG = " ".join(["ada lives in paris and zed wrote the first program"] * 20)
+
+
+def predictions(work: Path, quick: bool) -> Probes:
+    """Answers of the command to texts, for each head."""
+    texts = ["the cat sat .", LONG]
+    asked: dict[str, list[str]] = {
+        "masked": ["the [MASK] sat on [MASK]", "--top-k", "3"],
+        "next": ["the cat", "--pair", "ran"],
+        "pretraining": ["the [MASK] sat"],
+        "single": texts,
+        "multiple": texts,
+        "regression": texts,
+        "tag": ["ada lives in paris .", LONG],
+        "span": [QUESTION["context"], "--question", QUESTION["question"]],
+        "choice": ["the cat", "--choice", "sat on the mat", "--choice", "ran"],
+    }
+    found: Probes = {}
+    for name, words in asked.items():
+        found[name] = answers(call("predict", make_encoder(work / name, name), *words, "--json"))
+    found["embed"] = answers(call("predict", make_embedder(work / "embed"), *texts, "--json"))
+    letters = make_generator(work / "gpt2", "gpt2")
+    for name, words in (
+        ("greedy", ["--most", "6"]),
+        ("beams", ["--most", "6", "--beams", "3"]),
+        ("sampling", ["--most", "6", "--temperature", "1.5", "--seed", "4"]),
+    ):
+        found[name] = answers(call("predict", letters, "a b c", "d", *words, "--json"))
+    data = shared.write_data(work / "data", "single") / "test.csv"
+    call("predict", work / "single", "--file", data, "--out", work / "answers.jsonl", "--format", "jsonl", "--json")
+    found["file"] = answers((work / "answers.jsonl").read_text())
+    measured = json.loads(call("evaluate", work / "single", "--data", data, "--json"))
+    found["evaluate"] = without(measured)
+    return found
+
+
+def answers(printed: str) -> list[Any]:
+    """Lines of JSON."""
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+ROUTES: list[tuple[str, str, Any]] = [  # name of the probe, path, body
+    ("embed", "/embed", {"inputs": ["the cat", "", LONG]}),
+    ("embed, plain", "/embed", {"inputs": "the cat", "normalize": False, "dimensions": 5}),
+    ("embeddings", "/v1/embeddings", {"input": ["the cat", "a dog"], "model": "embed"}),
+    ("similarity", "/similarity", {"inputs": {"source_sentence": "the cat", "sentences": ["the cat", "she ran"]}}),
+    ("rerank", "/rerank", {"query": "a cat", "texts": ["she", "the cat"], "model": "embed", "return_text": True}),
+    ("rerank, pairs", "/rerank", {"query": "a cat", "texts": ["she", "the cat"], "model": "regression"}),
+    ("classify", "/predict", {"inputs": "the cat sat", "model": "single"}),
+    ("several labels", "/predict", {"inputs": [["the cat"], ["a", "b"]], "model": "multiple"}),
+    ("tag", "/tag", {"inputs": ["Ada lives in Paris .", LONG]}),
+    ("questions", "/answer", {"inputs": [QUESTION, {"question": "", "context": ""}]}),
+    ("choices", "/choose", {"inputs": [CHOICE]}),
+    ("follows", "/follows", {"inputs": [["the cat", "ran"]], "model": "pretraining"}),
+    ("fill", "/fill", {"inputs": ["the [MASK] sat", "no mask"], "top_k": 3}),
+    ("generate", "/generate", {"inputs": "a b", "most": 4}),
+    ("generate, beams", "/generate", {"inputs": ["a b", "c"], "most": 4, "beams": 2}),
+    ("generate, sampling", "/generate", {"inputs": ["a b", "c"], "most": 4, "temperature": 1.5, "seed": 3}),
+    ("attention", "/attention", {"inputs": ["the cat", "a dog"], "heads": [0, 3], "model": "next"}),
+    ("tokenize", "/tokenize", {"inputs": ["the cat", ""], "add_special_tokens": False}),
+]
+
+
+def server(work: Path, quick: bool) -> Probes:
+    """Answers of the server's routes."""
+    from heedful.serve.run import background
+
+    folders = {name: str(make_encoder(work / name, name)) for name in HEADS if name != "bare"}
+    folders["embed"] = str(make_embedder(work / "embed"))
+    folders["write"] = str(make_generator(work / "write", "gpt2"))
+    with background(folders) as running:
+        found = {name: shared.post(running.port, path, body) for name, path, body in ROUTES}
+        found["info"] = shared.post(running.port, "/info?model=tag")
+    return found
+
+
+# -- resuming ---------------------------------------------------------------------------------------------------------
+
+
+def resuming(work: Path, quick: bool) -> Probes:
+    """Weights of a run that got SIGTERM and was started again, and of one that did not."""
+    if quick:
+        return {}
+    model, data = make_encoder(work / "model", "masked"), shared.write_data(work / "data", "single")
+    many = [word.replace("count=30", "count=400") for word in STEPS]
+    words = ["finetune", "classify", str(data), "--model", str(model), *many]
+    shared.run(*words, "--out", str(work / "whole"))
+    status = shared.terminate_after([*words, "--out", str(work / "killed")], work / "killed" / "journal.jsonl", 60)
+    if (work / "killed" / "results.json").exists():
+        raise RuntimeError("the run ended before it was to be resumed")
+    shared.run(*words, "--out", str(work / "killed"))
+    whole, killed = run_of(work / "whole"), run_of(work / "killed")
+    for key in ("weights", "journal"):
+        if whole[key] != killed[key]:
+            raise RuntimeError(f"the {key} of the resumed run differ from those of the run that was not stopped")
+    return {"status": status, "whole": whole, "resumed": killed}
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+def defaults(work: Path, quick: bool) -> Probes:
+    """Default settings of every task, objective and command."""
+    from heedful.runs import pretrain_settings, settings
+    from heedful.runs.distil_settings import RECIPES, DistilSettings, MaskedDistilSettings
+    from heedful.serve.settings import Deadlines, Limits
+    from heedful.settings import to_mapping
+    from heedful.tokenizer.settings import TokenizerSettings
+
+    found: Probes = {}
+    for name in settings.TASKS:
+        for examples in (100, 30_000):
+            made, _ = settings.defaults(name, examples, fresh=False)
+            found[f"finetune, {name}, {examples}"] = to_mapping(made)
+    for name in pretrain_settings.OBJECTIVES:
+        found[f"pretrain, {name}"] = to_mapping(pretrain_settings.defaults(name, 256, going_on=False))
+    found["distil"] = to_mapping(DistilSettings(task=settings.TASKS["classify"](), teacher="t"))
+    found["distil, masked"] = to_mapping(MaskedDistilSettings(teacher="t"))
+    found |= {f"losses, {name}": to_mapping(losses) for name, losses in RECIPES.items()}
+    found["limits"], found["deadlines"] = to_mapping(Limits()), to_mapping(Deadlines())
+    found["tokenizer"] = to_mapping(TokenizerSettings(vocabulary=1000))
+    return found
+
+
+SECTIONS = {
+    "outputs": outputs,
+    "training": training,
+    "pretraining": pretraining,
+    "distillation": distillation,
+    "ranks": ranks,
+    "drawing": drawing,
+    "decoding": decoding,
+    "predictions": predictions,
+    "server": server,
+    "resuming": resuming,
+    "defaults": defaults,
+}
+
+if __name__ == "__main__":
+    shared.main(SECTIONS)

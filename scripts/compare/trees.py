@@ -1,0 +1,233 @@
+"""Compare two checkouts to the bit: outputs, losses and weights, draws, texts, predictions, answers of the server.
+
+before.py runs in the other checkout and now.py in this one, each with the checkout's own .venv/bin/python if there is
+one. Names that changed are looked up in key_map.toml. Values of the other checkout are kept under build/compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+SECTIONS = (
+    *("outputs", "training", "pretraining", "distillation", "ranks", "drawing"),
+    *("decoding", "predictions", "server", "resuming", "defaults"),
+)
+MOST = 5  # differences of a section that are shown
+Keys = tuple[str, ...]
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def parts(path: str) -> tuple[str, Keys]:
+    """The section of a path, or "", and its parts."""
+    section, colon, rest = path.partition(":")
+    return (section, tuple(rest.split("/"))) if colon and section in SECTIONS else ("", tuple(path.split("/")))
+
+
+def fits(rule: Keys, keys: Keys) -> bool:
+    """Whether keys are those of a rule, in which * is any key."""
+    return len(rule) == len(keys) and all(one in ("*", other) for one, other in zip(rule, keys, strict=True))
+
+
+def stands_in(rule: Keys, keys: Keys) -> bool:
+    """Whether the parts of a rule stand somewhere in a row."""
+    return any(fits(rule, keys[at : at + len(rule)]) for at in range(len(keys) - len(rule) + 1))
+
+
+@dataclass(kw_only=True)
+class KeyMap:
+    """The table of names, for one section."""
+
+    keys: list[tuple[Keys, Keys]] = field(default_factory=list)
+    values: list[tuple[Keys, Mapping[str, Any]]] = field(default_factory=list)
+    removed: list[Keys] = field(default_factory=list)
+    added: list[Keys] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, section: str, path: Path = HERE / "key_map.toml") -> KeyMap:
+        """Read the rules that hold in a section, the longest first."""
+        table = tomllib.loads(path.read_text())
+        found = cls()
+        for old, new in table.get("keys", {}).items():
+            (where, one), (_, other) = parts(old), parts(new)
+            if one.count("*") != other.count("*"):
+                raise SystemExit(f'{path}: "{old}" and "{new}" differ in how many * they have')
+            if where in ("", section):
+                found.keys.append((one, other))
+        found.keys.sort(key=lambda rule: -len(rule[0]))
+        for place, renamed in table.get("values", {}).items():
+            where, one = parts(place)
+            if where in ("", section):
+                found.values.append((one, renamed))
+        for name, paths in (("removed", found.removed), ("added", found.added)):
+            paths += [one for where, one in map(parts, table.get(name, {})) if where in ("", section)]
+        return found
+
+    def renamed(self, keys: Keys) -> Keys:
+        """A path of the old tree as the new one has it."""
+        at, made = 0, list[str]()
+        while at < len(keys):
+            for one, other in self.keys:
+                given = keys[at : at + len(one)]
+                if fits(one, given):
+                    kept = iter([key for key, rule in zip(given, one, strict=True) if rule == "*"])
+                    made += [next(kept) if key == "*" else key for key in other]
+                    at += len(one)
+                    break
+            else:
+                made.append(keys[at])
+                at += 1
+        return tuple(made)
+
+    def moved(self, old: Mapping[Keys, Any]) -> dict[Keys, Any]:
+        """Values of the old tree under the names of the new one."""
+        found: dict[Keys, Any] = {}
+        for keys, value in old.items():
+            if any(stands_in(rule, keys) for rule in self.removed):
+                continue
+            path = self.renamed(keys)
+            if path in found:
+                raise SystemExit(f"key_map.toml: two values of the old tree become {'/'.join(path)}")
+            for rule, renamed in self.values:
+                if isinstance(value, str) and fits(rule, path[-len(rule) :]):
+                    value = renamed.get(value, value)
+            found[path] = value
+        return found
+
+    def kept(self, new: Mapping[Keys, Any]) -> dict[Keys, Any]:
+        """Values of the new tree but those that the old one does not have."""
+        return {keys: value for keys, value in new.items() if not any(stands_in(rule, keys) for rule in self.added)}
+
+
+def leaves(value: Any, path: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    """Plain data as paths with their values; empty tables and lists are values too."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if not inner:
+        yield path, value
+    for key, each in inner:
+        yield from leaves(each, (*path, str(key)))
+
+
+def differences(section: str, before: Any, now: Any) -> list[str]:
+    """What is not equal, in words."""
+    names = KeyMap.read(section)
+    old, new = names.moved(dict(leaves(before))), names.kept(dict(leaves(now)))
+    found = []
+    for keys in [*old, *(keys for keys in new if keys not in old)]:
+        one, other = (json.dumps(each[keys]) if keys in each else "(nothing)" for each in (old, new))
+        if one != other:  # as text, so that 1 is not 1.0 and a number that is not finite equals itself
+            found.append(f"{'/'.join(keys)}\n    before: {one[:200]}\n    now:    {other[:200]}")
+    return found
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def python_of(checkout: Path) -> str:
+    """The interpreter of a checkout."""
+    own = checkout / ".venv" / "bin" / "python"
+    return str(own) if own.exists() else sys.executable
+
+
+def probe(script: str, checkout: Path, sections: list[str], quick: bool) -> dict[str, Any]:
+    """The values of sections, as a script finds them in a checkout."""
+    alone = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
+    fixed = {"PYTHONPATH": str(checkout), "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryDirectory(prefix="compare-") as folder:
+        given = ["--checkout", str(checkout), "--work", folder, *(["--quick"] if quick else [])]
+        given += [word for name in sections for word in ("--section", name)]
+        done = subprocess.run([python_of(checkout), str(HERE / script), *given], env=os.environ | alone | fixed)
+        if done.returncode:
+            raise SystemExit(f"{script} ended with {done.returncode} in {checkout}")
+        text = Path(folder, "values.json").read_text().replace(folder, "WORK")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def fingerprint(checkout: Path, quick: bool) -> str | None:
+    """What the values of a checkout depend on; None where it has changes that are not committed."""
+    git = ["git", "-C", str(checkout)]
+    changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+    if changed.returncode or head.returncode or changed.stdout.strip():
+        return None
+    processor = Path("/proc/cpuinfo")
+    lines = processor.read_text().splitlines() if processor.exists() else []
+    machine = sorted({line for line in lines if line.startswith(("model name", "flags"))})
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "numpy", "tokenizers")]
+    scripts = [(HERE / name).read_text() for name in ("before.py", "shared.py")]
+    about = [head.stdout, python_of(checkout), sys.version, *machine, *versions, *scripts, str(quick)]
+    return hashlib.sha256("\n".join(about).encode()).hexdigest()[:20]
+
+
+def values_before(checkout: Path, sections: list[str], quick: bool, fresh: bool) -> dict[str, Any]:
+    """Values of the other checkout, those that were kept among them."""
+    key = fingerprint(checkout, quick)
+    places = {name: ROOT / "build" / "compare" / f"{name}-{key}.json" for name in sections}
+    kept = [name for name in sections if key and not fresh and places[name].exists()]
+    found = {name: json.loads(places[name].read_text()) for name in kept}
+    if missing := [name for name in sections if name not in kept]:
+        made = probe("before.py", checkout, missing, quick)
+        found |= made
+        for name in missing:
+            if key and "error" not in made[name]:
+                places[name].parent.mkdir(parents=True, exist_ok=True)
+                places[name].write_text(json.dumps(made[name]))
+    return found
+
+
+def report(section: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Print how a section compares; returns whether both sides are equal."""
+    for name, side in (("before", before), ("now", now)):
+        if "error" in side:
+            print(f"{section}: the probe failed, {name}:\n{side['error']}")
+            return False
+    found = differences(section, before["values"], now["values"])
+    count, seconds = sum(1 for _ in leaves(now["values"])), f"{before['seconds']:.0f} s and {now['seconds']:.0f} s"
+    if not found:
+        print(f"{section}: equal ({len(now['values'])} probes, {count:,} values; {seconds})")
+        return True
+    print(f"{section}: {len(found):,} of {count:,} values differ ({seconds})")
+    for each in found[:MOST]:
+        print(f"  {each}")
+    return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/compare_trees", description=__doc__)
+    parser.add_argument("before", metavar="BEFORE_CHECKOUT", type=Path, help="a clone at the tag before-names")
+    parser.add_argument("--only", metavar="SECTION", action="append", choices=SECTIONS, help=", ".join(SECTIONS))
+    parser.add_argument("--quick", action="store_true", help="fewer probes of each section; no ranks, no resuming")
+    parser.add_argument("--fresh", action="store_true", help="run the other checkout again, though its values are kept")
+    parser.add_argument("--frozen", action="store_true", help="run before.py on both sides: whether probes are stable")
+    given = parser.parse_args()
+    checkout = given.before.resolve()
+    if not (checkout / "heedful" / "__init__.py").exists():
+        raise SystemExit(f"{given.before} is no checkout of Heedful: give a clone at the tag before-names")
+    skipped = ("ranks", "resuming") if given.quick else ()
+    sections = given.only or [name for name in SECTIONS if name not in skipped]
+    before = values_before(checkout, sections, given.quick, given.fresh)
+    if given.frozen:
+        now = probe("before.py", checkout, sections, given.quick)
+    else:
+        now = probe("now.py", ROOT, sections, given.quick)
+    equal = [report(name, before[name], now[name]) for name in sections]
+    raise SystemExit(0 if all(equal) else 1)
+
+
+if __name__ == "__main__":
+    main()
