@@ -25,6 +25,30 @@ class InputError(HeedfulError):
         self.reason, self.number = reason, number
 
 
+class SettingError(HeedfulError):
+    """A setting cannot be used.
+
+    Args:
+        message: What is wrong, the value given, what to do.
+        path: Full path of the setting, such as "train.batch"; "" if the error is about several settings.
+        source: Where the value was given: "--set", a flag, a file, a Python keyword.
+        code: "invalid", "unknown", "ambiguous" (a short name of several settings), or "duplicate" (given twice).
+        candidates: Full paths of the settings that may have been meant.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        path: str = "",
+        source: str = "",
+        code: str = "invalid",
+        candidates: "tuple[str, ...]" = (),
+    ) -> None:
+        super().__init__(message)
+        self.path, self.source, self.code, self.candidates = path, source, code, candidates
+
+
 class HeedfulWarning(UserWarning):
     """Something the user should know and may want to change; the result is still the one that was asked for."""
 

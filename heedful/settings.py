@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import islice
 from os import PathLike
@@ -27,8 +27,8 @@ from typing import (
     get_type_hints,
 )
 
-from heedful.errors import HeedfulError, did_you_mean
-from heedful.plain import DEEPEST, cut, made_plain, named, parse, shown, toml
+from heedful.errors import HeedfulError, SettingError, did_you_mean
+from heedful.plain import cut, made_plain, named, parse, shown, toml
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -42,18 +42,32 @@ MOST_PROBLEMS = 10  # that one message lists
 # ---------------------------------------------------------------------------------------------------- reading
 
 
-def read(cls: type[Settings], data: object, *, source: str) -> Settings:
-    """Plain data as an instance of a settings dataclass; `source` says in messages where the data came from."""
+def read(cls: type[Settings], data: object, *, source: str | Callable[[Sequence[str | int]], str]) -> Settings:
+    """Build a settings dataclass from plain data.
+
+    Args:
+        cls: The dataclass.
+        data: Its fields as dict, list, text, numbers, true, false and None.
+        source: Where the data came from, for messages; or a function that returns this for a path, "" if unknown.
+
+    Raises:
+        SettingError: With all problems in its message, and the path of the first one.
+    """
     from pydantic import ValidationError
 
-    plain = made_plain(data, (), source)
+    source_of = source if callable(source) else lambda path: source
+    plain = made_plain(data, (), source_of(()))
     try:
         settings: Settings = _adapter(cls).validate_python(plain)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as error:
         problems = list(islice(_problems(cls, plain, error), MOST_PROBLEMS + 1))
-        if len(problems) > MOST_PROBLEMS:
-            problems[MOST_PROBLEMS:] = ["and more"]
-        raise HeedfulError("\n".join(f"{source}: {problem}" for problem in dict.fromkeys(problems))) from None
+        lines = [f"{origin}: {text}" if (origin := source_of(path)) else text for path, text in problems]
+        if len(lines) > MOST_PROBLEMS:
+            origin = source_of(problems[-1][0])
+            lines[MOST_PROBLEMS:] = [f"{origin}: and more" if origin else "and more"]
+        path = problems[0][0]
+        message = "\n".join(dict.fromkeys(lines))
+        raise SettingError(message, path=named(path) if path else "", source=source_of(path)) from None
     return settings
 
 
@@ -83,53 +97,22 @@ def load_mapping(path: str | PathLike[str]) -> dict[str, Any]:
     return parse(text, "TOML" if path.suffix == ".toml" else "JSON", str(path))
 
 
-def apply(settings: Settings, assignments: Sequence[str]) -> Settings:
-    """The same settings with assignments like "train.steps=100" made; their order never matters.
-
-    Values are TOML; what is not TOML is text. Another `kind` starts its table anew.
-    """
-    given: dict[str, Any] = {}
-    for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        *path, last = (key.strip() for key in name.split("."))
-        if not equals or not all((*path, last)) or len(path) >= DEEPEST:
-            raise HeedfulError(f"--set: {shown(assignment)} is not of the form name=value or table.name=value")
-        table = given
-        for depth, key in enumerate(path, start=1):
-            table = table.setdefault(key, {})
-            if not isinstance(table, dict):
-                raise HeedfulError(
-                    f"--set: {name.strip()} cannot be set: {named(path[:depth])} is {shown(table)}, not a table"
-                )
-        if last in table:
-            raise HeedfulError(f"--set: {name.strip()} is given twice")
-        table[last] = _toml_value(text.strip())
-    return overlay(settings, given, source="--set")
-
-
 def overlay(settings: Settings, data: Mapping[str, Any], *, source: str) -> Settings:
     """The same settings with plain data laid over them, table by table; another `kind` starts its table anew."""
     mapping = to_mapping(settings)
-    _lay(mapping, made_plain(data, (), source))
+    lay(mapping, made_plain(data, (), source))
     return read(type(settings), mapping, source=source)
 
 
-def _lay(table: dict[str, Any], data: dict[str, Any]) -> None:
+def lay(table: dict[str, Any], data: dict[str, Any]) -> None:
+    """Update a table of settings in place with another, table by table; another `kind` starts its table anew."""
     if "kind" in data and table.get("kind") != data["kind"]:
         table.clear()
     for key, value in data.items():
         if isinstance(value, dict) and isinstance(table.get(key), dict):
-            _lay(table[key], value)
+            lay(table[key], value)
         else:
             table[key] = value
-
-
-def _toml_value(text: str) -> Any:
-    try:
-        value = parse(f"value = {text}", "TOML", "--set")
-        return made_plain(value["value"], (), "--set") if len(value) == 1 else text
-    except HeedfulError:
-        return text
 
 
 # ---------------------------------------------------------------------------------------------------- writing
@@ -207,7 +190,7 @@ def _laid(default: Any, value: Any) -> Any:
     table = to_mapping(default)
     if "kind" not in value and not value.keys() <= table.keys():
         return value
-    _lay(table, value)
+    lay(table, value)
     return table
 
 
@@ -262,12 +245,12 @@ def _required(field: dataclasses.Field[Any]) -> bool:
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: '"none"'}
 
 
-def _problems(cls: type[Any], plain: Any, error: ValidationError) -> Iterator[str]:
-    """One sentence for each thing that is wrong, beginning with its place."""
+def _problems(cls: type[Any], plain: Any, error: ValidationError) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield the path and a sentence for each problem."""
     for each in error.errors(include_url=False):
         extra, wrong = each["type"] == "extra_forbidden", each.get("ctx", {}).get("error")
         place, kind, value = _locate(cls, plain, each["loc"][:-1] if extra else each["loc"])
-        name = named(place)
+        path, name = tuple(place), named(place)
         if isinstance(wrong, AssertionError):  # our own mistake
             raise wrong
         if extra:
@@ -276,17 +259,18 @@ def _problems(cls: type[Any], plain: Any, error: ValidationError) -> Iterator[st
             names = [field.name for field in _fields(kind)]
             known = f"; known here: {', '.join(names) or 'nothing'}"
             key = cut(str(each["loc"][-1]))
-            yield f"{named((*place, key))} is not a setting{did_you_mean(key, names) or known}"
-        elif wrong:  # what a dataclass says of itself
-            yield f"{name}: {wrong}" if place else f"{wrong}"
+            yield (*path, key), f"{named((*path, key))} is not a setting{did_you_mean(key, names) or known}"
+        elif wrong:  # from __post_init__
+            yield path, f"{name}: {wrong}" if place else f"{wrong}"
         elif each["type"].startswith("union_tag") and isinstance(value, dict):
             kinds = [tag.removeprefix(_MARK) for tag in _by_kind(get_args(kind))[0]]
             given = f"is {shown(value['kind'])}" if "kind" in value else "is missing"
             hint = did_you_mean(cut(str(value.get("kind"))), kinds)
-            yield f"{name}.kind {given}, expected one of {', '.join(map(shown, kinds))}{hint}"
+            expected = f"expected one of {', '.join(map(shown, kinds))}{hint}"
+            yield (*path, "kind"), f"{name}.kind {given}, {expected}"
         else:
             given = "is missing" if value is dataclasses.MISSING else f"is {shown(value)}"
-            yield f"{name} {given}, expected {_expected(kind)}"
+            yield path, f"{name} {given}, expected {_expected(kind)}"
 
 
 def _locate(cls: Any, value: Any, loc: Sequence[str | int]) -> tuple[list[str | int], Any, Any]:

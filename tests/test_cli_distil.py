@@ -38,7 +38,7 @@ def test_the_verdict_is_printed(
         (["--keep", "130%"], '"130%" is no share of the quality'),
         (["--under", "soon"], '"soon" is no time of an answer'),
         (["--loss", "hard"], '"hard" is no recipe of losses'),
-        (["--set", "lost.soft=1"], "lost is not a setting"),
+        (["--set", "lost.soft=1"], "lost.soft is not a setting"),
     ):
         assert run("distil", teacher, folder, *wrong) == 2
         assert said in capsys.readouterr().err

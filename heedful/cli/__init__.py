@@ -147,10 +147,11 @@ def tokenizer(
 
     WordPiece, or with --set kind=bpe byte-level BPE, or with --set kind=unigram Unigram.
     """
-    from heedful.settings import apply, from_file
+    from heedful.runs.overrides import override
+    from heedful.settings import from_file
     from heedful.tokenizer import TokenizerSettings
 
-    chosen = apply(from_file(TokenizerSettings, settings) if settings else TokenizerSettings(), assignments or [])
+    chosen = override(from_file(TokenizerSettings, settings) if settings else TokenizerSettings(), assignments or ())
     _check_free(out, overwrite)
 
     from heedful.tokenizer.training import lines
@@ -192,11 +193,11 @@ def check(
     from heedful.data import KINDS, DataSettings, LeaveOut, read, source_of
     from heedful.data import check as run
     from heedful.data.folders import as_said
-    from heedful.settings import apply
+    from heedful.runs.overrides import override
 
     if task is not None and task not in KINDS:
         raise HeedfulError(f"--task is {task!r}{did_you_mean(task, list(KINDS))}: use one of {', '.join(KINDS)}")
-    chosen = apply(DataSettings(dev=0.0), assignments or [])
+    chosen = override(DataSettings(dev=0.0), assignments or ())
     given, bad = as_said(data), LeaveOut()
     source = source_of(task, given, chosen, bad) if task else read(given, None, chosen, bad_rows=bad)
     report = run(source, limit=limit)

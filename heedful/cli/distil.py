@@ -48,26 +48,25 @@ def distil(
     saves; the same command goes on from there.
     """
     from heedful.data.folders import as_said
-    from heedful.runs.distil_settings import Asked, milliseconds, share
+    from heedful.runs.distil_settings import foresee_any, milliseconds, overrides_of, share
 
     least, most = share(keep) if keep else None, milliseconds(under) if under else None
     if (keep or under) and student:
         raise HeedfulError("--student names one, and --keep and --under search for one: leave one of them out")
-    asked = Asked(
-        teacher=teacher, student=student, losses=loss, recipe=str(recipe or ""), assignments=tuple(assignments or ())
+    overrides = overrides_of(
+        teacher,
+        student=student,
+        losses=loss,
+        unlabelled=unlabelled or (),
+        recipe=recipe,
+        assignments=assignments or (),
     )
-    asked.foreseeable()  # what is wrong is told before torch is imported
+    foresee_any(overrides)  # refuses what is wrong before torch is imported
     if nproc:
         return several(nproc, context.obj)
     folder = out or Path(f"distil-{Path(teacher).absolute().name}")
     given: Any = as_said(data)
-    options: dict[str, Any] = {
-        "losses": loss,
-        "unlabelled": unlabelled or (),
-        "recipe": recipe,
-        "assignments": assignments or (),
-        "skip_bad_rows": skips(bad_rows),
-    }
+    options: dict[str, Any] = {"overrides": overrides, "skip_bad_rows": skips(bad_rows)}
 
     from heedful.cli.progress import Progress
     from heedful.train.memory import keep_freed
@@ -82,7 +81,7 @@ def distil(
         else:
             from heedful.runs.distil import distil as run
 
-            done = run(teacher, given, folder, student=student, watch=progress, ranks=group, **options)
+            done = run(teacher, given, folder, watch=progress, ranks=group, **options)
     if done.why == "asked":
         if group.first:
             note(f"stopped; everything is in {folder}. The same command goes on from there.")

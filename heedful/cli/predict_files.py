@@ -43,19 +43,19 @@ def predict_files(
     from heedful.infer.batch import predict_files as answer
     from heedful.infer.one_file import parts_folder
     from heedful.runs.folder import layout_of
+    from heedful.runs.overrides import override
     from heedful.runs.reading import settings_and_files
-    from heedful.settings import apply
 
     settings = BatchSettings(rows=rows, format=_format(form, out), inputs=not without_inputs)
     folder = out or Path(f"{bare_name(files[0].absolute())[0]}-answers")
     first = os.environ.get("RANK", "0") == "0"
-    chosen = apply(DataSettings(), assignments)
+    chosen = override(DataSettings(), assignments)
     trained, names = settings_and_files(run)
     trained = replace(trained, format=trained.format or layout_of(run))
     usual = as_asked(trained, engine.kind, files, chosen, but=folder, names=names)
     if first and not as_json:
         note_reading(usual)
-    data = apply(usual, assignments)
+    data = override(usual, assignments)
     with Told(quiet=as_json or not first) as told:
         try:
             done = answer(engine, files, folder, settings, data=data, top_k=top_k, told=told)

@@ -10,7 +10,7 @@ import typer
 
 from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, table, write_json
-from heedful.cli.train import AsJson, BadRows, KeepState, Out, Recipe, skips, with_state
+from heedful.cli.train import AsJson, BadRows, KeepState, Out, Recipe, of_state, skips
 from heedful.errors import HeedfulError
 
 
@@ -69,7 +69,8 @@ def pretrain(
         teacher=teacher,
         duration=duration,
         recipe=recipe,
-        assignments=with_state(assignments, keep_state),
+        assignments=assignments or (),
+        flags=of_state(keep_state),
     )
     if not settings.data:
         raise HeedfulError("no text was given: heedful pretrain FILES, or a recipe with data = [...]")

@@ -42,10 +42,11 @@ def serve(
     Embeddings, classes, tags, answers, masks, texts and attention, in batches, with deadlines; a page to try it at /.
     Ctrl-C or SIGTERM answers what is there and ends; SIGHUP reads the models anew.
     """
+    from heedful.runs.overrides import override
     from heedful.serve.settings import LOOPBACK, ServeSettings, named
-    from heedful.settings import apply, from_file
+    from heedful.settings import from_file
 
-    chosen = apply(from_file(ServeSettings, settings) if settings else ServeSettings(), assignments or [])
+    chosen = override(from_file(ServeSettings, settings) if settings else ServeSettings(), assignments or ())
     chosen = replace(chosen, behind_proxy=True) if behind_proxy else chosen
     if host not in LOOPBACK and api_key_file is None and not chosen.anyone:
         raise HeedfulError(

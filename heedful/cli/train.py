@@ -111,22 +111,17 @@ def finetune(
     worst mistakes first, and a model card. Ctrl-C saves; the same command goes on from there.
     """
     from heedful.data.folders import as_said
-    from heedful.runs.settings import Wishes
+    from heedful.runs.settings import foresee, overrides_of
 
-    assignments = with_state(assignments, keep_state)
-    Wishes.read(task, recipe, assignments)  # what is wrong with them is told before torch is imported
+    overrides = overrides_of(model=model, recipe=recipe, assignments=assignments or (), flags=of_state(keep_state))
+    foresee(task, overrides)  # refuses what is wrong before torch is imported
     if nproc and dry_run:
         raise HeedfulError("--nproc would change nothing: a dry run looks in one process; leave one of them out")
     if nproc:
         return several(nproc, context.obj)
     given: Any = as_said(data)
     folder = out or Path(f"{task}-{_first(given).absolute().stem}")
-    options: dict[str, Any] = {
-        "model": model,
-        "recipe": recipe,
-        "assignments": assignments,
-        "skip_bad_rows": skips(bad_rows),
-    }
+    options: dict[str, Any] = {"overrides": overrides, "skip_bad_rows": skips(bad_rows)}
     from heedful.train.memory import keep_freed
 
     keep_freed()
@@ -186,15 +181,15 @@ def evaluate(
     from heedful.data import DataSettings, SetAside, Stop
     from heedful.data.bad import forget
     from heedful.data.folders import as_said
+    from heedful.runs.overrides import override
     from heedful.runs.reading import reading_of
-    from heedful.settings import apply
 
     how = precision_of(precision)
     if overwrite and predictions is None:
         raise HeedfulError("--overwrite would change nothing: it is for a file of --predictions; leave it out")
     given: Any = as_said(data)
-    usual, _ = reading_of(run, given, apply(DataSettings(), assignments or []))
-    settings = apply(usual, assignments or [])
+    usual, _ = reading_of(run, given, override(DataSettings(), assignments or ()))
+    settings = override(usual, assignments or ())
     aside = Path(f"{_first(given).absolute().stem}-bad-rows.jsonl") if skips(bad_rows) else None
     if suite is not None:
         options = {"split": split, "predictions": predictions, "set": assignments, "bad-rows": aside}
@@ -237,13 +232,9 @@ def evaluate(
     show_split(data[0].name if whole else done.split, done.numbers, done.intervals)
 
 
-def with_state(assignments: list[str] | None, keep_state: bool) -> list[str]:
-    """The assignments, and that of --keep-state where it is given."""
-    from heedful.runs.once import once
-
-    given = assignments or []
-    once(given, "--keep-state", "on" if keep_state else "", "fit.keep_state")
-    return [*given, "fit.keep_state=true"] if keep_state else given
+def of_state(keep_state: bool) -> dict[str, dict[str, Any]]:
+    """The setting of --keep-state where it is given."""
+    return {"--keep-state": {"fit.keep_state": True}} if keep_state else {}
 
 
 def of_checkpoint(run: str, which: str | None) -> str:

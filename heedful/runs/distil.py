@@ -8,7 +8,7 @@ and `verdict.json`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,12 +41,13 @@ from heedful.runs.distil_plan import (
     same_teacher,
     without_verdict,
 )
-from heedful.runs.distil_settings import Asked, ClassicStudent, SizeStudent
+from heedful.runs.distil_settings import ClassicStudent, SizeStudent, overrides_of
 from heedful.runs.distil_students import losses_of, student_of, untaught, vector
 from heedful.runs.distil_verdict import VERDICT, verdict
 from heedful.runs.finetune import Finished, Plan, Run
 from heedful.runs.folder import SETTINGS, begin, decided, explained, read_json, refuse_other
 from heedful.runs.making import make_task, tokenizer_of
+from heedful.runs.overrides import Overrides
 from heedful.runs.results import RESULTS, read_results
 from heedful.runs.settings import whole_groups
 from heedful.tasks.task import Read, Task
@@ -70,6 +71,7 @@ def distil(
     unlabelled: Sequence[str | Path] = (),
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
+    overrides: Mapping[str, Any] | Overrides | None = None,
     skip_bad_rows: bool = False,
     watch: Watch | None = None,
     ranks: Ranks = ALONE,
@@ -79,26 +81,28 @@ def distil(
     `teacher` is a run, a model folder, or NAME@REVISION; its head decides the task, and one for masked tokens is
     distilled on files of plain text. `student` is "layers=3", a size ("tiny", "mini"), a folder, or "bag",
     "attention", "bilstm"; `losses` those of a paper ("soft", "triple", "attention", "relations", "layers").
+    `overrides` are settings by path or short name.
     """
-    asked = Asked(
-        teacher=str(teacher),
+    given = overrides_of(
+        str(teacher),
         student=student,
         losses=losses,
-        unlabelled=tuple(map(str, unlabelled)),
-        recipe=str(recipe or ""),
-        assignments=tuple(assignments),
+        unlabelled=unlabelled,
+        recipe=recipe,
+        assignments=assignments,
+        overrides=overrides,
     )
     known = load(teacher)
     if task_of(known) == "masked":
         from heedful.runs.distil_masked import distil_masked
 
-        return distil_masked(known, asked, data, Path(out), skip_bad_rows, watch=watch or Watch(), ranks=ranks)
-    return distil_task(known, asked, data, Path(out), skip_bad_rows, watch=watch or Watch(), ranks=ranks)
+        return distil_masked(known, given, data, Path(out), skip_bad_rows, watch=watch or Watch(), ranks=ranks)
+    return distil_task(known, given, data, Path(out), skip_bad_rows, watch=watch or Watch(), ranks=ranks)
 
 
 def distil_task(
     teacher: Loaded,
-    asked: Asked,
+    overrides: Overrides,
     data: Any,
     folder: Path,
     skips: bool,
@@ -111,7 +115,7 @@ def distil_task(
 
     Students `among` which it is share what the teacher says, where they need the same of it.
     """
-    planned = prepare(teacher, asked, data, skip_bad_rows=skips, but=among or folder)
+    planned = prepare(teacher, overrides, data, skip_bad_rows=skips, but=among or folder)
     refuse_other(folder)
     watch = watch if ranks.first else Watch()
     train = decided(planned.settings.train, folder, ranks, watch.said)

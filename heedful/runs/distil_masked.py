@@ -25,12 +25,13 @@ from heedful.objectives.rows import HELD
 from heedful.objectives.teaching import Pairing, Teacher
 from heedful.runs.distil_outputs import Form, Outputs, made, online
 from heedful.runs.distil_plan import BEFORE, described, judged_anew, without_verdict
-from heedful.runs.distil_settings import PRETRAIN, Asked, ClassicStudent, MaskedDistilSettings, SizeStudent
+from heedful.runs.distil_settings import PRETRAIN, ClassicStudent, MaskedDistilSettings, SizeStudent
 from heedful.runs.distil_students import losses_of, student_of, untaught, width_of
 from heedful.runs.distil_verdict import VERDICT, side_by_side, spread, written
 from heedful.runs.finetune import Finished
 from heedful.runs.folder import CORPUS, START, begin_on, decided, explained, read_json, refuse_other, write
 from heedful.runs.making import tokenizer_of
+from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain import Pretrained, Run
 from heedful.runs.pretrain_card import write_card
 from heedful.runs.pretrain_making import Pieces, objectives_of, samples_of
@@ -48,13 +49,14 @@ UNUSED = ("model", "tokenizer", "vocabulary", "characters")  # settings of pre-t
 
 
 def distil_masked(
-    teacher: Loaded, asked: Asked, data: Any, folder: Path, skips: bool, *, watch: Watch, ranks: Ranks
+    teacher: Loaded, overrides: Overrides, data: Any, folder: Path, skips: bool, *, watch: Watch, ranks: Ranks
 ) -> Finished:
     """Let a student find hidden tokens as a teacher does; `data` are files and folders of text."""
-    if asked.unlabelled:
+    if overrides.mentions("unlabelled"):
         raise HeedfulError("a teacher of hidden tokens reads plain text alone: give all of it as DATA")
-    teacher = load(asked.teacher, head="masked")
-    settings = _settled(teacher, asked, data)
+    source = overrides.resolve(MaskedDistilSettings(teacher="?")).settings.teacher
+    teacher = load(source, head="masked")
+    settings = _settled(teacher, overrides, data)
     refuse_other(folder)
     watch = watch if ranks.first else Watch()
     train = decided(settings.pretrain.train, folder, ranks, watch.said)
@@ -66,9 +68,9 @@ def distil_masked(
         return _carried_out(teacher, settings, folder, skips, watch, ranks)
 
 
-def _settled(teacher: Loaded, asked: Asked, data: Any) -> MaskedDistilSettings:
+def _settled(teacher: Loaded, overrides: Overrides, data: Any) -> MaskedDistilSettings:
     places = [data] if isinstance(data, str | Path) else list(data)
-    told = asked.laid(MaskedDistilSettings(teacher=asked.teacher))
+    told = overrides.resolve(MaskedDistilSettings(teacher="?")).settings
     if isinstance(told.student, ClassicStudent):
         raise HeedfulError("a classic model has no head for hidden tokens: distil it from a teacher of a task")
     for name in ("data", *UNUSED):
@@ -80,7 +82,9 @@ def _settled(teacher: Loaded, asked: Asked, data: Any) -> MaskedDistilSettings:
     width = width_of(told.student, teacher)
     usual = defaults("masked", width, going_on=not isinstance(told.student, SizeStudent))
     usual = replace(usual, length=min(usual.length, teacher.limit or usual.length))
-    settings: MaskedDistilSettings = asked.laid(MaskedDistilSettings(teacher=asked.teacher, pretrain=usual))
+    settings: MaskedDistilSettings = overrides.resolve(
+        replace(MaskedDistilSettings(teacher="?"), pretrain=usual)
+    ).settings
     longest = max(settings.pretrain.lengths)
     if teacher.limit is not None and longest > teacher.limit:
         raise HeedfulError(

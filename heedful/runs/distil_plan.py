@@ -13,9 +13,8 @@ from heedful.data.carried import by_names, files_of
 from heedful.data.tags import unsaid
 from heedful.errors import HeedfulError
 from heedful.runs.distil_data import Unlabelled, read_unlabelled, task_of, without
-from heedful.runs.distil_more import foresee
+from heedful.runs.distil_more import foresee as foresee_more
 from heedful.runs.distil_settings import (
-    Asked,
     ClassicStudent,
     DistilSettings,
     FolderStudent,
@@ -23,6 +22,7 @@ from heedful.runs.distil_settings import (
     MaskedDistilSettings,
     SizeStudent,
     StudentSettings,
+    foresee,
     settled,
 )
 from heedful.runs.distil_students import width_of
@@ -31,6 +31,7 @@ from heedful.runs.finetune import Plan
 from heedful.runs.finetune_checks import need_dev, unused_settings
 from heedful.runs.folder import DATA, SETTINGS, read_json, settings_in, trained_on, write
 from heedful.runs.making import tokenizer_of
+from heedful.runs.overrides import Overrides
 from heedful.runs.reading import reading_of
 from heedful.runs.settings import (
     TASKS,
@@ -90,23 +91,23 @@ def _why(settings: FinetuneSettings) -> str:
     return f"{length}, batches of {train.batch}, rate {train.optimiser.rate:g}, {settings.seeds} seeds"
 
 
-def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = False, but: Path) -> Planned:
+def prepare(teacher: Loaded, overrides: Overrides, data: Any, *, skip_bad_rows: bool = False, but: Path) -> Planned:
     """All that can be known before anything is written; what would be found out after hours is refused here."""
     task = task_of(teacher)
     tokenizer_of(teacher)
-    told = asked.foreseen(task)
+    told = foresee(overrides, task)
     usual = replace(reading_of(told.teacher, data, told.data)[0], dev=USUAL.dev, seed=USUAL.seed)
-    told = asked.foreseen(task, usual)
+    told = foresee(overrides, task, usual)
     refuse_classic(task, told.student, told.verdict.precision)
     if told.more is not None:
-        foresee(task, told.teacher, told.more)
+        foresee_more(task, told.teacher, told.more)
     if told.outputs.top is not None:
         raise HeedfulError("outputs.top is for a vocabulary, of which the most likely tokens are kept: unset it")
     rows = LeaveOut if skip_bad_rows else Stop
     with of_data():
         source = labelled_source(task, data, told, rows())
         if source.made_dev and trained_on(told.teacher, source.places["train"]):
-            told = asked.foreseen(task, replace(usual, **parted(told.teacher)))
+            told = foresee(overrides, task, replace(usual, **parted(told.teacher)))
             source = labelled_source(task, data, told, rows())
         found = survey(source, ("train", *(split for split in source.splits if split != "train")))
     if lacking := undivided(source, found):
@@ -139,7 +140,7 @@ def prepare(teacher: Loaded, asked: Asked, data: Any, *, skip_bad_rows: bool = F
     together = told_apart(told.task, found.low is not None)
     texts = count + len(extra.examples) + made
     settings = settled(
-        asked,
+        overrides,
         task,
         count,
         texts,

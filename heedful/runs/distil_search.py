@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, fields, replace
 from itertools import islice
@@ -19,13 +19,15 @@ from heedful.infer.quantize import Trial
 from heedful.runs.distil import distil_task
 from heedful.runs.distil_data import task_of
 from heedful.runs.distil_plan import Planned, prepare, refuse_classic
-from heedful.runs.distil_settings import Asked, student_of
+from heedful.runs.distil_settings import DistilSettings, overrides_of, student_of
 from heedful.runs.distil_students import one_stack
 from heedful.runs.distil_students import student_of as make_student
 from heedful.runs.distil_verdict import VERDICT, Speed, plot, side_by_side
 from heedful.runs.evaluate import task_of as evaluating
 from heedful.runs.finetune import Finished
 from heedful.runs.folder import held, read_json, write
+from heedful.runs.overrides import Overrides
+from heedful.runs.settings import TASKS
 from heedful.runs.style import write as write_figure
 from heedful.train.fit import Watch
 from heedful.train.ranks import ALONE, Ranks
@@ -49,6 +51,7 @@ def search(
     unlabelled: Sequence[str | Path] = (),
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
+    overrides: Mapping[str, Any] | Overrides | None = None,
     skip_bad_rows: bool = False,
     watch: Watch | None = None,
     ranks: Ranks = ALONE,
@@ -61,36 +64,38 @@ def search(
     frontier under "search". A search that was interrupted goes on, also with other wishes: what was tried stays.
     """
     folder, watch = Path(out), watch or Watch()
-    asked = Asked(
-        teacher=str(teacher), losses=losses, recipe=str(recipe or ""), assignments=tuple(assignments),
-        unlabelled=tuple(map(str, unlabelled)),
-    )  # fmt: skip
-    if "student" in {*asked.table, *(each.partition("=")[0].strip().partition(".")[0] for each in assignments)}:
+    given = overrides_of(
+        str(teacher), losses=losses, recipe=recipe, assignments=assignments, unlabelled=unlabelled, overrides=overrides
+    )
+    if given.mentions("student"):
         raise HeedfulError("a setting of the student was given, but a search makes its own students: leave it out")
     _refuse_other(folder)
     known = load(teacher)
     if task_of(known) == "masked":
         raise HeedfulError("a search compares students on a task: give a teacher that was fine-tuned for one")
+    usual_settings = DistilSettings(task=TASKS[task_of(known)](), teacher="?")
+    if given.resolve(usual_settings).has("student"):
+        raise HeedfulError("a setting of the student was given, but a search makes its own students: leave it out")
     chosen = list(shapes) or usual(known)
     if not 1 <= len(chosen) <= MOST:
         raise HeedfulError(f"{len(chosen)} shapes were given; a search tries 1 to {MOST}")
 
-    def distilled(student: str, place: str, wishes: Sequence[str]) -> Finished:
-        mine = replace(asked, student=student, assignments=tuple(wishes))
+    def distilled(student: str, place: str, values: Mapping[str, Any]) -> Finished:
+        mine = given.with_values({"student": student_of(student), **values})
         taught = load(teacher)
         return distil_task(taught, mine, data, folder / place, skip_bad_rows, watch=watch, ranks=ranks, among=folder)
 
     facts = {"teacher": str(teacher), "shapes": chosen}
     planned: Planned | None = None
     if ranks.first and not (folder / FOUND).exists():  # what is wrong with the data is told before anything is written
-        planned = prepare(known, asked, data, skip_bad_rows=skip_bad_rows, but=folder)
+        planned = prepare(known, given, data, skip_bad_rows=skip_bad_rows, but=folder)
     with only_run(folder) if ranks.first else nullcontext():
         found = ranks.gather(_begun(folder, facts))[0] | {"under": under, "keep": keep}
         if planned is not None and "tried" not in found:
             found["tried"] = _timed(planned, chosen, watch)
             write(folder / FOUND, found)
         found = ranks.gather(found)[0]  # as the first has timed them
-        quick = last([*assignments, "seeds=1", "verdict.alone=none", "verdict.split=dev"])
+        quick = {"seeds": 1, "verdict.alone": "none", "verdict.split": "dev"}
         seen: list[dict[str, Any]] = []
         while (shape := following(found["tried"], seen, under, keep)) is not None:
             seen.append(shape)
@@ -115,7 +120,7 @@ def search(
             found["taken"] = best["name"]
             write(folder / FOUND, found)
         ranks.wait()
-        done = distilled(best["name"], BEST, assignments)
+        done = distilled(best["name"], BEST, {})
         if done.why == "done" and ranks.first:
             put_folder(folder / "plots")
             trained = [each for each in found["tried"] if "quality" in each]
@@ -128,11 +133,6 @@ def search(
 def quickest(trials: Sequence[Trial]) -> Precision:
     """The precision that is the fastest, whether it is refused or not."""
     return max(trials, key=lambda each: each.speed).precision
-
-
-def last(assignments: Sequence[str]) -> list[str]:
-    """Of two of one name the last one."""
-    return list({each.partition("=")[0].strip(): each for each in assignments}.values())
 
 
 def usual(teacher: Loaded) -> list[str]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from heedful.data import DataSettings
-from heedful.errors import HeedfulError, did_you_mean
+from heedful.errors import HeedfulError, SettingError, did_you_mean
 from heedful.model.classic_config import Attention, Bag, Hierarchical, Recurrent, Structured
-from heedful.runs.once import once
+from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain_settings import SIZES, MaskedSettings, PretrainSettings, Size
-from heedful.runs.settings import TASKS, TaskSettings, WordSettings, defaults, whole_groups
+from heedful.runs.settings import TASKS, TaskSettings, WordSettings, defaults, flat, whole_groups
 from heedful.runs.start_settings import one_name
-from heedful.settings import apply, load_mapping, overlay
+from heedful.settings import to_mapping
 from heedful.train.settings import Epochs, FitSettings, TrainSettings
 
 BAG, WORDS, DATA, PRETRAIN = Bag(), WordSettings(), DataSettings(), PretrainSettings()
@@ -286,70 +286,65 @@ class MaskedDistilSettings:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """What was asked for by hand: a recipe, names on the command line, which go over it, and assignments over both."""
+def overrides_of(
+    teacher: str,
+    *,
+    student: str = "",
+    losses: str = "",
+    unlabelled: Sequence[str | Path] = (),
+    recipe: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    overrides: Mapping[str, Any] | Overrides | None = None,
+) -> Overrides:
+    """Collect what was given by hand; overrides that were collected before are returned as they are."""
+    if isinstance(overrides, Overrides):
+        return overrides
+    presets: dict[str, dict[str, Any]] = {}
+    flags: dict[str, dict[str, Any]] = {f"TEACHER {teacher}": {"teacher": teacher}}
+    if student:
+        name, table = f"--student {student}", to_mapping(student_of(student))
+        presets[name] = {"student": table}
+        given = {path: value for path, value in flat({"student": table}) if path in SAID[table["kind"]]}
+        flags[name] = given
+    if losses:
+        presets[f"--loss {losses}"] = {"loss": to_mapping(_recipe(losses))}
+    if unlabelled:
+        places = [str(each) for each in unlabelled]
+        flags[f"--unlabelled {', '.join(places)}"] = {"unlabelled": places}
+    return Overrides.of(overrides, recipe=recipe, presets=presets, flags=flags, assignments=assignments)
 
-    teacher: str
-    student: str = ""
-    losses: str = ""
-    unlabelled: tuple[str, ...] = ()
-    recipe: str = ""
-    assignments: tuple[str, ...] = ()
 
-    @property
-    def table(self) -> Mapping[str, Any]:
-        """The recipe."""
-        return load_mapping(self.recipe) if self.recipe else {}
-
-    def foreseeable(self) -> None:
-        """Refuse what is wrong with any teacher, before one is read."""
-        first: HeedfulError | None = None
-        for kind in TASKS:
-            try:
-                self.foreseen(kind)
-            except HeedfulError as error:
-                first = first or error
-            else:
-                return
+def foresee_any(overrides: Overrides) -> None:
+    """Refuse what is wrong with a teacher of any task, before one is read."""
+    first: HeedfulError | None = None
+    for kind in TASKS:
         try:
-            self.laid(MaskedDistilSettings(teacher=self.teacher))
-        except HeedfulError:
-            assert first is not None
-            raise first from None
+            foresee(overrides, kind)
+        except HeedfulError as error:
+            first = first or error
+        else:
+            return
+    try:
+        overrides.resolve(MaskedDistilSettings(teacher="?"))
+    except HeedfulError:
+        assert first is not None
+        raise first from None
 
-    def foreseen(self, task: str = "classify", data: DataSettings = DATA) -> DistilSettings:
-        """The settings as far as they are known before anything is read; a wrong one is refused."""
-        return self.over(DistilSettings(task=TASKS[task](), teacher=self.teacher, data=data))
 
-    def over(self, settings: DistilSettings) -> DistilSettings:
-        """Laid over settings, which stay what they are in everything else."""
-        kind = settings.task.kind
-        settings = self.laid(settings)
-        if self.unlabelled:
-            settings = replace(settings, unlabelled=self.unlabelled)
-        if settings.task.kind != kind:
-            raise HeedfulError(
-                f'task.kind is "{settings.task.kind}", but the teacher\'s head decides it ("{kind}"): leave it out'
-            )
-        return settings
+def foresee(overrides: Overrides, task: str = "classify", data: DataSettings = DATA) -> DistilSettings:
+    """Return the settings as far as they are known before anything is read, and refuse what is wrong already."""
+    return resolve(overrides, DistilSettings(task=TASKS[task](), teacher="?", data=data))
 
-    def laid(self, settings: Any) -> Any:
-        """The same of any settings that have a teacher, a student and losses."""
-        once(self.assignments, "--unlabelled", ", ".join(self.unlabelled), "unlabelled")
-        settings = replace(overlay(settings, self.table, source=self.recipe), teacher=self.teacher)
-        if self.student:
-            student = student_of(self.student)
-            once(self.assignments, "--student", self.student, *SAID[student.kind])
-            settings = replace(settings, student=student)
-        if self.losses:
-            settings = replace(settings, loss=_recipe(self.losses))
-        settings = apply(settings, self.assignments)
-        if settings.teacher != self.teacher:
-            raise HeedfulError(
-                f'teacher is set to "{settings.teacher}", but {self.teacher} was given: name it once, before the data'
-            )
-        return settings
+
+def resolve(overrides: Overrides, usual: DistilSettings) -> DistilSettings:
+    """Lay overrides over defaults, whose task they may not change."""
+    settings, kind = overrides.resolve(usual).settings, usual.task.kind
+    if settings.task.kind != kind:
+        raise SettingError(
+            f'task.kind is "{settings.task.kind}", but the teacher\'s head decides it ("{kind}"): leave it out',
+            path="task.kind",
+        )
+    return settings
 
 
 def _recipe(given: str) -> LossSettings:
@@ -360,7 +355,7 @@ def _recipe(given: str) -> LossSettings:
 
 
 def settled(
-    asked: Asked,
+    overrides: Overrides,
     task: str,
     examples: int,
     texts: int,
@@ -381,12 +376,12 @@ def settled(
     length = Epochs(count=2 * usual.train.length.count)
     settings = DistilSettings(
         task=given or usual.task,
-        teacher=asked.teacher,
+        teacher="?",
         data=data,
         train=replace(usual.train, length=length),
         fit=replace(usual.fit, evaluate=1.0),
     )
-    settings = asked.over(settings)
+    settings = resolve(overrides, settings)
     whole_groups(settings.train, together)
     return settings
 

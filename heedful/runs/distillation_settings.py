@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from heedful.errors import HeedfulError
 
@@ -92,10 +92,13 @@ class Probe:
     data: str  # a file as `finetune regress`, `classify` and `tag` read it
 
 
-def assignments_of(terms: Sequence[str]) -> list[str]:
-    """The settings of a distillation with these terms at their usual weights."""
-    weights = [f"objective.term_weights.{term}={weight if term in terms else 0.0}" for term, weight in TERMS.items()]
-    texts = {"sentence_embedding", "pair_similarity"} & set(terms)
-    windows = ["objective.short_window_prob=0.5"] if texts else []
-    pairs = ["objective.pair_prob=0.3"] if "pair_similarity" in terms else []
-    return ["objective.kind=distillation", *weights, *windows, *pairs]
+def settings_of(terms: Sequence[str]) -> dict[str, Any]:
+    """The settings of a distillation with these terms at their usual weights, by path."""
+    settings: dict[str, Any] = {"objective.kind": "distillation"}
+    for term, weight in TERMS.items():
+        settings[f"objective.term_weights.{term}"] = weight if term in terms else 0.0
+    if {"sentence_embedding", "pair_similarity"} & set(terms):
+        settings["objective.short_window_prob"] = 0.5
+    if "pair_similarity" in terms:
+        settings["objective.pair_prob"] = 0.3
+    return settings

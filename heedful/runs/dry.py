@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from heedful.runs.expected import timed
 from heedful.runs.finetune import prepare
 from heedful.runs.folder import refuse_other
 from heedful.runs.making import make_task, start
+from heedful.runs.overrides import Overrides
+from heedful.runs.settings import overrides_of
 from heedful.runs.timing import memory
 from heedful.train.loop import Trainer
 
@@ -68,11 +70,13 @@ def dry_run(
     model: str | Path = "",
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
+    overrides: Mapping[str, Any] | Overrides | None = None,
     skip_bad_rows: bool = False,
 ) -> Estimate:
     """Read the data, run a few steps in memory, and tell; an encoder that would be trained on the spot is not."""
     folder = Path(out)
-    plan = prepare(task, data, model=model, recipe=recipe, assignments=assignments, skip_bad_rows=skip_bad_rows)
+    given = overrides_of(overrides, model=model, recipe=recipe, assignments=assignments)
+    plan = prepare(task, data, overrides=given, skip_bad_rows=skip_bad_rows)
     refuse_other(folder)
     train = replace(plan.settings.train, shard=1)  # one process looks: parts are as fast, and take less memory each
     settings = replace(plan.settings, start=replace(plan.settings.start, steps=0), train=train)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, fields, replace
@@ -41,7 +41,7 @@ from heedful.runs.folder import (
     write,
 )
 from heedful.runs.making import make_task, on_split, start
-from heedful.runs.once import once
+from heedful.runs.overrides import Overrides
 from heedful.runs.plots import draw
 from heedful.runs.results import JOURNAL, RESULTS, across_seeds, folder_bytes, read_results, seed_entry
 from heedful.runs.rewrite_making import bleu_words, need_words, targets
@@ -49,10 +49,12 @@ from heedful.runs.scoring import calibrate, measure, scored
 from heedful.runs.settings import (
     FinetuneSettings,
     StartSettings,
-    Wishes,
     WordSettings,
     defaults,
+    foresee,
+    overrides_of,
     readable,
+    resolve,
     summary,
     told_apart,
     whole_groups,
@@ -88,16 +90,19 @@ def finetune(
     model: str | Path = "",
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
+    overrides: Mapping[str, Any] | Overrides | None = None,
     skip_bad_rows: bool = False,
     watch: Watch | None = None,
     ranks: Ranks = ALONE,
 ) -> Finished:
     """Fine-tune a model on labelled data; `out` becomes the run folder, or is one that was interrupted and goes on.
 
-    `model` is a folder, or NAME@REVISION on the hub. What is not set follows from the size of the data, and is said.
+    `model` is a folder, or NAME@REVISION on the hub. `overrides` are settings by path or short name, as {"batch": 8}.
+    What is not set follows from the size of the data, and is said.
     """
     folder, watch = Path(out), watch if watch and ranks.first else Watch()
-    plan = prepare(task, data, model=model, recipe=recipe, assignments=assignments, skip_bad_rows=skip_bad_rows)
+    given = overrides_of(overrides, model=model, recipe=recipe, assignments=assignments)
+    plan = prepare(task, data, overrides=given, skip_bad_rows=skip_bad_rows)
     refuse_other(folder)
     train = decided(plan.settings.train, folder, ranks, watch.said)
     plan = replace(plan, settings=replace(plan.settings, train=train))
@@ -128,15 +133,12 @@ def prepare(
     model: str | Path = "",
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
+    overrides: Mapping[str, Any] | Overrides | None = None,
     skip_bad_rows: bool = False,
 ) -> Plan:
-    """Settings from the data's size, the recipe and the assignments, each over what stands before it; nothing written.
-
-    What would only be found out after hours is refused here.
-    """
-    once(assignments, "--model", model, "start.model", "start.revision")
-    wishes = Wishes.read(task, recipe, assignments)
-    told = wishes.foreseen()
+    """Look at the data, lay overrides over the defaults that follow from it, and refuse what could not be learned."""
+    given = overrides_of(overrides, model=model, recipe=recipe, assignments=assignments)
+    told = foresee(task, given)
     reading = told.data
     with of_data():
         source, found = _looked_at(task, data, reading, skip_bad_rows)
@@ -146,9 +148,7 @@ def prepare(
     refuse_dull(source, found)
     kind = "multiple" if source.kind is MultiLabelled else task
     start = told.start
-    if model:
-        start = replace(start, model=str(model), revision="")
-    elif (start.classic is not None or start.transformer is not None) and start.model == ENCODER:
+    if (start.classic is not None or start.transformer is not None) and start.model == ENCODER:
         start = replace(start, model="")  # over words, unless a model is named whose rows are to be read
     if start.model and Path(start.model).is_dir():
         start = replace(start, model=os.path.normpath(start.model))  # one folder, however it is written
@@ -180,7 +180,8 @@ def prepare(
         kind, count, fresh=fresh, width=width, classic=classic, writer=writer, together=together, words=words,
         characters=0 if cut else found.characters["train"],
     )  # fmt: skip
-    settings = replace(wishes.over(settings), start=start, data=reading)
+    resolved = resolve(given, settings)
+    settings = replace(resolved.settings, start=start, data=reading)
     if isinstance(start.classic, Readers):
         readable(kind, start.classic, "start.classic", len(source.labels))
     whole_groups(settings.train, together)
@@ -189,7 +190,7 @@ def prepare(
     unused_settings(settings, found, classic=classic and not start.model)
     empty = [*([f"{lacking}, so all are train"] if lacking else []), *of_splits(found)]
     bad = [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
-    why = summary(settings, why, wishes.names)
+    why = summary(settings, why, tuple(resolved.given))
     return Plan(settings=settings, source=source, survey=found, notes=(*empty, *bad), why=why)
 
 

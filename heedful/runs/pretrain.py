@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +40,7 @@ from heedful.runs.folder import (
     refuse_other,
     write,
 )
+from heedful.runs.overrides import Overrides
 from heedful.runs.plots import draw
 from heedful.runs.pretrain_card import ABOUT, text_notes, write_card
 from heedful.runs.pretrain_making import (
@@ -95,6 +96,7 @@ def pretrain(
     duration: str = "",
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
+    overrides: Mapping[str, Any] | Overrides | None = None,
     skip_bad_rows: bool = False,
     watch: Watch | None = None,
     ranks: Ranks = ALONE,
@@ -103,7 +105,8 @@ def pretrain(
 
     `out` becomes the run folder, or is one that was interrupted and goes on. `model` is a folder, or NAME@REVISION on
     the hub, that goes on; without it a fresh model of that size is trained. `teacher` is a trained encoder, for an
-    objective of terms such as "mlm+hidden_states+sentence_embedding". `duration` is a time budget, as "1h".
+    objective of terms such as "mlm+hidden_states+sentence_embedding". `duration` is a time budget, as "1h". `overrides`
+    are settings by path or short name.
     """
     settings = settled(
         data,
@@ -115,6 +118,7 @@ def pretrain(
         duration=duration,
         recipe=recipe,
         assignments=assignments,
+        overrides=overrides,
     )
     return run(settings, out, skip_bad_rows=skip_bad_rows, watch=watch, ranks=ranks)
 

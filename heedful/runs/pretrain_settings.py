@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from heedful.data.documents import CorpusSettings
-from heedful.errors import HeedfulError, did_you_mean
-from heedful.runs.distillation_settings import TERMS, Choose, DistillationSettings, Probe, TermWeights, assignments_of
-from heedful.runs.once import once
-from heedful.settings import apply, load_mapping, overlay
+from heedful.errors import HeedfulError, SettingError, did_you_mean
+from heedful.runs.distillation_settings import TERMS, Choose, DistillationSettings, Probe, TermWeights, settings_of
+from heedful.runs.overrides import Overrides
 from heedful.tokenizer.settings import TokenizerSettings
 from heedful.train.settings import AdamW, FitSettings, Linear, Minutes, Steps, TrainSettings
 
@@ -269,7 +268,7 @@ def defaults(objective: str, width: int, *, going_on: bool) -> PretrainSettings:
     )
 
 
-def settled(
+def overrides_of(
     data: str | Path | Sequence[str | Path] = (),
     *,
     objective: str = "",
@@ -280,61 +279,56 @@ def settled(
     duration: str = "",
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
-) -> PretrainSettings:
-    """Defaults, the recipe over them, what was named over that, and assignments over all."""
-    table: Mapping[str, Any] = {} if recipe is None else load_mapping(recipe)
+    flags: Mapping[str, Mapping[str, Any]] | None = None,
+    overrides: Mapping[str, Any] | Overrides | None = None,
+) -> Overrides:
+    """Collect what was given by hand; overrides that were collected before are returned as they are."""
     places = [str(each) for each in ([data] if isinstance(data, str | Path) else data) if str(each)]
     if recipes := [each for each in places if each.endswith(".toml")]:
         raise HeedfulError(
             f"{recipes[0]} is a recipe and stands among text: give it alone, to learn from the text that it names, or "
             f"as --recipe {recipes[0]}, to learn from other text"
         )
-    for option, given, setting in (
-        ("--objective", objective, "objective.kind"),
+    flags = dict(flags or {})
+    if places:
+        flags[f"DATA {', '.join(places)}"] = {"data": places}
+    if objective:
+        flags[f"--objective {objective}"] = _objective(objective)
+    if duration:
+        flags[f"--for {duration}"] = {"train.length": {"kind": "minutes", "count": minutes(duration)}}
+    for option, given, path in (
         ("--size", size, "model.size"),
         ("--model", model, "model.start"),
         ("--tokenizer", tokenizer, "tokenizer"),
-        ("--for", duration, "train.length"),
         ("--teacher", teacher, "objective.teacher"),
-        ("DATA", ", ".join(places), "data"),
     ):
-        once(assignments, option, given, setting)
-    named: dict[str, Any] = {"model": {}}
-    if teacher:
-        assignments = [f"objective.teacher={teacher}", *assignments]
-    if objective:  # with the others, which may say what it needs
-        assignments = [*_objective(objective), *assignments]
-    if places:
-        named["data"] = places
-    named["model"] |= {key: value for key, value in (("size", size), ("start", model)) if value}
-    if tokenizer:
-        named["tokenizer"] = tokenizer
-    if duration:
-        named["train"] = {"length": {"kind": "minutes", "count": minutes(duration)}}
-
-    def over(settings: PretrainSettings) -> PretrainSettings:
-        settings = overlay(settings, table, source=str(recipe or ""))
-        return apply(overlay(settings, named, source="the command"), assignments)
-
-    first = over(defaults("masked", 256, going_on=False))
-    start, kind, width = first.model.start, first.objective.kind, first.model.shape[1]
-    if size and start:
-        raise HeedfulError(f"--size would change nothing: {start} has a shape of its own; leave it out")
-
-    def usual(width: int) -> PretrainSettings:
-        return replace(over(defaults(kind, width, going_on=bool(start))), objective=first.objective)
-
-    if start and usual(512) != usual(1024):  # nobody says the rate
-        width = _width(start)
-    return usual(width)
+        if given:
+            flags[f"{option} {given}"] = {path: given}
+    return Overrides.of(overrides, recipe=recipe, flags=flags, assignments=assignments)
 
 
-def _objective(name: str) -> list[str]:
-    """The assignments that choose an objective by its name, or a distillation by its terms joined by +."""
+def settled(data: str | Path | Sequence[str | Path] = (), **given: Any) -> PretrainSettings:
+    """Return the defaults with overrides laid over them; the arguments are those of `overrides_of`."""
+    overrides = overrides_of(data, **given)
+    first = overrides.resolve(defaults("masked", 256, going_on=False))
+    model, kind = first.settings.model, first.settings.objective.kind
+    if first.has("model.size") and model.start:
+        raise SettingError(
+            f"model.size would change nothing: {model.start} has a shape of its own; leave it out", path="model.size"
+        )
+    width = model.shape[1]
+    if model.start and not first.has("train.optimiser.rate"):
+        width = _width(model.start)
+    usual = replace(defaults(kind, width, going_on=bool(model.start)), objective=first.settings.objective)
+    return overrides.resolve(usual).settings
+
+
+def _objective(name: str) -> dict[str, Any]:
+    """The settings that choose an objective by its name, or a distillation by its terms joined by +."""
     if name in OBJECTIVES:
-        return [f"objective.kind={name}"]
+        return {"objective.kind": name}
     if set(terms := name.split("+")) <= TERMS.keys():
-        return assignments_of(terms)
+        return settings_of(terms)
     raise HeedfulError(
         f'"{name}" is no objective{did_you_mean(name, [*OBJECTIVES, *TERMS])}: use one of {", ".join(OBJECTIVES)}, or '
         f"terms of a distillation joined by +: {', '.join(TERMS)}"

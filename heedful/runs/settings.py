@@ -6,16 +6,17 @@ Imports nothing heavy, so that a wrong one is told at once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from heedful.data import DataSettings
-from heedful.errors import HeedfulError, did_you_mean
+from heedful.errors import HeedfulError, SettingError, did_you_mean
 from heedful.model.classic_config import Bag, Readers, Writer
+from heedful.runs.overrides import Overrides, Resolved
 from heedful.runs.start_settings import PieceSettings, Positions, StartSettings, TransformerSettings, WordSettings
-from heedful.settings import apply, load_mapping, overlay, to_mapping
+from heedful.settings import load_mapping, overlay, to_mapping
 from heedful.train.settings import AdamW, Epochs, FitSettings, Noam, TrainSettings
 
 __all__ = ["PieceSettings", "Positions", "StartSettings", "TransformerSettings", "WordSettings"]
@@ -310,54 +311,51 @@ def told_apart(task: TaskSettings, scored: bool) -> int:
     return task.negatives if isinstance(task, EmbedSettings) and not scored else 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wishes:
-    """What was set by hand: the task, the table of a recipe, and assignments, which go over it."""
+def known_task(task: str) -> None:
+    """Refuse what is no task."""
+    if task == "multiple":
+        raise HeedfulError('"multiple" is no task of its own: classify does both, one label and any number')
+    if task not in TASKS:
+        known = [name for name in TASKS if name != "multiple"]
+        raise HeedfulError(f'"{task}" is no task{did_you_mean(task, known)}: use one of {", ".join(known)}')
 
-    task: str
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-    source: str = ""  # of the recipe
-    assignments: tuple[str, ...] = ()
 
-    @classmethod
-    def read(cls, task: str, recipe: str | Path | None = None, assignments: Sequence[str] = ()) -> Wishes:
-        """Wishes that can be met, as far as that is known before the data are read; others are refused."""
-        if task == "multiple":
-            raise HeedfulError('"multiple" is no task of its own: classify does both, one label and any number')
-        if task not in TASKS:
-            known = [name for name in TASKS if name != "multiple"]
-            raise HeedfulError(f'"{task}" is no task{did_you_mean(task, known)}: use one of {", ".join(known)}')
-        table = {} if recipe is None else load_mapping(recipe)
-        wishes = cls(task=task, recipe=table, source=str(recipe or ""), assignments=tuple(assignments))
-        wishes.foreseen()
-        return wishes
+def overrides_of(
+    overrides: Mapping[str, Any] | Overrides | None = None,
+    *,
+    model: str | Path = "",
+    recipe: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    flags: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Overrides:
+    """Collect what was given by hand; overrides that were collected before are returned as they are."""
+    named = {f"--model {model}": {"start.model": str(model), "start.revision": ""}} if str(model) else {}
+    return Overrides.of(overrides, recipe=recipe, flags={**named, **(flags or {})}, assignments=assignments)
 
-    def foreseen(self) -> FinetuneSettings:
-        """The settings as far as they are known before the data are read."""
-        try:
-            return self.over(defaults(self.task, 1, fresh=False)[0])
-        except HeedfulError:
-            if self.task != "classify":
-                raise
-            return self.over(defaults("multiple", 1, fresh=False)[0])  # its rows may have any number of labels
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the settings, each once."""
-        assigned = (each.partition("=")[0].strip() for each in self.assignments)
-        return tuple(dict.fromkeys([*(name for name, _ in flat(self.recipe)), *assigned]))
+def foresee(task: str, overrides: Overrides) -> FinetuneSettings:
+    """Return the settings as far as they are known before the data are read, and refuse what is wrong already."""
+    known_task(task)
+    try:
+        return resolve(overrides, defaults(task, 1, fresh=False)[0]).settings
+    except HeedfulError:
+        if task != "classify":
+            raise
+        return resolve(overrides, defaults("multiple", 1, fresh=False)[0]).settings  # rows with any number of labels
 
-    def over(self, settings: FinetuneSettings) -> FinetuneSettings:
-        """Laid over settings, which stay what they are in everything else."""
-        kind = settings.task.kind
-        settings = apply(overlay(settings, self.recipe, source=self.source), self.assignments)
-        if isinstance(settings.task, RewriteSettings) and settings.task.main == "bleu" and not _has_bleu():
-            raise HeedfulError(
-                "task.main is bleu, which sacrebleu measures, which is not installed: "
-                "pip install 'heedful[translate]', or let models be compared by F1 of words: task.main=f1"
-            )
-        if settings.task.kind != kind:
-            raise HeedfulError(
-                f'task.kind is "{settings.task.kind}", but the task, {self.task}, and its data decide it: leave it out'
-            )
-        return settings
+
+def resolve(overrides: Overrides, usual: FinetuneSettings) -> Resolved[FinetuneSettings]:
+    """Lay overrides over the defaults of a task, which they may not change."""
+    resolved, kind = overrides.resolve(usual), usual.task.kind
+    task = resolved.settings.task
+    if isinstance(task, RewriteSettings) and task.main == "bleu" and not _has_bleu():
+        raise SettingError(
+            "task.main is bleu, which sacrebleu measures, which is not installed: "
+            "pip install 'heedful[translate]', or let models be compared by F1 of words: task.main=f1",
+            path="task.main",
+        )
+    if task.kind != kind:
+        name = "classify" if kind == "multiple" else kind
+        message = f'task.kind is "{task.kind}", but the task, {name}, and its data decide it: leave it out'
+        raise SettingError(message, path="task.kind")
+    return resolved

@@ -12,7 +12,7 @@ import pytest
 from heedful.data import DataSettings, Labelled, LeaveOut, Scored, Source, check, read
 from heedful.data.folders import as_said
 from heedful.errors import HeedfulError
-from heedful.settings import apply
+from heedful.runs.overrides import override
 
 PLAIN = DataSettings(dev=0.0)
 
@@ -124,7 +124,7 @@ def test_newsgroups_in_latin_1(tmp_path: Path) -> None:
     assert source.splits == ("train", "test")
     both = [folder / "20news-bydate-train", folder / "20news-bydate-test"]
     assert rows(read(both, None, settings), "test") == rows(source, "test")
-    assert read(folder, None, apply(settings, ["label_until=."])).labels == ("alt", "comp")
+    assert read(folder, None, override(settings, ["label_until=."])).labels == ("alt", "comp")
     with pytest.raises(HeedfulError, match=r"37261:3:.* byte 0xe9 is no utf-8"):
         rows(read(folder, None, PLAIN))
     skipped = read(folder, None, PLAIN, bad_rows=LeaveOut())

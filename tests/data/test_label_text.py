@@ -9,7 +9,7 @@ import pytest
 
 from heedful.data import DataSettings, Labelled, LeaveOut, MultiLabelled, Plain, Scored, Source, read, source_of
 from heedful.errors import HeedfulError
-from heedful.settings import apply
+from heedful.runs.overrides import override
 
 QUESTIONS = (
     "DESC:manner How did the caf\u00e9 open ?\n"
@@ -40,7 +40,7 @@ def test_trec_questions_in_latin_1(tmp_path: Path) -> None:
 def test_coarse_labels_are_a_setting(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text(QUESTIONS, encoding="utf-8")
-    settings = apply(DataSettings(dev=0.0), ["label_until=:"])
+    settings = override(DataSettings(dev=0.0), ["label_until=:"])
     source = source_of("classify", path, settings, LeaveOut())
     assert source.labels == ("DESC", "HUM", "NUM")
     assert [each.label for each in source.examples("train")] == ["DESC", "NUM", "DESC", "HUM"]

@@ -22,7 +22,7 @@ from heedful.checkpoint import Loaded, load, save
 from heedful.checkpoint.attach import attach
 from heedful.data import DataSettings, Pair, Tagged, read
 from heedful.data.carried import by_names
-from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.errors import HeedfulError, HeedfulWarning, SettingError
 from heedful.infer.engine import Engine
 from heedful.infer.quantize import ready
 from heedful.objectives.distilled import maps
@@ -32,8 +32,17 @@ from heedful.runs.distil import distil
 from heedful.runs.distil_data import read_unlabelled, without
 from heedful.runs.distil_more import Replacer
 from heedful.runs.distil_plan import prepare
-from heedful.runs.distil_search import last, search
-from heedful.runs.distil_settings import Asked, DistilSettings, LayersStudent, MoreSettings, VerdictSettings, student_of
+from heedful.runs.distil_search import search
+from heedful.runs.distil_settings import (
+    DistilSettings,
+    LayersStudent,
+    MoreSettings,
+    VerdictSettings,
+    foresee,
+    foresee_any,
+    overrides_of,
+    student_of,
+)
 from heedful.runs.distil_students import cut, losses_of, vector
 from heedful.runs.distil_verdict import Speed, compared, side_by_side, spread
 from heedful.runs.distil_verdict import plot as drawn
@@ -431,12 +440,12 @@ def test_a_teacher_is_judged_seed_by_seed(student: list[float], alone: list[floa
 
 
 def test_settings_that_are_wrong_are_told_first() -> None:
-    Asked(teacher="x", assignments=("task.negatives=4",)).foreseeable()
-    Asked(teacher="x", assignments=("pretrain.length=64",)).foreseeable()
+    foresee_any(overrides_of("x", assignments=["task.negatives=4"]))
+    foresee_any(overrides_of("x", assignments=["pretrain.length=64"]))
     with pytest.raises(HeedfulError, match="temprature"):
-        Asked(teacher="x", assignments=("loss.temprature=4",)).foreseeable()
+        foresee_any(overrides_of("x", assignments=["loss.temprature=4"]))
     with pytest.raises(HeedfulError, match='"tripel" is no recipe of losses'):
-        Asked(teacher="x", losses="tripel").foreseeable()
+        overrides_of("x", losses="tripel")
 
 
 @pytest.mark.parametrize("marks", ["BIES", "BILU", "I"])
@@ -452,12 +461,11 @@ def test_a_tagging_teacher_may_have_its_own_marks(tmp_path: Path, marks: str) ->
 def test_names_go_over_a_recipe_and_the_teacher_is_named_once(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('teacher = "of-before"\n[student]\nkind = "layers"\nlayers = 2\n[loss]\nsoft = 3.0\n')
-    asked = Asked(teacher="mine", student="bag", losses="triple", recipe=str(recipe))
-    settings = asked.foreseen()
+    settings = foresee(overrides_of("mine", student="bag", losses="triple", recipe=recipe))
     assert (settings.teacher, settings.student, settings.loss.soft) == ("mine", student_of("bag"), 5.0)
-    assert Asked(teacher="mine", recipe=str(recipe)).foreseen().loss.soft == 3.0
-    with pytest.raises(HeedfulError, match='teacher is set to "other", but mine was given'):
-        Asked(teacher="mine", assignments=("teacher=other",)).foreseen()
+    assert foresee(overrides_of("mine", recipe=recipe)).loss.soft == 3.0
+    with pytest.raises(SettingError, match="TEACHER mine and --set teacher=other both set teacher"):
+        foresee(overrides_of("mine", assignments=["teacher=other"]))
     given: tuple[dict[str, Any], ...] = ({"assignments": ["student.layers=2"]}, {"recipe": recipe})
     for more in given:
         with pytest.raises(HeedfulError, match="a search makes its own students"):
@@ -466,7 +474,7 @@ def test_names_go_over_a_recipe_and_the_teacher_is_named_once(tmp_path: Path) ->
 
 def test_tinyberts_losses_are_of_every_layer(tmp_path: Path) -> None:
     teacher = load(make(tmp_path / "teacher", "single"))
-    losses = losses_of(Asked(teacher="x", losses="layers").foreseen().loss, teacher, teacher)
+    losses = losses_of(foresee(overrides_of("x", losses="layers")).loss, teacher, teacher)
     assert [each.pair for each in losses.relations] == [(0, 0), (1, 1)] and losses.hard == 0
     assert [each.weight for each in losses.relations] == [0.5, 0.5]
     assert losses.states[0].pairs == ((0, 0), (1, 1), (2, 2))
@@ -493,8 +501,8 @@ def test_what_can_be_foreseen_is_refused_before_anything_is_written(
     masked, text = of_text(tmp_path)
     with pytest.raises(HeedfulError, match=r"pretrain.length is 64, but .* reads 48 tokens"):
         distil(masked, text, no, student="tiny", assignments=["pretrain.length=64", *MASKED[:2]])
-    asked = Asked(teacher=str(masked), student="layers=1")
-    assert distil_masked._settled(load(masked), asked, text).pretrain.length == 48, "by default, as it reads"
+    overrides = overrides_of(str(masked), student="layers=1")
+    assert distil_masked._settled(load(masked), overrides, text).pretrain.length == 48, "by default, as it reads"
     assert not no.exists()
 
 
@@ -590,10 +598,15 @@ def test_a_word_is_replaced_without_the_space_before_it() -> None:
     assert distil_more._written("the cat sat", encoded, {1: "dog"}) == "the dog sat"
 
 
+def last(assignments: Sequence[str]) -> list[str]:
+    """The last assignment to each setting."""
+    return list({each.partition("=")[0].strip(): each for each in assignments}.values())
+
+
 def planned(teacher: Path, data: Any, *wishes: str, student: str = "layers=1") -> Any:
     """What is going to be done, of which nothing is written."""
-    asked = Asked(teacher=str(teacher), student=student, assignments=wishes)
-    return prepare(load(teacher), asked, data, but=teacher / "run")
+    overrides = overrides_of(str(teacher), student=student, assignments=wishes)
+    return prepare(load(teacher), overrides, data, but=teacher / "run")
 
 
 def test_dev_is_parted_as_the_teacher_parted_it(tmp_path: Path) -> None:
@@ -761,7 +774,7 @@ def test_a_student_answers_as_its_teacher_does(
     taught.thresholds = found
     if kind == "multiple":
         taught.config = replace(taught.config, head=replace(taught.config.head, labels=tuple(NAMES)))
-    asked = Asked(teacher=taught.source, assignments=tuple(wishes))
+    overrides = overrides_of(taught.source, assignments=wishes)
     held = data({"span": "extract"}.get(kind, kind), tmp_path / "data")
-    task: Any = prepare(taught, asked, held, but=tmp_path / "run").settings.task
+    task: Any = prepare(taught, overrides, held, but=tmp_path / "run").settings.task
     assert (task.most if kind == "span" else task.thresholds) == want

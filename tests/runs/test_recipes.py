@@ -12,10 +12,11 @@ import pytest
 from heedful.cli.train import FINETUNED
 from heedful.data import KINDS, read
 from heedful.errors import HeedfulError
-from heedful.runs.distil_settings import RECIPES, Asked, LayersStudent, MaskedDistilSettings
+from heedful.runs.distil_settings import RECIPES, LayersStudent, MaskedDistilSettings, foresee_any, overrides_of
+from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain_settings import settled
 from heedful.runs.recipes import SAMPLES, copy, offers
-from heedful.runs.settings import Wishes
+from heedful.runs.settings import foresee
 from heedful.shipped import ENCODER
 
 ROOT = Path(__file__).parents[2]
@@ -48,13 +49,13 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
             return
         if name.startswith("distil-"):
             assert offer.use == "heedful distil TEACHER DATA --recipe {}"
-            return Asked(teacher="a", recipe=str(path)).foreseeable()
+            return foresee_any(overrides_of("a", recipe=path))
         if name.startswith("translate-"):
             assert offer.use == "heedful finetune rewrite DATA --recipe {}"
-            assert Wishes.read("rewrite", path).foreseen().start.transformer
+            assert foresee("rewrite", Overrides(recipe=path)).start.transformer
             return
         assert offer.use == "heedful finetune TASK DATA --recipe {}"
-        assert all(Wishes.read(task, path) for task in FINETUNED)
+        assert all(foresee(task, Overrides(recipe=path)) for task in FINETUNED)
         return
     task = offer.use.split()[2]
     source = read(path, KINDS[task])
@@ -69,7 +70,7 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_recipe_of_distilbert_is_the_paper_s(tmp_path: Path) -> None:
     path, _ = copy("distil-distilbert", tmp_path / "a.toml")
-    found = Asked(teacher="a", recipe=str(path)).laid(MaskedDistilSettings(teacher="a"))
+    found = overrides_of("a", recipe=path).resolve(MaskedDistilSettings(teacher="?")).settings
     assert found.loss == RECIPES["triple"]
     assert found.student == LayersStudent(layers=6, take=(0, 2, 4, 7, 9, 11), family="distilbert")
 

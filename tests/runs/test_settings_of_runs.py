@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from heedful.cli.train import FINETUNED
-from heedful.errors import HeedfulError
-from heedful.runs.distil_settings import Asked
+from heedful.errors import HeedfulError, SettingError
+from heedful.runs import distil_settings
+from heedful.runs.distil_settings import LayersStudent
 from heedful.runs.finetune import prepare
 from heedful.runs.folder import going_on
 from heedful.runs.settings import (
@@ -23,8 +24,10 @@ from heedful.runs.settings import (
     EmbedSettings,
     FinetuneSettings,
     MultipleSettings,
-    Wishes,
     defaults,
+    foresee,
+    overrides_of,
+    resolve,
     summary,
     whole_groups,
 )
@@ -39,8 +42,13 @@ RECIPES = sorted(path for path in Path(str(files("heedful") / "assets" / "recipe
 
 def wished(task: str = "classify", recipe: Path | None = None, *assignments: str, examples: int = 600) -> Any:
     """What a run of so many examples has."""
-    asked = "classify" if task == "multiple" else task
-    return Wishes.read(asked, recipe, assignments).over(defaults(task, examples, fresh=False)[0])
+    overrides = overrides_of(recipe=recipe, assignments=assignments)
+    return resolve(overrides, defaults(task, examples, fresh=False)[0]).settings
+
+
+def early(task: str, *assignments: str, recipe: Path | None = None) -> FinetuneSettings:
+    """What is known before the data are read."""
+    return foresee(task, overrides_of(recipe=recipe, assignments=assignments))
 
 
 @pytest.mark.parametrize(
@@ -96,11 +104,12 @@ def test_long_texts_have_fewer_epochs(examples: int, characters: int, epochs: in
 def test_what_was_set_by_hand_is_said(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text("[train]\nbatch = 7\n[train.optimiser]\nrate = 1e-3\n")
-    wishes = Wishes.read("classify", recipe, ["train.length={kind = 'steps', count = 9}", "train.batch=5"])
+    overrides = overrides_of(recipe=recipe, assignments=["train.length={kind = 'steps', count = 9}", "train.batch=5"])
     usual, why = defaults("classify", 600, fresh=True)
-    assert summary(wishes.over(usual), why, wishes.names) == (
+    resolved = resolve(overrides, usual)
+    assert summary(resolved.settings, why, tuple(resolved.given)) == (
         "defaults for 600 examples and a fresh encoder: 9 steps, batches of 5, rate 0.001; "
-        "set by hand: train.batch, train.optimiser.rate, train.length"
+        "set by hand: train.batch, train.optimiser.rate, train.length.kind, train.length.count"
     )
 
 
@@ -163,7 +172,7 @@ def test_the_published_recipe_is_the_published_one() -> None:
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (["train.optimizer.rate=1"], '--set: train.optimizer is not a setting (did you mean "optimiser"?)'),
+        (["train.optimizer.rate=1"], 'train.optimizer.rate is not a setting (did you mean "train.optimiser.rate"?)'),
         (["sede=3"], '--set: sede is not a setting (did you mean "seeds"?)'),
         (["seeds=0"], "--set: seeds is 0; expected a whole number from 1"),
         (["seeds=two"], '--set: seeds is "two", expected a whole number'),
@@ -180,23 +189,23 @@ def test_the_published_recipe_is_the_published_one() -> None:
         ),
         (["start.redraw=-1"], "--set: start: redraw is -1; expected a whole number from 0"),
         (["task.kind=regress"], 'task.kind is "regress", but the task, classify, and its data decide it'),
-        (["task.weigths=balanced"], 'task.weigths is not a setting (did you mean "weights"?)'),
+        (["task.weigths=balanced"], 'task.weigths is not a setting (did you mean "task.weights"?)'),
         (["task.thresholds=best"], '--set: task.thresholds is "best", expected one of "half", "calibrated"'),
         (["data.dev=1"], "--set: data: dev is 1.0, expected a share from 0 up to 1"),
         (["long"], '--set: "long" is not of the form name=value'),
-        (["seeds=2", "seeds=3"], "--set: seeds is given twice"),
+        (["seeds=2", "seeds=3"], "--set seeds=2 and --set seeds=3 both set seeds"),
     ],
 )
 def test_wrong_assignments_are_refused(assignments: list[str], message: str) -> None:
     with pytest.raises(HeedfulError, match=re.escape(message)):
-        Wishes.read("classify", None, assignments)
+        early("classify", *assignments)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[train]\nbatchsize = 3", "mine.toml: train.batchsize is not a setting"),
-        ("[trian]\nbatch = 3", 'mine.toml: trian is not a setting (did you mean "train"?)'),
+        ("[trian]\nbatch = 3", 'mine.toml: trian.batch is not a setting (did you mean "train.batch"?)'),
         ("seeds = '3'", 'mine.toml: seeds is "3", expected a whole number'),
         ("seeds = 3\nseeds = 4", "mine.toml: is not TOML"),
         ("a = " + "[" * 10_000, "mine.toml: is nested more than 100 deep"),
@@ -208,29 +217,29 @@ def test_wrong_recipes_are_refused_by_file_and_key(tmp_path: Path, text: str, me
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(HeedfulError, match=re.escape(message)) as raised:
-        Wishes.read("classify", path)
+        early("classify", recipe=path)
     assert str(raised.value).startswith(str(path))
 
 
 def test_a_recipe_that_is_not_there_and_a_task_that_is_not_known(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=r"no\.toml: there is no such file"):
-        Wishes.read("classify", tmp_path / "no.toml")
+        early("classify", recipe=tmp_path / "no.toml")
     with pytest.raises(
         HeedfulError, match=r'"clasify" is no task \(did you mean "classify"\?\): use one of classify, '
     ):
-        Wishes.read("clasify")
+        early("clasify")
     with pytest.raises(HeedfulError, match='"multiple" is no task of its own: classify does both'):
-        Wishes.read("multiple")
+        early("multiple")
     assert set(FINETUNED) == set(TASKS) - {"multiple"}, "which classify finds out by itself"
 
 
 def test_classify_takes_settings_of_many_labels_before_it_has_seen_the_data() -> None:
-    found = Wishes.read("classify", None, ["task.thresholds=calibrated"])
-    assert found.foreseen().task == MultipleSettings(thresholds="calibrated")
+    given = "task.thresholds=calibrated"
+    assert early("classify", given).task == MultipleSettings(thresholds="calibrated")
     with pytest.raises(HeedfulError, match=r"task\.thresholds is not a setting"):
-        found.over(defaults("classify", 1, fresh=False)[0])  # one label, as it turned out
+        wished("classify", None, given)  # one label, as it turned out
     with pytest.raises(HeedfulError, match=r"task\.thresholds is not a setting"):
-        Wishes.read("tag", None, ["task.thresholds=calibrated"])
+        early("tag", given)
 
 
 @pytest.mark.parametrize("given", [{"negatives": 1}, {"scale": 0.0}])
@@ -253,7 +262,7 @@ def test_resolved_settings_come_back_from_toml(task: str, tmp_path: Path) -> Non
 
 def test_a_run_from_the_hub_goes_on_whose_revision_was_saved_beside_the_name(tmp_path: Path) -> None:
     apart, joined = 'model = "org/name"\nrevision = "v1"', 'model = "org/name@v1"\nrevision = ""'
-    student = Asked(teacher="t", student="org/name@v1").foreseen()
+    student = distil_settings.foresee(distil_settings.overrides_of("t", student="org/name@v1"))
     for wishes in (wished("tag", None, "start.model=org/name@v1"), student):
         assert joined in to_toml(wishes)
         (tmp_path / "settings.toml").write_text(to_toml(wishes).replace(joined, apart))
@@ -282,11 +291,14 @@ def test_settings_import_no_torch_and_keep_their_old_names() -> None:
         assert names and all(getattr(module, name) is getattr(settings, name) for name in names)
 
 
-def test_what_an_option_names_is_not_set_too() -> None:
-    with pytest.raises(HeedfulError, match=r"^--model a and --set start\.model=b were given: both say start\.model;"):
+def test_a_flag_and_an_assignment_cannot_set_the_same() -> None:
+    with pytest.raises(SettingError, match=r"^--model a and --set start\.model=b both set start\.model:") as caught:
         prepare("classify", "none.csv", model="a", assignments=["seeds=2", "start.model=b"])
-    named = Asked(teacher="t", student="layers=3", assignments=("student.take=[0, 2, 4]", "student.family=bert"))
-    named.foreseeable()
+    assert (caught.value.code, caught.value.path) == ("duplicate", "start.model")
+    others = ["student.take=[0, 2, 4]", "student.family=bert"]
+    overrides = distil_settings.overrides_of("t", student="layers=3", assignments=others)
+    assert distil_settings.foresee(overrides).student == LayersStudent(take=(0, 2, 4), family="bert")
     for student, setting in (("layers=3", "student.layers=2"), ("bag", "student = {kind = 'size'}")):
-        with pytest.raises(HeedfulError, match=f"^--student {student} and --set {re.escape(setting)} were given"):
-            replace(named, student=student, assignments=(setting,)).foreseeable()
+        overrides = distil_settings.overrides_of("t", student=student, assignments=[setting])
+        with pytest.raises(SettingError, match=f"^--student {student} and --set {re.escape(setting)} both set"):
+            distil_settings.foresee_any(overrides)

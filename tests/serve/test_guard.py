@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.refused import Full, TooLong
+from heedful.runs.overrides import override
 from heedful.serve.connections import Connections
 from heedful.serve.count import PART, characters, few_enough, in_turns
 from heedful.serve.guard import read_keys, trouble_of
 from heedful.serve.run import Running, background
 from heedful.serve.settings import Deadlines, Limits, ServeSettings
-from heedful.settings import apply
 
 JSON = "content-type: application/json\r\n"
 KEY = b"a-key-of-more-than-16-characters"
@@ -581,13 +581,15 @@ def test_a_refusal_is_heard_where_the_connection_is_closed_after_it(served: Runn
 
 
 def test_settings() -> None:
-    chosen = apply(ServeSettings(), ["limits.requests=7", "deadlines.request=2.5", 'hosts=["example.org"]'])
+    chosen = override(ServeSettings(), ["limits.requests=7", "deadlines.request=2.5", 'hosts=["example.org"]'])
     assert (chosen.limits.requests, chosen.deadlines.request, chosen.hosts) == (7, 2.5, ("example.org",))
     with pytest.raises(HeedfulError, match="body is 0: give a number from 1"):
         Limits(body=0)
     with pytest.raises(HeedfulError, match="max_connections_per_address is 0: give a number from 1"):
         Limits(max_connections_per_address=0)
-    chosen = apply(ServeSettings(), ["limits.max_connections_per_address=7", 'trusted_proxies=["::1", "10.0.0.0/8"]'])
+    chosen = override(
+        ServeSettings(), ["limits.max_connections_per_address=7", 'trusted_proxies=["::1", "10.0.0.0/8"]']
+    )
     assert chosen.connections_per_address == 7 and ServeSettings().connections_per_address == 256
     assert ServeSettings(behind_proxy=True).connections_per_address is None
     with pytest.raises(HeedfulError, match="give one of them"):
@@ -597,4 +599,4 @@ def test_settings() -> None:
     with pytest.raises(HeedfulError, match="drain is -1"):
         Deadlines(drain=-1.0)
     with pytest.raises(HeedfulError, match='did you mean "requests"'):
-        apply(ServeSettings(), ["limits.request=7"])
+        override(ServeSettings(), ["limits.request=7"])

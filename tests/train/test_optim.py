@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from heedful import checkpoint, settings
 from heedful.errors import HeedfulError
 from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, NextToken, StackConfig
+from heedful.runs.overrides import override
 from heedful.train import optim
 from heedful.train.optim import AdamW, Constant, Cosine, Google, Linear, Noam, Optimizer, Schedule, factor, layer_rates
 from tests.tiny import MODELS, TINY
@@ -397,7 +398,7 @@ class Run:
 def test_settings_from_and_to_text() -> None:
     given = settings.read(Run, {"optimizer": {"rate": 2e-5}, "schedule": {"kind": "google"}}, source="test")
     assert given == Run(optimizer=AdamW(rate=2e-5), schedule=Google(warmup=0.1))
-    given = settings.apply(given, ["schedule.kind=cosine", "schedule.floor=0.1", "optimizer.clip=none"])
+    given = override(given, ["schedule.kind=cosine", "schedule.floor=0.1", "optimizer.clip=none"])
     assert given.schedule == Cosine(floor=0.1) and given.optimizer.clip is None
     for each in (given, Run(optimizer=AdamW.google(1e-4), schedule=Constant(warmup=0.5))):
         text = settings.to_toml(each)  # which reads it back
@@ -405,9 +406,9 @@ def test_settings_from_and_to_text() -> None:
     with pytest.raises(HeedfulError, match=r"optimizer.rate is missing"):
         settings.read(Run, {"optimizer": {}}, source="test")
     with pytest.raises(HeedfulError, match=r'schedule.kind is "linea", .*did you mean "linear"'):
-        settings.apply(given, ["schedule.kind=linea"])
+        override(given, ["schedule.kind=linea"])
     with pytest.raises(HeedfulError, match=r"schedule: warmup is 10.0; expected a share from 0 to 1"):
-        settings.apply(given, ["schedule.warmup=10.0"])
+        override(given, ["schedule.warmup=10.0"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,309 @@
+"""Settings given by hand, laid over defaults: a recipe, then flags, assignments and Python values.
+
+A setting may be given by its full path, "train.optimizer.lr", or without the tables in front of it, "lr", wherever
+what is left is unique. Values of assignments are TOML; what is not TOML is text. Imports nothing heavy, so that a
+wrong setting is refused at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from heedful.errors import HeedfulError, SettingError
+from heedful.plain import DEEPEST, cut, made_plain, parse, shown
+from heedful.runs.aliases import ALIASES
+from heedful.runs.describe import Kind, paths
+from heedful.settings import lay, load_mapping, read, to_mapping
+
+Settings = TypeVar("Settings")
+ASSIGNED = "--set"
+SUGGESTED = 5  # paths that an error lists
+
+
+class Entry(NamedTuple):
+    """One value and where it was given."""
+
+    path: tuple[str, ...]
+    value: Any
+    source: str  # for errors about the value: "--set", a flag, the file of a recipe
+    text: str  # as it was given
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolved(Generic[Settings]):
+    """Settings, and what of them was given by hand."""
+
+    settings: Settings
+    given: Mapping[str, str]  # source by full path, in the order recipe, presets, flags, assignments, values
+    renamed: Mapping[str, str]  # full path by the foreign name that was used for it
+
+    def has(self, path: str) -> bool:
+        """Whether a setting, or one below it, was given."""
+        return any(f"{name}.".startswith(f"{path}.") for name in self.given)
+
+
+class Overrides:
+    """All that was given by hand; read once, laid over defaults with `resolve`.
+
+    Args:
+        recipe: Path of a .toml or .json file, or its table. Everything else lies over it.
+        presets: Tables of settings by what names them, as {"--loss soft": {"loss": {...}}}. Other flags, assignments
+            and values lie over them.
+        flags: Values by full path, by the flag that gives them, as {"--lr 0.1": {"train.optimizer.lr": 0.1}}.
+        assignments: Texts such as "lr=0.1".
+        values: Python values by path or short name, or nested mappings.
+
+    A setting may be given once among flags, assignments and values.
+
+    Raises:
+        SettingError: If the form of an assignment is wrong.
+        HeedfulError: If the recipe cannot be read.
+    """
+
+    def __init__(
+        self,
+        *,
+        recipe: str | Path | Mapping[str, Any] | None = None,
+        presets: Mapping[str, Mapping[str, Any]] | None = None,
+        flags: Mapping[str, Mapping[str, Any]] | None = None,
+        assignments: Sequence[str] = (),
+        values: Mapping[str, Any] | None = None,
+    ) -> None:
+        source = "" if recipe is None else "recipe" if isinstance(recipe, Mapping) else str(recipe)
+        table = recipe if isinstance(recipe, Mapping) else load_mapping(recipe) if recipe else {}
+        self._recipe = _entries(_plain(table, source), source)
+        self._presets, self._given = list[Entry](), list[Entry]()
+        for layer, named in ((self._presets, presets), (self._given, flags)):
+            for name, each in (named or {}).items():
+                layer += _entries(_plain(each, name), name)
+        for assignment in assignments:
+            self._given += _assignment(assignment)
+        for name, value in _plain(values or {}, "values").items():
+            self._given += _entries({name: value}, f"{name}={shown(value)}")
+        self._last: list[Entry] = []
+        self._located: dict[type, tuple[list[list[Entry]], dict[str, str]]] = {}
+        self._resolved: list[tuple[Any, Resolved[Any]]] = []
+
+    @classmethod
+    def of(cls, given: Overrides | Mapping[str, Any] | None, **others: Any) -> Overrides:
+        """Overrides that were collected before, or new ones from Python values and other arguments of Overrides."""
+        if isinstance(given, cls):
+            assert not any(others.values()), "collected overrides include everything"
+            return given
+        return cls(values=given, **others)  # type: ignore[arg-type]
+
+    def with_values(self, values: Mapping[str, Any]) -> Overrides:
+        """Return overrides with Python values laid over everything else, which may set them too."""
+        changed = copy(self)
+        changed._last = [*self._last, *_entries(_plain(values, "values"), "values")]
+        changed._located, changed._resolved = {}, []
+        return changed
+
+    def mentions(self, name: str) -> bool:
+        """Whether the name of a top-level setting was used, known or not."""
+        return any(entry.path[0] == name for layer in (self._recipe, self._presets, self._given) for entry in layer)
+
+    def resolve(self, defaults: Settings) -> Resolved[Settings]:
+        """Lay everything over defaults; the same defaults are resolved once.
+
+        Raises:
+            SettingError: If a name is unknown or ambiguous, a setting is given twice, or a value is refused.
+        """
+        for before, resolved in self._resolved:
+            if type(before) is type(defaults) and before == defaults:
+                return resolved
+        layers, renamed = self._locate(type(defaults))
+        mapping = to_mapping(defaults)
+        for layer in layers:
+            lay(mapping, _nested(layer))
+        entries = [entry for layer in layers for entry in layer]
+        settings = read(type(defaults), mapping, source=lambda path: _source(entries, path))
+        given = {".".join(entry.path): entry.text for entry in entries}
+        resolved = Resolved(settings=settings, given=given, renamed=renamed)
+        self._resolved.append((defaults, resolved))
+        return resolved
+
+    def _locate(self, cls: type) -> tuple[list[list[Entry]], dict[str, str]]:
+        """Layers with full paths, checked against a settings class; full paths by foreign names."""
+        if cls not in self._located:
+            renamed: dict[str, str] = {}
+            parts = (self._recipe, self._presets, self._given, self._last)
+            layers = [[_located(cls, entry, renamed) for entry in layer] for layer in parts]
+            for layer in layers:
+                _refuse_duplicates(layer)
+            self._located[cls] = layers, renamed
+        return self._located[cls]
+
+
+def override(defaults: Settings, assignments: Sequence[str] = ()) -> Settings:
+    """Return settings with assignments such as "limits.requests=7" laid over them."""
+    return Overrides(assignments=assignments).resolve(defaults).settings
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any, source: str) -> dict[str, Any]:
+    plain: dict[str, Any] = made_plain(_as_data(value), (), source)
+    return plain
+
+
+def _as_data(value: Any) -> Any:
+    """Dataclasses as tables, paths as text."""
+    if isinstance(value, Mapping):
+        return {key: _as_data(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_data(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
+    return to_mapping(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _entries(table: Mapping[str, Any], source: str) -> list[Entry]:
+    """The values of a table; dots in its own keys, not in those of tables inside it, separate the parts of a path."""
+    return [
+        Entry(path=(*key.split("."), *rest), value=value, source=source, text=source)
+        for key, each in table.items()
+        for rest, value in _leaves(each)
+    ]
+
+
+def _leaves(value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, dict) and value:
+        for key, each in value.items():
+            yield from (((key, *rest), leaf) for rest, leaf in _leaves(each))
+    else:
+        yield (), value
+
+
+def _assignment(given: str) -> list[Entry]:
+    name, equals, text = given.partition("=")
+    path = tuple(part.strip() for part in name.split("."))
+    if not equals or not all(path) or len(path) > DEEPEST:
+        message = f"{ASSIGNED}: {shown(given)} is not of the form name=value or table.name=value"
+        raise SettingError(message, source=ASSIGNED)
+    whole = f"{ASSIGNED} {cut(given)}"
+    leaves = _leaves(_toml_value(text.strip()))
+    return [Entry(path=(*path, *rest), value=value, source=ASSIGNED, text=whole) for rest, value in leaves]
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        value = parse(f"value = {text}", "TOML", ASSIGNED)
+        return made_plain(value["value"], (), ASSIGNED) if len(value) == 1 else text
+    except HeedfulError:
+        return text
+
+
+# -- names ----------------------------------------------------------------------------------------------------------
+
+
+def _located(cls: type, entry: Entry, renamed: dict[str, str]) -> Entry:
+    """The entry with the full path of its setting."""
+    known, name = paths(cls), cut(".".join(entry.path))
+    if _leads_to_setting(known, entry.path):
+        return entry
+    full = sorted({full for path, kind in known.items() if (full := _completed(path.split("."), kind, entry.path))})
+    if len(full) == 1:
+        return entry._replace(path=full[0])
+    if name in ALIASES and _leads_to_setting(known, alias := tuple(ALIASES[name].split("."))):
+        renamed[name] = ALIASES[name]
+        return entry._replace(path=alias)
+    prefix = f"{entry.source}: " if entry.source else ""
+    if full:
+        candidates = tuple(".".join(path) for path in full)
+        message = f"{prefix}{name} is the name of several settings: give one of {', '.join(candidates)}"
+        raise SettingError(message, path=name, source=entry.source, code="ambiguous", candidates=candidates)
+    candidates = _similar(known, entry.path)
+    message = f"{prefix}{name} is not a setting"
+    if candidates:
+        message += f" (did you mean {' or '.join(map(shown, candidates))}?)"
+    else:
+        parent = ".".join(entry.path[:-1])
+        siblings = _children(known, parent if parent in known else "")
+        message += f"; known here: {', '.join(path.rpartition('.')[2] for path in siblings)}"
+    raise SettingError(message, path=name, source=entry.source, code="unknown", candidates=candidates)
+
+
+def _leads_to_setting(known: Mapping[str, Kind], path: tuple[str, ...]) -> bool:
+    """Whether a path is one of a setting, or lies inside its value, which is checked later."""
+    longest = next((depth for depth in range(len(path), 0, -1) if ".".join(path[:depth]) in known), 0)
+    return longest == len(path) or (longest > 0 and known[".".join(path[:longest])] != "table")
+
+
+def _completed(path: list[str], kind: Kind, name: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The full path if a short name means this setting, or a key of it where it is a dict."""
+    for depth in range(1, len(name) + 1) if kind == "dict" else (len(name),):
+        if tuple(path[-depth:]) == name[:depth] and name != ("kind",):
+            return (*path, *name[depth:])
+    return None
+
+
+def _similar(known: Mapping[str, Kind], name: tuple[str, ...]) -> tuple[str, ...]:
+    """Full paths that may have been meant by an unknown name."""
+    *before, last = name
+    full = ".".join(name)
+    same = [path for path in known if path.rpartition(".")[2] == last]
+    same = get_close_matches(full[:200], same, n=1) or same
+    here = _children(known, ".".join(before)) if ".".join(before) in known or not before else []
+    for some in (same, _close(last, here), _close(last, known), get_close_matches(full[:200], known, n=1)):
+        if some:
+            return tuple(some[:SUGGESTED])
+    return tuple(dict.fromkeys(ALIASES[each] for each in get_close_matches(full[:200], ALIASES, n=1)))
+
+
+def _close(last: str, among: Iterable[str]) -> list[str]:
+    """Paths whose last component is the closest one to a name."""
+    by_last: dict[str, list[str]] = {}
+    for path in among:
+        by_last.setdefault(path.rpartition(".")[2], []).append(path)
+    return [path for each in get_close_matches(last[:200], by_last, n=1) for path in by_last[each]]
+
+
+def _children(known: Mapping[str, Kind], parent: str) -> list[str]:
+    """The settings and tables directly below a path, "" for the root."""
+    return [path for path in known if path.rpartition(".")[0] == parent]
+
+
+def _refuse_duplicates(entries: Sequence[Entry]) -> None:
+    """Refuse two values for one setting, or for a table and a setting in it."""
+    seen: dict[tuple[str, ...], Entry] = {}
+    for entry in sorted((entry for entry in entries if entry.value != {}), key=lambda entry: len(entry.path)):
+        for depth in range(1, len(entry.path) + 1):
+            if (other := seen.get(entry.path[:depth])) is not None:
+                path = ".".join(other.path)
+                message = f"{other.text} and {entry.text} both set {path}: give one of them"
+                raise SettingError(message, path=path, source=entry.source, code="duplicate")
+        seen[entry.path] = entry
+
+
+# -- laying over ----------------------------------------------------------------------------------------------------
+
+
+def _nested(entries: Sequence[Entry]) -> dict[str, Any]:
+    """The table that entries make."""
+    root: dict[str, Any] = {}
+    for entry in sorted(entries, key=lambda entry: len(entry.path)):
+        table = root
+        for part in entry.path[:-1]:
+            table = table.setdefault(part, {})
+        if entry.value != {}:
+            table[entry.path[-1]] = entry.value
+        else:
+            table.setdefault(entry.path[-1], {})
+    return root
+
+
+def _source(entries: Sequence[Entry], path: Sequence[str | int]) -> str:
+    """Where the value at a path, or the last one below or above it, was given; "" if nothing was."""
+    wanted = tuple(str(part) for part in path)
+    for entry in reversed(entries):
+        depth = min(len(entry.path), len(wanted))
+        if entry.path[:depth] == wanted[:depth]:
+            return str(entry.source)
+    return ""

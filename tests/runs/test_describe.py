@@ -1,0 +1,76 @@
+"""Settings as data, for flags, references and completion."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, replace
+from typing import Literal
+
+from heedful.runs.describe import describe, paths
+from heedful.runs.distil_settings import DistilSettings, MaskedDistilSettings
+from heedful.runs.pretrain_settings import PretrainSettings
+from heedful.runs.settings import FinetuneSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circle:
+    kind: Literal["circle"] = "circle"
+    radius: float = 1.0  # metres
+
+
+@dataclass(frozen=True, kw_only=True)
+class Square:
+    kind: Literal["square"] = "square"
+    # of each side,
+    # in metres
+    side: float = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    name: str  # what it is called
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Base):
+    shape: Circle | Square = Square(side=3.0)
+    colour: Literal["red", "blue"] | None = None  # None: none
+    roles: dict[str, int] | None = None
+    frame: Circle | None = None  # around it
+    bare: int = 0
+
+
+def test_every_setting_has_path_type_default_meaning_and_choices() -> None:
+    found = {(setting.path, setting.when): setting for setting in describe(Drawing)}
+    assert [path for path, _ in found] == [
+        "name", "shape.kind", "shape.radius", "shape.side", "colour", "roles", "frame", "frame.kind", "frame.radius",
+        "bare",
+    ]  # fmt: skip
+    name, kind, colour = found["name", ()], found["shape.kind", ()], found["colour", ()]
+    assert (name.type, name.default, name.doc) == (str, MISSING, "what it is called")
+    assert (kind.default, kind.choices) == ("square", ("circle", "square"))
+    assert (colour.default, colour.choices, colour.doc) == (None, ("red", "blue"), "None: none")
+    side = found["shape.side", ('shape.kind = "square"',)]
+    assert (side.default, side.doc, side.name) == (3.0, "of each side, in metres", "side")
+    assert found["shape.radius", ('shape.kind = "circle"',)].default == 1.0
+    assert found["frame", ()].table and found["bare", ()].doc == ""
+
+
+def test_defaults_are_those_of_an_instance() -> None:
+    drawing = Drawing(name="a", shape=Circle(radius=5.0))
+    found = {setting.path: setting.default for setting in describe(drawing)}
+    assert (found["name"], found["shape.kind"], found["shape.radius"], found["shape.side"]) == ("a", "circle", 5.0, 2.0)
+    assert {setting.path: setting.default for setting in describe(replace(drawing, bare=3))}["bare"] == 3
+
+
+def test_paths_say_what_may_lie_below_them() -> None:
+    found = paths(Drawing)
+    assert (found["shape"], found["frame"], found["roles"], found["bare"]) == ("table", "table", "dict", "value")
+
+
+def test_the_settings_of_all_runs_can_be_described() -> None:
+    for cls in (FinetuneSettings, PretrainSettings, DistilSettings, MaskedDistilSettings):
+        settings = describe(cls)
+        assert {setting.path for setting in settings} <= paths(cls).keys()
+        found = {setting.path: setting.doc for setting in settings}
+        (batch,) = (path for path in found if path.endswith("train.batch"))
+        assert found[batch].startswith("samples of an update")

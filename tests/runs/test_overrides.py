@@ -1,0 +1,178 @@
+"""Settings given by hand: full paths and short names, one value for each setting, errors with a class and a path."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heedful.data import DataSettings
+from heedful.errors import HeedfulError, SettingError
+from heedful.runs import aliases
+from heedful.runs.finetune import prepare
+from heedful.runs.overrides import Overrides, Resolved
+from heedful.runs.pretrain_settings import PretrainSettings
+from heedful.runs.pretrain_settings import defaults as pretraining
+from heedful.runs.pretrain_settings import settled as pretrain_settings
+from heedful.runs.settings import FinetuneSettings, defaults
+from heedful.train.settings import Cosine, TrainSettings
+
+USUAL = defaults("classify", 600, fresh=False)[0]
+RATE = "train.optimiser.rate"
+
+
+def resolved(**given: Any) -> Resolved[FinetuneSettings]:
+    return Overrides(**given).resolve(USUAL)
+
+
+def refused(code: str, **given: Any) -> SettingError:
+    """The error that is raised, which has this code."""
+    with pytest.raises(SettingError) as caught:
+        resolved(**given)
+    assert caught.value.code == code
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ["rate", "optimiser.rate", RATE])
+@pytest.mark.parametrize("how", ["assignments", "values", "recipe", "flags"])
+def test_a_setting_is_given_by_any_unique_end_of_its_path(name: str, how: str) -> None:
+    given: dict[str, Any] = {
+        "assignments": [f"{name}=0.5"],
+        "values": {name: 0.5},
+        "recipe": {name: 0.5},
+        "flags": {"--lr 0.5": {name: 0.5}},
+    }
+    found = resolved(**{how: given[how]})
+    assert found.settings.train.optimiser.rate == 0.5 and list(found.given) == [RATE]
+    assert found.settings == replace(USUAL, train=found.settings.train), "nothing else has changed"
+
+
+def test_columns_are_given_without_the_table_in_front_of_them() -> None:
+    assert resolved(assignments=["columns.text=my text"]).settings.data.columns == {"text": "my text"}
+    assert Overrides(assignments=["columns.text=3"]).resolve(DataSettings()).settings.columns == {"text": 3}
+
+
+def test_an_ambiguous_name_is_refused_with_all_full_paths() -> None:
+    error = refused("ambiguous", assignments=["seed=3"])
+    assert error.path == "seed" and set(error.candidates) == {"data.seed", "train.seed"}
+    assert all(path in str(error) for path in error.candidates)
+
+
+def test_a_full_path_wins_over_short_names() -> None:
+    usual = pretraining("masked", 256, going_on=False)
+    found = Overrides(assignments=["length=64"]).resolve(usual).settings
+    assert isinstance(found, PretrainSettings) and found.length == 64 and found.train.length == usual.train.length
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("ratte", RATE),
+        ("train.rate", RATE),
+        ("train.batchsize", "train.batch"),
+        ("trian.batch", "train.batch"),
+        ("fit.patince", "fit.patience"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_what_may_have_been_meant(name: str, meant: str) -> None:
+    error = refused("unknown", assignments=[f"{name}=1"])
+    assert (error.path, error.candidates, error.source) == (name, (meant,), "--set")
+
+
+def test_a_foreign_name_is_accepted_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(aliases.ALIASES, "learning_rate", RATE)
+    found = resolved(values={"learning_rate": 0.5})
+    assert found.settings.train.optimiser.rate == 0.5 and found.renamed == {"learning_rate": RATE}
+    assert refused("duplicate", values={"learning_rate": 0.5, "rate": 0.5}).path == RATE
+    assert refused("unknown", values={"learning_rat": 0.5}).candidates == (RATE,)
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "texts"),
+    [
+        ({"flags": {"--lr 1": {RATE: 1.0}}, "assignments": ["rate=2"]}, RATE, ("--lr 1", "--set rate=2")),
+        ({"assignments": ["seeds=1", "seeds=2"]}, "seeds", ("--set seeds=1", "--set seeds=2")),
+        ({"assignments": ["train={batch=3}"], "values": {"batch": 4}}, "train.batch", ("--set train=", "batch=4")),
+        ({"recipe": {"rate": 1.0, "train": {"optimiser": {"rate": 2.0}}}}, RATE, ("recipe",)),
+    ],
+)
+def test_a_setting_given_twice_is_refused(given: dict[str, Any], path: str, texts: tuple[str, ...]) -> None:
+    error = refused("duplicate", **given)
+    assert error.path == path and all(text in str(error) for text in texts)
+
+
+def test_layers_lie_over_one_another(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text("seeds = 2\n[train]\nbatch = 2\nseed = 2\nschedule = { kind = 'cosine', floor = 0.5 }\n")
+    found = resolved(
+        recipe=recipe,
+        presets={"--preset": {"train": {"batch": 3, "seed": 3}}},
+        assignments=["train.seed=4", "warmup=0.25"],
+    )
+    train = found.settings.train
+    assert (found.settings.seeds, train.batch, train.seed) == (2, 3, 4)
+    assert train.schedule == Cosine(warmup=0.25, floor=0.5)
+    assert found.has("train.schedule") and found.has("seeds") and not found.has("fit")
+    sources = {str(recipe), "--preset", "--set train.seed=4", "--set warmup=0.25"}
+    assert set(found.given.values()) == sources, "of the value that counts"
+
+
+def test_another_kind_starts_its_table_anew_and_order_does_not_matter() -> None:
+    given = ["train.schedule.kind=cosine", "floor=0.5"]
+    for assignments in (given, given[::-1]):
+        assert resolved(assignments=assignments).settings.train.schedule == Cosine(floor=0.5)
+    mixed = resolved(flags={"--schedule cosine": {"train.schedule.kind": "cosine"}}, assignments=["floor=0.5"])
+    assert mixed.settings.train.schedule == Cosine(floor=0.5)
+
+
+def test_a_refused_value_is_reported_with_its_path_and_its_source(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text("[train]\nbatch = 0.5\n")
+    error = refused("invalid", recipe=recipe, assignments=["seeds=2"])
+    assert (error.path, error.source) == ("train.batch", str(recipe)) and str(error).startswith(
+        f"{recipe}: train.batch"
+    )
+    error = refused("invalid", flags={"--seeds none": {"seeds": None}})
+    assert (error.path, error.source) == ("seeds", "--seeds none")
+
+
+def test_python_values_may_be_dataclasses_paths_and_nested_tables() -> None:
+    train = replace(USUAL.train, batch=7)
+    assert resolved(values={"train": train}).settings.train == train
+    assert resolved(values={"train": {"batch": 7}}).settings.train.batch == 7
+    assert resolved(values={"start.model": Path("a")}).settings.start.model == "a"
+    assert refused("invalid", values={"train": TrainSettings(batch=7), "fit": {"patience": -1}}).path == "fit"
+
+
+def test_the_same_defaults_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr("heedful.runs.overrides.read", lambda cls, data, source: calls.append(cls) or USUAL)
+    overrides = Overrides(values={"rate": 0.5})
+    for _ in range(3):
+        overrides.resolve(USUAL)
+    assert calls == [FinetuneSettings]
+
+
+def test_values_laid_over_everything_may_repeat_a_setting() -> None:
+    overrides = Overrides(assignments=["seeds=3"])
+    assert overrides.with_values({"seeds": 1}).resolve(USUAL).settings.seeds == 1
+    assert overrides.resolve(USUAL).settings.seeds == 3, "which has not changed"
+
+
+def test_python_functions_take_overrides(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"text {n},{'ab'[n % 2]}\n" for n in range(40)))
+    plan = prepare("classify", tmp_path / "a.csv", overrides={"rate": 0.5, "train": {"batch": 7}})
+    assert (plan.settings.train.optimiser.rate, plan.settings.train.batch) == (0.5, 7)
+    assert pretrain_settings(["a"], overrides={"batch": 7}).train.batch == 7
+    with pytest.raises(HeedfulError, match=r"both set start\.model"):
+        prepare("classify", tmp_path / "a.csv", model="a", overrides={"start.model": "b"})
+
+
+def test_no_heavy_library_is_imported() -> None:
+    code = "import sys, heedful.runs.overrides; print({'torch', 'pyarrow', 'pydantic'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
