@@ -360,7 +360,7 @@ SMALL = settings(
 OBJECTIVES: dict[str, list[str]] = {
     "masked": [],
     "masked words": settings(objective__choose="words", objective__versions=2, model__dropout=0.1),
-    "masked spans": settings(objective__choose="spans", sequences=4),
+    "masked spans": settings(objective__choose="spans"),
     "masked+next": settings(objective__short=0.3),
     "masked+order": [],
     "permuted": [],
@@ -393,7 +393,8 @@ def taught(work: Path, text: Path) -> Probes:
     terms = "mlm+hidden_states+sentence_embedding+pair_similarity"
     given = ["--objective", terms, "--teacher", teacher, "--tokenizer", teacher, *settings(phases=phase)]
     out = work / "taught"
-    call("pretrain", text, *given, "--out", out, *SMALL)
+    small = [w for word in SMALL[1::2] if not word.startswith("vocabulary") for w in ("--set", word)]
+    call("pretrain", text, *given, "--out", out, *small)
     return run_of(out)
 
 
@@ -449,7 +450,7 @@ def ranks(work: Path, quick: bool) -> Probes:
         return {}
     text = shared.write_text(work / "text.txt")
     model, data = make_encoder(work / "model", "masked"), shared.write_data(work / "data", "single")
-    tune = ["finetune", "classify", str(data), "--model", str(model), *STEPS]
+    tune = ["finetune", "classify", str(data), "--model", str(model), *STEPS, *settings(baseline="false")]
     found: Probes = {}
     for name, words in (
         ("classify", tune),
@@ -619,7 +620,8 @@ def resuming(work: Path, quick: bool) -> Probes:
     if quick:
         return {}
     model, data = make_encoder(work / "model", "masked"), shared.write_data(work / "data", "single")
-    many = [word.replace("count=30", "count=400") for word in STEPS]
+    many = [word.replace("count=30", "count=200") for word in STEPS]
+    many += settings(fit__evaluate=10.0, baseline="false")  # few checkpoints
     words = ["finetune", "classify", str(data), "--model", str(model), *many]
     shared.run(*words, "--out", str(work / "whole"))
     status = shared.terminate_after([*words, "--out", str(work / "killed")], work / "killed" / "journal.jsonl", 60)

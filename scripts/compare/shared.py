@@ -419,4 +419,6 @@ def main(sections: Mapping[str, Section]) -> None:
         except BaseException:
             found[name] = {"error": traceback.format_exc()}
         found[name]["seconds"] = time.monotonic() - started
+        how = "failed" if "error" in found[name] else "done"
+        print(f"{given.checkout}: {name} {how} in {found[name]['seconds']:.0f} s", file=sys.stderr, flush=True)
     (given.work / "values.json").write_text(json.dumps(found))
