@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pathlib
 import shutil
@@ -31,6 +32,18 @@ torch.set_num_threads(1)
 
 hypothesis.settings.register_profile("heedful", deadline=None, derandomize=True, database=None, max_examples=50)
 hypothesis.settings.load_profile("heedful")
+
+
+def pytest_collection() -> None:
+    """Nothing of what is imported and collected becomes garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Nor later: the collector passes over all of it from here on."""
+    gc.freeze()
+    gc.enable()
+
 
 _HERE = {"localhost", "127.0.0.1", "::1", "0.0.0.0", "::", "", None, socket.gethostname()}
 
@@ -88,6 +101,7 @@ def data_dir() -> pathlib.Path:
 @pytest.fixture(scope="session")
 def built() -> pathlib.Path:
     """The kernels in C++, built once for all tests of this user."""
+    from heedful import cache
     from heedful.errors import HeedfulWarning
     from heedful.native import library
 
@@ -96,8 +110,9 @@ def built() -> pathlib.Path:
     if not any(map(shutil.which, library.COMPILERS)):
         pytest.skip("no C++ compiler")
     folder = pathlib.Path(tempfile.gettempdir(), f"heedful-kernels-of-{os.getuid()}")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore", HeedfulWarning)
+        patch.setattr(cache, "GIVE_UP_AFTER", 110.0)  # the other worker builds it, on a machine that may be busy
         return library.build(folder)
 
 
