@@ -58,8 +58,14 @@ def test_saved_folder_is_read_by_sentence_transformers(folder: Path, tmp_path: P
     assert again.config.head == heedful.load(folder).config.head
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "mean_sqrt_len_tokens", "lasttoken"])
-@pytest.mark.parametrize("normalise", [True, False])
+POOLINGS = ["mean", "cls", "max", "mean_sqrt_len_tokens", "lasttoken"]
+
+
+@pytest.mark.parametrize(
+    ("pooling", "normalise"),
+    [pytest.param(each, each != "max", id=each) for each in POOLINGS]
+    + [pytest.param(each, each == "max", id=f"{each}-otherwise", marks=pytest.mark.slow) for each in POOLINGS],
+)
 def test_poolings_as_version_six_writes_them(folder: Path, tmp_path: Path, pooling: str, normalise: bool) -> None:
     from sentence_transformers.sentence_transformer import modules as models
 
