@@ -16,6 +16,7 @@ import heedful.runs.bench as module
 from heedful.cli import main
 from heedful.infer import quantize
 from heedful.runs import evaluate as evaluation
+from heedful.runs import timing
 from heedful.runs.bench import bench
 from heedful.runs.timing import resident
 
@@ -29,6 +30,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "run" / "settings.toml").write_text("")
     (tmp_path / "rows.csv").write_text(ROWS)
     monkeypatch.setattr(quantize, "HOPELESS", 1e9)  # nothing is so slow that it is left out
+    monkeypatch.setattr(quantize, "ROUNDS", 1)
+    monkeypatch.setattr(timing, "BATCH", 512)
     usual = module.latency
     monkeypatch.setattr(module, "latency", lambda loaded: usual(loaded, 5))
     monkeypatch.setattr(module, "_resident", lambda *given: resident())
