@@ -262,7 +262,7 @@ def test_a_lock_that_is_held_is_waited_for_with_a_word_and_not_for_ever(
             cache.locked(here / "lock", "working"),
         ):
             pass
-        assert 0.4 <= time.monotonic() - begun < 5
+        assert 0.4 <= time.monotonic() - begun < 30
     with warnings.catch_warnings(action="error"), cache.locked(here / "lock", "working"):
         assert (here / "lock").read_text() == f"{os.getpid()}\n"
 

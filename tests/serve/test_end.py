@@ -69,8 +69,8 @@ def test_a_second_signal_does_not_wait(folders: dict[str, str]) -> None:
     assert server.process.poll() is None
     start = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
-    server.ended(10)
-    assert time.monotonic() - start < 4  # two seconds on a quiet machine
+    server.ended(40)
+    assert time.monotonic() - start < 30  # two seconds on a quiet machine; one signal alone takes 60
 
 
 def test_a_model_that_cannot_be_loaded_ends_it(tmp_path: Path) -> None:
