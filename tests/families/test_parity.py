@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,24 @@ from tests.tiny import (
 each_model = pytest.mark.parametrize(("family", "architecture"), MODELS)
 
 
-def _both(folder: Path, family: str, architecture: str, dtype: torch.dtype) -> tuple[Any, heedful.Loaded]:
-    theirs = save_tiny(folder, family, architecture, dtype)
-    return theirs, heedful.load(folder, dtype=dtype)
+Both = Callable[[str, str, torch.dtype], tuple[Any, heedful.Loaded]]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    """Transformers' model, which is made once and shared by all tests here, and ours, loaded anew for each."""
+    made: dict[tuple[str, str, torch.dtype], tuple[Any, Path]] = {}
+
+    def make(family: str, architecture: str, dtype: torch.dtype) -> tuple[Any, heedful.Loaded]:
+        key = family, architecture, dtype
+        if key not in made:
+            folder = tmp_path_factory.mktemp(architecture)
+            made[key] = save_tiny(folder, *key), folder
+        theirs, folder = made[key]
+        theirs.zero_grad()
+        return theirs.eval(), heedful.load(folder, dtype=dtype)
+
+    return make
 
 
 def _scale(tensor: torch.Tensor) -> float:
@@ -39,9 +56,9 @@ def _scale(tensor: torch.Tensor) -> float:
 @each_model
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
 def test_hidden_states_and_head(
-    tmp_path: Path, family: str, architecture: str, dtype: torch.dtype, tolerance: float
+    both: Both, family: str, architecture: str, dtype: torch.dtype, tolerance: float
 ) -> None:
-    theirs, ours = _both(tmp_path, family, architecture, dtype)
+    theirs, ours = both(family, architecture, dtype)
     ids, types = sequences(family)
     with torch.no_grad():
         rows = our_rows(ours, packed(family))
@@ -56,11 +73,11 @@ def test_hidden_states_and_head(
 
 @each_model
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
-def test_gradients(tmp_path: Path, family: str, architecture: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_gradients(both: Both, family: str, architecture: str, dtype: torch.dtype, tolerance: float) -> None:
     from heedful.families import FAMILIES
     from heedful.families.table import load_names
 
-    theirs, ours = _both(tmp_path, family, architecture, dtype)
+    theirs, ours = both(family, architecture, dtype)
     ids, types = sequences(family)
     expected = their_outputs(theirs, family, ids, types)
     torch.manual_seed(1)
@@ -87,10 +104,10 @@ def test_gradients(tmp_path: Path, family: str, architecture: str, dtype: torch.
 
 @each_model
 def test_dropout_is_applied_at_the_same_sites(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, architecture: str
+    both: Both, monkeypatch: pytest.MonkeyPatch, family: str, architecture: str
 ) -> None:
     """With dropout replaced by a factor that tells its probability, outputs agree only if the sites agree."""
-    theirs, ours = _both(tmp_path, family, architecture, torch.float64)
+    theirs, ours = both(family, architecture, torch.float64)
 
     def scaled(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         return x * (1 + round(p * STEPS) / STEPS) if training else x
@@ -109,9 +126,9 @@ def test_dropout_is_applied_at_the_same_sites(
 
 
 @each_model
-def test_packed_is_alone_is_in_any_company(tmp_path: Path, family: str, architecture: str) -> None:
+def test_packed_is_alone_is_in_any_company(both: Both, family: str, architecture: str) -> None:
     """Forward and gradient of a sequence do not depend on its neighbours, nor on their order."""
-    _, ours = _both(tmp_path, family, architecture, torch.float64)
+    _, ours = both(family, architecture, torch.float64)
     ids, types = sequences(family)
 
     def run(order: list[int]) -> tuple[dict[int, torch.Tensor], dict[str, torch.Tensor]]:
@@ -136,9 +153,9 @@ def test_packed_is_alone_is_in_any_company(tmp_path: Path, family: str, architec
 
 
 @each_model
-def test_a_changed_token_changes_nothing_in_its_neighbour(tmp_path: Path, family: str, architecture: str) -> None:
+def test_a_changed_token_changes_nothing_in_its_neighbour(both: Both, family: str, architecture: str) -> None:
     """Trap 12: packed by restarted positions alone, transformers fails this by 1.25."""
-    _, ours = _both(tmp_path, family, architecture, torch.float32)
+    _, ours = both(family, architecture, torch.float32)
     ids, types = sequences(family)
     changed = [list(each) for each in ids]
     changed[1][5] = (changed[1][5] + 7) % 90 + 5
@@ -151,10 +168,10 @@ def test_a_changed_token_changes_nothing_in_its_neighbour(tmp_path: Path, family
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
-def test_packed_is_padded(tmp_path: Path, family: str) -> None:
+def test_packed_is_padded(both: Both, family: str) -> None:
     """Trap 11: transformers' padded batch with its mask agrees with ours without padding."""
     bare = next(architecture for each, architecture in MODELS if each == family)
-    theirs, ours = _both(tmp_path, family, bare, torch.float64)
+    theirs, ours = both(family, bare, torch.float64)
     ids, types = sequences(family)
     longest, pad = max(map(len, ids)), theirs.config.pad_token_id
 
@@ -171,15 +188,17 @@ def test_packed_is_padded(tmp_path: Path, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
-def test_bfloat16_is_as_near_as_transformers_is(tmp_path: Path, family: str) -> None:
+def test_bfloat16_is_as_near_as_transformers_is(both: Both, tmp_path: Path, family: str) -> None:
     """Rounding to 8 bits is the reference's own loss; ours is not more than half as large again."""
     bare = next(architecture for each, architecture in MODELS if each == family)
-    theirs, exact = _both(tmp_path, family, bare, torch.float32)
+    theirs, exact = both(family, bare, torch.float32)
+    theirs.save_pretrained(tmp_path)
     ours = heedful.load(tmp_path, dtype=torch.bfloat16)
     ids, types = sequences(family)
     with torch.no_grad():
         truth = exact.model(packed(family))
         found = ours.model(packed(family)).float()
         given = [their_inputs(family, *each) for each in zip(ids, types, strict=True)]
-        rounded = torch.cat([theirs.bfloat16().base_model(**each).last_hidden_state[0].float() for each in given])
+        rounding = copy.deepcopy(theirs).bfloat16()
+        rounded = torch.cat([rounding.base_model(**each).last_hidden_state[0].float() for each in given])
     assert (found - truth).square().mean() <= 1.5**2 * (rounded - truth).square().mean()
