@@ -27,7 +27,9 @@ def over_http(text: str) -> dict[str, list]:
 
     with background({"encoder": "heedful-mini-en"}) as server:
         body = json.dumps({"inputs": text, "top_k": 3}).encode()
-        with urlopen(Request(server.url + "/fill", body, {"content-type": "application/json"}), timeout=30) as answer:
+        with urlopen(
+            Request(server.url + "/fill-mask", body, {"content-type": "application/json"}), timeout=30
+        ) as answer:
             return json.load(answer)
 
 

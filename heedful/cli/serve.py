@@ -33,7 +33,8 @@ def serve(
         typer.Option("--behind-proxy", help="All clients come through a proxy: do not limit connections per address."),
     ] = False,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting, as limits.requests=64 or deadlines.request=5.")
+        list[str] | None,
+        typer.Option("--set", help="A setting, as limits.max_concurrent_requests=64 or timeouts.request_seconds=5."),
     ] = None,
     settings: Annotated[Path | None, typer.Option(help="Settings as a .toml or .json file.")] = None,
 ) -> None:
@@ -48,17 +49,17 @@ def serve(
 
     chosen = override(from_file(ServeSettings, settings) if settings else ServeSettings(), assignments or ())
     chosen = replace(chosen, behind_proxy=True) if behind_proxy else chosen
-    if host not in LOOPBACK and api_key_file is None and not chosen.anyone:
+    if host not in LOOPBACK and api_key_file is None and not chosen.allow_unauthenticated:
         raise HeedfulError(
-            f"--host {host} lets other machines ask: give --api-key-file FILE, or --set anyone=true where something "
-            "before it checks who asks"
+            f"--host {host} opens the server to other machines without API keys: give --api-key-file FILE, or "
+            "--set allow_unauthenticated=true if a gateway authenticates requests"
         )
     keys, hosts, named_runs = _keys(api_key_file), _hosts(host, chosen), named(runs)
     from heedful.serve.keeper import keep, listen
     from heedful.serve.memory import spare
 
     sockets = listen(host, port)
-    line = keep(sockets, note) if chosen.restart else None  # from here on this is the server's process
+    line = keep(sockets, note) if chosen.restart_on_crash else None  # from here on this is the server's process
     spare()
     from heedful.serve.run import run
 
@@ -82,6 +83,6 @@ def _hosts(host: str, settings: ServeSettings) -> tuple[str, ...] | None:
     """By which names it may be called; None: any, since whoever asks needs a key or is checked before."""
     from heedful.serve.settings import LOOPBACK
 
-    if host in LOOPBACK or settings.hosts:
-        return (*LOOPBACK, host, *(name.lower() for name in settings.hosts))
+    if host in LOOPBACK or settings.allowed_hosts:
+        return (*LOOPBACK, host, *(name.lower() for name in settings.allowed_hosts))
     return None

@@ -10,11 +10,11 @@ Vector = list[float]
 
 
 class Label(Struct, kw_only=True):
-    """A label and how sure the model is of it, or its number in a regression; `chosen`: where there may be several."""
+    """A label with its probability, or a regression's value. `predicted` is set by multi-label models only."""
 
     label: str
     score: float
-    chosen: bool | None = None
+    predicted: bool | None = None
 
 
 class Ranked(Struct, kw_only=True):

@@ -72,14 +72,14 @@ def _questions(service: Service) -> list[Route]:
 
 def _post(service: Service, path: str, body: Any, ask: Ask) -> Route:
     decoder = msgspec.json.Decoder(body, strict=True)
-    most = VALUES * service.settings.limits.tokens
+    most = VALUES * service.settings.limits.max_request_tokens
 
     async def endpoint(request: Request) -> Response:
         record = _record(request, path)
-        deadlines, limits = service.settings.deadlines, service.settings.limits
-        check_body(record, limits.body)
+        timeouts, limits = service.settings.timeouts, service.settings.limits
+        check_body(record, limits.max_body_bytes)
         call = Call(service=service, record=record)
-        raw = await read_body(request.receive, limits.body, deadlines.body, service.bodies)
+        raw = await read_body(request.receive, limits.max_body_bytes, timeouts.body_seconds, service.bodies)
         try:
             body = decode(decoder, raw, most)
             del raw  # it may be large, and what follows may take long
@@ -260,10 +260,10 @@ def info(service: Service, name: str | None) -> dict[str, Any]:
         "routes": [each.path for each in QUESTIONS if each.kinds is None or set(kinds_of(lane)) & {*each.kinds}],
         "labels": labels,
         "max_input_length": engine.limit,
-        "max_batch_tokens": limits.batch_tokens,
-        "max_concurrent_requests": limits.requests,
-        "max_client_batch_size": limits.inputs,
-        "max_connections": limits.connections,
+        "max_batch_tokens": limits.max_batch_tokens,
+        "max_concurrent_requests": limits.max_concurrent_requests,
+        "max_client_batch_size": limits.max_client_batch_size,
+        "max_connections": limits.max_connections,
         "max_connections_per_address": service.settings.connections_per_address,
         "auto_truncate": engine.kind == "embedding",
         "models": list(service.lanes),

@@ -33,10 +33,12 @@ class Call:
     def texts(self, *texts: str) -> None:
         """Refuse more texts, or longer ones, than a request may have; nothing was tokenised yet."""
         limits = self.service.settings.limits
-        if len(texts) > limits.inputs:
-            raise TooLong(f"the request has {len(texts)} texts, and may have {limits.inputs}")
-        if (count := sum(map(len, texts))) > limits.characters:
-            raise TooLong(f"the texts have {count} characters, and those of a request may have {limits.characters}")
+        if len(texts) > limits.max_client_batch_size:
+            raise TooLong(f"the request has {len(texts)} texts, and may have {limits.max_client_batch_size}")
+        if (count := sum(map(len, texts))) > limits.max_request_characters:
+            raise TooLong(
+                f"the texts have {count} characters, and those of a request may have {limits.max_request_characters}"
+            )
         self.given = texts
         if self.service.settings.log_text:
             self.record.text = [text[:1000] for text in texts[:10]]
@@ -46,7 +48,7 @@ class Call:
 
         It yields between parts of them.
         """
-        limit = self.service.settings.limits.tokens
+        limit = self.service.settings.limits.max_request_tokens
         most = limit if most is None else min(most, limit)
         if sum(map(len, self.given)) > most:
             yield from few_enough(engine, self.given, most, whole=whole)
@@ -86,7 +88,7 @@ class Call:
         16 characters for each token that it reads are, and more of a text with which they do not fill the model, as
         where there is much white space; up to as many as a request may have.
         """
-        most = self.service.settings.limits.characters
+        most = self.service.settings.limits.max_request_characters
         longest = most if engine.limit is None else LETTERS * engine.limit
         found: list[Asked] = yield from encode_in_turns(engine, [text[:longest] for text in texts])
         while longest < most and (
@@ -102,7 +104,7 @@ class Call:
         return found
 
     def _few_candidates(self, count: int) -> None:
-        if count > (most := self.service.settings.limits.candidates):
+        if count > (most := self.service.settings.limits.max_fill_mask_candidates):
             raise TooLong(f"the masks ask for {count} tokens, and an answer lists at most {most}")
 
 

@@ -15,7 +15,7 @@ class Connections:
     """Counts the connections that were accepted, and refuses those past the limits."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        self.most = settings.limits.connections
+        self.most = settings.limits.max_connections
         self.most_per_address = settings.connections_per_address
         self._loopback_too = settings.limits.max_connections_per_address is not None
         self._proxies = tuple(ipaddress.ip_network(each) for each in settings.trusted_proxies)
@@ -25,7 +25,7 @@ class Connections:
     def accept(self, client: str | None) -> str:
         """Count a connection of a client's address (None: it has none); "", or why it is refused and not counted."""
         if self.open >= self.most:
-            return f"{self.most} connections are open (limits.connections); try again later"
+            return f"{self.most} connections are open (limits.max_connections); try again later"
         key = self._key(client)
         if key and self.most_per_address is not None and self._of[key] >= self.most_per_address:
             return (

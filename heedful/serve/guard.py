@@ -134,7 +134,7 @@ class Guard:
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
         now = time.monotonic()
-        record = Record(start=now, deadline=now + self.settings.deadlines.request)
+        record = Record(start=now, deadline=now + self.settings.timeouts.request_seconds)
         record.left = scope.get("heedful.left", record.left)
         for name, value in scope["headers"]:
             record.headers.setdefault(name.lower(), []).append(value)
@@ -158,7 +158,7 @@ class Guard:
                 record.reason = record.reason or trouble.kind
                 await reply(sending, trouble, scope["path"])
         except Gone:
-            record.status, record.reason = 499, "gone"
+            record.status, record.reason = 499, "client_disconnected"
         except asyncio.CancelledError:
             record.status, record.reason = 499, "cancelled"
             raise
@@ -171,7 +171,7 @@ class Guard:
 
     def _headers(self, record: Record) -> list[tuple[bytes, bytes]]:
         found = [*HEADERS, (b"content-security-policy", CONTENT_POLICY)]
-        if (origin := record.header(b"origin")) in self.settings.origins and origin:
+        if (origin := record.header(b"origin")) in self.settings.cors_allow_origins and origin:
             found += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
             found += [(b"access-control-expose-headers", b"retry-after")]
         return found
@@ -179,7 +179,7 @@ class Guard:
     def _preflight(self, scope: Scope, record: Record) -> bool:
         """Whether a browser asks what a page of a listed origin may send: it does so by itself, and without a key."""
         asked = scope["method"] == "OPTIONS" and b"access-control-request-method" in record.headers
-        return asked and record.header(b"origin") in self.settings.origins
+        return asked and record.header(b"origin") in self.settings.cors_allow_origins
 
     def _check(self, scope: Scope, record: Record) -> None:
         """Refuse by what the head says; nothing of the body was read yet."""
@@ -187,14 +187,16 @@ class Guard:
         headers = record.headers
         if not path.startswith("/") or len(path) > 1000 or re.search(r"[\0-\x1f\\]|(^|/)\.\.(/|$)", path):
             raise Trouble(404, "not_found", "there is no such path")
-        if sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > self.settings.limits.headers:
-            raise Trouble(431, "too_large", f"the headers have more than {self.settings.limits.headers} bytes", [CLOSE])
+        if sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > self.settings.limits.max_header_bytes:
+            raise Trouble(
+                431, "too_large", f"the headers have more than {self.settings.limits.max_header_bytes} bytes", [CLOSE]
+            )
         if b"transfer-encoding" in headers and b"content-length" in headers:
             raise Trouble(400, "validation", "give content-length or transfer-encoding, not both", [CLOSE])
         if len(headers.get(b"host", [])) != 1:
             raise Trouble(400, "validation", "give one host header", [CLOSE])
         if self.hosts is not None and _name(record.header(b"host")) not in self.hosts:
-            raise Trouble(403, "forbidden", "this server is not called so: name it with --set hosts")
+            raise Trouble(403, "forbidden", "this Host header is not allowed: add the name with --set allowed_hosts")
         if "websocket" in record.header(b"upgrade").lower():  # what else is offered need not be taken
             raise Trouble(403, "forbidden", "there is nothing to upgrade to")
         if not (path == "/" and scope["method"] == "GET" and record.header(b"sec-fetch-mode") == "navigate"):
@@ -205,7 +207,7 @@ class Guard:
         if given := record.header(b"x-request-timeout-ms"):
             if not re.fullmatch(r"[0-9]{1,9}", given) or not int(given):
                 raise Trouble(400, "validation", "X-Request-Timeout-Ms is to be milliseconds, from 1")
-            record.deadline = record.start + min(int(given) / 1000, self.settings.deadlines.longest)
+            record.deadline = record.start + min(int(given) / 1000, self.settings.timeouts.max_request_seconds)
 
     def _check_origin(self, record: Record) -> None:
         if b"origin" not in record.headers:
@@ -214,8 +216,12 @@ class Guard:
             return
         origin = record.header(b"origin")
         own = urlsplit(origin).netloc if origin.startswith(("http://", "https://")) else ""
-        if origin not in self.settings.origins and (not own or own != record.header(b"host")):
-            raise Trouble(403, "forbidden", "pages of this origin may not call this server: see --set origins")
+        if origin not in self.settings.cors_allow_origins and (not own or own != record.header(b"host")):
+            raise Trouble(
+                403,
+                "forbidden",
+                "pages of this origin may not call this server: allow it with --set cors_allow_origins",
+            )
 
     def _check_key(self, record: Record) -> None:
         given = record.header(b"authorization").encode("latin-1")
@@ -233,7 +239,7 @@ class Guard:
             "method": scope["method"][:20],
             "path": scope["path"][:200],
             "status": record.status,
-            "ms": round(1000 * seconds, 1),
+            "duration_ms": round(1000 * seconds, 1),
             "tokens": record.tokens,
         }
         if record.reason:

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes."""
+"""Prometheus metrics of a server."""
 
 from __future__ import annotations
 
@@ -20,15 +20,23 @@ class Metrics:
         self.registry = CollectorRegistry()
         here = self.registry
         self.requests = Counter(
-            "heedful_requests", "Requests by route and status", ["route", "method", "status"], registry=here
+            "heedful_requests", "Requests by route, method and status", ["route", "method", "status"], registry=here
         )
         self.seconds = Histogram(
-            "heedful_request_seconds", "From head to answer", ["route"], buckets=SECONDS, registry=here
+            "heedful_request_duration_seconds",
+            "Time from a request's headers to its response",
+            ["route"],
+            buckets=SECONDS,
+            registry=here,
         )
         self.tokens = Counter("heedful_tokens", "Tokens of answered requests", registry=here)
-        self.batch_sequences = Histogram("heedful_batch_sequences", "Windows in a batch", buckets=POWERS, registry=here)
+        self.batch_sequences = Histogram(
+            "heedful_batch_sequences", "Sequences (windows of texts) in a batch", buckets=POWERS, registry=here
+        )
         self.batch_tokens = Histogram("heedful_batch_tokens", "Tokens in a batch", buckets=POWERS, registry=here)
-        self.batch_seconds = Histogram("heedful_batch_seconds", "The model's time", buckets=SECONDS, registry=here)
+        self.batch_seconds = Histogram(
+            "heedful_batch_duration_seconds", "Time of the model for a batch", buckets=SECONDS, registry=here
+        )
 
     def saw(self, method: str, record: Record, seconds: float) -> None:
         """A request was answered."""
@@ -60,22 +68,22 @@ class _Shown:
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
         queue = self.queue
         gauges = {
-            "queue_requests": ("Requests that wait or run", queue.requests),
-            "queue_tokens": ("Tokens that wait", queue.tokens),
-            "queue_requests_cap": ("The most of them", queue.caps.requests),
-            "queue_tokens_cap": ("The most of them", queue.caps.tokens),
-            "queue_characters": ("Characters of long requests that wait to be tokenised or are", queue.characters),
-            "queue_characters_cap": ("The most of them", queue.caps.characters),
-            "decodings": ("Batches of /generate that are under way", queue.decodings),
-            "draining": ("1 when the server is stopping", int(queue.draining)),
+            "requests_in_flight": ("Requests that wait or run", queue.requests),
+            "requests_in_flight_limit": ("limits.max_concurrent_requests", queue.caps.requests),
+            "queued_tokens": ("Tokens of waiting requests", queue.tokens),
+            "queued_tokens_limit": ("limits.max_queued_tokens", queue.caps.tokens),
+            "queued_characters": ("Characters of long requests not tokenised yet", queue.characters),
+            "queued_characters_limit": ("limits.max_queued_characters", queue.caps.characters),
+            "generation_batches_in_flight": ("Batches of /generate being decoded", queue.decodings),
+            "draining": ("1 while the server shuts down, else 0", int(queue.draining)),
         }
         counts = queue.counts
         totals = {
-            "batch_retries": ("Batches run again in parts, as an input made them fail", counts.retries),
-            "failed": ("Inputs on which the model failed", counts.failed),
-            "refused": ("Requests for which there was no room", counts.full),
-            "expired": ("Requests whose deadline passed", counts.expired),
-            "cancelled": ("Requests whose client left", counts.cancelled),
+            "batch_retries": ("Batches run again in halves because an input failed", counts.retries),
+            "failed_inputs": ("Inputs on which the model failed", counts.failed),
+            "rejected_requests": ("Requests rejected because the server was full", counts.full),
+            "expired_requests": ("Requests whose deadline passed", counts.expired),
+            "cancelled_requests": ("Requests whose client disconnected", counts.cancelled),
         }
         return [
             *(GaugeMetricFamily(f"heedful_{name}", told, value=value) for name, (told, value) in gauges.items()),

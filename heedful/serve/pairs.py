@@ -8,7 +8,8 @@ from heedful.errors import HeedfulError
 from heedful.serve.schemas import TextPair
 
 FORMS = (
-    'write [["first", "second"]] or {"text": "first", "pair": "second"} for a pair, [["one"], ["other"]] for two texts'
+    'write [["first", "second"]] or {"text": "first", "text_pair": "second"} for a pair, and [["one"], ["other"]] for '
+    "two texts"
 )
 
 
@@ -44,10 +45,10 @@ def _sequence(given: Any, learned: bool | None) -> Any:
         case [text, pair]:
             if learned is False:
                 raise HeedfulError(
-                    'inputs has a pair, and this model learned single texts: write {"text": "...", "pair": "..."} if a '
-                    "pair is meant"
+                    'inputs has a pair, and this model learned single texts: write {"text": "...", "text_pair": "..."} '
+                    "for a pair"
                 )
             return text, pair
-        case TextPair(text=text, pair=pair):
+        case TextPair(text=text, text_pair=pair):
             return text if pair is None else (text, pair)
     raise AssertionError(given)

@@ -11,7 +11,7 @@ from heedful.serve import schemas as s
 from heedful.serve.call import Call
 from heedful.serve.routes import labels_of, vectors
 
-_READS = {"span": ("question", "context"), "next": ("text", "pair"), "choice": ()}
+_READS = {"span": ("question", "context"), "next": ("text", "text_pair"), "choice": ()}
 _PAIRS = ("classes",)  # may have a second text
 
 
@@ -40,8 +40,8 @@ async def infer(call: Call, name: str, body: s.InferBody) -> Any:
     if len(given) != len(body.inputs):
         raise HeedfulError("two tensors have one name")
     if not wanted:
-        raise HeedfulError("a model that chooses is asked by /choose")
-    if set(given) != set(wanted) and not (kind in _PAIRS and set(given) == {"text", "pair"}):
+        raise HeedfulError("this protocol does not serve a multiple-choice model: use POST /multiple-choice")
+    if set(given) != set(wanted) and not (kind in _PAIRS and set(given) == {"text", "text_pair"}):
         raise HeedfulError(f"this model reads the tensors {', '.join(wanted)}: see /v2/models/{name}")
     columns = {each.name: _flat(each.data) for each in body.inputs}
     for tensor in body.inputs:
@@ -74,8 +74,8 @@ def _rows(columns: dict[str, list[str]]) -> list[Any]:
     if set(columns) == {"question", "context"}:
         asked = zip(columns["question"], columns["context"], strict=True)
         return [{"question": question, "context": context} for question, context in asked]
-    if "pair" in columns:
-        return list(zip(columns["text"], columns["pair"], strict=True))
+    if "text_pair" in columns:
+        return list(zip(columns["text"], columns["text_pair"], strict=True))
     return list(columns["text"])
 
 

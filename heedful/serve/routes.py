@@ -171,7 +171,7 @@ def labels_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
     scores: dict[str, float] = answer.get("probabilities") or answer["numbers"]
     chosen = answer.get("labels")
     found = [
-        {"label": label, "score": score} | ({} if chosen is None else {"chosen": label in chosen})
+        {"label": label, "score": score} | ({} if chosen is None else {"predicted": label in chosen})
         for label, score in scores.items()
     ]
     return sorted(found, key=lambda each: -each["score"])
@@ -182,8 +182,10 @@ async def tag(call: Call, body: s.TagBody) -> Any:
     _, lane = call.lane(body.model, ("tokens",))
     given = many(body.inputs)
     words = [[each] if isinstance(each, str) else each for each in given]
-    if len(given) > call.service.settings.limits.inputs:
-        raise TooLong(f"the request has {len(given)} texts, and may have {call.service.settings.limits.inputs}")
+    if len(given) > call.service.settings.limits.max_client_batch_size:
+        raise TooLong(
+            f"the request has {len(given)} texts, and may have {call.service.settings.limits.max_client_batch_size}"
+        )
     call.texts(*(" ".join(each) for each in words))
     return like(body.inputs, await call.ask(lane, given))
 
@@ -224,15 +226,15 @@ async def generate(call: Call, body: s.GenerateBody) -> Any:
     """A text for each text: translated, summed up, gone on from, as the model learned."""
     _, lane = call.lane(body.model, ("next_token",))
     call.texts(*many(body.inputs))
-    limit = call.service.settings.limits.written
-    most = min(MOST, limit) if body.most is None else body.most
+    limit = call.service.settings.limits.max_new_tokens
+    most = min(MOST, limit) if body.max_new_tokens is None else body.max_new_tokens
     if most > limit:
-        raise TooLong(f"most is {most}, and this server writes {limit} tokens at most")
-    if body.beams is not None and body.temperature is not None:
-        raise HeedfulError("beams and temperature were given: beams look for the best text, nothing is drawn then")
+        raise TooLong(f"max_new_tokens is {most}, and the limit of this server is {limit}: ask for fewer tokens")
+    if body.num_beams is not None and body.temperature is not None:
+        raise HeedfulError("num_beams and temperature were both given: beam search does not sample; give one of them")
     how: How = Greedy()
-    if body.beams is not None:
-        how = Beam(width=body.beams, best=body.beams)
+    if body.num_beams is not None:
+        how = Beam(width=body.num_beams, best=body.num_beams)
     elif body.temperature is not None:
         how = Sample(temperature=body.temperature)
     writing = Writing(how=how, most=most, seed=body.seed)
@@ -247,7 +249,7 @@ async def attention(call: Call, body: s.AttentionBody) -> Any:
     _, lane = call.lane(body.model, None)
     item = body.inputs if isinstance(body.inputs, str) else (body.inputs[0], body.inputs[1])
     call.texts(*many(body.inputs))
-    most = call.service.settings.limits.weights
+    most = call.service.settings.limits.max_attention_weights
 
     def look(engine: Any) -> Any:
         from heedful.serve.attention import attention
@@ -256,7 +258,9 @@ async def attention(call: Call, body: s.AttentionBody) -> Any:
             pass
         return attention(engine, item, body.layers, body.heads, most)
 
-    size = 1 + min(sum(map(len, many(body.inputs))), call.service.settings.limits.tokens - 1)  # tokens, at most
+    size = 1 + min(
+        sum(map(len, many(body.inputs))), call.service.settings.limits.max_request_tokens - 1
+    )  # tokens, at most
     found = await lane.call(look, tokens=size, deadline=call.record.deadline, left=call.record.left)
     call.record.tokens += len(found["tokens"])
     return found
@@ -267,7 +271,7 @@ async def tokenize(call: Call, body: s.TokenizeBody) -> Any:
     _, lane = call.lane(body.model, None)
     texts = many(body.inputs)
     call.texts(*texts)
-    most = call.service.settings.limits.tokens
+    most = call.service.settings.limits.max_request_tokens
 
     def cut(engine: Any) -> Generator[None, None, Any]:
         from heedful.serve.attention import tokens
@@ -327,7 +331,7 @@ QUESTIONS = (
         example={"inputs": "a text"},
     ),
     Question(
-        path="/tag",
+        path="/token-classification",
         handler=tag,
         body=s.TagBody,
         answer=a.Tags | list[a.Tags],
@@ -335,7 +339,7 @@ QUESTIONS = (
         example={"inputs": "Ada lives in Paris."},
     ),
     Question(
-        path="/answer",
+        path="/question-answering",
         handler=answer,
         body=s.AnswerBody,
         answer=a.Found | list[a.Found],
@@ -343,7 +347,7 @@ QUESTIONS = (
         example={"inputs": {"question": "Who wrote it?", "context": "Ada wrote it."}},
     ),
     Question(
-        path="/choose",
+        path="/multiple-choice",
         handler=choose,
         body=s.ChooseBody,
         answer=a.Chosen | list[a.Chosen],
@@ -351,7 +355,7 @@ QUESTIONS = (
         example={"inputs": {"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}},
     ),
     Question(
-        path="/follows",
+        path="/next-sentence",
         handler=follows,
         body=s.FollowsBody,
         answer=list[a.Follows],
@@ -359,7 +363,7 @@ QUESTIONS = (
         example={"inputs": [["It rains.", "The street is wet."]]},
     ),
     Question(
-        path="/fill",
+        path="/fill-mask",
         handler=fill,
         body=s.FillBody,
         answer=a.Filled | list[a.Filled],
@@ -372,7 +376,7 @@ QUESTIONS = (
         body=s.GenerateBody,
         answer=a.Written | list[a.Written],
         kinds=("next_token",),
-        example={"inputs": "a text", "most": 32},
+        example={"inputs": "a text", "max_new_tokens": 32},
     ),
     Question(
         path="/attention",

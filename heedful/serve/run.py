@@ -41,9 +41,9 @@ def run(
     `line` leads to its keeper, and when that is gone the server ends too.
     """
     log_to_stderr()
-    files = settings.limits.connections + FILES
+    files = settings.limits.max_connections + FILES
     if (most := open_files(files)) < files:
-        tell(f"{most} files may be open here (ulimit -n): too few for limits.connections")
+        tell(f"{most} files may be open here (ulimit -n): too few for limits.max_connections")
     service = Service(runs, settings)
     app = application(service, keys=keys, hosts=hosts, wait=False)
     serving = server(app, settings, drain=service.queue.drain, idle=lambda: service.queue.requests == 0)

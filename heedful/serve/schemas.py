@@ -41,7 +41,7 @@ class TextPair(Struct, forbid_unknown_fields=True, frozen=True):
     """A text, and the second text of a pair."""
 
     text: str
-    pair: str | None = None
+    text_pair: str | None = None
 
 
 class PredictBody(Cut, kw_only=True, frozen=True):
@@ -151,8 +151,8 @@ class GenerateBody(Body, frozen=True):
     """Texts for each of which a text is written: greedily, by beams, or drawn at a temperature."""
 
     inputs: str | list[str]
-    most: Positive | None = None  # null is 128, or as many as the server writes
-    beams: Annotated[int, Meta(ge=1, le=16)] | None = None
+    max_new_tokens: Positive | None = None  # null is 128, or as many as the server writes
+    num_beams: Annotated[int, Meta(ge=1, le=16)] | None = None
     temperature: Annotated[float, Meta(ge=1e-6, le=10)] | None = None
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
 

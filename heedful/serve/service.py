@@ -42,16 +42,18 @@ class Service:
         self.runs, self.metrics = runs, Metrics()
         limits = self.settings.limits
         caps = Caps(
-            requests=limits.requests,
-            tokens=limits.queued_tokens,
-            request_tokens=limits.tokens,
-            characters=limits.queued_characters,
-            batch_tokens=limits.batch_tokens,
+            requests=limits.max_concurrent_requests,
+            tokens=limits.max_queued_tokens,
+            request_tokens=limits.max_request_tokens,
+            characters=limits.max_queued_characters,
+            batch_tokens=limits.max_batch_tokens,
         )
-        self.queue = Queue(caps, readers=limits.readers, seen=self.metrics.ran)
+        self.queue = Queue(caps, readers=limits.tokenization_workers, seen=self.metrics.ran)
         self.metrics.watch(self.queue)
         self.lanes = {name: self.queue.lane() for name in runs}
-        self.bodies = Bodies(most=limits.received, share=limits.received // limits.connections)
+        self.bodies = Bodies(
+            most=limits.max_receive_buffer_bytes, share=limits.max_receive_buffer_bytes // limits.max_connections
+        )
         self.failed: BaseException | None = None
         self._loads: list[threading.Thread] = []
         self._swaps: set[asyncio.Task[None]] = set()
@@ -106,10 +108,10 @@ class Service:
             try:
                 async with self._swapping:
                     await self.reload(name)
-                LOG.info("%s", json.dumps({"reloaded": name}))
+                LOG.info("%s", json.dumps({"event": "model_reloaded", "model": name}))
             except Exception as error:
                 reason = str(error) if isinstance(error, HeedfulError) else type(error).__name__
-                LOG.error("%s", json.dumps({"not reloaded": name, "reason": reason}))
+                LOG.error("%s", json.dumps({"event": "model_reload_failed", "model": name, "reason": reason}))
 
         for name in self.lanes:
             task = asyncio.get_running_loop().create_task(swap(name))

@@ -1,4 +1,4 @@
-"""What a server may be told: limits, deadlines, who may ask."""
+"""Settings of a server: limits, timeouts and access."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What one request, one connection or all of them may have; past each the answer is 413, 422, 429 or 503."""
+    """Limits of a request, of a connection and of the server. Beyond one the answer is 413, 422, 429, 431 or 503."""
 
-    body: int = 2_000_000  # bytes
-    headers: int = 16_384  # bytes
-    connections: int = 1_024
-    max_connections_per_address: int | None = None  # a quarter of connections, and loopback is not limited
-    received: int = 64_000_000  # bytes of bodies that are being received, of all connections
-    unsent: int = 64_000_000  # bytes of answers that clients have not read, of all connections
-    requests: int = 512  # that wait or run
-    queued_tokens: int = 262_144  # that wait
-    queued_characters: int = 4_194_304  # of requests of more than 16,384 each, that wait to be tokenised or are
-    tokens: int = 16_384  # of one request, in windows
-    characters: int = 262_144  # of one request: 16 for each token
-    inputs: int = 1_024  # of one request
-    batch_tokens: int = 4_096
-    written: int = 512  # tokens that /generate writes for a text
-    weights: int = 1_000_000  # numbers of one answer of /attention
-    candidates: int = 32_768  # tokens that one answer of /fill lists, for all its masks
-    readers: int = 2  # threads that tokenise
+    max_body_bytes: int = 2_000_000  # of one request
+    max_header_bytes: int = 16_384  # of one request
+    max_connections: int = 1_024  # open at once
+    max_connections_per_address: int | None = None  # "none": a quarter of max_connections, loopback not limited
+    max_receive_buffer_bytes: int = 64_000_000  # request bodies being received, over all connections
+    max_send_buffer_bytes: int = 64_000_000  # responses that clients have not read yet, over all connections
+    max_concurrent_requests: int = 512  # waiting or running
+    max_queued_tokens: int = 262_144  # tokens of waiting requests
+    max_queued_characters: int = 4_194_304  # of requests above 16,384 characters, until they are tokenised
+    max_request_tokens: int = 16_384  # over all windows of one request
+    max_request_characters: int = 262_144  # of one request; 16 for each of its tokens
+    max_client_batch_size: int = 1_024  # inputs of one request
+    max_batch_tokens: int = 4_096  # tokens of a batch of the model
+    max_new_tokens: int = 512  # that /generate may write for one text
+    max_attention_weights: int = 1_000_000  # numbers in one response of /attention
+    max_fill_mask_candidates: int = 32_768  # tokens in one response of /fill-mask, over all its masks
+    tokenization_workers: int = 2  # threads
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -46,17 +46,17 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Deadlines:
-    """In seconds."""
+class Timeouts:
+    """Timeouts in seconds."""
 
-    request: float = 30.0  # from its head to its answer, unless X-Request-Timeout-Ms says otherwise
-    longest: float = 300.0  # that X-Request-Timeout-Ms may ask for
-    headers: float = 10.0  # to receive them
-    body: float = 30.0  # to receive it
-    write: float = 30.0  # in which a client reads 64 kB of its answer, or all that is left
-    idle: float = 10.0  # of a connection between two requests
-    drain: float = 25.0  # to answer what is here after SIGTERM
-    linger: float = 0.5  # after SIGTERM, in which new requests are refused in words
+    request_seconds: float = 30.0  # from a request's headers to its response, without X-Request-Timeout-Ms
+    max_request_seconds: float = 300.0  # the longest that X-Request-Timeout-Ms may ask for
+    headers_seconds: float = 10.0  # to receive a request's headers
+    body_seconds: float = 30.0  # to receive a request's body
+    write_seconds: float = 30.0  # in which a client must read 64 kB of a response, or the rest of it
+    keep_alive_seconds: float = 10.0  # an idle connection stays open
+    graceful_shutdown_seconds: float = 25.0  # to answer accepted requests after SIGTERM
+    shutdown_delay_seconds: float = 0.5  # after SIGTERM, in which new requests are answered with 503
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -66,19 +66,19 @@ class Deadlines:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeSettings:
-    """How a server behaves."""
+    """Settings of a server."""
 
     limits: Limits = field(default_factory=Limits)
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    hosts: tuple[str, ...] = ()  # names by which it may be called, beside those of this machine
-    origins: tuple[str, ...] = ()  # of pages elsewhere that may call it, as "https://example.org"
-    behind_proxy: bool = False  # whether all clients come through a proxy, so that no address is limited
-    trusted_proxies: tuple[str, ...] = ()  # addresses or networks that are not limited, as "10.0.0.0/8"
-    anyone: bool = False  # whether it may be open beyond this machine without a key
-    precision: PrecisionOrAuto = "float32"  # in which models answer; auto is measured at the start
-    device: Literal["cpu", "cuda"] = "cpu"  # on which they are computed
-    log_text: bool = False  # whether inputs go into the log
-    restart: bool = True  # whether a small process before the server starts it again when it was killed
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    allowed_hosts: tuple[str, ...] = ()  # Host headers to accept besides this machine's names
+    cors_allow_origins: tuple[str, ...] = ()  # other origins whose pages may call it, as "https://example.org"
+    behind_proxy: bool = False  # all clients connect through a proxy: no limit of connections per address
+    trusted_proxies: tuple[str, ...] = ()  # addresses or networks without that limit, as "10.0.0.0/8"
+    allow_unauthenticated: bool = False  # listen beyond this machine without API keys
+    precision: PrecisionOrAuto = "float32"  # of the models; "auto" measures at the start
+    device: Literal["cpu", "cuda"] = "cpu"  # that runs the models
+    log_text: bool = False  # write the inputs of requests to the log
+    restart_on_crash: bool = True  # a supervisor process starts the server again after it was killed
 
     def __post_init__(self) -> None:
         if self.behind_proxy and self.limits.max_connections_per_address is not None:
@@ -100,7 +100,7 @@ class ServeSettings:
         if self.behind_proxy:
             return None
         most = self.limits.max_connections_per_address
-        return max(1, self.limits.connections // 4) if most is None else most
+        return max(1, self.limits.max_connections // 4) if most is None else most
 
 
 def named(runs: Iterable[str]) -> dict[str, str]:

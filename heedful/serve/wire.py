@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn's, strict, and with deadlines for clients that dribble, or do not read."""
+"""The HTTP server: uvicorn's, strict, with timeouts for clients that send or read slowly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from heedful.serve.connections import Connections
-from heedful.serve.settings import Deadlines, Limits, ServeSettings
+from heedful.serve.settings import Limits, ServeSettings, Timeouts
 
 CLOSED: int = getattr(select, "POLLRDHUP", 0)  # what a system calls it; 0: it says so to the event loop alone
 LINGER = 1.0  # seconds in which a refused body is still received, so that the refusal is
@@ -51,14 +51,14 @@ class Wire(H11Protocol):
     """One connection."""
 
     limits: ClassVar[Limits]
-    deadlines: ClassVar[Deadlines]
+    timeouts: ClassVar[Timeouts]
     counted: ClassVar[Connections]
     lingering: ClassVar[set[Wire]]  # refused for their number
     unread: ClassVar[dict[Wire, None]]  # those with something that their clients have not read, the oldest first
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self.conn = _Connection(h11.SERVER, self.limits.headers)
+        self.conn = _Connection(h11.SERVER, self.limits.max_header_bytes)
         answer: Any = self.app
 
         async def told(scope: Any, receive: Any, send: Any) -> None:
@@ -94,7 +94,7 @@ class Wire(H11Protocol):
                 self.transport.close()
             return
         self._accepted = True
-        self._head = self.loop.call_later(self.deadlines.headers, self._late)
+        self._head = self.loop.call_later(self.timeouts.headers_seconds, self._late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
@@ -117,19 +117,19 @@ class Wire(H11Protocol):
         if self.transport.is_closing() or not self._between():
             self._cancel()
         elif self._head is None:  # a new request has begun to come
-            self._head = self.loop.call_later(self.deadlines.headers, self._late)
+            self._head = self.loop.call_later(self.timeouts.headers_seconds, self._late)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.transport.is_closing() and self._between() and self.conn.trailing_data[0]:
             # the beginning of the next one is here already
-            self._head = self._head or self.loop.call_later(self.deadlines.headers, self._late)
+            self._head = self._head or self.loop.call_later(self.timeouts.headers_seconds, self._late)
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._watch(self.transport.get_write_buffer_size())
         self.unread[self] = None
-        while sum(each.transport.get_write_buffer_size() for each in self.unread) > self.limits.unsent:
+        while sum(each.transport.get_write_buffer_size() for each in self.unread) > self.limits.max_send_buffer_bytes:
             oldest = next(iter(self.unread))
             oldest._is_read()
             oldest.transport.abort()
@@ -213,7 +213,7 @@ class Wire(H11Protocol):
             else:
                 self._watch(size)
 
-        self._stall = self.loop.call_later(self.deadlines.write, check)
+        self._stall = self.loop.call_later(self.timeouts.write_seconds, check)
 
 
 _PHRASES = {400: "Bad Request", 408: "Request Timeout", 413: "Content Too Large", 503: "Service Unavailable"}
@@ -222,11 +222,9 @@ _PHRASES = {400: "Bad Request", 408: "Request Timeout", 413: "Content Too Large"
 class Server(uvicorn.Server):
     """At a signal it answers what is here and refuses what comes, and then ends; at a second one it ends at once."""
 
-    def __init__(
-        self, config: uvicorn.Config, deadlines: Deadlines, drain: Callable[[], None], idle: Callable[[], bool]
-    ):
+    def __init__(self, config: uvicorn.Config, timeouts: Timeouts, drain: Callable[[], None], idle: Callable[[], bool]):
         super().__init__(config)
-        self.deadlines, self.drain, self.idle = deadlines, drain, idle
+        self.timeouts, self.drain, self.idle = timeouts, drain, idle
         self.asked: float | None = None  # when
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -241,7 +239,9 @@ class Server(uvicorn.Server):
         """Ten times a second."""
         if self.asked is not None:
             passed = time.monotonic() - self.asked
-            if passed >= self.deadlines.drain or (passed >= self.deadlines.linger and self.idle()):
+            if passed >= self.timeouts.graceful_shutdown_seconds or (
+                passed >= self.timeouts.shutdown_delay_seconds and self.idle()
+            ):
                 self.should_exit = True
         return await super().on_tick(counter)
 
@@ -254,7 +254,7 @@ def server(
     idle: Callable[[], bool],
 ) -> Server:
     """Ready to run on sockets."""
-    bound = {"limits": settings.limits, "deadlines": settings.deadlines, "unread": {}, "lingering": set()}
+    bound = {"limits": settings.limits, "timeouts": settings.timeouts, "unread": {}, "lingering": set()}
     wire = type("BoundWire", (Wire,), {**bound, "counted": Connections(settings)})
     config = uvicorn.Config(
         app,
@@ -267,10 +267,10 @@ def server(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=max(1, round(settings.deadlines.idle)),
-        timeout_graceful_shutdown=max(1, round(settings.deadlines.drain / 5)),
+        timeout_keep_alive=max(1, round(settings.timeouts.keep_alive_seconds)),
+        timeout_graceful_shutdown=max(1, round(settings.timeouts.graceful_shutdown_seconds / 5)),
     )
-    return Server(config, settings.deadlines, drain, idle)
+    return Server(config, settings.timeouts, drain, idle)
 
 
 def on_hangup(call: Callable[[], None]) -> None:

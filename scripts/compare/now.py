@@ -586,14 +586,14 @@ ROUTES: list[tuple[str, str, Any]] = [  # name of the probe, path, body
     ("rerank, pairs", "/rerank", {"query": "a cat", "texts": ["she", "the cat"], "model": "regression"}),
     ("classify", "/predict", {"inputs": "the cat sat", "model": "single"}),
     ("several labels", "/predict", {"inputs": [["the cat"], ["a", "b"]], "model": "multiple"}),
-    ("tag", "/tag", {"inputs": ["Ada lives in Paris .", LONG]}),
-    ("questions", "/answer", {"inputs": [QUESTION, {"question": "", "context": ""}]}),
-    ("choices", "/choose", {"inputs": [CHOICE]}),
-    ("follows", "/follows", {"inputs": [["the cat", "ran"]], "model": "pretraining"}),
-    ("fill", "/fill", {"inputs": ["the [MASK] sat", "no mask"], "top_k": 3}),
-    ("generate", "/generate", {"inputs": "a b", "most": 4}),
-    ("generate, beams", "/generate", {"inputs": ["a b", "c"], "most": 4, "beams": 2}),
-    ("generate, sampling", "/generate", {"inputs": ["a b", "c"], "most": 4, "temperature": 1.5, "seed": 3}),
+    ("tag", "/token-classification", {"inputs": ["Ada lives in Paris .", LONG]}),
+    ("questions", "/question-answering", {"inputs": [QUESTION, {"question": "", "context": ""}]}),
+    ("choices", "/multiple-choice", {"inputs": [CHOICE]}),
+    ("follows", "/next-sentence", {"inputs": [["the cat", "ran"]], "model": "pretraining"}),
+    ("fill", "/fill-mask", {"inputs": ["the [MASK] sat", "no mask"], "top_k": 3}),
+    ("generate", "/generate", {"inputs": "a b", "max_new_tokens": 4}),
+    ("generate, beams", "/generate", {"inputs": ["a b", "c"], "max_new_tokens": 4, "num_beams": 2}),
+    ("generate, sampling", "/generate", {"inputs": ["a b", "c"], "max_new_tokens": 4, "temperature": 1.5, "seed": 3}),
     ("attention", "/attention", {"inputs": ["the cat", "a dog"], "heads": [0, 3], "model": "next"}),
     ("tokenize", "/tokenize", {"inputs": ["the cat", ""], "add_special_tokens": False}),
 ]
@@ -642,7 +642,7 @@ def defaults(work: Path, quick: bool) -> Probes:
     """Default settings of every task, objective and command."""
     from heedful.runs import pretrain_settings, settings
     from heedful.runs.distil_settings import RECIPES, DistilSettings, MaskedDistilSettings
-    from heedful.serve.settings import Deadlines, Limits
+    from heedful.serve.settings import Limits, Timeouts
     from heedful.settings import to_mapping
     from heedful.tokenizer.settings import TokenizerSettings
 
@@ -656,7 +656,7 @@ def defaults(work: Path, quick: bool) -> Probes:
     found["distil"] = to_mapping(DistilSettings(task=settings.TASKS["classify"](), teacher="t"))
     found["distil, masked"] = to_mapping(MaskedDistilSettings(teacher="t"))
     found |= {f"losses, {name}": to_mapping(losses) for name, losses in RECIPES.items()}
-    found["limits"], found["deadlines"] = to_mapping(Limits()), to_mapping(Deadlines())
+    found["limits"], found["timeouts"] = to_mapping(Limits()), to_mapping(Timeouts())
     found["tokenizer"] = to_mapping(TokenizerSettings(vocabulary=1000))
     return found
 

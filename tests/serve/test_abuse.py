@@ -30,7 +30,7 @@ def victim(folders: dict[str, str]) -> Iterator[Started]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     server = Started(f"tag={folders['tag']}", f"embed={folders['embed']}", f"single={folders['single']}")
     for text in ("ada", "a " * 100):
-        for path in ("/tag", "/embed", "/predict"):
+        for path in ("/token-classification", "/embed", "/predict"):
             assert ask(server.port, path, {"inputs": text}).status == 200
     yield server
     assert server.stop() == 0
@@ -42,7 +42,7 @@ def quick(server: Started, seconds: float) -> list[float]:
     found, end = [], time.monotonic() + seconds
     while time.monotonic() < end:
         start = time.monotonic()
-        assert ask(server.port, "/tag", {"inputs": "ada in paris"}).status == 200
+        assert ask(server.port, "/token-classification", {"inputs": "ada in paris"}).status == 200
         found.append(time.monotonic() - start)
         time.sleep(0.02)
     return found
@@ -68,8 +68,12 @@ def dribble(connections: list[socket.socket], stop: threading.Event) -> threadin
 
 
 CROWDS = {  # what each sends, whether more dribbles after it, and by when it has to be closed
-    "heads": (b"POST /tag HTTP/1.1\r\nhost: localhost\r\nx: ", True, 10 + 2),
-    "bodies": (post("/tag", b"", "content-length: 100000\r\n", length=False) + b'{"inputs": "', True, 30 + 2),
+    "heads": (b"POST /token-classification HTTP/1.1\r\nhost: localhost\r\nx: ", True, 10 + 2),
+    "bodies": (
+        post("/token-classification", b"", "content-length: 100000\r\n", length=False) + b'{"inputs": "',
+        True,
+        30 + 2,
+    ),
     "not reading": (b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 12, False, 30 + 15),
 }
 
@@ -110,7 +114,7 @@ def test_a_crowd_that_dribbles(victim: Started, name: str) -> None:
         memory_MB=[memory, peak, victim.memory()],
     )
     assert took <= latest
-    assert ask(victim.port, "/tag", {"inputs": "ada"}).status == 200
+    assert ask(victim.port, "/token-classification", {"inputs": "ada"}).status == 200
 
 
 def big(size: int) -> bytes:
@@ -120,13 +124,16 @@ def big(size: int) -> bytes:
 GZIP = "content-encoding: gzip\r\n"
 LONG = b"GET /live HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 5_000_000 + b"\r\n\r\n"
 HUGE: dict[str, Callable[[], tuple[bytes, set[int]]]] = {
-    "300 MB": lambda: (post("/tag", big(300_000_000)), {413}),
+    "300 MB": lambda: (post("/token-classification", big(300_000_000)), {413}),
     "300 MB in chunks without a length": lambda: (chunked(big(300_000_000), 1 << 20), {413}),
     "a million chunks of one byte": lambda: (chunked(big(1_000_000), 1), {413}),
-    "gzip bomb of 1 GB": lambda: (post("/tag", gzip.compress(bytes(1 << 30), 1), GZIP), {413, 415}),
-    "10 MB of one text": lambda: (post("/tag", big(10_000_000)), {413}),
+    "gzip bomb of 1 GB": lambda: (post("/token-classification", gzip.compress(bytes(1 << 30), 1), GZIP), {413, 415}),
+    "10 MB of one text": lambda: (post("/token-classification", big(10_000_000)), {413}),
     "5 MB header": lambda: (LONG, {400, 431}),
-    "300k keys": lambda: (post("/tag", json.dumps({f"{key:x}": 0 for key in range(180_000)}).encode()), {413, 422}),
+    "300k keys": lambda: (
+        post("/token-classification", json.dumps({f"{key:x}": 0 for key in range(180_000)}).encode()),
+        {413, 422},
+    ),
 }
 
 
@@ -198,7 +205,7 @@ def test_the_event_loop_is_not_held(victim: Started) -> None:
     def send() -> None:
         while not stop.is_set():
             for name, text in TEXTS.items():
-                for path in ("/tag", "/embed", "/predict"):
+                for path in ("/token-classification", "/embed", "/predict"):
                     start = time.monotonic()
                     status = ask(victim.port, path, json.dumps({"inputs": text}, ensure_ascii=False).encode()).status
                     took[name].append(time.monotonic() - start)

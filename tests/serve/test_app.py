@@ -43,16 +43,16 @@ ASKED: list[tuple[str, Any]] = [  # each with a model that answers it, by the na
     ("/predict", {"inputs": "the cat sat", "model": "single"}),
     ("/predict", {"inputs": [["the cat"], ["a", "b"]], "model": "multiple"}),
     ("/predict", {"inputs": [], "model": "regression"}),
-    ("/tag", {"inputs": "Ada lives in Paris ."}),
-    ("/tag", {"inputs": ["Ada", ["Ada", "\u200b", "ran"], long_text(200)]}),
-    ("/answer", {"inputs": QUESTION}),
-    ("/answer", {"inputs": [QUESTION, {"question": "", "context": ""}]}),
-    ("/choose", {"inputs": [CHOICE]}),
-    ("/follows", {"inputs": [["the cat", "ran"]], "model": "pretraining"}),
-    ("/fill", {"inputs": ["the [MASK] sat", "no mask"], "top_k": 3}),
-    ("/generate", {"inputs": "a b", "most": 4}),
-    ("/generate", {"inputs": ["a b", "c"], "most": 4, "beams": 2}),
-    ("/generate", {"inputs": ["a b", "c"], "most": 4, "temperature": 1.5, "seed": 3}),
+    ("/token-classification", {"inputs": "Ada lives in Paris ."}),
+    ("/token-classification", {"inputs": ["Ada", ["Ada", "\u200b", "ran"], long_text(200)]}),
+    ("/question-answering", {"inputs": QUESTION}),
+    ("/question-answering", {"inputs": [QUESTION, {"question": "", "context": ""}]}),
+    ("/multiple-choice", {"inputs": [CHOICE]}),
+    ("/next-sentence", {"inputs": [["the cat", "ran"]], "model": "pretraining"}),
+    ("/fill-mask", {"inputs": ["the [MASK] sat", "no mask"], "top_k": 3}),
+    ("/generate", {"inputs": "a b", "max_new_tokens": 4}),
+    ("/generate", {"inputs": ["a b", "c"], "max_new_tokens": 4, "num_beams": 2}),
+    ("/generate", {"inputs": ["a b", "c"], "max_new_tokens": 4, "temperature": 1.5, "seed": 3}),
     ("/attention", {"inputs": "a b c", "model": "write"}),
     ("/attention", {"inputs": "the cat", "layers": [1], "model": "tag"}),
     ("/attention", {"inputs": ["the cat", "a dog"], "heads": [0, 3], "model": "next"}),
@@ -84,10 +84,10 @@ def test_answers_have_the_promised_form(served: Running, document: Any, path: st
 def test_answers_are_the_engines(served: Running, engines: dict[str, Engine]) -> None:
     port = served.port
     for route, name, given in (
-        ("/tag", "tag", ["Ada lives in Paris .", ["Ada", "ran"], long_text(100)]),
-        ("/answer", "span", [QUESTION]),
-        ("/choose", "choice", [CHOICE]),
-        ("/fill", "masked", ["the [MASK] sat"]),
+        ("/token-classification", "tag", ["Ada lives in Paris .", ["Ada", "ran"], long_text(100)]),
+        ("/question-answering", "span", [QUESTION]),
+        ("/multiple-choice", "choice", [CHOICE]),
+        ("/fill-mask", "masked", ["the [MASK] sat"]),
     ):
         assert ask(port, route, {"inputs": given, "model": name}).json == engines[name](given)
     (alone,) = engines["single"](["the cat sat"])
@@ -96,7 +96,7 @@ def test_answers_are_the_engines(served: Running, engines: dict[str, Engine]) ->
     assert labels[0] == {"label": alone["label"], "score": alone["probability"]}
     (alone,) = engines["multiple"](["the cat sat"])
     labels = ask(port, "/predict", {"inputs": "the cat sat", "model": "multiple"}).json
-    assert [each["label"] for each in sorted(labels, key=lambda each: each["label"]) if each["chosen"]] == sorted(
+    assert [each["label"] for each in sorted(labels, key=lambda each: each["label"]) if each["predicted"]] == sorted(
         alone["labels"]
     )
 
@@ -140,7 +140,7 @@ def test_forms_of_other_servers_clients(served: Running) -> None:
     port, pair = served.port, ["the cat", "she ran"]
     cut = {"truncate": True, "truncation_direction": "Right"}
     alone = ask(port, "/predict", {"inputs": [pair], "model": "single"}).json
-    as_object = {"inputs": {"text": pair[0], "pair": pair[1]}}
+    as_object = {"inputs": {"text": pair[0], "text_pair": pair[1]}}
     found = ask(port, "/predict", as_object | {"raw_scores": False, "model": "single"} | cut)
     assert [found.json] == alone
     assert len(ask(port, "/predict", {"inputs": ["a", "b", "c"], "model": "single"}).json) == 3
@@ -179,7 +179,7 @@ def test_lists_are_batches_but_a_pair_where_the_model_learned_pairs(
             reply = ask(served.port, "/predict", {"inputs": inputs, "model": "single"})
             return reply.json if reply.status == 200 else (reply.status, reply.json["error"])
 
-        both, said = ["the cat", "she ran"], {"text": "the cat", "pair": "she ran"}
+        both, said = ["the cat", "she ran"], {"text": "the cat", "text_pair": "she ran"}
         assert near(predict("the cat"), texts["the cat"]) and near(predict(said), pair)
         assert near(predict({"text": "the cat"}), texts["the cat"])
         assert near(predict([said, "the cat"]), [pair, texts["the cat"]])
@@ -190,7 +190,7 @@ def test_lists_are_batches_but_a_pair_where_the_model_learned_pairs(
                 assert near(flat, pair) and near(nested, [pair])
                 assert predict([*both, "x"])[0] == 422
             case False:
-                assert near(flat, list(texts.values())) and nested[0] == 422 and '"pair"' in nested[1]
+                assert near(flat, list(texts.values())) and nested[0] == 422 and '"text_pair"' in nested[1]
                 assert near(predict(["the cat"]), [texts["the cat"]])
             case None:
                 assert flat[0] == 422 and "two texts or a pair" in flat[1] and near(nested, [pair])
@@ -209,7 +209,7 @@ def near(found: Any, wanted: Any) -> bool:
 
 def test_masks_are_filled_as_alone(served: Running, engines: dict[str, Engine]) -> None:
     texts = ["the [MASK] sat", "[MASK] " * 30]
-    found = ask(served.port, "/fill", {"inputs": texts, "top_k": 7, "model": "masked"}).json
+    found = ask(served.port, "/fill-mask", {"inputs": texts, "top_k": 7, "model": "masked"}).json
     for here, alone in zip(found, engines["masked"](texts, top_k=7), strict=True):
         assert [each["start"] for each in here["masks"]] == [each["start"] for each in alone["masks"]]
         for mask, expected in zip(here["masks"], alone["masks"], strict=True):
@@ -222,25 +222,27 @@ def test_texts_are_written_as_alone(served: Running, engines: dict[str, Engine])
     alone_greedily = Engine(engines["write"].loaded, writing=Writing(most=3))(["a"])[0]["text"]
     for how, more in (
         (Greedy(), {}),
-        (Beam(width=2, best=2), {"beams": 2}),
+        (Beam(width=2, best=2), {"num_beams": 2}),
         (Sample(temperature=1.5), {"temperature": 1.5, "seed": 3}),
     ):
         alone = Engine(engines["write"].loaded, writing=Writing(how=how, most=5, seed=3))(texts)
-        found = ask(port, "/generate", {"inputs": texts, "most": 5} | more).json
+        found = ask(port, "/generate", {"inputs": texts, "max_new_tokens": 5} | more).json
         assert [each["text"] for each in found] == [each["text"] for each in alone]
-    assert ask(port, "/generate", {"inputs": "a", "beams": 2, "temperature": 1.0}).status == 422
-    assert ask(port, "/generate", {"inputs": "a", "most": 10_000}).status == 413
+    assert ask(port, "/generate", {"inputs": "a", "num_beams": 2, "temperature": 1.0}).status == 422
+    assert ask(port, "/generate", {"inputs": "a", "max_new_tokens": 10_000}).status == 413
     for temperature in (0, 1e-7, 1e-320):
         refused = ask(port, "/generate", {"inputs": "a", "temperature": temperature})
         assert refused.status == 422 and "temperature" in refused.json["error"]
-    assert ask(port, "/generate", {"inputs": "a", "most": 3, "temperature": 1e-6}).json["text"] == alone_greedily
+    assert (
+        ask(port, "/generate", {"inputs": "a", "max_new_tokens": 3, "temperature": 1e-6}).json["text"] == alone_greedily
+    )
     assert ask(port, "/generate", {"inputs": "a " * 60}).status == 422  # it would have to be read at once
-    reply = ask(port, "/generate", {"inputs": ["a"] * 100, "most": 100, "beams": 16})
+    reply = ask(port, "/generate", {"inputs": ["a"] * 100, "max_new_tokens": 100, "num_beams": 16})
     assert reply.status == 413 and "with all that may be written after them" in reply.json["error"]
 
 
 def test_what_nobody_waits_for_is_not_written_on(served: Running) -> None:
-    body = {"inputs": ["a b c"] * 10, "most": 512, "beams": 3}  # many thousand steps
+    body = {"inputs": ["a b c"] * 10, "max_new_tokens": 512, "num_beams": 3}  # many thousand steps
     before = served.service.queue.counts.retries
     assert ask(served.port, "/generate", body, **{"x-request-timeout-ms": "50"}).status == 504
     start = time.monotonic()
@@ -293,9 +295,9 @@ def test_open_inference_protocol(served: Running, engines: dict[str, Engine]) ->
     for name, columns in (
         ("embed", {"text": texts}),
         ("single", {"text": texts}),
-        ("single", {"text": texts, "pair": texts}),
+        ("single", {"text": texts, "text_pair": texts}),
         ("span", {"question": texts, "context": texts}),
-        ("next", {"text": texts, "pair": texts}),
+        ("next", {"text": texts, "text_pair": texts}),
         ("tag", {"text": texts}),
     ):
         body = {"id": "7", "inputs": [tensor(key, data) for key, data in columns.items()]}
@@ -312,7 +314,7 @@ def test_open_inference_protocol(served: Running, engines: dict[str, Engine]) ->
         {"inputs": [tensor("txt", texts)]},
         {"inputs": [tensor("text", texts), tensor("text", texts)]},
         {"inputs": [tensor("text", texts) | {"shape": [3]}]},
-        {"inputs": [tensor("text", texts), tensor("pair", ["x"])]},
+        {"inputs": [tensor("text", texts), tensor("text_pair", ["x"])]},
         {"inputs": [tensor("text", texts)], "outputs": [{"name": "nothing"}]},
         {"inputs": []},
     ):
@@ -330,13 +332,13 @@ def test_models_are_named_or_found(served: Running, folders: dict[str, str]) -> 
     port = served.port
     info = ask(port, "/info").json
     assert info["models"] == list(folders) and info["model_id"] == info["models"][0]
-    assert ask(port, "/info?model=tag").json["routes"] == ["/tag", "/attention", "/tokenize"]
+    assert ask(port, "/info?model=tag").json["routes"] == ["/token-classification", "/attention", "/tokenize"]
     assert ask(port, "/info?model=single").json["labels"] == ["bad", "fair", "good"]
-    assert ask(port, "/tag", {"inputs": "a", "model": "span"}).status == 422
+    assert ask(port, "/token-classification", {"inputs": "a", "model": "span"}).status == 422
     assert ask(port, "/generate", {"inputs": "a", "model": "tag"}).status == 422
     for name in ("../../etc", "%2e%2e", "C:\\", "\0", "x" * 150, ""):
-        assert ask(port, "/tag", {"inputs": "a", "model": name}).status == 404
-    assert ask(port, "/tag", {"inputs": "a", "model": "x" * 4096}).status == 422
+        assert ask(port, "/token-classification", {"inputs": "a", "model": name}).status == 404
+    assert ask(port, "/token-classification", {"inputs": "a", "model": "x" * 4096}).status == 422
     assert not re.search(r"/tmp|pytest|\.py", json.dumps(info))
 
 
@@ -368,21 +370,21 @@ def test_metrics_count(served: Running) -> None:
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
 
     before = ask(served.port, "/metrics").body.decode()
-    ask(served.port, "/tag", {"inputs": ["Ada", "ran"]})
+    ask(served.port, "/token-classification", {"inputs": ["Ada", "ran"]})
     ask(served.port, "/nothing")
     ask(served.port, "/attention", {"inputs": "Ada", "layers": [9]})  # refused, in words: no failure of the model
     after = ask(served.port, "/metrics").body.decode()
     for name, more in (
-        ('heedful_requests_total{method="POST",route="/tag",status="200"}', 1),
+        ('heedful_requests_total{method="POST",route="/token-classification",status="200"}', 1),
         ('heedful_requests_total{method="GET",route="none",status="404"}', 1),
-        ('heedful_request_seconds_count{route="/tag"}', 1),
+        ('heedful_request_duration_seconds_count{route="/token-classification"}', 1),
         ("heedful_batch_sequences_sum", 3),
         ("heedful_tokens_total", 6),
-        ("heedful_failed_total", 0),
+        ("heedful_failed_inputs_total", 0),
     ):
         assert total(name, after) - total(name, before) == more, name
-    assert total("heedful_queue_tokens ", after) == 0 and total("heedful_queue_requests ", after) == 0
-    assert total("heedful_queue_tokens_cap", after) > 0
+    assert total("heedful_queued_tokens ", after) == 0 and total("heedful_requests_in_flight ", after) == 0
+    assert total("heedful_queued_tokens_limit", after) > 0
 
 
 def test_the_page_needs_nothing_from_elsewhere(served: Running) -> None:

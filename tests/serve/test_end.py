@@ -24,14 +24,14 @@ from heedful.serve.settings import ServeSettings
 
 @pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_at_a_signal_what_is_there_is_answered(folders: dict[str, str], count: int) -> None:
-    server = Started(f"tag={folders['tag']}", "--set", "deadlines.linger=1.0")
+    server = Started(f"tag={folders['tag']}", "--set", "timeouts.shutdown_delay_seconds=1.0")
     replies: list[Reply] = []
     refused: Counter[str] = Counter()
 
     def load() -> None:
         while True:
             try:
-                replies.append(ask(server.port, "/tag", {"inputs": "ada lives in paris"}))
+                replies.append(ask(server.port, "/token-classification", {"inputs": "ada lives in paris"}))
             except ConnectionRefusedError:
                 return
             except OSError as error:
@@ -63,7 +63,13 @@ def test_at_a_signal_what_is_there_is_answered(folders: dict[str, str], count: i
 
 
 def test_a_second_signal_does_not_wait(folders: dict[str, str]) -> None:
-    server = Started(f"tag={folders['tag']}", "--set", "deadlines.linger=60.0", "--set", "deadlines.drain=60.0")
+    server = Started(
+        f"tag={folders['tag']}",
+        "--set",
+        "timeouts.shutdown_delay_seconds=60.0",
+        "--set",
+        "timeouts.graceful_shutdown_seconds=60.0",
+    )
     server.process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
     assert server.process.poll() is None
@@ -127,9 +133,12 @@ def test_a_port_that_is_taken_is_told(folders: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["x", "--host", "0.0.0.0"], "lets other machines ask: give --api-key-file FILE, or --set anyone=true"),
-        (["x", "--set", "limits.bodies=1"], 'limits.bodies is not a setting (did you mean "body"?)'),
-        (["x", "--set", "limits.body=0"], "body is 0: give a number from 1"),
+        (
+            ["x", "--host", "0.0.0.0"],
+            "--set allow_unauthenticated=true",
+        ),
+        (["x", "--set", "limits.bodies=1"], "limits.bodies is not a setting (did you mean"),
+        (["x", "--set", "limits.max_body_bytes=0"], "max_body_bytes is 0: give a number from 1"),
         (["a=x", "a=y"], "two models are called 'a'"),
         (["x", "--api-key-file", "/nowhere/keys"], "/nowhere/keys cannot be read"),
     ],

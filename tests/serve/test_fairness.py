@@ -31,7 +31,7 @@ def server(folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
     server = Started(f"predict={folders['single']}", f"write={writer}", f"tag={folders['tag']}")
     for _ in range(20):
         assert ask(server.port, "/predict", {"inputs": "the cat"}).status == 200
-    assert ask(server.port, "/generate", {"inputs": "a b", "most": 8}).status == 200
+    assert ask(server.port, "/generate", {"inputs": "a b", "max_new_tokens": 8}).status == 200
     yield server
     assert server.stop() == 0
 
@@ -80,8 +80,8 @@ def beside(port: int, work: Callable[[], Any]) -> tuple[list[float], Counter[int
 
 
 GENERATIONS = {
-    "512 tokens": {"inputs": "a b c", "most": 512},
-    "512 tokens, 16 beams": {"inputs": "a b c", "most": 512, "beams": 16},
+    "512 tokens": {"inputs": "a b c", "max_new_tokens": 512},
+    "512 tokens, 16 beams": {"inputs": "a b c", "max_new_tokens": 512, "num_beams": 16},
     "120 texts": {"inputs": ["a b c"] * 120},
 }
 

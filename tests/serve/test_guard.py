@@ -25,7 +25,7 @@ from heedful.serve.connections import Connections
 from heedful.serve.count import PART, characters, few_enough, in_turns
 from heedful.serve.guard import read_keys, trouble_of
 from heedful.serve.run import Running, background
-from heedful.serve.settings import Deadlines, Limits, ServeSettings
+from heedful.serve.settings import Limits, ServeSettings, Timeouts
 
 JSON = "content-type: application/json\r\n"
 KEY = b"a-key-of-more-than-16-characters"
@@ -42,7 +42,7 @@ def chunked(body: bytes, size: int) -> bytes:
     """The same body in chunks."""
     parts = (body[start : start + size] for start in range(0, len(body), size))
     data = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
-    return post("/tag", b"", "transfer-encoding: chunked\r\n", length=False) + data
+    return post("/token-classification", b"", "transfer-encoding: chunked\r\n", length=False) + data
 
 
 def teaches(answer: bytes) -> dict[str, Any]:
@@ -59,33 +59,36 @@ def teaches(answer: bytes) -> dict[str, Any]:
 
 LONG = b"x" * 30_000
 BODIES: dict[str, tuple[bytes, set[int]]] = {
-    "announced 300 MB": (post("/tag", b"", "content-length: 300000000\r\n", length=False), {413}),
-    "300 kB over": (post("/tag", b'{"inputs": "' + b"x" * 2_300_000 + b'"}'), {413}),
+    "announced 300 MB": (post("/token-classification", b"", "content-length: 300000000\r\n", length=False), {413}),
+    "300 kB over": (post("/token-classification", b'{"inputs": "' + b"x" * 2_300_000 + b'"}'), {413}),
     "chunked without a length": (chunked(b'{"inputs": "' + b"x" * 2_300_000 + b'"}', 65_536), {413}),
     "chunks of one byte": (chunked(b'{"inputs": "' + b"x" * 100_000 + b'"}', 1), {413}),
-    "gzip bomb": (post("/tag", gzip.compress(b" " * 10_000_000), "content-encoding: gzip\r\n"), {415}),
-    "200k keys": (post("/tag", json.dumps({str(key): 0 for key in range(150_000)}).encode()), {413}),
-    "40k keys": (post("/tag", json.dumps({str(key): 0 for key in range(40_000)}).encode()), {422}),
+    "gzip bomb": (post("/token-classification", gzip.compress(b" " * 10_000_000), "content-encoding: gzip\r\n"), {415}),
+    "200k keys": (post("/token-classification", json.dumps({str(key): 0 for key in range(150_000)}).encode()), {413}),
+    "40k keys": (post("/token-classification", json.dumps({str(key): 0 for key in range(40_000)}).encode()), {422}),
     "240k pairs": (post("/predict", b'{"inputs": [' + b'["",""],' * 220_000 + b'["a"]]}'), {413}),
     "600k texts": (post("/embed", b'{"inputs": [' + b'"",' * 600_000 + b'""]}'), {413}),
     "900k numbers": (post("/attention", b'{"inputs": "a", "heads": [' + b"0," * 900_000 + b"0]}"), {413}),
-    "depth 100k": (post("/tag", b'{"inputs": ' + b"[" * 100_000), {422}),
-    "closed depth": (post("/tag", b'{"inputs": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"), {422}),
-    "depth elsewhere": (post("/tag", b'{"x": ' + b'{"a":' * 90_000), {422}),
-    "5,000 digits": (post("/fill", b'{"inputs": "a", "top_k": ' + b"9" * 5_000 + b"}"), {422}),
-    "large exponent": (post("/fill", b'{"inputs": "a", "top_k": 1e99999}'), {422}),
-    "NaN": (post("/fill", b'{"inputs": "a", "top_k": NaN}'), {422}),
-    "a key twice": (post("/tag", b'{"inputs": "a", "inputs": "b"}'), {422}),
-    "an inner key twice": (post("/answer", b'{"inputs": {"question": "", "question": "", "context": ""}}'), {422}),
-    "BOM": (post("/tag", b"\xef\xbb\xbf" + OK), {422}),
-    "UTF-16": (post("/tag", '{"inputs": "a"}'.encode("utf-16")), {422}),
-    "lone surrogate": (post("/tag", b'{"inputs": "\\ud800"}'), {422}),
-    "raw NUL": (post("/tag", b'{"inputs": "\0"}'), {422}),
-    "invalid UTF-8": (post("/tag", b'{"inputs": "\xff"}'), {422}),
-    "empty": (post("/tag", b""), {422}),
-    "two values": (post("/tag", OK + OK), {422}),
-    "a long unknown key": (post("/tag", b'{"' + LONG + b'": 1}'), {422}),
-    "a list": (post("/tag", b"[" + OK + b"]"), {422}),
+    "depth 100k": (post("/token-classification", b'{"inputs": ' + b"[" * 100_000), {422}),
+    "closed depth": (post("/token-classification", b'{"inputs": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"), {422}),
+    "depth elsewhere": (post("/token-classification", b'{"x": ' + b'{"a":' * 90_000), {422}),
+    "5,000 digits": (post("/fill-mask", b'{"inputs": "a", "top_k": ' + b"9" * 5_000 + b"}"), {422}),
+    "large exponent": (post("/fill-mask", b'{"inputs": "a", "top_k": 1e99999}'), {422}),
+    "NaN": (post("/fill-mask", b'{"inputs": "a", "top_k": NaN}'), {422}),
+    "a key twice": (post("/token-classification", b'{"inputs": "a", "inputs": "b"}'), {422}),
+    "an inner key twice": (
+        post("/question-answering", b'{"inputs": {"question": "", "question": "", "context": ""}}'),
+        {422},
+    ),
+    "BOM": (post("/token-classification", b"\xef\xbb\xbf" + OK), {422}),
+    "UTF-16": (post("/token-classification", '{"inputs": "a"}'.encode("utf-16")), {422}),
+    "lone surrogate": (post("/token-classification", b'{"inputs": "\\ud800"}'), {422}),
+    "raw NUL": (post("/token-classification", b'{"inputs": "\0"}'), {422}),
+    "invalid UTF-8": (post("/token-classification", b'{"inputs": "\xff"}'), {422}),
+    "empty": (post("/token-classification", b""), {422}),
+    "two values": (post("/token-classification", OK + OK), {422}),
+    "a long unknown key": (post("/token-classification", b'{"' + LONG + b'": 1}'), {422}),
+    "a list": (post("/token-classification", b"[" + OK + b"]"), {422}),
 }
 
 
@@ -105,19 +108,19 @@ def test_bodies_are_refused(served: Running, name: str) -> None:
     "kind", ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-16"]
 )
 def test_only_json_is_read(served: Running, kind: str) -> None:
-    assert ask(served.port, "/tag", OK, content_type=kind).status == 415
-    assert ask(served.port, "/tag", OK, content_type="Application/JSON; charset=UTF-8").status == 200
+    assert ask(served.port, "/token-classification", OK, content_type=kind).status == 415
+    assert ask(served.port, "/token-classification", OK, content_type="Application/JSON; charset=UTF-8").status == 200
 
 
 # -- heads ----------------------------------------------------------------------------------------------------------
 
 HEADS: dict[str, tuple[bytes, set[int]]] = {
     "length and encoding": (
-        post("/tag", b"0\r\n\r\n", "transfer-encoding: chunked\r\n"),
+        post("/token-classification", b"0\r\n\r\n", "transfer-encoding: chunked\r\n"),
         {400},
     ),
-    "two lengths": (post("/tag", OK, "content-length: 5\r\n"), {400}),
-    "no length is a number": (post("/tag", b"", "content-length: x\r\n", length=False), {400}),
+    "two lengths": (post("/token-classification", OK, "content-length: 5\r\n"), {400}),
+    "no length is a number": (post("/token-classification", b"", "content-length: x\r\n", length=False), {400}),
     "no host": (b"GET /live HTTP/1.1\r\n\r\n", {400}),
     "no host in 1.0": (b"GET /live HTTP/1.0\r\n\r\n", {400}),
     "two hosts": (b"GET /live HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n", {400}),
@@ -163,44 +166,47 @@ def test_a_thousand_requests_in_one_line_are_answered_in_order(served: Running) 
 def test_hosts_and_origins(served: Running) -> None:
     port = served.port
     for host in ("localhost", "LOCALHOST:80", f"127.0.0.1:{port}", "[::1]:9"):
-        assert ask(port, "/tag", OK, host=host).status == 200
+        assert ask(port, "/token-classification", OK, host=host).status == 200
     for origin in ("null", "https://example.org", "http://localhost:1", "file://"):
-        assert ask(port, "/tag", OK, origin=origin, host=f"localhost:{port}").status == 403, origin
-    assert ask(port, "/tag", OK, origin=f"http://localhost:{port}", host=f"localhost:{port}").status == 200
+        assert ask(port, "/token-classification", OK, origin=origin, host=f"localhost:{port}").status == 403, origin
+    assert (
+        ask(port, "/token-classification", OK, origin=f"http://localhost:{port}", host=f"localhost:{port}").status
+        == 200
+    )
     assert ask(port, "/info", sec_fetch_site="cross-site").status == 403
     link = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}
     assert ask(port, "/", **link).status == 200 and ask(port, "/info", **link).status == 403
     assert ask(port, "/", sec_fetch_site="same-site", sec_fetch_mode="no-cors").status == 403
-    found = ask(port, "/tag", OK)
+    found = ask(port, "/token-classification", OK)
     assert "access-control-allow-origin" not in found.headers and "server" not in found.headers
-    assert ask(port, "/tag", method="OPTIONS", origin=f"http://127.0.0.1:{port}").status == 405
+    assert ask(port, "/token-classification", method="OPTIONS", origin=f"http://127.0.0.1:{port}").status == 405
 
 
 def test_pages_of_listed_origins_may_ask(folders: dict[str, str]) -> None:
     """A browser asks first what such a page may send, and has no key for that."""
     page = "https://app.example.org"
     ahead = {"method": "OPTIONS", "access_control_request_method": "POST"}
-    with background({"tag": folders["tag"]}, ServeSettings(origins=(page,)), keys=(KEY,)) as running:
-        allowed = ask(running.port, "/tag", origin=page, **ahead)
+    with background({"tag": folders["tag"]}, ServeSettings(cors_allow_origins=(page,)), keys=(KEY,)) as running:
+        allowed = ask(running.port, "/token-classification", origin=page, **ahead)
         assert allowed.status == 204 and not allowed.body
         assert allowed.headers["access-control-allow-origin"] == page and allowed.headers["vary"] == "origin"
         assert "authorization, content-type" in allowed.headers["access-control-allow-headers"]
         assert "POST" in allowed.headers["access-control-allow-methods"]
-        assert ask(running.port, "/tag", OK, origin=page).status == 401
-        found = ask(running.port, "/tag", OK, origin=page, authorization=f"Bearer {KEY.decode()}")
+        assert ask(running.port, "/token-classification", OK, origin=page).status == 401
+        found = ask(running.port, "/token-classification", OK, origin=page, authorization=f"Bearer {KEY.decode()}")
         assert found.status == 200 and found.headers["access-control-expose-headers"] == "retry-after"
-        assert ask(running.port, "/tag", origin="https://example.org", **ahead).status == 403
-        assert ask(running.port, "/tag", origin=page, method="OPTIONS").status == 401
+        assert ask(running.port, "/token-classification", origin="https://example.org", **ahead).status == 403
+        assert ask(running.port, "/token-classification", origin=page, method="OPTIONS").status == 401
 
 
 def test_an_offer_to_upgrade_need_not_be_taken(served: Running) -> None:
     offer = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
-    assert status_of(raw(served.port, post("/tag", OK, offer), pause=1.0)) == 200
+    assert status_of(raw(served.port, post("/token-classification", OK, offer), pause=1.0)) == 200
 
 
 def test_a_request_may_come_in_two_parts_behind_another(served: Running) -> None:
     with open_socket(served.port) as connection:
-        connection.sendall(post("/tag", OK) + post("/tag", OK)[:-5])
+        connection.sendall(post("/token-classification", OK) + post("/token-classification", OK)[:-5])
         answer = connection.recv(1 << 16)
         connection.sendall(OK[-5:])
         while answer.count(b"HTTP/1.1 200 OK") < 2 and (part := connection.recv(1 << 16)):
@@ -213,7 +219,7 @@ def test_a_request_may_come_in_two_parts_behind_another(served: Running) -> None
 
 @pytest.mark.parametrize("text", ["a" * 1_000_000, "a " * 500_000, "\u0301" * 500_000, "\u4e2d" * 400_000])
 def test_texts_are_cut_or_refused_before_they_are_tokenised(served: Running, text: str) -> None:
-    refused = ask(served.port, "/tag", json.dumps({"inputs": text}, ensure_ascii=False).encode())
+    refused = ask(served.port, "/token-classification", json.dumps({"inputs": text}, ensure_ascii=False).encode())
     assert refused.status == 413 and refused.json["error_type"] == "too_large"
     cut = ask(served.port, "/embed", json.dumps({"inputs": text}, ensure_ascii=False).encode())
     assert cut.status == 200 and len(cut.json) == 1
@@ -273,7 +279,7 @@ def test_far_too_many_tokens_are_refused_part_by_part(served: Running, engines: 
     list(few_enough(Watched(), ["a " * 8_900], 9_000))
     Watched.kind = "embedding"
     list(few_enough(Watched(), ["a " * 100_000], 9_000))
-    assert ask(served.port, "/tag", {"inputs": "\u4e2d" * 200_000, "model": "tag"}).status == 413
+    assert ask(served.port, "/token-classification", {"inputs": "\u4e2d" * 200_000, "model": "tag"}).status == 413
 
 
 @given(sizes=st.lists(st.integers(0, 40_000), max_size=12))
@@ -293,7 +299,7 @@ def test_answers_are_the_same_however_many_turns_reading_took(
 ) -> None:
     texts = ["ada lives in paris", "the cat", "a" * 30, "on a mat and who wrote it", ""] * 4
     monkeypatch.setattr("heedful.serve.count.PART", 20)
-    found = ask(served.port, "/tag", {"inputs": texts}).json
+    found = ask(served.port, "/token-classification", {"inputs": texts}).json
     for text, (alone,) in zip(texts, map(engines["tag"], ([text] for text in texts)), strict=True):
         here = found.pop(0)
         assert [each["label"] for each in here["words"]] == [each["label"] for each in alone["words"]], text
@@ -303,7 +309,7 @@ def test_answers_are_the_same_however_many_turns_reading_took(
     read = ask(served.port, "/tokenize", {"inputs": texts, "model": "tag"}).json
     for text, tokens in zip(texts, read, strict=True):
         assert [each["id"] for each in tokens] == list(engines["tag"].tokenizer.encode(text).ids)
-    wrong = ask(served.port, "/generate", {"inputs": ["a b"] * 30 + ["a " * 60], "most": 2})
+    wrong = ask(served.port, "/generate", {"inputs": ["a b"] * 30 + ["a " * 60], "max_new_tokens": 2})
     assert wrong.status == 422 and "input 30" in wrong.json["error"]
 
 
@@ -313,30 +319,38 @@ def test_what_is_here_when_it_stops_is_answered_however_long(
     with background({"tag": folders["tag"]}) as running:
         queue = running.service.queue
         monkeypatch.setattr("heedful.serve.call.few_enough", lambda engine, texts, most, whole: iter([queue.drain()]))
-        assert ask(running.port, "/tag", {"inputs": "ada " * 5_000}).status == 200
-        assert ask(running.port, "/tag", {"inputs": "ada"}).status == 503
+        assert ask(running.port, "/token-classification", {"inputs": "ada " * 5_000}).status == 200
+        assert ask(running.port, "/token-classification", {"inputs": "ada"}).status == 503
         ready = ask(running.port, "/v2/models/tag/ready")
         assert ready.status == 503 and ready.json == {"ready": False}
 
 
 def test_more_than_a_request_may_have(folders: dict[str, str]) -> None:
-    limits = Limits(inputs=3, tokens=50, characters=400, weights=100, body=5_000, candidates=10, written=6)
+    limits = Limits(
+        max_client_batch_size=3,
+        max_request_tokens=50,
+        max_request_characters=400,
+        max_attention_weights=100,
+        max_body_bytes=5_000,
+        max_fill_mask_candidates=10,
+        max_new_tokens=6,
+    )
     names = ("tag", "masked", "write")
     with background({name: folders[name] for name in names}, ServeSettings(limits=limits)) as running:
         port = running.port
-        assert ask(port, "/tag", {"inputs": ["a"] * 3}).status == 200
-        assert ask(port, "/tag", {"inputs": ["a"] * 4}).status == 413
-        assert ask(port, "/tag", {"inputs": "a " * 60}).status == 413
-        assert ask(port, "/tag", {"inputs": "a" * 401}).status == 413
+        assert ask(port, "/token-classification", {"inputs": ["a"] * 3}).status == 200
+        assert ask(port, "/token-classification", {"inputs": ["a"] * 4}).status == 413
+        assert ask(port, "/token-classification", {"inputs": "a " * 60}).status == 413
+        assert ask(port, "/token-classification", {"inputs": "a" * 401}).status == 413
         assert ask(port, "/tokenize", {"inputs": "a " * 60}).status == 413
         assert ask(port, "/attention", {"inputs": "a b c d", "layers": [0]}).status == 413
         assert ask(port, "/attention", {"inputs": "a b", "layers": [0], "heads": [1]}).status == 200
         masks = {"inputs": ["[MASK] cat", "the [MASK]"], "top_k": 5}
-        assert ask(port, "/fill", masks).status == 200
-        refused = ask(port, "/fill", masks | {"top_k": 6})
+        assert ask(port, "/fill-mask", masks).status == 200
+        refused = ask(port, "/fill-mask", masks | {"top_k": 6})
         assert refused.status == 413 and "ask for 12 tokens" in refused.json["error"]
         assert ask(port, "/generate", {"inputs": "a b"}).status == 200  # what it writes by itself is no more
-        assert ask(port, "/generate", {"inputs": "a b", "most": 7}).status == 413
+        assert ask(port, "/generate", {"inputs": "a b", "max_new_tokens": 7}).status == 413
 
 
 # -- keys, logs, errors ---------------------------------------------------------------------------------------------
@@ -349,9 +363,9 @@ def test_keys(folders: dict[str, str], tmp_path: Path, caplog: pytest.LogCapture
     with background({"tag": folders["tag"]}, keys=read_keys(file)) as running:
         port = running.port
         for key in (KEY, b"another-key-for-a-change"):
-            assert ask(port, "/tag", OK, authorization=f"Bearer {key.decode()}").status == 200
+            assert ask(port, "/token-classification", OK, authorization=f"Bearer {key.decode()}").status == 200
         for given in ("", "Bearer ", f"Bearer {KEY.decode()}x", KEY.decode(), "Basic x", "Bearer \u00e9"):
-            refused = ask(port, "/tag", OK, authorization=given)
+            refused = ask(port, "/token-classification", OK, authorization=given)
             assert refused.status == 401 and refused.headers["www-authenticate"] == "Bearer"
         for path, status in (("/health", 200), ("/ready", 200), ("/", 200), ("/metrics", 401), ("/openapi.json", 401)):
             assert ask(port, path).status == status
@@ -372,12 +386,17 @@ def test_the_log_has_one_line_for_each_request(
 ) -> None:
     caplog.set_level(logging.INFO, "heedful.serve")
     with background({"tag": folders["tag"]}, ServeSettings(log_text=shown)) as running:
-        ask(running.port, "/tag", {"inputs": "paris\r\nFORGED secret words"})
+        ask(running.port, "/token-classification", {"inputs": "paris\r\nFORGED secret words"})
         ask(running.port, "/nope%0d%0aFORGED%e2%80%a8")
     lines = [record.getMessage() for record in caplog.records if record.name == "heedful.serve"]
     assert len(lines) == 2 and all(line.isascii() and line.isprintable() for line in lines)
     first, second = map(json.loads, lines)
-    assert first["path"] == "/tag" and first["status"] == 200 and first["tokens"] > 3 and first["ms"] > 0
+    assert (
+        first["path"] == "/token-classification"
+        and first["status"] == 200
+        and first["tokens"] > 3
+        and first["duration_ms"] > 0
+    )
     assert ("secret" in lines[0]) is shown
     assert second["status"] == 404
 
@@ -391,32 +410,32 @@ def test_retries_are_whole_seconds_and_not_all_the_same() -> None:
 
 
 def test_those_who_dribble_are_closed_and_the_others_answered(folders: dict[str, str]) -> None:
-    deadlines = Deadlines(headers=1.0, body=1.0, idle=1.0, write=1.0)
-    with background({"tag": folders["tag"]}, ServeSettings(deadlines=deadlines)) as running:
+    timeouts = Timeouts(headers_seconds=1.0, body_seconds=1.0, keep_alive_seconds=1.0, write_seconds=1.0)
+    with background({"tag": folders["tag"]}, ServeSettings(timeouts=timeouts)) as running:
         port = running.port
         start = time.monotonic()
         silent = [open_socket(port) for _ in range(10)]
         heads = [open_socket(port) for _ in range(30)]
         bodies = [open_socket(port) for _ in range(30)]
         for connection in heads:
-            connection.sendall(b"POST /tag HTTP/1.1\r\nhost: loc")
+            connection.sendall(b"POST /token-classification HTTP/1.1\r\nhost: loc")
         for connection in bodies:
-            connection.sendall(post("/tag", b"", "content-length: 1000\r\n", length=False) + b'{"inp')
+            connection.sendall(post("/token-classification", b"", "content-length: 1000\r\n", length=False) + b'{"inp')
         for step in range(4):
             for connection in (*heads, *bodies):
                 connection.sendall(b"a" if step else b" ")
             asked = time.monotonic()
-            assert ask(port, "/tag", OK).status == 200
+            assert ask(port, "/token-classification", OK).status == 200
             assert time.monotonic() - asked < 2
             time.sleep(0.1)
         for connection in (*silent, *heads, *bodies):
             with connection:
                 assert 0.9 < closed_after(connection, start) < 8  # a second, one to say so, and a busy machine
-        assert ask(port, "/tag", OK).status == 200
+        assert ask(port, "/token-classification", OK).status == 200
 
 
 def test_those_who_do_not_read_are_closed(folders: dict[str, str]) -> None:
-    with background({"tag": folders["tag"]}, ServeSettings(deadlines=Deadlines(write=0.5))) as running:
+    with background({"tag": folders["tag"]}, ServeSettings(timeouts=Timeouts(write_seconds=0.5))) as running:
         connections = [open_socket(running.port) for _ in range(3)]
         for connection in connections:
             connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 300)
@@ -434,7 +453,7 @@ def test_those_who_do_not_read_are_closed(folders: dict[str, str]) -> None:
 
 def test_all_that_is_not_read_is_bounded(folders: dict[str, str]) -> None:
     """Past it the client is let go that has not read for the longest time."""
-    with background({"tag": folders["tag"]}, ServeSettings(limits=Limits(unsent=60_000))) as running:
+    with background({"tag": folders["tag"]}, ServeSettings(limits=Limits(max_send_buffer_bytes=60_000))) as running:
         answer, open_ = len(ask(running.port, "/openapi.json").body), running.server.server_state.connections
         while open_:
             time.sleep(0.01)
@@ -457,10 +476,10 @@ def test_all_that_is_not_read_is_bounded(folders: dict[str, str]) -> None:
 
 def test_all_bodies_that_come_are_bounded(folders: dict[str, str]) -> None:
     """Past it a body has its share; what is refused, or goes, is given back."""
-    limits = Limits(received=100_000, connections=10)
+    limits = Limits(max_receive_buffer_bytes=100_000, max_connections=10)
     with background({"tag": folders["tag"]}, ServeSettings(limits=limits)) as running:
         bodies = running.service.bodies
-        large = post("/tag", b"", "content-length: 90000\r\n", length=False) + b"x" * 60_000
+        large = post("/token-classification", b"", "content-length: 90000\r\n", length=False) + b"x" * 60_000
         with open_socket(running.port) as first, open_socket(running.port) as second:
             first.sendall(large)
             while bodies.held < 60_000:
@@ -469,13 +488,13 @@ def test_all_bodies_that_come_are_bounded(folders: dict[str, str]) -> None:
             refused = second.recv(1 << 16)
             assert status_of(refused) == 503 and b"retry-after: " in refused
             assert bodies.held == 60_000
-            assert ask(running.port, "/tag", OK).status == 200
+            assert ask(running.port, "/token-classification", OK).status == 200
         while bodies.held:
             time.sleep(0.01)
 
 
 def test_there_are_only_so_many_connections(folders: dict[str, str]) -> None:
-    with background({"tag": folders["tag"]}, ServeSettings(limits=Limits(connections=5))) as running:
+    with background({"tag": folders["tag"]}, ServeSettings(limits=Limits(max_connections=5))) as running:
         held = [open_socket(running.port) for _ in range(5)]
         while len(running.server.server_state.connections) < 5:
             time.sleep(0.01)
@@ -494,7 +513,7 @@ def connected(port: int, address: str) -> socket.socket:
 
 
 def test_one_address_has_its_share_of_the_connections(folders: dict[str, str]) -> None:
-    limits = Limits(connections=6, max_connections_per_address=2)
+    limits = Limits(max_connections=6, max_connections_per_address=2)
     with background({"tag": folders["tag"]}, ServeSettings(limits=limits)) as running:
         counted = running.server.config.http.counted  # type: ignore[union-attr]
         held = [connected(running.port, "127.0.0.2") for _ in range(2)]
@@ -505,7 +524,7 @@ def test_one_address_has_its_share_of_the_connections(folders: dict[str, str]) -
                 answer = refused.recv(1 << 16)
                 assert status_of(answer) == 503 and b"retry-after: " in answer
                 assert "limits.max_connections_per_address" in teaches(answer)["error"]
-        assert ask(running.port, "/tag", OK).status == 200
+        assert ask(running.port, "/token-classification", OK).status == 200
         shown = ask(running.port, "/info").json
         assert (shown["max_connections"], shown["max_connections_per_address"]) == (6, 2)
         for connection in held:
@@ -518,7 +537,7 @@ def test_one_address_has_its_share_of_the_connections(folders: dict[str, str]) -
 
 
 def test_which_addresses_are_limited() -> None:
-    counted = Connections(ServeSettings(limits=Limits(connections=8)))
+    counted = Connections(ServeSettings(limits=Limits(max_connections=8)))
     assert counted.most_per_address == 2
     accepted = [not counted.accept("10.0.0.1") for _ in range(3)]
     assert accepted == [True, True, False]
@@ -528,7 +547,7 @@ def test_which_addresses_are_limited() -> None:
     counted.close("2001:db8::1")
     assert not counted.accept("fe80::1%eth0")
     assert not counted.accept("10.0.0.8")
-    assert "8 connections are open (limits.connections)" in counted.accept("10.0.0.9")
+    assert "8 connections are open (limits.max_connections)" in counted.accept("10.0.0.9")
     for address in (
         "10.0.0.1",
         "10.0.0.1",
@@ -546,19 +565,19 @@ def test_which_addresses_are_limited() -> None:
         for _ in range(8):
             counted.close(free)
     chosen = ServeSettings(
-        limits=Limits(connections=8, max_connections_per_address=1), trusted_proxies=("10.1.0.0/16",)
+        limits=Limits(max_connections=8, max_connections_per_address=1), trusted_proxies=("10.1.0.0/16",)
     )
     counted = Connections(chosen)
     assert not counted.accept("127.0.0.1") and counted.accept("127.0.0.1")  # it was asked for
     assert not any(counted.accept("10.1.2.3") for _ in range(5))
-    counted = Connections(ServeSettings(limits=Limits(connections=8), behind_proxy=True))
+    counted = Connections(ServeSettings(limits=Limits(max_connections=8), behind_proxy=True))
     assert not any(counted.accept("10.0.0.1") for _ in range(8)) and counted.accept("10.0.0.1")
 
 
 def test_a_body_that_is_refused_does_not_hold_its_connection(served: Running) -> None:
     with open_socket(served.port) as connection:
         start = time.monotonic()
-        connection.sendall(post("/tag", b"", "content-length: 300000000\r\n", length=False))
+        connection.sendall(post("/token-classification", b"", "content-length: 300000000\r\n", length=False))
         assert status_of(connection.recv(1 << 16)) == 413
         assert closed_after(connection, start) < 5
 
@@ -566,7 +585,9 @@ def test_a_body_that_is_refused_does_not_hold_its_connection(served: Running) ->
 @pytest.mark.parametrize("kind", ["1.0", "1.1\r\nconnection: close"])
 def test_a_refusal_is_heard_where_the_connection_is_closed_after_it(served: Running, kind: str) -> None:
     """Closed with something unread, the client would be reset in the middle of its body."""
-    head = f"POST /tag HTTP/{kind}\r\nhost: localhost\r\n{JSON}content-length: 3000000\r\n\r\n".encode()
+    head = (
+        f"POST /token-classification HTTP/{kind}\r\nhost: localhost\r\n{JSON}content-length: 3000000\r\n\r\n".encode()
+    )
     with open_socket(served.port) as connection:
         start = time.monotonic()
         connection.sendall(head)
@@ -581,10 +602,17 @@ def test_a_refusal_is_heard_where_the_connection_is_closed_after_it(served: Runn
 
 
 def test_settings() -> None:
-    chosen = override(ServeSettings(), ["limits.requests=7", "deadlines.request=2.5", 'hosts=["example.org"]'])
-    assert (chosen.limits.requests, chosen.deadlines.request, chosen.hosts) == (7, 2.5, ("example.org",))
-    with pytest.raises(HeedfulError, match="body is 0: give a number from 1"):
-        Limits(body=0)
+    chosen = override(
+        ServeSettings(),
+        ["limits.max_concurrent_requests=7", "timeouts.request_seconds=2.5", 'allowed_hosts=["example.org"]'],
+    )
+    assert (chosen.limits.max_concurrent_requests, chosen.timeouts.request_seconds, chosen.allowed_hosts) == (
+        7,
+        2.5,
+        ("example.org",),
+    )
+    with pytest.raises(HeedfulError, match="max_body_bytes is 0: give a number from 1"):
+        Limits(max_body_bytes=0)
     with pytest.raises(HeedfulError, match="max_connections_per_address is 0: give a number from 1"):
         Limits(max_connections_per_address=0)
     chosen = override(
@@ -596,7 +624,7 @@ def test_settings() -> None:
         ServeSettings(behind_proxy=True, limits=Limits(max_connections_per_address=7))
     with pytest.raises(HeedfulError, match="trusted_proxies has 'proxy'"):
         ServeSettings(trusted_proxies=("proxy",))
-    with pytest.raises(HeedfulError, match="drain is -1"):
-        Deadlines(drain=-1.0)
-    with pytest.raises(HeedfulError, match='did you mean "requests"'):
-        override(ServeSettings(), ["limits.request=7"])
+    with pytest.raises(HeedfulError, match="graceful_shutdown_seconds is -1"):
+        Timeouts(graceful_shutdown_seconds=-1.0)
+    with pytest.raises(HeedfulError, match='did you mean "limits.max_new_tokens"'):
+        override(ServeSettings(), ["limits.max_new_token=7"])

@@ -34,7 +34,7 @@ def test_a_killed_server_is_started_again(started: Started, engines: dict[str, E
     def load() -> None:
         while not stop.is_set():
             try:
-                reply = ask(server.port, "/tag", {"inputs": TEXT, "model": "tag"})
+                reply = ask(server.port, "/token-classification", {"inputs": TEXT, "model": "tag"})
                 seen[reply.status if reply.status != 200 or shares(reply.json) == alone else "wrong"] += 1
                 time.sleep(0 if reply.status == 200 else 0.02)
             except (OSError, HTTPException):  # what was under way when it was killed has no answer

@@ -211,7 +211,10 @@ def test_clients_that_leave_do_not_cost(folders: dict[str, str]) -> None:
         name = f"q{number}q"
         body = json.dumps({"inputs": f"{name} " + "ada " * draw.choice([1, 20])}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = f"POST /tag HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        head = (
+            "POST /token-classification HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}"
+        )
         writer.write(head.encode() + b"\r\n\r\n" + body)
         if number % 11:
             await asyncio.sleep(draw.uniform(0, 0.05))

@@ -163,7 +163,7 @@ def _crowds(port: int) -> Counter[int]:
     stop, found, end = threading.Event(), Counter[int](), time.monotonic() + min(SECONDS, 25)
     thread = dribble(crowds[: 2 * CROWD], stop)
     while time.monotonic() < end:
-        found[ask(port, "/tag", {"inputs": "ada"}).status] += 1
+        found[ask(port, "/token-classification", {"inputs": "ada"}).status] += 1
     stop.set()
     thread.join()
     for connection in crowds:
@@ -197,7 +197,7 @@ def _texts(port: int) -> Counter[int]:
     def send() -> None:
         for text in TEXTS.values():
             data = json.dumps({"inputs": text}, ensure_ascii=False).encode()
-            for path in ("/tag", "/embed", "/predict", "/tokenize"):
+            for path in ("/token-classification", "/embed", "/predict", "/tokenize"):
                 found[ask(port, path, data).status] += 1
 
     threads = [threading.Thread(target=send) for _ in range(4)]

@@ -22,7 +22,7 @@ REFUSED = {0, 400, 403, 404, 405, 408, 411, 413, 414, 415, 417, 422, 431, 501, 5
 def framed(*lines: str, body: bytes = b"0\r\n\r\n") -> bytes:
     """A POST whose framing these header lines give, with another request behind it."""
     return (
-        f"POST /tag HTTP/1.1\r\nhost: localhost\r\n{JSON}".encode()
+        f"POST /token-classification HTTP/1.1\r\nhost: localhost\r\n{JSON}".encode()
         + "".join(f"{line}\r\n" for line in lines).encode("latin-1")
         + b"\r\n"
         + body
@@ -167,7 +167,7 @@ def test_an_odd_head_is_refused_or_answered_once(server: Started, name: str) -> 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_an_odd_body_is_refused_in_few_words(server: Started, name: str) -> None:
-    answer = raw(server.port, post("/fill", BODIES[name]), pause=0.5)
+    answer = raw(server.port, post("/fill-mask", BODIES[name]), pause=0.5)
     assert status_of(answer) in {413, 422}, answer[:300]
     assert len(json.dumps(teaches(answer))) < 500
 
@@ -181,7 +181,7 @@ def test_memory_is_flat_over_many_requests(server: Started) -> None:
     for number in range(count):
         if number % 100 == 0:  # a connection has an end, too
             connection.close()
-        path = "/tag" if number % 2 else "/fill"
+        path = "/token-classification" if number % 2 else "/fill-mask"
         body = {"inputs": "ada lives in paris " * (1 + number % 20) + ("" if number % 2 else "[MASK]")}
         statuses[on(connection, path, body).status] += 1
         if number % (count // 10) == count // 10 - 1:

@@ -214,27 +214,27 @@ SHOWN: list[tuple[str, str, dict[str, Any], Callable[[Any], Rows]]] = [
         {"query": "a cat", "texts": ["a dog", "a mat"]},
         lambda found: [[f"text {each['index'] + 1}", f"{each['score']:.4f}"] for each in found],
     ),
-    ("tag", "/tag", {"inputs": "ada lives in paris and she wrote it"}, tagged),
+    ("tag", "/token-classification", {"inputs": "ada lives in paris and she wrote it"}, tagged),
     (
         "span",
-        "/answer",
+        "/question-answering",
         {"inputs": {"question": "who?", "context": "ada wrote it"}},
         lambda found: [[found["answer"], f"{found['score']:.4f}"]],
     ),
     (
         "choice",
-        "/choose",
+        "/multiple-choice",
         {"inputs": {"prompt": "a cat", "choices": ["sat", "ran"]}},
         lambda found: [sure(found["choice"], found["probability"])],
     ),
     (
         "next",
-        "/follows",
+        "/next-sentence",
         {"inputs": [["a cat", "it sat"]]},
         lambda found: [sure("the second text follows the first", found[0]["follows"])],
     ),
-    ("masked", "/fill", {"inputs": "the [MASK]", "top_k": 3}, lambda found: filled(found["masks"][0])),
-    ("masked", "/fill", {"inputs": ["the [MASK] on [MASK]", "[MASK]"], "top_k": 2}, filled_apart),
+    ("masked", "/fill-mask", {"inputs": "the [MASK]", "top_k": 3}, lambda found: filled(found["masks"][0])),
+    ("masked", "/fill-mask", {"inputs": ["the [MASK] on [MASK]", "[MASK]"], "top_k": 2}, filled_apart),
     ("embed", "/embed", {"inputs": "a cat"}, lambda found: []),
 ]
 
@@ -298,7 +298,7 @@ def acting(answer: Callable[[str], tuple[int, Any]]) -> Iterator[str]:
 
 
 FORM = {"summary": "asks", "requestBody": {"content": {"application/json": {"example": {"inputs": []}}}}}
-DOCUMENT = {"paths": {path: {"post": FORM} for path in ("/answer", "/tag")}}
+DOCUMENT = {"paths": {path: {"post": FORM} for path in ("/question-answering", "/token-classification")}}
 NAMES = ["first", "slow", "quick"]
 NOTHING = {"answer": "", "start": 0, "end": 0, "score": 5.5, "no_answer_score": 7.25, "windows": 1, "best": "ada"}
 
@@ -307,7 +307,11 @@ def about(path: str) -> tuple[int, Any]:
     """What /info says of the model that the path names, of these three."""
     name = parse_qs(urlsplit(path).query).get("model", NAMES)[0]
     known = {"model_id": name, "model_dtype": "float32", "model_type": {"span": {}}, "family": f"the family of {name}"}
-    return 200, known | {"parameters": 1, "routes": ["/answer", "/tag"], "models": [*NAMES, "gone"]}
+    return 200, known | {
+        "parameters": 1,
+        "routes": ["/question-answering", "/token-classification"],
+        "models": [*NAMES, "gone"],
+    }
 
 
 def test_a_server_that_loads_is_asked_again(browser: Browser) -> None:
@@ -374,8 +378,8 @@ def test_no_answer_words_without_entities_and_the_end_of_a_long_answer(browser: 
     words[1]["probability"] = None
     answers = {
         "/openapi.json": DOCUMENT,
-        "/answer": NOTHING,
-        "/tag": {"words": words, "entities": [], "windows": 1},
+        "/question-answering": NOTHING,
+        "/token-classification": {"words": words, "entities": [], "windows": 1},
         "/metrics": "x" * 101_234,
     }
     with acting(lambda path: (200, answers[path]) if path in answers else about(path)) as url:
@@ -383,7 +387,7 @@ def test_no_answer_words_without_entities_and_the_end_of_a_long_answer(browser: 
         browser.until(lambda: browser.text("model") == "first")
         browser.asks({})
         assert browser.run(ROWS) == [["(none)", "7.2500"]]
-        browser.change("route", "/tag")
+        browser.change("route", "/token-classification")
         browser.asks({})
         assert browser.run(ROWS) == [["ada", "O", "bar", "0.5000"], ["x", "", "", ""]]
         browser.run("document.querySelector('nav a[href=\"/metrics\"]').click(); done()")

@@ -75,17 +75,17 @@ const GROUPS = {
     return [found.map(({ label, score }) => ({ name: label, [what]: score }))];
   },
   "/rerank": (found) => [found.map(({ index, text, score }) => ({ name: text ?? `text ${index + 1}`, number: score }))],
-  "/tag": ({ entities, words }) => [
+  "/token-classification": ({ entities, words }) => [
     (entities.length ? entities : words).map(({ text, word, label, probability }) => (
       { name: text ?? word, kind: label ?? "", probability }
     )),
   ],
-  "/answer": ({ answer, score, no_answer_score }) => [
+  "/question-answering": ({ answer, score, no_answer_score }) => [
     [{ name: answer || "(none)", number: answer ? score : no_answer_score }],
   ],
-  "/choose": ({ choice, probability }) => [[{ name: choice, probability }]],
-  "/follows": ({ follows }) => [[{ name: "the second text follows the first", probability: follows }]],
-  "/fill": ({ masks }) =>
+  "/multiple-choice": ({ choice, probability }) => [[{ name: choice, probability }]],
+  "/next-sentence": ({ follows }) => [[{ name: "the second text follows the first", probability: follows }]],
+  "/fill-mask": ({ masks }) =>
     masks.map(({ tokens }) => tokens.map(({ text, token, probability }) => ({ name: text || token, probability }))),
 };
 
