@@ -34,11 +34,20 @@ EVERY = 500  # steps between two lines
 ASKED, TURNS = 1000, 5  # texts whose answers are timed, and how often
 KEPT_BACK = 0.05  # of the training texts, to choose the epoch by: what is measured was never looked at
 ARMS: dict[str, tuple[str, ...]] = {
-    "bag": ("start.classic.kind=bag",),
-    "attention": ("start.classic.kind=attention",),
-    "BiLSTM with attention": ("start.classic.kind=attention", "start.classic.over.kind=recurrent"),
-    "structured": ("start.classic.kind=structured",),
-    "hierarchical": ("start.classic.kind=hierarchical",),
+    "bag": ("init.kind=classic",),
+    "attention": (
+        "init.kind=classic",
+        "init.reader.kind=attention",
+    ),
+    "BiLSTM with attention": ("init.kind=classic", "init.reader.kind=attention", "init.reader.over.kind=recurrent"),
+    "structured": (
+        "init.kind=classic",
+        "init.reader.kind=structured",
+    ),
+    "hierarchical": (
+        "init.kind=classic",
+        "init.reader.kind=hierarchical",
+    ),
     "heedful-mini-en": (),
     "MiniLM": (),
 }

@@ -67,7 +67,8 @@ def read(cls: type[Settings], data: object, *, source: str | Callable[[Sequence[
             lines[MOST_PROBLEMS:] = [f"{origin}: and more" if origin else "and more"]
         path = problems[0][0]
         message = "\n".join(dict.fromkeys(lines))
-        raise SettingError(message, path=named(path) if path else "", source=source_of(path)) from None
+        code = "unknown" if error.errors(include_url=False)[0]["type"] == "extra_forbidden" else "invalid"
+        raise SettingError(message, path=named(path) if path else "", source=source_of(path), code=code) from None
     return settings
 
 

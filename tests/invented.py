@@ -18,15 +18,14 @@ WORDS = [
 NAMES = {"ada": "PER", "zed": "PER", "paris": "LOC", "france": "LOC"}  # words that are named, and as what
 SIZES = {"train": 24, "dev": 8, "test": 8}
 SMALL = {  # settings of a run that takes about a second
-    "start.model": '""',  # an encoder on the spot
-    "start.steps": 0,
-    "start.layers": 1,
-    "start.width": 32,
-    "start.vocabulary": 200,
+    "init.kind": "scratch",
+    "init.layers": 1,
+    "init.width": 32,
+    "init.tokenizer.vocab_size": 200,
     "train.length.count": 2,
     "train.precision": "float32",
 }
-ENCODER = ("start.layers", "start.width", "start.vocabulary")  # no setting of other models
+SCRATCH = ("init.kind", "init.layers", "init.width", "init.tokenizer.vocab_size")  # no settings of other models
 Row = dict[str, Any]
 
 
@@ -37,12 +36,10 @@ def tune(task: str, data: Any, out: Path, settings: Row | None = None, **more: A
 
 def assignments(settings: Row | None = None, named: bool = False) -> tuple[str, ...]:
     """As --set takes them; a model that is named has a size of its own."""
-    given = SMALL | (settings or {})
-    if named:  # by another word than --set
-        del given["start.model"]
-    trained = named or str(given["start.model"]) not in ("", '""')
-    if trained or any(name.startswith(("start.classic", "start.transformer")) for name in given):
-        given = {name: value for name, value in given.items() if name not in ENCODER}
+    settings = settings or {}
+    given = SMALL | settings
+    if named or settings.get("init.kind", "scratch") != "scratch" or "init.model" in settings:
+        given = {name: value for name, value in given.items() if name not in SCRATCH or name in settings}
     return tuple(f"{name}={value}" for name, value in given.items())
 
 

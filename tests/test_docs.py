@@ -19,8 +19,8 @@ from heedful.checkpoint.attach import attach
 from heedful.cli import app, main
 from heedful.data import DataSettings
 from heedful.runs import expected, timing
+from heedful.runs.init_settings import Transformer
 from heedful.runs.rewrite_making import transformer
-from heedful.runs.settings import TransformerSettings
 from heedful.shipped import ENCODER
 from heedful.study import STUDIES
 from heedful.tokenizer import TokenizerSettings, train
@@ -104,7 +104,7 @@ def stand_in(path: Path) -> None:
         run(["heedful", "recipe", "cp", "intents"])
     elif path.name == "t5-small":
         tokenizer = train([text for text, _ in said], TokenizerSettings(kind="unigram", vocabulary=60))
-        model = transformer(TransformerSettings(layers=1, width=16, heads=2, inner=16), tokenizer.size)
+        model = transformer(Transformer(layers=1, width=16, heads=2, inner=16), tokenizer.size)
         heedful.save(attach(create(Config(family="heedful", model=model), tokenizer, seed=0), "next_token"), path)
     elif path.is_relative_to("path/to"):
         path.parent.mkdir(parents=True, exist_ok=True)

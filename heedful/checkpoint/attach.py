@@ -38,13 +38,13 @@ def attach(
     labels: Sequence[str] = (),
     problem: Problem = "single",
     seed: int = 0,
-    redraw: int = 0,
+    reinit_layers: int = 0,
 ) -> Loaded:
     """The same model with a head of that kind, in its dtype and on its device; the given one is left as it is.
 
     The body stays, and what both heads have under one published name (a pooler, say), the last layer only where it
-    answers the same: the same labels. Everything else is drawn from the seed. `redraw` blocks at the top, and then the
-    whole head, are drawn anew too (Zhang et al. 2021, section 5).
+    answers the same: the same labels. Everything else is drawn from the seed. `reinit_layers` blocks at the top, and
+    then the whole head, are initialised again (Zhang et al. 2021, section 5).
     """
     head = new_head(loaded.config, kind, labels, problem)
     config = replace(loaded.config, model=_model(loaded.config, kind), head=head)
@@ -52,7 +52,7 @@ def attach(
     with undrawn():
         made = Loaded(config, loaded.tokenizer, loaded.source)
     assign(made, {name: torch.empty(each.shape, dtype=torch.float32) for name, each in made.named().items()}, "cpu")
-    blocks = _top(made, redraw)
+    blocks = _top(made, reinit_layers)
     generator = torch.Generator().manual_seed(seed)
     assert made.head is not None
     for part in (made.head, *blocks):
@@ -60,7 +60,7 @@ def attach(
     anew = {id(parameter) for block in blocks for parameter in block.parameters()}
     known = loaded.named()
     kept = {n: known[n] for n, each in made.named().items() if not n.startswith(HEAD) and id(each) not in anew}
-    if not redraw:
+    if not reinit_layers:
         kept |= _shared(loaded, made)
     like = next(loaded.parameters())
     tensors = {
@@ -133,11 +133,11 @@ def _top(made: Loaded, count: int) -> list[nn.Module]:
     stack = made.model.decoder or made.model.encoder
     blocks = list(stack.blocks) if stack is not None else []
     if not 0 <= count <= len(blocks):
-        raise HeedfulError(f"redraw is {count}, but this model has {len(blocks)} blocks: give how many, from 0")
+        raise HeedfulError(f"reinit_layers is {count}, but this model has {len(blocks)} blocks: give how many, from 0")
     if count and stack is not None and len(blocks) < stack.config.layers:
         raise HeedfulError(
-            f"redraw is {count}, but the {stack.config.layers} layers of this model share {len(blocks)} of weights, so "
-            "that lower ones would be drawn anew too: leave it out"
+            f"reinit_layers is {count}, but the {stack.config.layers} layers of this model share {len(blocks)} of "
+            "weights, so that lower ones would be initialised again too: leave it out"
         )
     return blocks[len(blocks) - count :]
 

@@ -124,5 +124,5 @@ def _write_toy(folder: Path, train: int | None, as_json: bool) -> None:
         return write_json({"folder": str(folder), "files": [str(each) for each in files]})
     table([[str(each)] for each in files])
     order, translation = quote(str(folder / ORDER)), quote(str(folder / TRANSLATION))
-    print(f"\nNext:\n  heedful finetune classify {order} --set start.classic.kind=bag")
+    print(f"\nNext:\n  heedful finetune classify {order} --set init.kind=classic")
     print(f"  heedful finetune classify {order}\n  heedful check {translation}")

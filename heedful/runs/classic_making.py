@@ -17,12 +17,12 @@ from torch import Tensor
 from heedful.checkpoint import Config, Loaded, assign, create, load
 from heedful.data.vectors import WordVectors, read_vectors
 from heedful.errors import HeedfulError
-from heedful.model.classic_config import ClassicConfig, Hierarchical, Readers, Writer
+from heedful.model.classic_config import ClassicConfig, Hierarchical, Readers
 from heedful.model.config import EmbeddingConfig
 from heedful.model.initialise import undrawn
 from heedful.objectives import Sample
 from heedful.objectives.skipgram import SkipGram
-from heedful.runs.start_settings import StartSettings, WordSettings
+from heedful.runs.init_settings import Classic, WordSettings
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.tokenizer.words import count_words, one_word, word_tokenizer
 from heedful.train.loop import Trainer
@@ -35,18 +35,17 @@ Said = Callable[[str], None]
 
 
 def classic_start(
-    settings: StartSettings, texts: Sequence[str], seed: int, said: Said, *, every: Iterable[str] | None = None
+    settings: Classic, texts: Sequence[str], seed: int, said: Said, *, every: Iterable[str] | None = None
 ) -> Loaded:
     """The classic model that training starts from, without a head.
 
     Words are those of every text, where `texts` are some of them: subwords and skip-gram learn from these.
     """
-    assert settings.classic is not None
     if settings.model:
         return _in_context(settings, seed)
     words, mine, known = settings.words, list[str](), None
     if words.tokens == "subwords":
-        names = TokenizerSettings(vocabulary=words.vocabulary, lower_case=words.lower_case)
+        names = TokenizerSettings(vocabulary=words.vocab_size, lower_case=words.lower_case)
         tokenizer = train(texts, names)
     else:
         tokenizer, known, mine = _words(words, texts if every is None else every)
@@ -56,7 +55,7 @@ def classic_start(
             width=words.width if known is None else known.rows.shape[1],
             dropout=words.dropout,
         ),
-        reader=ended(_reads(settings), tokenizer),
+        reader=ended(settings.reader, tokenizer),
     )
     made = create(Config(family=FAMILY, model=config), tokenizer, seed=seed)
     if (unknown := tokenizer.special.unknown) is not None:
@@ -64,12 +63,12 @@ def classic_start(
     said(f"a classic model of {made.count():,} parameters without its head, over {tokenizer.size:,} {words.tokens}")
     if known is not None:
         said(put_vectors(made, known, mine))
-    if settings.steps:
-        said(_learn(made, texts, settings.steps, seed))
+    if settings.skipgram_steps:
+        said(_learn(made, texts, settings.skipgram_steps, seed))
     return frozen(made) if words.frozen else made
 
 
-def _in_context(settings: StartSettings, seed: int) -> Loaded:
+def _in_context(settings: Classic, seed: int) -> Loaded:
     """Over the rows of an encoder that is named."""
     inner = load(settings.model, revision=settings.revision or None)
     model = inner.config.model
@@ -77,11 +76,10 @@ def _in_context(settings: StartSettings, seed: int) -> Loaded:
         raise HeedfulError(
             f"{inner.source}: a classic model reads the rows of an encoder that has a tokenizer, and this one has none"
         )
-    assert settings.classic is not None
     config = ClassicConfig(
         embedding=model.embedding,
         encoder=model.encoder,
-        reader=ended(_reads(settings), inner.tokenizer),
+        reader=ended(settings.reader, inner.tokenizer),
         frozen=True,
     )
     made = create(Config(family=FAMILY, model=config), inner.tokenizer, seed=seed)
@@ -96,7 +94,7 @@ def _in_context(settings: StartSettings, seed: int) -> Loaded:
 def _words(settings: WordSettings, texts: Iterable[str]) -> tuple[Tokenizer, WordVectors | None, list[str]]:
     """The words of the texts, the most frequent first, and then those of the file, as many as there may be."""
     counted = count_words(texts, lower_case=settings.lower_case)
-    most = settings.vocabulary - 1  # one stands for all others
+    most = settings.vocab_size - 1  # one stands for all others
     mine = [word for word, _ in counted.most_common(most)]
     known = None
     if settings.vectors:
@@ -133,7 +131,7 @@ def _learn(loaded: Loaded, texts: Sequence[str], steps: int, seed: int) -> str:
     assert tokenizer is not None
     samples = parts(tokenizer, texts)
     if not samples:
-        raise HeedfulError("no text has two words, which skip-gram learns from: leave start.steps out")
+        raise HeedfulError("no text has two words, which skip-gram learns from: leave init.skipgram_steps out")
     unknown = [] if tokenizer.special.unknown is None else [tokenizer.special.unknown]
     width = loaded.config.model.embedding.width
     objective = SkipGram.of(samples, tokenizer.size, ignored=unknown, width=width)
@@ -152,18 +150,13 @@ def parts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Sample]:
     return [Sample.of([ids.tolist()], [[0] * len(ids)]) for ids in cut if len(ids) > 1]
 
 
-def _reads(settings: StartSettings) -> Readers:
-    assert settings.classic is not None and not isinstance(settings.classic, Writer)  # rewrite_making makes those
-    return settings.classic
-
-
 def ended(reader: Readers, tokenizer: Tokenizer) -> Readers:
     """A reader that reads sentences knows which tokens end one."""
     if not isinstance(reader, Hierarchical):
         return reader
     if wrong := [id for id in reader.ends if not 0 <= id < tokenizer.size]:
         raise HeedfulError(
-            f"start.classic.ends has {wrong[0]}, which is no token: ids go from 0 to {tokenizer.size - 1}; leave ends "
+            f"init.reader.ends has {wrong[0]}, which is no token: ids go from 0 to {tokenizer.size - 1}; leave ends "
             "out, and a sentence ends after . ! or ?"
         )
     if reader.ends:
@@ -174,7 +167,7 @@ def ended(reader: Readers, tokenizer: Tokenizer) -> Readers:
     if not ends:
         raise HeedfulError(
             f"no token ends a sentence: the vocabulary has none of {' '.join(ENDS)}; give their ids in "
-            "start.classic.ends, or take another kind than hierarchical"
+            "init.reader.ends, or take another kind than hierarchical"
         )
     after = tokenizer.special.separator  # which ends a text, and is no sentence of its own
     return replace(reader, ends=ends if after is None else (*ends, after))

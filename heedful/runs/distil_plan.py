@@ -30,6 +30,7 @@ from heedful.runs.distil_verdict import VERDICT
 from heedful.runs.finetune import Plan
 from heedful.runs.finetune_checks import need_dev, unused_settings
 from heedful.runs.folder import DATA, SETTINGS, read_json, settings_in, trained_on, write
+from heedful.runs.init_settings import Scratch
 from heedful.runs.making import tokenizer_of
 from heedful.runs.overrides import Overrides
 from heedful.runs.reading import reading_of
@@ -38,7 +39,6 @@ from heedful.runs.settings import (
     ExtractSettings,
     FinetuneSettings,
     MultipleSettings,
-    StartSettings,
     TaskSettings,
     changed,
     readable,
@@ -71,9 +71,7 @@ class Planned:
         """Of the student's run, or of the same one alone: ordinary fine-tuning."""
         given = self.settings
         names = ("task", "data", "train", "fit", "seeds", "max_length", "long", "score")
-        settings = FinetuneSettings(
-            start=StartSettings(model=""), baseline=False, **{name: getattr(given, name) for name in names}
-        )
+        settings = FinetuneSettings(init=Scratch(), baseline=False, **{name: getattr(given, name) for name in names})
         settings = replace(settings, **changed)
         return Plan(
             settings=settings,

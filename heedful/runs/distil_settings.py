@@ -11,10 +11,10 @@ from typing import Any, Literal
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, SettingError, did_you_mean
 from heedful.model.classic_config import Attention, Bag, Hierarchical, Recurrent, Structured
+from heedful.runs.init_settings import WordSettings, one_name
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain_settings import SIZES, MaskedSettings, PretrainSettings, Size
-from heedful.runs.settings import TASKS, TaskSettings, WordSettings, defaults, flat, whole_groups
-from heedful.runs.start_settings import one_name
+from heedful.runs.settings import TASKS, TaskSettings, defaults, flat, whole_groups
 from heedful.settings import to_mapping
 from heedful.train.settings import Epochs, FitSettings, TrainSettings
 
@@ -71,7 +71,7 @@ class ClassicStudent:
     kind: Literal["classic"] = "classic"
     reader: Bag | Attention | Structured | Hierarchical = BAG
     words: WordSettings = WORDS
-    steps: int = 0  # of skip-gram first, 64 texts each
+    skipgram_steps: int = 0  # steps that learn the vectors of words first, 64 texts each
 
 
 StudentSettings = LayersStudent | SizeStudent | FolderStudent | ClassicStudent

@@ -36,10 +36,10 @@ from heedful.runs.distil_settings import (
     StatesSettings,
     StudentSettings,
 )
+from heedful.runs.init_settings import Classic
 from heedful.runs.making import some, tokenizer_of
 from heedful.runs.pretrain_making import rated, shaped
 from heedful.runs.pretrain_settings import ModelSettings, PretrainSettings
-from heedful.runs.settings import StartSettings
 
 LONGEST = 512  # tokens that a fresh student reads, unless the teacher reads fewer
 
@@ -61,12 +61,12 @@ def student_of(
             return sized(teacher, asked, longest, seed)
         case FolderStudent(model=model, revision=revision):
             return load(model, revision=revision or None)
-        case ClassicStudent(reader=reader, words=words, steps=steps):
-            settings = StartSettings(model="", classic=reader, words=words, steps=steps)
+        case ClassicStudent(reader=reader, words=words, skipgram_steps=steps):
+            settings = Classic(reader=reader, words=words, skipgram_steps=steps)
             try:
                 return classic_start(settings, list(some(texts, len(texts))), seed, said, every=texts)
             except HeedfulError as error:  # which names settings as fine-tuning has them
-                told = str(error).replace("start.classic.", "student.reader.").replace("start.", "student.")
+                told = str(error).replace("init.", "student.")
                 raise HeedfulError(told) from None
 
 

@@ -14,6 +14,7 @@ from heedful.runs.encoder_advice import reading_notes
 from heedful.runs.expected import timed
 from heedful.runs.finetune import prepare
 from heedful.runs.folder import refuse_other
+from heedful.runs.init_settings import Classic, Scratch, named_model
 from heedful.runs.making import make_task, start
 from heedful.runs.overrides import Overrides
 from heedful.runs.settings import overrides_of
@@ -79,9 +80,14 @@ def dry_run(
     plan = prepare(task, data, overrides=given, skip_bad_rows=skip_bad_rows)
     refuse_other(folder)
     train = replace(plan.settings.train, shard=1)  # one process looks: parts are as fast, and take less memory each
-    settings = replace(plan.settings, start=replace(plan.settings.start, steps=0), train=train)
+    init = plan.settings.init
+    if isinstance(init, Scratch):
+        init = replace(init, mlm_steps=0)
+    elif isinstance(init, Classic):
+        init = replace(init, skipgram_steps=0)
+    settings = replace(plan.settings, init=init, train=train)
     counts, seed, longest = plan.survey.counts, settings.train.seed, settings.max_length
-    base = start(settings.start, plan.source, counts, seed, longest, lambda text: None)
+    base = start(settings.init, plan.source, counts, seed, longest, lambda text: None)
     made, loaded = make_task(settings, plan.source, plan.survey, base)
     learned = made.read(plan.source.examples("train"))
     said = reading_notes(settings, plan.source, plan.survey, made, learned)
@@ -90,7 +96,7 @@ def dry_run(
     weights, several = 4 * loaded.count(), settings.seeds > 1
     best = settings.fit.keep == "best" and "dev" in plan.survey.splits
     more = weights * (best + STATE * settings.fit.behind)  # weights of the best step, and what is written meanwhile
-    models = settings.seeds * (1 + best) + several + (0 if settings.start.model else settings.seeds)
+    models = settings.seeds * (1 + best) + several + (0 if named_model(init) else settings.seeds)
     states = settings.seeds if settings.fit.keep_state else 1  # seeds whose training state is there at once
     return Estimate(
         examples=learned.examples,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from heedful.data import Source
+from heedful.runs.init_settings import named_model
 from heedful.runs.making import notes, some
 from heedful.runs.settings import FinetuneSettings
 from heedful.runs.survey import Survey
@@ -27,7 +28,7 @@ def reading_notes(
 ) -> list[str]:
     """Say what reading the training examples cost, and where another encoder than the one that ships may do better."""
     said = notes(learned)
-    if settings.start.model != ENCODER:
+    if named_model(settings.init) != ENCODER:
         return said
     examples = some(source.examples("train"), found.counts["train"], TEXTS)
     texts = [text for example in examples for text in example.texts]

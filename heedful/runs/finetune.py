@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +17,6 @@ from heedful.checkpoint import RUN_MODEL, Loaded, config_of, load, save
 from heedful.data import DataSettings, LeaveOut, MultiLabelled, Source, Stop, source_of
 from heedful.device import idle, precision
 from heedful.durable import put, whole
-from heedful.errors import HeedfulError
-from heedful.model.classic_config import Readers
 from heedful.native import unused
 from heedful.objectives import Objective, Sample
 from heedful.runs.baseline import BEFORE, scores_before, table_rows
@@ -40,6 +38,7 @@ from heedful.runs.folder import (
     refuse_other,
     write,
 )
+from heedful.runs.init_settings import Classic, Pretrained, Recurrent, Seq2Seq, named_model
 from heedful.runs.making import make_task, on_split, start
 from heedful.runs.overrides import Overrides
 from heedful.runs.plots import draw
@@ -48,8 +47,6 @@ from heedful.runs.rewrite_making import bleu_words, need_words, targets
 from heedful.runs.scoring import calibrate, measure, scored
 from heedful.runs.settings import (
     FinetuneSettings,
-    StartSettings,
-    WordSettings,
     defaults,
     foresee,
     overrides_of,
@@ -63,7 +60,6 @@ from heedful.runs.survey import Survey, of_data, of_splits, refuse_dull, survey,
 from heedful.runs.timing import latency, memory
 from heedful.runs.word_baseline import has_word_baseline, score_words, seconds_allowed
 from heedful.settings import to_mapping
-from heedful.shipped import ENCODER
 from heedful.tasks.task import Measure, Read, Task
 from heedful.train.fit import Fitted, Watch, fit
 from heedful.train.loop import Trainer
@@ -71,6 +67,12 @@ from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
 
 SEED, CARD = "seed.json", "README.md"
+MADE = {  # what a model that is made for a run is called in results
+    "scratch": "a small encoder, trained on the spot",
+    "classic": "a classic model",
+    "recurrent": "a classic model",
+    "transformer": "a Transformer with random weights",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,32 +149,14 @@ def prepare(
             source, found = _looked_at(task, data, reading, skip_bad_rows)
     refuse_dull(source, found)
     kind = "multiple" if source.kind is MultiLabelled else task
-    start = told.start
-    if (start.classic is not None or start.transformer is not None) and start.model == ENCODER:
-        start = replace(start, model="")  # over words, unless a model is named whose rows are to be read
-    if start.model and Path(start.model).is_dir():
-        start = replace(start, model=os.path.normpath(start.model))  # one folder, however it is written
-    if start.writer is not None and start.model:
-        raise HeedfulError(f"{start.model} was named, but what is to learn to write starts from random weights")
-    if start.model and start.classic is None and start.writer is None:
-        usual = {each.name: each.default for each in fields(StartSettings)}
-        for name in ("layers", "width", "vocabulary", "steps"):
-            if getattr(start, name) != usual[name]:
-                raise HeedfulError(
-                    f"start.{name} is of an encoder that is trained on the spot, but {start.model} has a size of its "
-                    "own: leave it out, or set start.model= to train one"
-                )
-    width = config_of(start.model, revision=start.revision or None).model.width if start.model else 0
-    if start.classic is None and start.words != WordSettings():
-        raise HeedfulError("start.words is of classic models: say which with start.classic.kind=bag, or leave it out")
-    classic = start.classic is not None
-    if classic and start.model and (start.words != WordSettings() or start.steps):
-        what = "start.steps" if start.steps else "start.words"
-        raise HeedfulError(
-            f"{what} is of classic models over words: leave it out, or {start.model}, whose rows are read"
-        )
-    fresh, count = not start.model, found.counts["train"]
-    writer, together = start.writer, told_apart(told.task, found.low is not None)
+    init = told.init
+    named, width = named_model(init), 0
+    if isinstance(init, Pretrained | Classic) and named:
+        if Path(named).is_dir():
+            init = replace(init, model=os.path.normpath(named))  # one folder, however it is written
+        width = config_of(init.model, revision=init.revision or None).model.width
+    classic, writer = isinstance(init, Classic | Recurrent), init if isinstance(init, Seq2Seq) else None
+    fresh, count, together = not named, found.counts["train"], told_apart(told.task, found.low is not None)
     golds = targets(source, found.splits)
     words = bleu_words(golds)
     cut = classic or told.long == "cut" or kind == "embed"  # an example is one sample, however long it is
@@ -181,13 +165,13 @@ def prepare(
         characters=0 if cut else found.characters["train"],
     )  # fmt: skip
     resolved = resolve(given, settings)
-    settings = replace(resolved.settings, start=start, data=reading)
-    if isinstance(start.classic, Readers):
-        readable(kind, start.classic, "start.classic", len(source.labels))
+    settings = replace(resolved.settings, init=init, data=reading)
+    if isinstance(init, Classic):
+        readable(kind, init.reader, "init.reader", len(source.labels))
     whole_groups(settings.train, together)
     need_words(settings.task, golds)
     need_dev(settings, found, lacking)
-    unused_settings(settings, found, classic=classic and not start.model)
+    unused_settings(settings, found, classic=classic and not named)
     empty = [*([f"{lacking}, so all are train"] if lacking else []), *of_splits(found)]
     bad = [f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.sieve.bad.items()]
     why = summary(settings, why, tuple(resolved.given))
@@ -214,7 +198,7 @@ class Run:
         if finished:
             self.watch.said(f"{self.folder} is finished already")
         else:
-            further = extended(self.settings.start.model, self.settings.task.kind)
+            further = extended(named_model(self.settings.init), self.settings.task.kind)
             said = (*self.stated, *self.plan.notes, self.plan.why, further, unused(), idle(self.settings.train.device))
             for sentence in filter(None, said):
                 self.watch.said(sentence)
@@ -243,7 +227,7 @@ class Run:
     @property
     def fresh(self) -> bool:
         """Whether a seed decides what training starts from, too."""
-        return not self.settings.start.model or self.settings.start.classic is not None
+        return not isinstance(self.settings.init, Pretrained)
 
     @property
     def decisive(self) -> dict[str, Any]:
@@ -256,15 +240,13 @@ class Run:
 
     def _start(self, seed: int) -> Loaded:
         """The model to start from; one that was made for this run is kept in it."""
-        settings, counts, longest = self.settings.start, self.survey.counts, self.settings.max_length
-        make = partial(start, settings, self.source, counts, seed, longest, self.watch.said)
-        if settings.model:
+        init, counts, longest = self.settings.init, self.survey.counts, self.settings.max_length
+        make = partial(start, init, self.source, counts, seed, longest, self.watch.said)
+        if named_model(init):
             return make()
         self._keep(self.kept(seed), make)
         base = load(self.kept(seed))
-        base.source = "a small encoder, trained on the spot" if settings.classic is None else "a classic model"
-        if settings.transformer is not None:
-            base.source = "a Transformer with random weights"
+        base.source = MADE[init.kind]
         return base
 
     def _keep(self, folder: Path, make: Callable[[], Loaded]) -> None:

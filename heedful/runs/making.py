@@ -24,6 +24,7 @@ from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.objectives.masked import Masked
 from heedful.runs.classic_making import classic_start
+from heedful.runs.init_settings import HEAD_WIDTH, Classic, Init, Pretrained, Scratch, Seq2Seq, named_model
 from heedful.runs.rewrite_making import writer_start
 from heedful.runs.settings import (
     ChooseSettings,
@@ -36,7 +37,6 @@ from heedful.runs.settings import (
     RewriteSettings,
     TagSettings,
 )
-from heedful.runs.start_settings import HEAD_WIDTH, StartSettings
 from heedful.runs.survey import Survey
 from heedful.shipped import ENCODER
 from heedful.tasks.choose import Choose
@@ -68,41 +68,41 @@ def on_split(task: Task, loaded: Loaded, found: Survey, split: str) -> tuple[Tas
 
 
 def start(
-    settings: StartSettings,
+    init: Init,
     source: Source[Any],
     counts: Mapping[str, int],
     seed: int,
     longest: int | None,
     said: Callable[[str], None],
 ) -> Loaded:
-    """The model that training starts from: what was named, or a small encoder trained on the spot.
+    """Load or make the model that training starts from.
 
     `counts` says how many examples each split has, of which those of train are read, or MOST of them.
     """
-    if settings.writer is not None:
-        return writer_start(settings, list(_texts(source, counts)), seed, longest, said)
-    if source.kind is Rewritten and settings.model in ("", ENCODER):
+    if isinstance(init, Seq2Seq):
+        return writer_start(init, list(_texts(source, counts)), seed, longest, said)
+    if source.kind is Rewritten and (isinstance(init, Scratch) or named_model(init) == ENCODER):
         raise HeedfulError(
             "no model was given, and to rewrite texts one with a decoder is needed: give --model the folder of one, or "
-            "let one learn from random weights: --set start.transformer.size=small, or start.classic.kind=recurrent"
+            "let one learn from random weights: --set init.kind=transformer, or init.kind=recurrent"
         )
-    if settings.classic is not None:
-        return classic_start(settings, list(_texts(source, counts)), seed, said, every=_texts(source, counts, None))
-    if settings.model:
-        return load(settings.model, revision=settings.revision or None)
+    if isinstance(init, Classic):
+        return classic_start(init, list(_texts(source, counts)), seed, said, every=_texts(source, counts, None))
+    if isinstance(init, Pretrained):
+        return load(init.model, revision=init.revision or None)
     longest = longest or LONGEST
     texts = list(_texts(source, counts))
-    tokenizer = train(texts, TokenizerSettings(vocabulary=settings.vocabulary, max_length=longest))
-    bare = create(Config(family="heedful", model=_model(settings, tokenizer, longest)), tokenizer, seed=seed)
+    tokenizer = train(texts, TokenizerSettings(vocabulary=init.tokenizer.vocab_size, max_length=longest))
+    bare = create(Config(family="heedful", model=_model(init, tokenizer, longest)), tokenizer, seed=seed)
     said(
         f"no model was given: an encoder of {bare.count():,} parameters is trained on the spot, on these texts alone; "
         "give --model to start from one that has read more"
     )
-    if not settings.steps:
+    if not init.mlm_steps:
         return bare
     loaded = attach(bare, "masked", seed=seed)
     objective = Masked(tokenizer=tokenizer)
-    how = TrainSettings(length=Steps(count=settings.steps), batch=64, optimiser=AdamW(rate=1e-3), seed=seed)
+    how = TrainSettings(length=Steps(count=init.mlm_steps), batch=64, optimiser=AdamW(rate=1e-3), seed=seed)
     began = time.monotonic()
     steps = list(Trainer(loaded, objective, objective.samples(texts, longest), how))
     said(
@@ -112,7 +112,7 @@ def start(
     return loaded
 
 
-def _model(settings: StartSettings, tokenizer: Tokenizer, longest: int) -> ModelConfig:
+def _model(settings: Scratch, tokenizer: Tokenizer, longest: int) -> ModelConfig:
     return ModelConfig(
         embedding=EmbeddingConfig(
             vocabulary=tokenizer.size,
@@ -229,7 +229,7 @@ def _made(kind: type[Task], settings: FinetuneSettings, loaded: Loaded, **more: 
         labels=more.get("labels", ()),
         problem=kind.problem,
         seed=settings.train.seed,
-        redraw=settings.start.redraw,
+        reinit_layers=settings.init.reinit_layers if isinstance(settings.init, Pretrained) else 0,
     )
     if settings.max_length is not None:
         if made.limit is not None and settings.max_length > made.limit:

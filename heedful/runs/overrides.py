@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from heedful.errors import HeedfulError, SettingError
 from heedful.plain import DEEPEST, cut, made_plain, parse, shown
 from heedful.runs.aliases import ALIASES
-from heedful.runs.describe import Kind, paths
+from heedful.runs.describe import Kind, describe, paths
 from heedful.settings import lay, load_mapping, read, to_mapping
 
 Settings = TypeVar("Settings")
@@ -122,7 +122,10 @@ class Overrides:
         for layer in layers:
             lay(mapping, _nested(layer))
         entries = [entry for layer in layers for entry in layer]
-        settings = read(type(defaults), mapping, source=lambda path: _source(entries, path))
+        try:
+            settings = read(type(defaults), mapping, source=lambda path: _source(entries, path))
+        except SettingError as error:
+            raise _of_other_kind(type(defaults), error) or error from None
         given = {".".join(entry.path): entry.text for entry in entries}
         resolved = Resolved(settings=settings, given=given, renamed=renamed)
         self._resolved.append((defaults, resolved))
@@ -280,6 +283,18 @@ def _refuse_duplicates(entries: Sequence[Entry]) -> None:
                 message = f"{other.text} and {entry.text} both set {path}: give one of them"
                 raise SettingError(message, path=path, source=entry.source, code="duplicate")
         seen[entry.path] = entry
+
+
+def _of_other_kind(cls: type, error: SettingError) -> SettingError | None:
+    """An error that names the kinds that have a setting, where another kind of its table was chosen."""
+    parent = error.path.rpartition(".")[0]
+    below = [each for each in describe(cls) if f"{each.path}.".startswith(f"{error.path}.")]
+    kinds = [kind for each in below for kind in each.when if kind.startswith(f"{parent}.kind = ")]
+    if error.code != "unknown" or not kinds:
+        return None
+    prefix, wanted = f"{error.source}: " if error.source else "", " or ".join(dict.fromkeys(kinds))
+    message = f"{prefix}{error.path} is for {wanted}: choose that kind, or leave {error.path} out"
+    return SettingError(message, path=error.path, source=error.source, code="unknown")
 
 
 # -- laying over ----------------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from heedful.model.config import (
     TransformerXl,
 )
 from heedful.model.original import original
+from heedful.runs.init_settings import Recurrent, Seq2Seq, Transformer
 from heedful.runs.settings import RewriteSettings, TaskSettings, Words
-from heedful.runs.start_settings import StartSettings, TransformerSettings
 from heedful.tasks.metrics.bleu import fits, has_bleu
 from heedful.tokenizer import TokenizerSettings, train
 
@@ -37,27 +37,26 @@ RELATIONS: dict[str, Rotary | Buckets | Shaw | TransformerXl] = {
 
 
 def writer_start(
-    settings: StartSettings, texts: Sequence[str], seed: int, longest: int | None, said: Callable[[str], None]
+    init: Seq2Seq, texts: Sequence[str], seed: int, longest: int | None, said: Callable[[str], None]
 ) -> Loaded:
     """The model that training starts from, without a head."""
-    writer, pieces = settings.writer, settings.pieces
-    assert writer is not None
-    places = writer.longest if isinstance(writer, TransformerSettings) and writer.positions == "learned" else None
+    pieces = init.tokenizer
+    places = init.longest if isinstance(init, Transformer) and init.positions == "learned" else None
     limits = [most for most in (longest, places) if most is not None]
     names = TokenizerSettings(
         kind=pieces.kind,
-        vocabulary=pieces.vocabulary,
+        vocabulary=pieces.vocab_size,
         lower_case=pieces.lower_case,
         strip_accents=False,
         max_length=min(limits, default=None),
     )
     tokenizer = train(texts, names)
-    if isinstance(writer, Writer):
-        family, model = "heedful-classic", two_nets(writer, tokenizer.size, pieces.width)
+    if isinstance(init, Recurrent):
+        family, model = "heedful-classic", two_nets(init.rnn, tokenizer.size, init.embedding_width)
     else:
-        family, model = "heedful", transformer(writer, tokenizer.size)
+        family, model = "heedful", transformer(init, tokenizer.size)
     made = create(Config(family=family, model=model), tokenizer, seed=seed)
-    what = "two recurrent nets" if isinstance(writer, Writer) else "a Transformer"
+    what = "two recurrent nets" if isinstance(init, Recurrent) else "a Transformer"
     said(f"{what} of {made.count():,} parameters with random weights, over {tokenizer.size:,} pieces of both texts")
     return made
 
@@ -69,7 +68,7 @@ def two_nets(writer: Writer, vocabulary: int, width: int | None = None) -> Model
     return ClassicConfig(embedding=words, reader=writer)
 
 
-def transformer(settings: TransformerSettings, vocabulary: int) -> ModelConfig:
+def transformer(settings: Transformer, vocabulary: int) -> ModelConfig:
     """The original Transformer, or one with other norms or positions."""
     made = original(settings.shape, vocabulary)
     places: dict[str, Learned | Sinusoidal] = {"learned": Learned(count=settings.longest), "sine": Sinusoidal()}

@@ -13,14 +13,13 @@ from typing import Any, Literal
 
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, SettingError, did_you_mean
-from heedful.model.classic_config import Bag, Readers, Writer
+from heedful.model.classic_config import Bag, Readers
+from heedful.runs.init_settings import Classic, Init, Pretrained, Recurrent, Seq2Seq
 from heedful.runs.overrides import Overrides, Resolved
-from heedful.runs.start_settings import PieceSettings, Positions, StartSettings, TransformerSettings, WordSettings
 from heedful.settings import load_mapping, overlay, to_mapping
 from heedful.train.settings import AdamW, Epochs, FitSettings, Noam, TrainSettings
 
-__all__ = ["PieceSettings", "Positions", "StartSettings", "TransformerSettings", "WordSettings"]
-
+PRETRAINED = Pretrained()
 Long = Literal["windows", "cut"]
 Weights = Literal["none", "balanced"]  # balanced: examples / (classes * examples of the class)
 Words = Literal["13a", "intl", "zh", "char", "none"]  # into which BLEU parts texts, in the names of sacrebleu
@@ -141,7 +140,7 @@ class FinetuneSettings:
     """Everything that decides what a run does."""
 
     task: TaskSettings
-    start: StartSettings = StartSettings()
+    init: Init = PRETRAINED  # where training starts from
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
     fit: FitSettings = FitSettings()
@@ -156,13 +155,11 @@ class FinetuneSettings:
             raise HeedfulError(f"seeds is {self.seeds}; expected a whole number from 1")
         if self.max_length is not None and self.max_length < 8:
             raise HeedfulError(f"max_length is {self.max_length}; expected a number of tokens from 8")
-        writes, writer = isinstance(self.task, RewriteSettings), self.start.writer
-        if writer is not None and not writes:
-            what = "start.transformer" if writer is self.start.transformer else 'start.classic.kind = "recurrent"'
+        if isinstance(self.init, Seq2Seq) and not isinstance(self.task, RewriteSettings):
             kind = "classify" if self.task.kind == "multiple" else self.task.kind
-            raise HeedfulError(f"{what} writes texts, and {kind} needs none: it is for rewrite")
-        if isinstance(self.start.classic, Readers):
-            readable(self.task.kind, self.start.classic, "start.classic")
+            raise SettingError(f'init.kind is "{self.init.kind}", which is for rewrite, not {kind}', path="init.kind")
+        if isinstance(self.init, Classic):
+            readable(self.task.kind, self.init.reader, "init.reader")
 
 
 def readable(task: str, reader: Readers, name: str, labels: int = 2) -> None:
@@ -171,7 +168,7 @@ def readable(task: str, reader: Readers, name: str, labels: int = 2) -> None:
         raise HeedfulError(f'{name}.binary is "sigmoid", which is for two labels, but there are {labels}: leave it out')
     if task == "rewrite":
         what = f'{name}.kind is "{reader.kind}", which reads texts and writes none'
-        raise HeedfulError(f'{what}: to rewrite, use "recurrent", or start.transformer')
+        raise HeedfulError(f'{what}: to rewrite, set init.kind to "transformer" or "recurrent"')
     if task in ("multiple", "regress") and reader.binary == "sigmoid":
         raise HeedfulError(f'{name}.binary is "sigmoid", which is of one label of two: leave it out')
     if task in ("extract", "choose"):
@@ -188,7 +185,7 @@ def defaults(
     fresh: bool,
     width: int = 768,
     classic: bool = False,
-    writer: Writer | TransformerSettings | None = None,
+    writer: Seq2Seq | None = None,
     together: int = 1,
     words: Words | None = "13a",
     characters: int = 0,
@@ -233,7 +230,7 @@ def whole_groups(train: TrainSettings, together: int) -> None:
         )
 
 
-def _to_write(writer: Writer | TransformerSettings, examples: int, words: Words | None) -> tuple[FinetuneSettings, str]:
+def _to_write(writer: Seq2Seq, examples: int, words: Words | None) -> tuple[FinetuneSettings, str]:
     """Of a model that learns to write from random weights: five times the passes, and smoothed targets.
 
     A Transformer has the rate at which the paper's warm-up of 4,000 steps ends, (4000 width)^-0.5, its betas and eps
@@ -241,7 +238,7 @@ def _to_write(writer: Writer | TransformerSettings, examples: int, words: Words 
     """
     epochs = 5 * _epochs("rewrite", examples)
     batch = 64 if examples >= 2_000 else 16
-    if isinstance(writer, Writer):
+    if isinstance(writer, Recurrent):
         what, optimiser, schedule = "two recurrent nets", AdamW(rate=1e-3), TrainSettings().schedule
     else:
         rate = float(f"{(4000 * writer.shape.width) ** -0.5:.1e}")
@@ -329,7 +326,7 @@ def overrides_of(
     flags: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Overrides:
     """Collect what was given by hand; overrides that were collected before are returned as they are."""
-    named = {f"--model {model}": {"start.model": str(model), "start.revision": ""}} if str(model) else {}
+    named = {f"--model {model}": {"init.model": str(model), "init.revision": ""}} if str(model) else {}
     return Overrides.of(overrides, recipe=recipe, flags={**named, **(flags or {})}, assignments=assignments)
 
 

@@ -24,22 +24,28 @@ from heedful.train.journal import records
 
 PLACE = ("tasks", "multi30k")  # where it is in a folder of data sets
 FILES = {"train": "train", "dev": "val", "test": "test_2016_flickr"}
-EVERY_ARM = ("start.pieces.vocabulary=8000", "task.smoothing=0.1", "task.most=60", "train.batch=128", "fit.evaluate=1")
-NETS = (*EVERY_ARM, "start.classic.kind=recurrent", "start.classic.width=512", "train.optimiser.rate=1e-3")
+EVERY_ARM = (
+    "init.tokenizer.vocab_size=8000",
+    "task.smoothing=0.1",
+    "task.most=60",
+    "train.batch=128",
+    "fit.evaluate=1",
+)
+NETS = (*EVERY_ARM, "init.kind=recurrent", "init.rnn.width=512", "train.optimiser.rate=1e-3")
 RECIPES: dict[str, tuple[str, ...]] = {
     NONE: (
         *NETS,
-        *("start.classic.cell=lstm", "start.classic.layers=2", "start.classic.look=none", "start.classic.dropout=0.3"),
+        *("init.rnn.cell=lstm", "init.rnn.layers=2", "init.rnn.look=none", "init.rnn.dropout=0.3"),
         "train.length.count=6",
     ),
     LOOKS: (
         *NETS,
-        *("start.classic.cell=gru", "start.classic.look.kind=global", "start.classic.dropout=0.3"),
+        *("init.rnn.cell=gru", "init.rnn.look.kind=global", "init.rnn.dropout=0.3"),
         "train.length.count=15",
     ),
     WHOLE: (
         *EVERY_ARM,
-        *("start.transformer.size=small", "start.transformer.norm_at=pre", "start.transformer.dropout=0.15"),
+        *("init.kind=transformer", "init.norm_at=pre", "init.dropout=0.15"),
         "train.length.count=20",
     ),
 }

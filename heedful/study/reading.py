@@ -21,9 +21,9 @@ from heedful.families import USUAL
 from heedful.model.classic_config import Attention
 from heedful.objectives import Pretext
 from heedful.runs.classic_making import classic_start
+from heedful.runs.init_settings import Classic
 from heedful.runs.pretrain_making import Pieces, fresh_or_started, objectives_of, samples_of, saved
 from heedful.runs.pretrain_settings import PretrainSettings, settled
-from heedful.runs.settings import StartSettings
 from heedful.study.frame import Plan, quiet
 from heedful.study.limits import SST2
 from heedful.study.making import accuracy, classify, learn
@@ -145,7 +145,7 @@ def as_it_is(loaded: Loaded, given: World, seed: int, *, steps: int, rate: float
     """The same of an encoder that stays as it is, its rows read by attention with a trained query."""
     with TemporaryDirectory(prefix="heedful-study-") as folder:
         save(loaded, Path(folder) / "model")
-        asked = StartSettings(model=str(Path(folder) / "model"), classic=Attention(keys="tanh"))
+        asked = Classic(model=str(Path(folder) / "model"), reader=Attention(keys="tanh"))
         made = classic_start(asked, [], seed, quiet)
     return _learned(attach(made, "classes", labels=given.labels, seed=seed), given, seed, steps, rate)
 

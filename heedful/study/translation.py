@@ -17,9 +17,9 @@ from heedful.checkpoint.attach import attach
 from heedful.data.examples import Rewritten
 from heedful.infer.engine import Engine
 from heedful.model.classic_config import Everywhere, Writer
+from heedful.runs.init_settings import Transformer
 from heedful.runs.rewrite_making import transformer, two_nets
 from heedful.runs.seeds import counted
-from heedful.runs.settings import TransformerSettings
 from heedful.study import charts
 from heedful.study.frame import Bench, Outcome, Plan, compared
 from heedful.study.making import CLASSIC
@@ -58,7 +58,7 @@ RATE = 4e-3  # of all arms; what others give is in docs/studies.md
 def model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
     """One arm, with a head over the pieces; all have one width."""
     if arm == WHOLE:
-        settings = TransformerSettings(layers=2, width=WIDTH, heads=4, inner=2 * WIDTH, dropout=0.0, norm_at="pre")
+        settings = Transformer(layers=2, width=WIDTH, heads=4, inner=2 * WIDTH, dropout=0.0, norm_at="pre")
         config = Config(family="heedful", model=transformer(settings, tokenizer.size))
     else:
         nets = Writer(width=WIDTH, look=Everywhere(score="additive") if arm == LOOKS else None)

@@ -297,7 +297,7 @@ def variants(work: Path, model: Path) -> Probes:
         ),
         "small batches": settings(train__tokens=64, train__recompute="true", train__optimiser__clip="none"),
         "bfloat16": settings(train__precision="bfloat16"),
-        "weights": settings(task__weights="balanced", start__redraw=1, fit__evaluate=0.5, fit__keep="last"),
+        "weights": settings(task__weights="balanced", init__reinit_layers=1, fit__evaluate=0.5, fit__keep="last"),
         "epochs": settings(train__length__kind="epochs", train__length__count=2, fit__patience=1, seeds=2),
     }
     found, bare = Probes(), settings(baseline="false")
@@ -310,12 +310,29 @@ def variants(work: Path, model: Path) -> Probes:
             run_of(out) if name != "epochs" else without(json.loads((out / "results.json").read_text())["seeds"])
         )
     for name, given in (
-        ("bag of words", settings(start__classic__kind="bag", start__words__width=16)),
-        ("attention", settings(start__classic__kind="attention", start__classic__keys="tanh", start__steps=5)),
-        ("scratch", settings(start__layers=1, start__width=32, start__vocabulary=200, start__steps=5)),
+        ("bag of words", settings(init__kind="classic", init__words__width=16)),
+        (
+            "attention",
+            settings(
+                init__kind="classic",
+                init__reader__kind="attention",
+                init__reader__keys="tanh",
+                init__skipgram_steps=5,
+            ),
+        ),
+        (
+            "scratch",
+            settings(
+                init__kind="scratch",
+                init__layers=1,
+                init__width=32,
+                init__tokenizer__vocab_size=200,
+                init__mlm_steps=5,
+            ),
+        ),
     ):
         out = work / f"start-{name.replace(' ', '-')}"
-        call("finetune", "classify", data, "--out", out, *STEPS, *settings(start__model='""'), *given, *bare)
+        call("finetune", "classify", data, "--out", out, *STEPS, *given, *bare)
         found[f"classify, {name}"] = run_of(out, names=False)
     return found
 
@@ -323,17 +340,18 @@ def variants(work: Path, model: Path) -> Probes:
 def rewriting(work: Path, quick: bool) -> Probes:
     """Thirty steps of a text for a text, from random weights."""
     data = shared.write_data(work / "data-texts", "texts")
-    pieces = settings(start__pieces__vocabulary=300, task__most=8, start__model='""')
+    pieces = settings(init__tokenizer__vocab_size=300, task__most=8)
     small = settings(
-        start__transformer__layers=1,
-        start__transformer__width=32,
-        start__transformer__heads=2,
-        start__transformer__inner=48,
+        init__kind="transformer",
+        init__layers=1,
+        init__width=32,
+        init__heads=2,
+        init__inner=48,
     )
     starts = {"Transformer": small}
     if not quick:
-        starts["beams"] = [*small, *settings(task__beams=3, start__transformer__positions="rotary")]
-        starts["recurrent"] = settings(start__classic__kind="recurrent", start__classic__width=16)
+        starts["beams"] = [*small, *settings(task__beams=3, init__positions="rotary")]
+        starts["recurrent"] = settings(init__kind="recurrent", init__rnn__width=16)
     found: Probes = {}
     for name, given in starts.items():
         out = work / f"rewrite-{name}"

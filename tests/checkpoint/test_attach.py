@@ -255,14 +255,16 @@ def test_heads_of_the_other_families(start: Start, tmp_path: Path, family: str, 
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
-@pytest.mark.parametrize("redraw", [0, 1, 3, 4])
-def test_top_blocks_can_be_drawn_anew(start: Start, family: str, redraw: int) -> None:
+@pytest.mark.parametrize("reinit_layers", [0, 1, 3, 4])
+def test_top_blocks_can_be_drawn_anew(start: Start, family: str, reinit_layers: int) -> None:
     _, loaded = start(family, "SequenceClassification")
     known = state(loaded)
-    made = state(attach(loaded, "classes", labels=NAMES, redraw=redraw))
+    made = state(attach(loaded, "classes", labels=NAMES, reinit_layers=reinit_layers))
     changed = known.keys() - same(known, made)
-    anew = {name for name in known if redraw and name.startswith("head.")} | {
-        name for name in known if name.startswith(tuple(f"encoder.blocks.{3 - number}." for number in range(redraw)))
+    anew = {name for name in known if reinit_layers and name.startswith("head.")} | {
+        name
+        for name in known
+        if name.startswith(tuple(f"encoder.blocks.{3 - number}." for number in range(reinit_layers)))
     }
     assert changed == anew
     for name in anew:
@@ -327,8 +329,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("next_token", {}, r'^this family has no head "next_token"'),
     ("classes", {}, r'^labels are none; a "classes" head needs one or more, each once$'),
     ("tokens", {"labels": ("a", "b", "a")}, r'^labels are "a", "b", "a"; a "tokens" head needs one or more, each once'),
-    ("span", {"redraw": 5}, "^redraw is 5, but this model has 4 blocks: give how many, from 0$"),
-    ("span", {"redraw": -1}, "^redraw is -1, but this model has 4 blocks"),
+    ("span", {"reinit_layers": 5}, "^reinit_layers is 5, but this model has 4 blocks: give how many, from 0$"),
+    ("span", {"reinit_layers": -1}, "^reinit_layers is -1, but this model has 4 blocks"),
 ]
 
 
@@ -440,4 +442,4 @@ def test_the_last_layer_of_a_head_that_was_not_read_is_not_taken(tmp_path: Path)
 def test_shared_layers_are_not_drawn_anew(tmp_path: Path) -> None:
     save_tiny(tmp_path, "albert", "AlbertModel")
     with pytest.raises(HeedfulError, match="layers of this model share"):
-        attach(load(tmp_path), "classes", labels=("x", "y"), redraw=1)
+        attach(load(tmp_path), "classes", labels=("x", "y"), reinit_layers=1)

@@ -221,7 +221,7 @@ def test_what_is_refused() -> None:
         Attention(queries="classes", binary="sigmoid")
     with pytest.raises(HeedfulError, match="hops is 0; expected a number from 1"):
         Structured(hops=0)
-    with pytest.raises(HeedfulError, match="redraw is 1, but this model has 0 blocks"):
-        attach(bare(Bag()), "classes", labels=("a", "b"), redraw=1)
+    with pytest.raises(HeedfulError, match="reinit_layers is 1, but this model has 0 blocks"):
+        attach(bare(Bag()), "classes", labels=("a", "b"), reinit_layers=1)
     with pytest.raises(HeedfulError, match="trace: weights, q were asked for, but this model has none of these"):
         bare(Bag(over=SelfAttention())).model(Packed.of([[1, 2]]), trace=Trace(what=["weights", "q"]))

@@ -22,7 +22,7 @@ from heedful.packed import Packed
 from heedful.runs import classic_making
 from heedful.runs import finetune as module
 from heedful.runs.classic_making import classic_start, ended, parts
-from heedful.runs.settings import StartSettings, WordSettings
+from heedful.runs.init_settings import Classic, WordSettings
 from heedful.serve.attention import attention
 from heedful.shipped import ENCODER
 from heedful.tokenizer import TokenizerSettings, train
@@ -30,7 +30,7 @@ from heedful.tokenizer.words import word_tokenizer
 from heedful.train.fit import Watch
 from heedful.train.loop import Step, Trainer
 
-CLASSIC = {"start.classic.kind": "attention", "start.words.width": 8}
+CLASSIC = {"init.kind": "classic", "init.reader.kind": "attention", "init.words.width": 8}
 
 
 @pytest.fixture(autouse=True)
@@ -76,10 +76,9 @@ def test_vectors_come_from_a_file_or_from_skip_gram(tmp_path: Path) -> None:
     texts = [each["text"] for each in classified(24)]
     (tmp_path / "vectors.txt").write_text("cat 1 2\nzebra 3 4\nlove 5 6\nyak 7 8\n")
     said: list[str] = []
-    start = StartSettings(
-        model="",
-        classic=Hierarchical(ends=(2,)),
-        words=WordSettings(vectors=str(tmp_path / "vectors.txt"), vocabulary=60, frozen=True),
+    start = Classic(
+        reader=Hierarchical(ends=(2,)),
+        words=WordSettings(vectors=str(tmp_path / "vectors.txt"), vocab_size=60, frozen=True),
     )
     made = classic_start(start, texts, 0, said.append)
     assert made.tokenizer is not None and not made.model.embedding.tokens.weight.requires_grad
@@ -88,14 +87,14 @@ def test_vectors_come_from_a_file_or_from_skip_gram(tmp_path: Path) -> None:
         assert number is not None and made.model.embedding.tokens.weight[number].tolist() == row
     assert "1 of 26 words of the texts have a vector from the file, the others are drawn; 3 more words" in "".join(said)
 
-    by_steps = StartSettings(model="", classic=start.classic, words=WordSettings(width=8), steps=3)
+    by_steps = Classic(reader=start.reader, words=WordSettings(width=8), skipgram_steps=3)
     learned = classic_start(by_steps, texts, 0, said.append)
     assert "vectors learned by skip-gram" in said[-1]
     again = classic_start(by_steps, texts, 0, said.append)
     assert all(torch.equal(each, again.named()[name]) for name, each in learned.named().items())
 
     with pytest.raises(HeedfulError, match=r"no token ends a sentence: the vocabulary has none of \. ! \?"):
-        classic_start(StartSettings(model="", classic=Hierarchical()), texts, 0, said.append)
+        classic_start(Classic(reader=Hierarchical()), texts, 0, said.append)
     (tmp_path / "vectors.txt").write_text("zebra 3 4\n")
     with pytest.raises(HeedfulError, match=r"has a vector for none of the \d+ words of the training texts"):
         classic_start(start, texts, 0, said.append)
@@ -108,9 +107,7 @@ def test_words_of_a_file_are_read_as_texts_are(tmp_path: Path) -> None:
     )
     words = WordSettings(vectors=str(tmp_path / "vectors.txt"))
     said: list[str] = []
-    made = classic_start(
-        StartSettings(model="", classic=Bag(), words=words), ["für die Katze", "schön"], 0, said.append
-    )
+    made = classic_start(Classic(reader=Bag(), words=words), ["für die Katze", "schön"], 0, said.append)
     assert made.tokenizer is not None
     table, (ids, _) = made.model.embedding.tokens.weight.detach(), made.tokenizer.ids(["für die Katze", "rosse Röße"])
     assert table[torch.from_numpy(ids)].tolist() == [[1, 1], [3, 3], [4, 4]], (
@@ -121,32 +118,32 @@ def test_words_of_a_file_are_read_as_texts_are(tmp_path: Path) -> None:
     assert made.tokenizer.size == 6, "nothing that no text can reach"
 
     cased = replace(words, lower_case=False)
-    made = classic_start(StartSettings(model="", classic=Bag(), words=cased), ["für die Katze"], 0, said.append)
+    made = classic_start(Classic(reader=Bag(), words=cased), ["für die Katze"], 0, said.append)
     assert said[-1].startswith("3 of 3 words")
 
 
 def test_words_are_those_of_all_texts_and_subwords_those_of_some() -> None:
     said: list[str] = []
-    start = StartSettings(model="", classic=Bag())
+    start = Classic(reader=Bag())
     made = classic_start(start, ["one two"], 0, said.append, every=iter(["one two", "three"]))
     assert made.tokenizer is not None and made.tokenizer.id("three") is not None
 
 
 def test_the_vector_of_words_that_are_not_known_is_zero() -> None:
     """Trap: the vector of unknown words, which no training text had, stayed as it was drawn, and decided answers."""
-    for words in (WordSettings(), WordSettings(tokens="subwords", vocabulary=60)):
-        start = StartSettings(model="", classic=Bag(), words=words)
+    for words in (WordSettings(), WordSettings(tokens="subwords", vocab_size=60)):
+        start = Classic(reader=Bag(), words=words)
         made = classic_start(start, ["one two three"] * 9, 0, lambda text: None)
         assert made.tokenizer is not None and (unknown := made.tokenizer.special.unknown) is not None
         assert not made.model.embedding.tokens.weight[unknown].any()
-    made = classic_start(StartSettings(model="", classic=Bag()), ["one two"], 0, lambda text: None)
+    made = classic_start(Classic(reader=Bag()), ["one two"], 0, lambda text: None)
     known, zebra, empty = heedful.Engine(attach(made, "classes", labels=("a", "b")))(["one", "zebra yak", ""])
     assert zebra["probabilities"] == empty["probabilities"] != known["probabilities"]
 
 
 def test_each_seed_has_weights_of_its_own(tmp_path: Path) -> None:
     files = data("single", tmp_path / "data")
-    more = CLASSIC | {"start.classic.over.kind": "recurrent", "start.classic.over.width": 4, "train.length.count": 1}
+    more = CLASSIC | {"init.reader.over.kind": "recurrent", "init.reader.over.width": 4, "train.length.count": 1}
     tune("classify", files, tmp_path / "two", more | {"seeds": 2, "train.seed": 1})
     tune("classify", files, tmp_path / "alone", more | {"train.seed": 2})
     both = [load(tmp_path / "two" / name).named() for name in ("start", "start-2")]
@@ -158,29 +155,34 @@ def test_each_seed_has_weights_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "start", "message"),
     [
-        ("embed", {"kind": "structured"}, 'start.classic.kind is "structured".* embed takes the rows themselves'),
+        ("embed", {"kind": "structured"}, 'init.reader.kind is "structured".* embed takes the rows themselves'),
         ("tag", {"kind": "bag", "how": "sum"}, "tag takes the rows themselves"),
         ("extract", {"kind": "bag"}, "classic models have no head to extract with"),
-        ("regress", {"kind": "bag", "binary": "sigmoid"}, 'start.classic.binary is "sigmoid", which is of one label'),
+        ("regress", {"kind": "bag", "binary": "sigmoid"}, 'init.reader.binary is "sigmoid", which is of one label'),
     ],
 )
 def test_what_a_task_would_not_read_is_refused(tmp_path: Path, task: str, start: dict[str, str], message: str) -> None:
     files = data(task, tmp_path / "data")
     with pytest.raises(HeedfulError, match=message):
-        tune(task, files, tmp_path / "run", {f"start.classic.{name}": value for name, value in start.items()})
+        tune(
+            task,
+            files,
+            tmp_path / "run",
+            {"init.kind": "classic"} | {f"init.reader.{name}": value for name, value in start.items()},
+        )
 
 
 def test_one_score_for_three_labels_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     """Trap: it was found out after the words had been learned by skip-gram."""
     (tmp_path / "data.csv").write_text("text,label\n" + "".join(f"a cat {n},{n % 3}\n" for n in range(30)))
-    wishes = ["start.classic.kind=bag", "start.classic.binary=sigmoid"]
-    with pytest.raises(HeedfulError, match=r'start\.classic\.binary is "sigmoid", which is for two labels, .* are 3:'):
+    wishes = ["init.kind=classic", "init.reader.binary=sigmoid"]
+    with pytest.raises(HeedfulError, match=r'init\.reader\.binary is "sigmoid", which is for two labels, .* are 3:'):
         module.prepare("classify", tmp_path / "data.csv", assignments=wishes)
 
 
 def test_what_ends_a_text_is_no_sentence_of_its_own() -> None:
     texts = ["one two three. four five!", "six seven."] * 9
-    start = StartSettings(model="", classic=Hierarchical(), words=WordSettings(tokens="subwords", vocabulary=60))
+    start = Classic(reader=Hierarchical(), words=WordSettings(tokens="subwords", vocab_size=60))
     made = classic_start(start, texts, 0, lambda text: None)
     assert made.tokenizer is not None and isinstance(made.config.model, ClassicConfig)
     assert isinstance(reader := made.config.model.reader, Hierarchical)
@@ -192,7 +194,7 @@ def test_what_ends_a_sentence_is_a_token() -> None:
     words = word_tokenizer(["one", "."])
     assert ended(Hierarchical(ends=(0, 2)), words) == Hierarchical(ends=(0, 2))
     for wrong in (-1, 3):
-        with pytest.raises(HeedfulError, match=rf"start\.classic\.ends has {wrong}, which is no token: ids .* 0 to 2;"):
+        with pytest.raises(HeedfulError, match=rf"init\.reader\.ends has {wrong}, which is no token: ids .* 0 to 2;"):
             ended(Hierarchical(ends=(2, wrong)), words)
 
 
@@ -224,21 +226,16 @@ def test_an_empty_text_is_embedded_as_zeros(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for split in ("train", "dev"):
         (tmp_path / "data" / f"{split}.csv").write_text("a,b\n" + rows)
-    done = tune("embed", tmp_path / "data", tmp_path / "run", CLASSIC | {"start.classic.kind": "bag"})
+    done = tune("embed", tmp_path / "data", tmp_path / "run", CLASSIC | {"init.reader.kind": "bag"})
     assert done.results["splits"]["dev"]["numbers"]["count"] == 13
     full, empty = heedful.Engine(tmp_path / "run")(["a cat", ""])
     assert any(full["vector"]) and not any(empty["vector"])
 
 
-def test_a_classic_model_is_not_redrawn() -> None:
-    with pytest.raises(HeedfulError, match=r"start\.redraw is of a model that learns on"):
-        StartSettings(model=ENCODER, classic=Bag(), redraw=1)
-
-
 def test_over_another_model_words_are_in_context(tmp_path: Path) -> None:
     encoder, files = make(tmp_path / "encoder", "bare"), data("single", tmp_path / "data")
-    more = {"start.classic.kind": "structured", "start.classic.hops": 2, "start.classic.inner": 5}
-    more |= {"start.classic.over.kind": "recurrent", "start.classic.over.width": 4, "train.length.count": 1}
+    more = {"init.kind": "classic", "init.reader.kind": "structured", "init.reader.hops": 2, "init.reader.inner": 5}
+    more |= {"init.reader.over.kind": "recurrent", "init.reader.over.width": 4, "train.length.count": 1}
     done = tune("classify", files, tmp_path / "run", more, model=encoder)
     assert str(encoder) in done.results["base"]
     found, inner = load(tmp_path / "run"), load(encoder)
@@ -250,15 +247,15 @@ def test_over_another_model_words_are_in_context(tmp_path: Path) -> None:
 def test_wrong_wishes(tmp_path: Path) -> None:
     files = data("single", tmp_path / "data")
     for settings, message in (
-        ({"start.words.width": 8}, "start.words is of classic models: say which with start.classic.kind=bag"),
-        ({"start.classic.kind": "bags"}, 'start.classic.kind is "bags", expected one of "bag", "attention"'),
-        ({"start.words.dropout": 1}, "dropout is 1"),
+        ({"init.words.width": 8}, 'init.words is for init.kind = "classic"'),
+        (CLASSIC | {"init.reader.kind": "bags"}, 'init.reader.kind is "bags", expected one of "bag", "attention"'),
+        (CLASSIC | {"init.words.dropout": 1}, "dropout is 1"),
     ):
         with pytest.raises(HeedfulError, match=message):
             tune("classify", files, tmp_path / "run", settings)
     for settings, message in (
-        (CLASSIC, "start.words is of classic models over words: leave it out, or"),
-        ({"start.classic.kind": "bag", "start.steps": 3}, "start.steps is of classic models over words"),
+        (CLASSIC, "init: words would change nothing: the rows of"),
+        ({"init.kind": "classic", "init.skipgram_steps": 3}, "init: skipgram_steps would change nothing: the rows of"),
     ):
         with pytest.raises(HeedfulError, match=message):
             tune("classify", files, tmp_path / "run", settings, model=ENCODER)

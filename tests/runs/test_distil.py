@@ -207,7 +207,7 @@ def test_each_seed_of_a_fresh_student_draws_its_own_weights(tmp_path: Path, teac
 def test_a_teacher_is_worth_it_where_labels_are_bad(tmp_path: Path) -> None:
     """Half its layers and soft labels, beside the same student on as many steps of the labels, many of them wrong."""
     many = data("single", tmp_path / "many", {"train": 300, "dev": 30, "test": 30})
-    wishes = {"start.layers": 2, "train.length.count": 8, "train.optimiser.rate": 2e-3}
+    wishes = {"init.layers": 2, "train.length.count": 8, "train.optimiser.rate": 2e-3}
     tune("classify", many, tmp_path / "teacher", wishes)
     few, draw = data("single", tmp_path / "few", {"train": 40, "dev": 10, "test": 150}), random.Random(3)
     as_csv(few / "train.csv", [{**row, "label": draw.choice(("bad", "good"))} for row in classified(40)])
@@ -237,7 +237,7 @@ RELATED = ("student.width=32", "student.heads=2", "loss.relations.heads=2")
         ("layers=1", ["outputs.top=3"], "outputs.top is for a vocabulary"),
         ("layers=1", ["loss.relations.heads=7"], "cannot be parted into 7 heads"),
         ("layers=1", ["more.times=1"], "replaced by a masked language model, and .* has no such head"),
-        ("bag", ["data.dev=0", "student.steps=-1"], "steps"),
+        ("bag", ["data.dev=0", "student.skipgram_steps=-1"], "steps"),
         ("bag", ["verdict.texts=0"], "texts is 0; expected a whole number from 1"),
         ("bag", ["verdict.rounds=-3"], "rounds is -3; expected a whole number from 1"),
         (

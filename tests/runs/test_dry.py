@@ -28,10 +28,10 @@ def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "draw", lambda folder: [])
     monkeypatch.setattr(module, "latency", lambda loaded: {})
     given, before = data("single", tmp_path / "data"), everything(tmp_path)
-    found = estimated(given, {"seeds": 2, "start.steps": 500, "fit.keep_state": "true"})
+    found = estimated(given, {"seeds": 2, "init.mlm_steps": 500, "fit.keep_state": "true"})
     assert everything(tmp_path) == before, "nothing is written"
     assert found.notes[0].startswith("defaults for 24 examples and a fresh encoder: 2 epochs, ")
-    assert "; set by hand: start.model, " in found.notes[0] and "train.length.count" in found.notes[0]
+    assert "; set by hand: init.kind, " in found.notes[0] and "train.length.count" in found.notes[0]
     done = tune("classify", given, tmp_path / "run", {"seeds": 2, "fit.keep_state": "true"})
     results = done.results
     assert (found.examples, found.seeds) == (SIZES["train"], 2) and found.notes[1] == results["notes"][0]
@@ -43,7 +43,7 @@ def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     used = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file())
     one = 16 * found.parameters  # a checkpoint
     assert used < found.disk < used + 2 * one, "all that is there, the last weights, and a checkpoint in the making"
-    assert estimated(given, {"seeds": 2, "start.steps": 500}).disk == found.disk - 2 * one, (
+    assert estimated(given, {"seeds": 2, "init.mlm_steps": 500}).disk == found.disk - 2 * one, (
         "state of one seed at a time"
     )
     assert json.loads(json.dumps(found.plain()))["notes"] == list(found.notes)

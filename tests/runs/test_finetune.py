@@ -28,9 +28,10 @@ from heedful.infer.engine import Engine
 from heedful.runs import finetune as module
 from heedful.runs.evaluate import evaluate
 from heedful.runs.folder import BAD_ROWS, DATA, begin, read_json
+from heedful.runs.init_settings import Pretrained, Scratch
 from heedful.runs.making import make_task
 from heedful.runs.scoring import best_threshold
-from heedful.runs.settings import ClassifySettings, FinetuneSettings, MultipleSettings, StartSettings
+from heedful.runs.settings import ClassifySettings, FinetuneSettings, MultipleSettings
 from heedful.runs.survey import of_splits, survey
 from heedful.settings import from_file
 from heedful.tasks.extract import NO_ANSWER
@@ -252,7 +253,7 @@ def check_tags(model: Path, words: list[str], answer: Any) -> None:
 def test_classes_weigh_by_how_rare_they_are(tmp_path: Path) -> None:
     rows = [{"text": f"the cat {number}", "label": "x" if number < 9 else "y"} for number in range(12)]
     source = read(as_csv(tmp_path / "a.csv", rows), None, DataSettings(dev=0.0))
-    loaded = module.start(StartSettings(steps=0, layers=1, width=32), source, {"train": 9}, 1, None, lambda text: None)
+    loaded = module.start(Scratch(layers=1, width=32), source, {"train": 9}, 1, None, lambda text: None)
 
     def weights(kind: Any) -> Any:
         task, _ = make_task(FinetuneSettings(task=kind), source, survey(source, ["train"]), loaded)
@@ -478,7 +479,7 @@ def test_what_is_cut_in_measuring_is_said(tmp_path: Path, bare: Path, kind: str,
 
 
 def test_it_learns(tmp_path: Path) -> None:
-    settings = {"train.length.count": 15, "train.optimiser.rate": 3e-3, "start.vocabulary": 500}
+    settings = {"train.length.count": 15, "train.optimiser.rate": 3e-3, "init.tokenizer.vocab_size": 500}
     given = data("single", tmp_path / "data", {"train": 96, "dev": 24, "test": 40})
     done = tune("classify", given, tmp_path / "run", settings)
     assert done.results["splits"]["test"]["numbers"]["accuracy"] > 0.9
@@ -518,7 +519,7 @@ def test_what_was_trained_is_there_before_it_is_measured(
 
 def test_an_encoder_is_trained_on_the_spot_and_kept(tmp_path: Path) -> None:
     told, given = Told(), data("single", tmp_path / "data")
-    tune("classify", given, tmp_path / "run", {"start.steps": 3, "max_length": 64}, watch=told)
+    tune("classify", given, tmp_path / "run", {"init.mlm_steps": 3, "max_length": 64}, watch=told)
     kept = load(tmp_path / "run" / "start")
     assert kept.config.head is not None and kept.config.head.kind == "masked" and kept.limit == 64
     assert kept.config.model.encoder is not None and kept.config.model.encoder.layers == 1
@@ -562,13 +563,13 @@ def test_a_name_on_the_hub_has_a_revision(tmp_path: Path) -> None:
 def test_blocks_are_drawn_anew_when_asked(tmp_path: Path, bare: Path) -> None:
     given = data("single", tmp_path / "data")
     source = read(given)
-    settings = FinetuneSettings(task=ClassifySettings(), start=StartSettings(redraw=1))
+    settings = FinetuneSettings(task=ClassifySettings(), init=Pretrained(reinit_layers=1))
     _, made = make_task(settings, source, survey(source, ["train"]), load(bare))
     before, after = load(bare).named(), made.named()
     changed = {name for name in before if not name.startswith("head.") and not torch.equal(before[name], after[name])}
     assert {name.split(".")[2] for name in changed} == {"1"}
-    with pytest.raises(HeedfulError, match="redraw is 3, but this model has 2 blocks"):
-        tune("classify", given, tmp_path / "run", {"start.redraw": 3}, model=bare)
+    with pytest.raises(HeedfulError, match="reinit_layers is 3, but this model has 2 blocks"):
+        tune("classify", given, tmp_path / "run", {"reinit_layers": 3}, model=bare)
 
 
 def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path, bare: Path) -> None:
@@ -831,14 +832,13 @@ def test_a_run_starts_from_another_run_of_another_task(tmp_path: Path, bare: Pat
 @pytest.mark.parametrize(
     ("task", "settings", "message"),
     [
-        ("classify", {"start.layers": 6}, "start.layers is of an encoder that is trained on the spot, but"),
-        ("classify", {"start.steps": 5}, "start.steps is of an encoder"),
+        ("classify", {"init.layers": 6}, 'init.layers is for init.kind = "scratch" or'),
         (
             "classify",
             {"data.dev": 0, "fit.patience": 2},
             "fit.patience would change nothing: it counts",
         ),
-        ("classify", {"start.classic.kind": "bag", "train.recompute": "true"}, "train.recompute would change nothing"),
+        ("classify", {"init.kind": "classic", "train.recompute": "true"}, "train.recompute would change nothing"),
     ],
 )
 def test_settings_that_would_change_nothing_are_refused(
@@ -870,7 +870,7 @@ def test_a_signal_after_the_last_step_ends_the_command(tmp_path: Path, monkeypat
         def step(self, step: Any, trainer: Any) -> None:
             trainer.stopping = trainer.done >= 1
 
-    settings = {"start.model": "", "seeds": 2, "train.length.count": 1}
+    settings = {"init.kind": "scratch", "seeds": 2, "train.length.count": 1}
     done = tune("classify", tmp_path / "a.jsonl", tmp_path / "run", settings, watch=Late())
     assert done.why == "asked" and not list((tmp_path / "run").glob("seed-*/seed.json"))
     assert tune("classify", tmp_path / "a.jsonl", tmp_path / "run", settings).why == "done"

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -143,7 +144,7 @@ def test_other_settings_are_refused_by_name(steady: tuple[Path, Any]) -> None:
             {"train.length": "{kind = 'steps', count = 9}"},
             r"train\.length\.count was 2\.0 and is 9 now; train\.length\.kind was 'epochs' and is 'steps' now",
         ),
-        ({"train.batch": 1, "train.seed": 9, "seeds": 3, "long": "cut", "start.width": 64}, "; and more"),
+        ({"train.batch": 1, "train.seed": 9, "seeds": 3, "long": "cut", "init.width": 64}, "; and more"),
     ):
         dropped = "train.length.count" if "train.length" in settings else ""
         given_now = [each for each in assignments(MANY | settings) if each.partition("=")[0] != dropped]
@@ -152,13 +153,15 @@ def test_other_settings_are_refused_by_name(steady: tuple[Path, Any]) -> None:
     assert left(run) == steady[1]
 
 
-def test_before_anything_is_trained_other_settings_are_taken(tmp_path: Path) -> None:
+def test_before_anything_is_trained_other_settings_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given, run = data("single", tmp_path / "data"), tmp_path / "run"
-    for settings in ({}, {"seeds": 2, "start.width": 64}):
-        with pytest.raises(HeedfulError, match="redraw is 5"):
-            tune("classify", given, run, settings | {"start.redraw": 5})
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "make_task", Mock(side_effect=HeedfulError("no task")))
+        for settings in ({}, {"seeds": 2, "init.width": 64}):
+            with pytest.raises(HeedfulError, match="no task"):
+                tune("classify", given, run, settings)
     assert (run / "start").exists()
-    assert tune("classify", given, run, {"start.redraw": 1}).why == "done"
+    assert tune("classify", given, run, {"train.batch": 8}).why == "done"
     assert load(run / "start").config.model.width == 32
 
 
@@ -169,7 +172,7 @@ def test_a_model_is_the_same_however_its_folder_is_written(tmp_path: Path, monke
     done = tune("classify", given, Path("run"), model="./one/")
     assert done.results["base"] == "one"
     assert tune("classify", given, Path("run"), model="one").results == done.results
-    assert tune("classify", given, Path("run"), {"start.model": "data/../one"}).results == done.results
+    assert tune("classify", given, Path("run"), {"init.model": "data/../one"}).results == done.results
 
 
 def test_an_unfinished_run_says_what_goes_on_with_it(tmp_path: Path, steady: tuple[Path, Any]) -> None:

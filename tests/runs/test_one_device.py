@@ -84,23 +84,23 @@ def test_tasks(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["bag", "attention", "structured", "attention+recurrent"])
 def test_classic_models(kind: str, tmp_path: Path) -> None:
     reader, _, recurrent = kind.partition("+")
-    more = THERE | {"start.classic.kind": reader, "start.words.width": 8}
+    more = THERE | {"init.kind": "classic", "init.reader.kind": reader, "init.words.width": 8}
     if recurrent:
-        more["start.classic.over.kind"] = "recurrent"
+        more["init.reader.over.kind"] = "recurrent"
     with pytest.raises(SeenError):
         finetune.finetune(
             "classify", data("single", tmp_path / "data"), tmp_path / "run", assignments=assignments(more)
         )
 
 
-WRITERS = {"transformer": "start.transformer.layers=1", "recurrent": "start.classic.kind=recurrent"}
+WRITERS = {"transformer": "init.kind=transformer", "recurrent": "init.kind=recurrent"}
 
 
 @pytest.mark.parametrize("writer", ["transformer", "recurrent"])
 def test_rewriting(writer: str, tmp_path: Path) -> None:
     with (tmp_path / "data.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("source", "target"), *((f"a b {n}", f"{n} b a") for n in range(40))])
-    how = (WRITERS[writer], "start.pieces.vocabulary=270", "train.device=cuda", "train.precision=float32")
+    how = (WRITERS[writer], "init.tokenizer.vocab_size=270", "train.device=cuda", "train.precision=float32")
     with pytest.raises(SeenError):
         finetune.finetune("rewrite", tmp_path / "data.csv", tmp_path / "run", assignments=how)
 

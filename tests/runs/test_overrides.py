@@ -144,7 +144,7 @@ def test_python_values_may_be_dataclasses_paths_and_nested_tables() -> None:
     train = replace(USUAL.train, batch=7)
     assert resolved(values={"train": train}).settings.train == train
     assert resolved(values={"train": {"batch": 7}}).settings.train.batch == 7
-    assert resolved(values={"start.model": Path("a")}).settings.start.model == "a"
+    assert resolved(values={"init.model": Path("a")}).settings.init.model == "a"
     assert refused("invalid", values={"train": TrainSettings(batch=7), "fit": {"patience": -1}}).path == "fit"
 
 
@@ -168,11 +168,18 @@ def test_python_functions_take_overrides(tmp_path: Path) -> None:
     plan = prepare("classify", tmp_path / "a.csv", overrides={"rate": 0.5, "train": {"batch": 7}})
     assert (plan.settings.train.optimiser.rate, plan.settings.train.batch) == (0.5, 7)
     assert pretrain_settings(["a"], overrides={"batch": 7}).train.batch == 7
-    with pytest.raises(HeedfulError, match=r"both set start\.model"):
-        prepare("classify", tmp_path / "a.csv", model="a", overrides={"start.model": "b"})
+    with pytest.raises(HeedfulError, match=r"both set init\.model"):
+        prepare("classify", tmp_path / "a.csv", model="a", overrides={"init.model": "b"})
 
 
 def test_no_heavy_library_is_imported() -> None:
     code = "import sys, heedful.runs.overrides; print({'torch', 'pyarrow', 'pydantic'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_setting_of_another_kind_is_refused_with_the_kinds_that_have_it() -> None:
+    for name, kinds in (("train.schedule.floor", ("cosine",)), ("init.layers", ("scratch", "transformer"))):
+        error = refused("unknown", assignments=[f"{name}=1"])
+        path = name.rpartition(".")[0]
+        assert error.path == name and all(f'{path}.kind = "{kind}"' in str(error) for kind in kinds)

@@ -13,6 +13,7 @@ from heedful.cli.train import FINETUNED
 from heedful.data import KINDS, read
 from heedful.errors import HeedfulError
 from heedful.runs.distil_settings import RECIPES, LayersStudent, MaskedDistilSettings, foresee_any, overrides_of
+from heedful.runs.init_settings import Transformer
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain_settings import settled
 from heedful.runs.recipes import SAMPLES, copy, offers
@@ -52,7 +53,7 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
             return foresee_any(overrides_of("a", recipe=path))
         if name.startswith("translate-"):
             assert offer.use == "heedful finetune rewrite DATA --recipe {}"
-            assert foresee("rewrite", Overrides(recipe=path)).start.transformer
+            assert foresee("rewrite", Overrides(recipe=path)).init == Transformer(norm_at="pre", dropout=0.15)
             return
         assert offer.use == "heedful finetune TASK DATA --recipe {}"
         assert all(foresee(task, Overrides(recipe=path)) for task in FINETUNED)

@@ -29,10 +29,11 @@ from heedful.runs import settings
 from heedful.runs.alignments import LONGEST, SPACE, _names, alignment, alignments
 from heedful.runs.evaluate import Evaluated, evaluate
 from heedful.runs.finetune import Finished, finetune, prepare
+from heedful.runs.init_settings import Positions, Transformer
 from heedful.runs.making import make_task, notes, start
 from heedful.runs.plots import draw
 from heedful.runs.rewrite_making import transformer
-from heedful.runs.settings import Positions, RewriteSettings, TransformerSettings
+from heedful.runs.settings import RewriteSettings
 from heedful.tasks import Writing
 from heedful.tokenizer import TokenizerSettings, train
 from heedful.train.fit import Watch
@@ -159,7 +160,7 @@ def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch
 def test_what_leads_is_known_before_the_work(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without sacrebleu a model from random weights is compared by F1, and BLEU that is asked for is refused."""
     monkeypatch.setattr(settings, "_has_bleu", lambda: False)
-    wishes = ("start.transformer.size=small",)
+    wishes = ("init.kind=transformer",)
     plan = prepare("rewrite", given / "data.csv", assignments=wishes)
     assert isinstance(plan.settings.task, RewriteSettings) and plan.settings.task.main == "f1"
     assert "compared by F1 of words, since sacrebleu, for BLEU, is not installed" in plan.why
@@ -183,7 +184,7 @@ def test_bleu_leads_only_where_it_can(tmp_path: Path, targets: list[str], leads:
         (tmp_path / f"{split}.jsonl").write_text("\n".join(rows), encoding="utf-8")
 
     def planned(*wishes: str) -> tuple[RewriteSettings, str]:
-        plan = prepare("rewrite", tmp_path, assignments=("start.transformer.size=small", *wishes))
+        plan = prepare("rewrite", tmp_path, assignments=("init.kind=transformer", *wishes))
         assert isinstance(plan.settings.task, RewriteSettings)
         return plan.settings.task, plan.why
 
@@ -207,8 +208,8 @@ def test_pieces_that_do_not_give_texts_back(tmp_path: Path, wishes: tuple[str, .
     rows = [("he is known", "He is known."), ("he is well known", "he is well-known."), ("it is a cat", "it is a cat.")]
     with (tmp_path / "data.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("source", "target"), *rows])
-    small = ("start.transformer.layers=1", "start.transformer.width=16", "start.transformer.heads=2", "data.dev=0")
-    given = (*small, "start.pieces.vocabulary=300", *(f"start.pieces.{wish}" for wish in wishes), "task.most=3")
+    small = ("init.kind=transformer", "init.layers=1", "init.width=16", "init.heads=2", "data.dev=0")
+    given = (*small, "init.tokenizer.vocab_size=300", *(f"init.tokenizer.{wish}" for wish in wishes), "task.most=3")
     plan = prepare("rewrite", tmp_path / "data.csv", assignments=given)
     base = start(plan.settings.start, plan.source, plan.survey.counts, 0, None, lambda text: None)
     task, _ = make_task(plan.settings, plan.source, plan.survey, base)
@@ -220,12 +221,12 @@ def test_pieces_that_do_not_give_texts_back(tmp_path: Path, wishes: tuple[str, .
     assert f"|case:{case}|" in found["signature"]
 
 
-TWO, LOOK = ("start.classic.kind=recurrent",), "start.classic.look={kind = 'hard', longest = 64}"
+TWO, LOOK = ("init.kind=recurrent",), "init.rnn.look={kind = 'hard', longest = 64}"
 FRESH = {
-    "recurrent": ("start.classic.kind=recurrent", "start.classic.width=16", "start.classic.dropout=0.1"),
+    "recurrent": ("init.kind=recurrent", "init.rnn.width=16", "init.rnn.dropout=0.1"),
     "transformer": (
-        *("start.transformer.layers=1", "start.transformer.width=16", "start.transformer.heads=2"),
-        *("start.transformer.inner=16", "start.transformer.norm_at=pre", "start.transformer.positions=learned"),
+        *("init.kind=transformer", "init.layers=1", "init.width=16", "init.heads=2"),
+        *("init.inner=16", "init.norm_at=pre", "init.positions=learned"),
     ),
 }
 
@@ -241,7 +242,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
         *SETTINGS,
         "fit.evaluate=3",
         *FRESH.get(name, ()),
-        *(() if how else ("start.pieces.vocabulary=300",)),
+        *(() if how else ("init.tokenizer.vocab_size=300",)),
     )
 
     class Stop(Watch):
@@ -283,7 +284,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
 @torch.no_grad()
 def test_each_transformer_writes_what_it_was_trained_to(positions: Any, norm_at: Any) -> None:
     """With remembered rows as without, whatever its positions are."""
-    settings = TransformerSettings(layers=2, width=16, heads=2, inner=24, norm_at=norm_at, positions=positions)
+    settings = Transformer(layers=2, width=16, heads=2, inner=24, norm_at=norm_at, positions=positions)
     config = Config(family="heedful", model=transformer(settings, 30), head=NextToken())
     loaded, source = create(config, seed=2).double().eval(), [[5, 6, 7, 8], [9]]
     assert loaded.head is not None
@@ -300,10 +301,10 @@ def test_each_transformer_writes_what_it_was_trained_to(positions: Any, norm_at:
 @pytest.mark.parametrize(("size", "count"), [("base", 63_082_496), ("big", 214_245_376)])
 def test_trap_18_sizes_are_those_of_the_paper(size: Any, count: int) -> None:
     """With a vocabulary of 37,000 (CORRECTNESS, B.1); pre-norm has a norm more at the end of each stack."""
-    usual = transformer(TransformerSettings(size=size), 37_000)
+    usual = transformer(Transformer(size=size), 37_000)
     assert native.write(usual) == FAMILIES["heedful"].sizes[f"transformer-{size}"]
     for norm_at, more in (("post", 0), ("pre", 4)):
-        settings = TransformerSettings(size=size, norm_at=norm_at)  # type: ignore[arg-type]
+        settings = Transformer(size=size, norm_at=norm_at)  # type: ignore[arg-type]
         model = transformer(settings, 37_000)
         with undrawn():
             made = Loaded(Config(family="heedful", model=model, head=NextToken()))
@@ -313,8 +314,8 @@ def test_trap_18_sizes_are_those_of_the_paper(size: Any, count: int) -> None:
 def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Path) -> None:
     """A longer text is refused, or cut; its rewriting is learned and written whole."""
     rows = [("one two", "twenty one words " * 6), ("three", "and a few more " * 5)] * 4
-    look = "start.classic.look={kind = 'global', score = 'location', longest = 6}"
-    wishes = (*SETTINGS, *TWO, "start.classic.width=16", "start.pieces.vocabulary=300", look, "data.dev=0")
+    look = "init.rnn.look={kind = 'global', score = 'location', longest = 6}"
+    wishes = (*SETTINGS, *TWO, "init.rnn.width=16", "init.tokenizer.vocab_size=300", look, "data.dev=0")
     data = tmp_path / "data.csv"
 
     def write_rows() -> None:
@@ -349,7 +350,7 @@ def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> N
         [text for row in ROWS for text in row], TokenizerSettings(kind="unigram", vocabulary=90, max_length=12)
     )
     sizes: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "inner": 16, "positions": "learned", "longest": 12}
-    made = create(Config(family="heedful", model=transformer(TransformerSettings(**sizes), words.size)), words, seed=0)
+    made = create(Config(family="heedful", model=transformer(Transformer(**sizes), words.size)), words, seed=0)
     heedful.save(attach(made, "next_token", seed=0), tmp_path / "model")
     short, long = "ada sees him", "ada sees the sea today him"
     assert len(words.encode(short)) < 12 < len(words.encode(long)) <= LONGEST
@@ -365,15 +366,25 @@ def test_what_cannot_run(given: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(HeedfulError, match="this model has no decoder, so it cannot write: start from one that has"):
         finetune("rewrite", given / "data.csv", out=tmp_path / "b", model=given / "encoder")
     for task, model, wishes, message in (
-        ("tag", "", ("start.transformer.size=small",), "start.transformer writes texts, and tag needs none"),
-        ("rewrite", "", ("start.classic.kind=bag",), 'kind is "bag", which reads texts and writes none'),
-        ("rewrite", "both", ("start.transformer.size=small",), "what is to learn to write starts from random weights"),
-        ("rewrite", "both", ("start.pieces.vocabulary=300",), "start.pieces is of models that learn to write"),
-        ("rewrite", "", ("start.transformer.heads=3",), "width is 256 and heads 3; expected an even width"),
-        ("rewrite", "", ("start.transformer.longest=64",), 'longest is 64, .* but positions is "sine", which'),
-        ("rewrite", "", (*TWO, "start.classic.look=none", "start.classic.feed=false"), "feed says .* but look is none"),
+        ("tag", "", ("init.kind=transformer",), 'init.kind is "transformer", which is for rewrite, not tag'),
+        ("rewrite", "", ("init.kind=classic",), 'kind is "bag", which reads texts and writes none'),
+        ("rewrite", "both", ("init.kind=transformer",), 'init.model is for init.kind = "pretrained" or'),
+        (
+            "rewrite",
+            "both",
+            ("init.tokenizer.vocab_size=300",),
+            "init.tokenizer is for init.kind = .scratch. or init.kind = .recurrent.",
+        ),
+        ("rewrite", "", ("init.kind=transformer", "heads=3"), "width is 256 and heads 3; expected an even width"),
+        ("rewrite", "", ("init.kind=transformer", "init.longest=64"), 'longest is 64, .* but positions is "sine"'),
+        ("rewrite", "", (*TWO, "init.rnn.look=none", "init.rnn.feed=false"), "feed says .* but look is none"),
         ("rewrite", "", (*TWO, LOOK), "longest is of location scores, but look.score"),
-        ("rewrite", "", ("start.transformer.size=small", "start.redraw=2"), "of one that learns to write all is drawn"),
+        (
+            "rewrite",
+            "",
+            ("init.kind=transformer", "reinit_layers=2"),
+            'init.reinit_layers is for init.kind = "pretrained"',
+        ),
     ):
         named = given / model if model else ""
         with pytest.raises(HeedfulError, match=message):

@@ -71,7 +71,7 @@ def test_t9_a_run_of_two_ranks_goes_on_on_one_and_on_four(nursery: Nursery, tmp_
     else:
         data = as_csv(tmp_path / "a.csv", classified(28))
         save(MADE["classify"](0.0)[0], tmp_path / "base")
-        sets = FINETUNED | {"start.model": tmp_path / "base"}
+        sets = FINETUNED | {"init.model": tmp_path / "base"}
     given = tuple(f"{name}={value}" for name, value in (sets | CALMLY).items())
     job = Job(out=str(tmp_path / "out"), what=what, folder=str(tmp_path / "run"), data=str(data), sets=given)
     assert nursery.run(replace(job, folder=str(tmp_path / "whole"))) == [0], told(job)

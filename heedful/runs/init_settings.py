@@ -1,0 +1,215 @@
+"""Where a fine-tuning run starts from: a pretrained model, or one with random weights of one of several kinds.
+
+Imports nothing heavy, so that a wrong one is told at once.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from heedful.errors import HeedfulError
+from heedful.model.classic_config import Attention, Bag, Everywhere, Hard, Hierarchical, Structured, Writer
+from heedful.model.original import PUBLISHED, Shape
+from heedful.shipped import ENCODER
+
+HEAD_WIDTH = 32  # of a Scratch encoder
+WORD_WIDTH = 96
+BAG, RNN = Bag(), Writer()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WordSettings:
+    """The words of a classic model that does not read the rows of a pretrained encoder."""
+
+    tokens: Literal["words", "subwords"] = "words"
+    vocab_size: int = 30_000  # words of the training texts first, then of the file of vectors
+    lower_case: bool = True
+    width: int = WORD_WIDTH  # of their vectors, unless a file gives them
+    vectors: str = ""  # a file of GloVe or word2vec; "": drawn, and with skipgram_steps learned first
+    frozen: bool = False  # they stay as they are
+    dropout: float = 0.0  # of the vectors, and of what a text is read as
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 2 or self.width < 1:
+            sizes = f"vocab_size is {self.vocab_size} and width {self.width}"
+            raise HeedfulError(f"{sizes}; expected whole numbers from 2 and from 1")
+        if not 0 <= self.dropout < 1:
+            raise HeedfulError(f"dropout is {self.dropout}; expected a number from 0 to below 1")
+        if self.vectors and self.width != WORD_WIDTH:
+            raise HeedfulError(f"width is {self.width}, but the vectors of {self.vectors} are as wide as they are")
+        if self.vectors and self.tokens != "words":
+            raise HeedfulError(f'vectors is {self.vectors}, which has vectors of words: set tokens = "words"')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedTokenizer:
+    """The tokenizer that is trained on source and target texts, for a model that writes."""
+
+    kind: Literal["bpe", "wordpiece"] = "bpe"  # bpe: any text comes back as it was; wordpiece: others are counted
+    vocab_size: int = 8000
+    lower_case: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScratchTokenizer:
+    """The WordPiece tokenizer that is trained on the texts, for a Scratch encoder."""
+
+    vocab_size: int = 4000
+
+
+def one_name(model: str, revision: str) -> tuple[str, str]:
+    """Both as NAME@REVISION and no revision, however they are given; a folder, and what ships, stay as they are.
+
+    >>> one_name("someone/model", "v1"), one_name("someone/model@v1", "")
+    (('someone/model@v1', ''), ('someone/model@v1', ''))
+    """
+    if not revision or model in ("", ENCODER) or os.path.isdir(model):
+        return model, revision
+    return f"{model.rpartition('@')[0] or model}@{revision}", ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pretrained:
+    """A model that has been trained before."""
+
+    kind: Literal["pretrained"] = "pretrained"
+    model: str = ENCODER  # a folder, or NAME@REVISION on the hub
+    revision: str = ""  # of the name, instead of NAME@REVISION
+    reinit_layers: int = 0  # blocks at the top that are initialised again (Zhang et al. 2021)
+
+    def __post_init__(self) -> None:
+        _one_name(self)
+        if not self.model:
+            raise HeedfulError('model is ""; give a folder or NAME@REVISION, or set kind = "scratch" to train one')
+        if self.reinit_layers < 0:
+            raise HeedfulError(f"reinit_layers is {self.reinit_layers}; expected a whole number from 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scratch:
+    """A small encoder with random weights, and a tokenizer trained on the texts."""
+
+    kind: Literal["scratch"] = "scratch"
+    layers: int = 2
+    width: int = 256
+    tokenizer: ScratchTokenizer = ScratchTokenizer()
+    mlm_steps: int = 0  # steps of masked language modelling first, 64 texts each: on few texts it makes things worse
+
+    def __post_init__(self) -> None:
+        for name, right, expected in (
+            ("layers", self.layers >= 1, "a whole number from 1"),
+            ("width", self.width >= HEAD_WIDTH and not self.width % HEAD_WIDTH, f"a multiple of {HEAD_WIDTH}"),
+            ("mlm_steps", self.mlm_steps >= 0, "a whole number from 0"),
+        ):
+            if not right:
+                raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Classic:
+    """A model from before the Transformer, over the words of the texts or the rows of a frozen pretrained encoder."""
+
+    kind: Literal["classic"] = "classic"
+    reader: Bag | Attention | Structured | Hierarchical = BAG
+    model: str = ""  # the encoder: a folder, or NAME@REVISION on the hub; "": none, over words
+    revision: str = ""  # of the name, instead of NAME@REVISION
+    words: WordSettings = WordSettings()
+    skipgram_steps: int = 0  # steps that learn the vectors of words first, 64 texts each
+
+    def __post_init__(self) -> None:
+        _one_name(self)
+        if self.skipgram_steps < 0:
+            raise HeedfulError(f"skipgram_steps is {self.skipgram_steps}; expected a whole number from 0")
+        for name, given in (("words", self.words != WordSettings()), ("skipgram_steps", self.skipgram_steps)):
+            if self.model and given:
+                raise HeedfulError(f"{name} would change nothing: the rows of {self.model} are read; leave one out")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recurrent:
+    """Two recurrent nets with random weights, for seq2seq."""
+
+    kind: Literal["recurrent"] = "recurrent"
+    rnn: Writer = RNN
+    embedding_width: int | None = None  # of the vectors of tokens; None: half of rnn.width
+    tokenizer: SharedTokenizer = SharedTokenizer()
+
+    def __post_init__(self) -> None:
+        if self.embedding_width is not None and self.embedding_width < 1:
+            raise HeedfulError(f"embedding_width is {self.embedding_width}; expected a whole number from 1")
+        _without_effect(self.rnn)
+
+
+LONGEST = 256
+SIZES = {"small": Shape(layers=3, width=256, heads=8, inner=512, dropout=0.1), **PUBLISHED}
+Positions = Literal["none", "learned", "sine", "rotary", "shaw", "buckets", "transformer_xl"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transformer:
+    """The original Transformer with random weights, for seq2seq (Vaswani et al. 2017); base and big as in table 3."""
+
+    kind: Literal["transformer"] = "transformer"
+    size: Literal["small", "base", "big"] = "small"
+    layers: int | None = None  # None: as many as the size has; so with the others
+    width: int | None = None
+    heads: int | None = None
+    inner: int | None = None
+    dropout: float | None = None
+    norm_at: Literal["post", "pre"] = "post"  # after each residual sum, or before each sublayer and at the end
+    positions: Positions = "sine"
+    longest: int = LONGEST  # places of learned positions
+    tokenizer: SharedTokenizer = SharedTokenizer()
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "inner", "longest"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise HeedfulError(f"{name} is {value}; expected a whole number from 1")
+        if self.longest != LONGEST and self.positions != "learned":
+            raise HeedfulError(
+                f'longest is {self.longest}, which is of learned positions, but positions is "{self.positions}", '
+                "which has no end: leave longest out, or set positions=learned"
+            )
+        shape = self.shape
+        if not 0 <= shape.dropout < 1:
+            raise HeedfulError(f"dropout is {shape.dropout}; expected a number from 0 to below 1")
+        if shape.width % (2 * shape.heads):
+            raise HeedfulError(f"width is {shape.width} and heads {shape.heads}; expected an even width for each head")
+
+    @property
+    def shape(self) -> Shape:
+        """Of its size, but for what is set."""
+        given = {name: getattr(self, name) for name in ("layers", "width", "heads", "inner", "dropout")}
+        return replace(SIZES[self.size], **{name: value for name, value in given.items() if value is not None})
+
+
+Init = Pretrained | Scratch | Classic | Recurrent | Transformer
+Seq2Seq = Recurrent | Transformer  # with random weights
+
+
+def named_model(init: Init) -> str:
+    """The pretrained model that an initialisation reads; "" if there is none."""
+    return init.model if isinstance(init, Pretrained | Classic) else ""
+
+
+def _one_name(init: Pretrained | Classic) -> None:
+    for name, value in zip(("model", "revision"), one_name(init.model, init.revision), strict=True):
+        object.__setattr__(init, name, value)
+
+
+def _without_effect(writer: Writer) -> None:
+    """Refuse what would change nothing; not where a model is made, as folders may have been saved with it."""
+    match writer.look:
+        case None if not writer.feed:
+            raise HeedfulError(
+                "rnn.feed says whether what was looked at goes into the next step, but look is none: leave "
+                "feed out, or look at something"
+            )
+        case Everywhere() | Hard() as look if look.score != "location" and look.longest != Everywhere().longest:
+            raise HeedfulError(
+                f'rnn.look.longest is of location scores, but look.score is "{look.score}", for which a text '
+                "may have any length: leave longest out, or set look.score=location"
+            )
