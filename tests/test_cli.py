@@ -499,7 +499,10 @@ def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatc
     diverges = sets(**{"train.optimiser.rate": 1e30, "train.schedule": "{kind = 'constant'}"})
     for arguments, message in (
         (["clasify", given], '"clasify" is no task (did you mean "classify"?): use one of classify, regress'),
-        (["classify", given, "--set", "train.bacth=3"], '--set: train.bacth is not a setting (did you mean "batch"?)'),
+        (
+            ["classify", given, "--set", "train.bacth=3"],
+            '--set: train.bacth is not a setting (did you mean "train.batch"?)',
+        ),
         (["classify", given, "--recipe", "recipe.toml"], "recipe.toml: train.bacth is not a setting (did you mean"),
         (["classify", given, "--recipe", "no.toml"], "no.toml: there is no such file"),
         (["classify", given, "--bad-rows", "skp"], '--bad-rows is "skp" (did you mean "skip"?): use stop or skip'),

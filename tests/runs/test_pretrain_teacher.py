@@ -211,7 +211,7 @@ def test_a_probe_file_that_does_not_fit_is_refused_before_training(
         (lambda: PretrainSettings(phases=(Phase(after=0.5, term_weights=TermWeights()),)), "term_weights of a phase"),
         (lambda: settled(["t"], objective="mlm+hidden", teacher="t"), "no objective"),
         (lambda: settled(["t"], objective="mlm+hidden_states"), "objective.teacher is missing"),
-        (lambda: settled(["t"], objective="masked", teacher="t"), "teacher is not a setting"),
+        (lambda: settled(["t"], objective="masked", teacher="t"), "objective.teacher is for objective.kind"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(make: Any, told: str) -> None:
