@@ -626,5 +626,5 @@ def test_settings() -> None:
         ServeSettings(trusted_proxies=("proxy",))
     with pytest.raises(HeedfulError, match="graceful_shutdown_seconds is -1"):
         Timeouts(graceful_shutdown_seconds=-1.0)
-    with pytest.raises(HeedfulError, match='did you mean "limits.max_new_tokens"'):
+    with pytest.raises(HeedfulError, match=r'did you mean "limits\.max_new_tokens"'):
         override(ServeSettings(), ["limits.max_new_token=7"])
