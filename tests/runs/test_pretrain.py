@@ -908,7 +908,7 @@ def test_wrong_names_and_times(text: Path) -> None:
         ({"objective": "mlm+hidden_states"}, "objective.teacher is missing"),
         ({"duration": "soon"}, '"soon" is no duration: write 1h, 90m, 1h30m or 45s'),
         ({"duration": "0h"}, '"0h" is no time at all'),
-        ({"model": "there", "size": "mini"}, "--size would change nothing: there has a shape of its own"),
+        ({"model": "there", "size": "mini"}, "model.size would change nothing: there has a shape of its own"),
         ({"size": "huge"}, r'model\.size is "huge", expected one of "tiny"'),
     ):
         with pytest.raises(HeedfulError, match=message):
