@@ -113,7 +113,7 @@ def prepare(engine: str, folder: Path, processes: int) -> Prepared:
     def run() -> Any:
         with tempfile.TemporaryDirectory(dir=folder) as out:
             corpus = build(
-                [folder / "texts.jsonl"], tokenizer, Path(out), CorpusSettings(shard=SHARD), processes=processes
+                [folder / "texts.jsonl"], tokenizer, Path(out), CorpusSettings(shard_chars=SHARD), processes=processes
             )
             return corpus.count, sample(corpus)
 
@@ -130,7 +130,7 @@ def peak(folder: Path, processes: int) -> None:
     """Print, as JSON, the characters of a corpus and the peak memory of this process and of its largest worker."""
     tokenizer = Tokenizer.load(folder / "tokenizer")
     with tempfile.TemporaryDirectory(dir=folder) as out:
-        settings = CorpusSettings(shard=SHARD)
+        settings = CorpusSettings(shard_chars=SHARD)
         corpus = build([folder / "texts.jsonl"], tokenizer, Path(out), settings, processes=processes)
         print(json.dumps([corpus.about["counts"]["characters"], *map(_peak, (resource.RUSAGE_SELF, -1))]))
 

@@ -103,7 +103,7 @@ def objective(case: Case) -> Masked:
     """A constant number of hidden tokens in each step, the same ones in each round."""
     from heedful.objectives.masked import Masked
 
-    return Masked(tokenizer=of_words(case.vocabulary).tokenizer, versions=1, count=case.asked)
+    return Masked(tokenizer=of_words(case.vocabulary).tokenizer, num_static_masks=1, count=case.asked)
 
 
 def given(case: Case) -> Given:

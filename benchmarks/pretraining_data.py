@@ -176,4 +176,4 @@ def objective(vocabulary: int) -> Masked:
     special = {"pad_token": PAD, "unk_token": UNKNOWN, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
     words = {str(number): number for number in range(FIRST_WORD, vocabulary)}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(special | words, unk_token="unk_token"))
-    return Masked(tokenizer=Tokenizer(backend, {name: name for name in special}), rate=SHARE, versions=1)
+    return Masked(tokenizer=Tokenizer(backend, {name: name for name in special}), mask_prob=SHARE, num_static_masks=1)

@@ -54,7 +54,7 @@ def write(path: Path, rows: list[tuple[str, str]]) -> None:
 
 
 def gone_on(folder: Path, minutes: float) -> dict[str, Any]:
-    """MiniLM after so many minutes of unlabelled reviews that are not in test; what they did to the held-out loss."""
+    """MiniLM after so many minutes of unlabelled reviews that are not in test; what they did to the validation loss."""
     tested = {plain(each["text"]) for each in reviews("test")}
     texts = [text for text in (plain(each["text"]) for each in reviews("unsupervised")) if text not in tested]
     path = folder / "unlabelled.jsonl"
@@ -64,12 +64,10 @@ def gone_on(folder: Path, minutes: float) -> dict[str, Any]:
         folder / "gone-on",
         model=minilm(),
         duration=f"{minutes}m",
-        assignments=["evaluate=100", "train.batch=4", "train.optimiser.rate=1e-4", "corpus.duplicates=exact"],
+        assignments=["eval_every_steps=100", "train.batch=4", "train.optimiser.rate=1e-4", "corpus.dedup=exact"],
     )
     journal = [json.loads(line) for line in (folder / "gone-on" / "journal.jsonl").read_text().splitlines()]
-    looks = [
-        (line["step"], line["dev"]["masked_loss"], line["dev"]["masked_accuracy"]) for line in journal if "dev" in line
-    ]
+    looks = [(line["step"], line["dev"]["mlm_loss"], line["dev"]["mlm_accuracy"]) for line in journal if "dev" in line]
     return {"reviews": len(texts), "steps": done.results["steps"], "tokens": done.results["tokens"], "held_out": looks}
 
 

@@ -2,7 +2,7 @@
 
 Idea: "How to train a BERT" (D0), "Masked Language Model", 80 % hidden, 10 % replaced, 10 % kept (D0, D1, D2).
 Code: heedful/objectives/masked.py, run by `heedful.pretrain`; toy stories of heedful/study/toy/stories.py.
-Expect: the loss on stories that were held out is below ln(vocabulary), what a guess costs. It reads for
+Expect: the loss on the validation stories is below ln(vocabulary), what a guess costs. It reads for
 seconds, so what it fills in is mostly what is frequent; the study "pretraining" has more time.
 """
 
@@ -14,8 +14,8 @@ import heedful
 from heedful.study.toy.stories import stories
 
 SMALL = (
-    "model.layers=1", "model.width=64", "model.heads=2", "length=32", "row=256", "train.batch=4", "held_out=0.1",
-    "corpus.documents=blank",
+    "model.layers=1", "model.width=64", "model.heads=2", "max_seq_length=32", "pack_length=256", "train.batch=4",
+    "eval_fraction=0.1", "corpus.sample_by=paragraph",
     "train.length.kind=steps", "train.optimiser.rate=4e-3", "vocabulary.vocabulary=300",
 )  # fmt: skip
 TEXT = "the music is [MASK] good ."
@@ -27,8 +27,8 @@ def main(steps: int = 150) -> dict[str, object]:
         text = Path(folder) / "stories.txt"
         text.write_text("\n\n".join(each.replace("\n", " ") for each in stories(600, seed=1)) + "\n")
         how = (*SMALL, f"train.length.count={steps}")
-        done = heedful.pretrain([text], Path(folder) / "run", objective="masked", assignments=how)
-        loss = done.results["splits"]["held out"]["numbers"]["loss"]
+        done = heedful.pretrain([text], Path(folder) / "run", objective="mlm", assignments=how)
+        loss = done.results["splits"]["validation"]["numbers"]["loss"]
         engine = heedful.Engine(Path(folder) / "run")
         (answer,) = engine([TEXT])
         best = [(each["text"], each["probability"]) for each in answer["masks"][0]["tokens"]]

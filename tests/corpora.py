@@ -14,7 +14,7 @@ PLACES = ["harbour", "garden", "library", "kitchen", "station", "market", "mill"
 THINGS = ["boat", "rose", "book", "kettle", "train", "apple", "wheel", "lesson"]
 DEEDS = ["waits", "falls", "turns", "shines", "rests", "sings", "grows", "ends"]
 WHEN = ["today", "at dawn", "in spring", "before noon", "after the rain", "once more", "every year", "by night"]
-BLANK = CorpusSettings(documents="blank")
+BLANK = CorpusSettings(sample_by="paragraph")
 Document = list[str]  # of sentences
 
 

@@ -28,12 +28,12 @@ SMALL = {
     "model.heads": 2,
     "train.batch": 8,
     "train.precision": "float32",
-    "length": 32,
-    "row": 64,
-    "held_out": 0.1,
-    "evaluate": 4,
+    "max_seq_length": 32,
+    "pack_length": 64,
+    "eval_fraction": 0.1,
+    "eval_every_steps": 4,
     "vocabulary.vocabulary": 400,
-    "corpus.documents": "blank",
+    "corpus.sample_by": "paragraph",
 }
 STEPS = {"train.length.count": 6}
 
@@ -111,8 +111,8 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["x", "--set", "lenght=3"], '--set: lenght is not a setting (did you mean "length"?)'),
-        (["x", "--objective", "maskd"], '"maskd" is no objective (did you mean "masked"?)'),
+        (["x", "--set", "max_seq_lenght=3"], '--set: max_seq_lenght is not a setting (did you mean "max_seq_length"?)'),
+        (["x", "--objective", "mlmm"], '"mlmm" is no objective (did you mean "mlm"?)'),
         (["x", "--for", "soon"], '"soon" is no duration: write 1h, 90m, 1h30m or 45s'),
         (["x", "--size", "huge"], 'model.size is "huge"'),
         ([], "no text was given: heedful pretrain FILES, or a recipe with data"),
@@ -124,8 +124,8 @@ def test_help_imports_nothing_heavy() -> None:
             "--set train.length.count=9 both set train",
         ),
         (
-            ["x", "--model", "a", "--set", "model={start='b'}"],
-            "both set model.start",
+            ["x", "--model", "a", "--set", "model={init_from='b'}"],
+            "both set model.init_from",
         ),
         (["x", "--set", "data=['y']"], "DATA x and --set data="),
     ],
@@ -138,20 +138,20 @@ def test_slips_are_told_before_torch_is_imported(arguments: list[str], message: 
 
 def test_what_a_person_sees(run: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = run("pretrain", text, "--objective", "masked+next", *sets(**STEPS))
+    done = run("pretrain", text, "--objective", "mlm+nsp", *sets(**STEPS))
     assert done.code == 0
-    assert re.match(r"held out, \d+ targets\n  loss  ", done.out)
-    assert re.search(r"^  masked_accuracy +0\.\d{4}\n", done.out, re.MULTILINE) and "next_loss" in done.out
+    assert re.match(r"validation, \d+ targets\n  loss  ", done.out)
+    assert re.search(r"^  mlm_accuracy +0\.\d{4}\n", done.out, re.MULTILINE) and "nsp_loss" in done.out
     assert "The run is in pretrain-harbour: model, curves, model card." in done.out
     assert "heedful pretrain MORE-TEXT --model pretrain-harbour" in done.out
     said = done.err.splitlines()
     assert said[0].startswith("training a tokenizer on the text (wordpiece, up to 400 tokens); --tokenizer takes one")
     assert re.match(r"120 documents of .* rows of up to 64 tokens, 8 in a step$", said[1])
     assert [line.split(",")[0] for line in said if line.startswith("step")] == ["step 4", "step 6"]
-    again = run("pretrain", text, "--objective", "masked+next", *sets(**STEPS))
+    again = run("pretrain", text, "--objective", "mlm+nsp", *sets(**STEPS))
     assert again.out == done.out and "pretrain-harbour is finished already" in again.err
     other = run("pretrain", text, *sets(**STEPS))
-    assert other.code == 2 and "holds a run with other settings: objective.kind was 'masked+next'" in other.err
+    assert other.code == 2 and "holds a run with other settings: objective.kind was 'mlm+nsp'" in other.err
 
 
 def test_json(run: Any, text: Path, tmp_path: Path) -> None:
@@ -159,8 +159,8 @@ def test_json(run: Any, text: Path, tmp_path: Path) -> None:
     assert done.code == 0 and not done.err
     (line,) = done.out.splitlines()
     found = json.loads(line)
-    assert found["folder"] == str(tmp_path / "run") and found["steps"] == 6 and found["objective"] == "masked"
-    assert found["splits"]["held out"]["numbers"]["masked_loss"] > 0
+    assert found["folder"] == str(tmp_path / "run") and found["steps"] == 6 and found["objective"] == "mlm"
+    assert found["splits"]["validation"]["numbers"]["mlm_loss"] > 0
 
 
 def test_a_time_budget(run: Any, text: Path, tmp_path: Path) -> None:
@@ -177,13 +177,13 @@ def test_a_time_budget(run: Any, text: Path, tmp_path: Path) -> None:
 def test_a_recipe_alone(run: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(
-        f'data = ["{text}"]\nlength = 32\n[objective]\nkind = "masked+order"\n[train]\nbatch = 8\n', encoding="utf-8"
+        f'data = ["{text}"]\nmax_seq_length = 32\n[objective]\nkind = "mlm+sop"\n[train]\nbatch = 8\n', encoding="utf-8"
     )
-    more = {name: value for name, value in (SMALL | STEPS).items() if name not in ("length", "train.batch")}
+    more = {name: value for name, value in (SMALL | STEPS).items() if name not in ("max_seq_length", "train.batch")}
     given = [part for name, value in more.items() for part in ("--set", f"{name}={value}")]
     done = run("pretrain", "mine.toml", "--json", *given)
     found = json.loads(done.out)
-    assert found["objective"] == "masked+order" and found["folder"] == "pretrain-harbour"
+    assert found["objective"] == "mlm+sop" and found["folder"] == "pretrain-harbour"
 
 
 INTERRUPTED = """
@@ -201,7 +201,7 @@ main()
 def test_t10_the_command_goes_on(run: Any, text: Path, tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background would ignore it
     try:
-        words = ["pretrain", str(text), "--objective", "masked+next", *sets(**STEPS), "--out"]
+        words = ["pretrain", str(text), "--objective", "mlm+nsp", *sets(**STEPS), "--out"]
         stopped = subprocess.run(
             [sys.executable, "-c", INTERRUPTED, *words, str(tmp_path / "run")],
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},

@@ -14,8 +14,9 @@ from safetensors.torch import load
 
 from heedful.cli import main
 
-PRETRAIN = ["--set", "model.layers=1", "--set", "model.width=16", "--set", "model.heads=2", "--set", "length=32"]
-PRETRAIN += ["--set", "row=64", "--set", "held_out=0.1", "--set", "train.length.count=2", "--set", "train.batch=12"]
+PRETRAIN = ["--set", "model.layers=1", "--set", "model.width=16", "--set", "model.heads=2"]
+PRETRAIN += ["--set", "max_seq_length=32", "--set", "pack_length=64", "--set", "eval_fraction=0.1"]
+PRETRAIN += ["--set", "train.length.count=2", "--set", "train.batch=12"]
 
 
 def ended(words: list[str]) -> Any:

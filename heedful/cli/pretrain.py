@@ -25,8 +25,8 @@ def pretrain(
     objective: Annotated[
         str,
         typer.Option(
-            help="masked, masked+next, masked+order, permuted, spans, causal or replaced; with --teacher, terms joined "
-            "by +: mlm, hidden_states, sentence_embedding, pair_similarity."
+            help="mlm, mlm+nsp, mlm+sop, plm, span_corruption, clm or rtd; with --teacher, terms joined by +: "
+            "mlm, hidden_states, sentence_embedding, pair_similarity."
         ),
     ] = "",
     teacher: Annotated[
@@ -41,7 +41,7 @@ def pretrain(
     out: Out = None,
     recipe: Recipe = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting, as length=256 or train.batch=8.")
+        list[str] | None, typer.Option("--set", help="A setting, as max_seq_length=256 or train.batch=8.")
     ] = None,
     bad_rows: BadRows = "stop",
     keep_state: KeepState = False,
@@ -94,8 +94,8 @@ def pretrain(
         return
     if as_json:
         return write_json({"folder": str(folder)} | done.results)
-    numbers: dict[str, Any] = done.results["splits"]["held out"]["numbers"]
-    print(f"held out, {numbers['count']:,.0f} targets")
+    numbers: dict[str, Any] = done.results["splits"]["validation"]["numbers"]
+    print(f"validation, {numbers['count']:,.0f} targets")
     rows = [[clean(name), f"{value:.4f}"] for name, value in numbers.items() if name != "count"]
     table(rows, right={1}, indent=2)
     for line in comparisons(done.results):

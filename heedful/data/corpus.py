@@ -227,15 +227,15 @@ class _Run:
         self._out, self._tokenizer, self._source, self._told, self._start = out, tokenizer, source, told, start
         self._left: Counter[str] = Counter()
         self._judge: Judge | None = None
-        near = settings.duplicates == "near"
-        if settings.duplicates != "keep":
-            self._judge = Judge(near=near, similarity=settings.similarity, file=out / PARTS / "signatures")
+        near = settings.dedup == "near"
+        if settings.dedup != "none":
+            self._judge = Judge(near=near, similarity=settings.jaccard_threshold, file=out / PARTS / "signatures")
         self._job = Job(
             folder=out.absolute(),
             dtype="<u2" if tokenizer.size <= 1 << 16 else "<u4",
-            shortest=settings.shortest,
+            shortest=settings.min_document_chars,
             judged=self._judge is not None,
-            bands=bands(settings.similarity)[0] if near else 0,
+            bands=bands(settings.jaccard_threshold)[0] if near else 0,
             unknown=tokenizer.special.unknown,
         )
         self._last = 0.0

@@ -25,22 +25,24 @@ KNOWN = [suffix for suffix, form in SUFFIXES.items() if form != "conll"]  # of t
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusSettings:
-    """How text becomes documents, and which of them stay."""
+    """How text is split into documents, and which documents are kept."""
 
-    column: str = ""  # of the text in JSON lines and Parquet; "": found by name
-    documents: Literal["auto", "lines", "blank", "file"] = "auto"  # what parts a text file; auto looks, and says
-    duplicates: Literal["keep", "exact", "near"] = "keep"
-    similarity: float = 0.8  # share of 5-shingles of words (Jaccard) from which two documents are near duplicates
-    shortest: int = 0  # characters of a document; shorter ones are left out and counted
-    shard: int = 32_000_000  # characters of text that become one shard
+    text_column: str = ""  # column of the text in JSON lines, tables and Parquet; "": found by name
+    sample_by: Literal["auto", "line", "paragraph", "document"] = "auto"  # what is a document in a text file
+    dedup: Literal["none", "exact", "near"] = "none"  # leave out equal documents, or near duplicates too
+    jaccard_threshold: float = 0.8  # shared 5-shingles of words, 0.3 to 1, from which documents are near duplicates
+    min_document_chars: int = 0  # characters; shorter documents are left out and counted
+    shard_chars: int = 32_000_000  # characters of text in a shard
 
     def __post_init__(self) -> None:
-        if not 0.3 <= self.similarity <= 1:
-            raise HeedfulError(f"similarity is {self.similarity}, expected a share from 0.3 to 1")
-        if self.shortest < 0:
-            raise HeedfulError(f"shortest is {self.shortest}, expected a number of characters from 0")
-        if self.shard < 1:
-            raise HeedfulError(f"shard is {self.shard}, expected a number of characters from 1")
+        if not 0.3 <= self.jaccard_threshold <= 1:
+            raise HeedfulError(f"jaccard_threshold is {self.jaccard_threshold}, expected a share from 0.3 to 1")
+        if self.min_document_chars < 0:
+            raise HeedfulError(
+                f"min_document_chars is {self.min_document_chars}, expected a number of characters from 0"
+            )
+        if self.shard_chars < 1:
+            raise HeedfulError(f"shard_chars is {self.shard_chars}, expected a number of characters from 1")
 
 
 def expand(
@@ -120,7 +122,7 @@ class Reading:
             chunk.append(document)
             size += max(len(document[0]), LEAST)
             tick += max(len(document[0]), LEAST)
-            if size >= self._settings.shard:
+            if size >= self._settings.shard_chars:
                 yield chunk
                 chunk, size = [], 0
             if tick >= TICK:
@@ -145,7 +147,7 @@ class Reading:
             elif SUFFIXES.get(bare_name(path)[1], "text") == "text":
                 yield from self._text(path)
             else:
-                columns: Any = {"text": self._settings.column} if self._settings.column else None
+                columns: Any = {"text": self._settings.text_column} if self._settings.text_column else None
                 part = open_part(path, Plain, DataSettings(columns=columns), self.sieve)
                 for said in part.said:
                     self._say(f"{path.name}: {said}" if not said.startswith(path.name) else said)
@@ -159,15 +161,15 @@ class Reading:
         file, said = find(path)
         for each in said:
             self._say(each)
-        form = self._settings.documents
+        form = self._settings.sample_by
         if form == "auto":
             form = layout(head_of(file))
             self._say(f"{path.name}: {LAYOUTS[form]}")
-        if form == "lines":
+        if form == "line":
             yield from ((line, False) for _, line in lines(file, self.sieve) if line.strip())
             return
-        for block in self._blocks(file, blank=form == "blank"):
-            yield "\n".join(block), form == "blank"
+        for block in self._blocks(file, blank=form == "paragraph"):
+            yield "\n".join(block), form == "paragraph"
 
     def _blocks(self, file: File, *, blank: bool) -> Iterator[list[str]]:
         block: list[str] = []
@@ -195,33 +197,33 @@ def _of_corpus(message: str) -> str:
     """With the names of the settings of a corpus, which has no encoding.
 
     >>> _of_corpus("say --set columns.text=NAME"), _of_corpus("say --set encoding=cp1252, or iconv -f cp1252")
-    ('say --set corpus.column=NAME', 'say iconv -f cp1252')
+    ('say --set corpus.text_column=NAME', 'say iconv -f cp1252')
     """
-    message = message.replace("--set columns.text=", "--set corpus.column=")
+    message = message.replace("--set columns.text=", "--set corpus.text_column=")
     return re.sub(r"--set encoding=[\w-]+( \(or -be\))?, or ", "", message)
 
 
 LAYOUTS = {
-    "lines": "has no blank lines, so each line is a document",
-    "blank": "lines are sentences, and blank lines part documents",
-    "file": "is one document, whose paragraphs are parted by blank lines",
+    "line": "has no blank lines, so each line is a document",
+    "paragraph": "lines are sentences, and blank lines part documents",
+    "document": "is one document, whose paragraphs are parted by blank lines",
 }
 
 
-def layout(head: str) -> Literal["lines", "blank", "file"]:
+def layout(head: str) -> Literal["line", "paragraph", "document"]:
     r"""How a text file seems to be parted, by its beginning; a file without blank lines has a document on each line.
 
     Blank lines part documents where most of them have several lines, and most of their lines end like sentences.
 
     >>> layout("One.\nTwo.\n"), layout("One.\nTwo.\n\nThree.\nFour.\n"), layout("A line that\ngoes on.\n\nNext.\n")
-    ('lines', 'blank', 'file')
+    ('line', 'paragraph', 'document')
     """
     rows = [row.strip() for row in head.split("\n")[: -1 if len(head) > 1000 else None]]
     while rows and not rows[-1]:
         rows.pop()
     if "" not in rows:
-        return "lines"
+        return "line"
     filled = [row for row in rows if row]
     blocks = sum(1 for before, row in zip(["", *rows], rows, strict=False) if row and not before)
     ended = sum(row.endswith(SENTENCE_END) for row in filled)
-    return "blank" if len(filled) >= 1.5 * blocks and ended >= 0.7 * len(filled) else "file"
+    return "paragraph" if len(filled) >= 1.5 * blocks and ended >= 0.7 * len(filled) else "document"

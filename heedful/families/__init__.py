@@ -22,12 +22,12 @@ FAMILIES: dict[str, Family] = {
 }
 
 USUAL = {  # which family a fresh model of an objective is, unless one is named
-    "masked": "bert",
-    "masked+next": "bert",
-    "masked+order": "albert",
-    "permuted": "xlnet",
-    "spans": "t5",
-    "causal": "gpt2",
-    "replaced": "electra",
+    "mlm": "bert",
+    "mlm+nsp": "bert",
+    "mlm+sop": "albert",
+    "plm": "xlnet",
+    "span_corruption": "t5",
+    "clm": "gpt2",
+    "rtd": "electra",
     "distillation": "bert",
 }

@@ -112,7 +112,7 @@ class Objective(ABC):
 
     together: int = 1  # samples that one loss sees; they are never parted over micro-batches or ranks
     balance: tuple[float, ...] = (1.0,)  # what each term of the loss weighs, as a mean over its own targets
-    versions: int | None = None  # so many draws for a sample, which return (static masks); None: new in each epoch
+    num_static_masks: int | None = None  # draws of a sample, used in turn; None: new ones in each epoch
     beside: nn.Module | None = None  # what learns with the model; it may share tensors with it
 
     @abstractmethod

@@ -40,4 +40,4 @@ class Causal(Pretext):
             raise HeedfulError("the rows of this model see the tokens after them: causal pre-training needs a decoder")
         assert loaded.head is not None and batch.rows is not None
         rows = loaded.rows(batch.packed, wanted=batch.rows)
-        return (crossed("next", loaded.head(rows, batch.packed), batch.targets),)
+        return (crossed("clm", loaded.head(rows, batch.packed), batch.targets),)

@@ -113,9 +113,9 @@ class Distilled(Pretext):
         return max(getattr(self.learner, "together", 1), self.group)
 
     @property
-    def versions(self) -> int | None:  # type: ignore[override]
+    def num_static_masks(self) -> int | None:  # type: ignore[override]
         """Those of the task."""
-        return getattr(self.learner, "versions", None)
+        return getattr(self.learner, "num_static_masks", None)
 
     @property
     def beside(self) -> nn.Module | None:  # type: ignore[override]
@@ -210,7 +210,7 @@ class Distilled(Pretext):
         right = None
         if not torch.is_grad_enabled() and self.kind == "masked":
             right = scores.argmax(-1) == batch.targets
-        return Term("masked" if self.kind == "masked" else "hard", losses, right, batch.words.hard.to(losses))
+        return Term("mlm" if self.kind == "masked" else "hard", losses, right, batch.words.hard.to(losses))
 
     def _said(self, asked: Asked, scores: Tensor) -> dict[str, Tensor]:
         """What the teacher says of the samples of the batch, end to end."""

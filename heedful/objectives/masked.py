@@ -22,7 +22,7 @@ from heedful.objectives.base import Batch, Pretext, Sample, Term, crossed, long,
 from heedful.objectives.draw import below, ordinary, uniform
 from heedful.tokenizer import Tokenizer
 
-Choose = Literal["tokens", "words", "spans"]
+MaskUnit = Literal["tokens", "words", "spans"]
 SHORTER, MOST = 0.2, 10  # of spans: each word is the last one with that probability; words of the longest
 Places = NDArray[np.int64]
 
@@ -31,26 +31,26 @@ Places = NDArray[np.int64]
 class Masked(Pretext):
     """A share of the tokens is to be found: 80 % of them hidden, 10 % replaced by any token, 10 % kept.
 
-    `rate` counts in tokens, whatever is chosen: tokens one by one; whole words, of which one that would exceed the rate
-    is passed over, as in the published code of Devlin et al. 2019, and each piece is hidden, replaced or kept on its
-    own; or spans of 1 to 10 words, 3.8 on average, each of one kind (Joshi et al. 2020, section 3.1). Special tokens
-    are never chosen, but may be what replaces one: it is drawn from the whole vocabulary, as in the published code.
-    What is drawn depends on the sample's key alone; with `versions` the draws return after so many epochs.
+    `mask_prob` is a share of tokens for each `mask_unit`: tokens one by one; whole words, of which one that would
+    exceed the share is skipped, as in the published code of Devlin et al. 2019, and each piece is hidden, replaced or
+    kept on its own; or spans of 1 to 10 words, 3.8 on average, each of one kind (Joshi et al. 2020, section 3.1).
+    Special tokens are never chosen, but may replace one: replacements are drawn from the whole vocabulary, as in the
+    published code. Masks depend on the sample's key alone; with `num_static_masks` they repeat after that many epochs.
     """
 
     tokenizer: Tokenizer
-    rate: float = 0.15
-    choose: Choose = "tokens"
-    versions: int | None = None
-    count: int | None = None  # targets of each sample: no more, and where the rate gives fewer, some weigh nothing
+    mask_prob: float = 0.15
+    mask_unit: MaskUnit = "tokens"
+    num_static_masks: int | None = None
+    count: int | None = None  # targets of each sample: no more, and where mask_prob gives fewer, some weigh nothing
     head: str = field(default="masked", init=False)
 
     def __post_init__(self) -> None:
         if self.tokenizer.special.mask is None:
             raise HeedfulError("this tokenizer has no mask token: masked language modelling needs one")
-        if not 0 < self.rate < 1:
-            raise HeedfulError(f"rate is {self.rate}; expected a share of the tokens between 0 and 1")
-        if self.choose == "words":
+        if not 0 < self.mask_prob < 1:
+            raise HeedfulError(f"mask_prob is {self.mask_prob}; expected a share of the tokens between 0 and 1")
+        if self.mask_unit == "words":
             _ = self.tokenizer.continues  # refused now if it is not known
 
     def samples(self, texts: Sequence[str], limit: int | None) -> list[Sample]:
@@ -105,7 +105,7 @@ class Masked(Pretext):
         """The same of the model's chosen rows."""
         assert loaded.head is not None
         weights = None if self.count is None else batch.weights
-        return crossed("masked", loaded.head(chosen, batch.packed), batch.targets, weights)
+        return crossed("mlm", loaded.head(chosen, batch.packed), batch.targets, weights)
 
     # -- what is drawn ------------------------------------------------------------------------------------------
 
@@ -113,16 +113,16 @@ class Masked(Pretext):
         """The chosen places of a sample, in order; of each how it is treated, and what might replace it."""
         free = self._maskable(sample, key)
         most = int(free.sum())
-        count = min(most, max(1, round(self.rate * most)))
+        count = min(most, max(1, round(self.mask_prob * most)))
         if self.count is not None:
             count = min(count, self.count)
         drawn = uniform(key, 4 * len(sample)).reshape(4, len(sample))
-        if self.choose == "tokens":
+        if self.mask_unit == "tokens":
             order = np.argsort(np.where(free, drawn[0], 2.0), kind="stable")
             places = np.sort(order[:count])
             return places, drawn[1, places], drawn[2, places]
         starts = self._word_starts(sample, free)
-        if self.choose == "words":
+        if self.mask_unit == "words":
             places = _whole(starts, free, drawn[0], count)
             return places, drawn[1, places], drawn[2, places]
         places, of = _spans(starts, drawn[0], drawn[3], free, count)
@@ -139,7 +139,9 @@ class Masked(Pretext):
 
     def _word_starts(self, sample: Sample, free: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which places begin a word: also after a special token, and at the beginning of a sequence."""
-        starts = free & (self.tokenizer.starts(sample.tokens) if self.choose == "words" or self._knows_words else True)
+        starts = free & (
+            self.tokenizer.starts(sample.tokens) if self.mask_unit == "words" or self._knows_words else True
+        )
         starts[1:] |= free[1:] & ~free[:-1]
         bounds = np.array([bound for bound in sample.bounds[:-1] if bound < len(sample)], dtype=np.int64)
         starts[bounds] |= free[bounds]
@@ -210,7 +212,7 @@ class MaskedPairs(Masked):
     The loss is the sum of both means (Devlin et al. 2019, appendix A.2; Lan et al. 2020, section 3.1).
     """
 
-    name: str = "next"  # of the second term
+    name: Literal["nsp", "sop"] = "nsp"  # of the second term
     head: str = field(default="pretraining", init=False)
     balance: tuple[float, ...] = field(default=(1.0, 1.0), init=False)
 
@@ -229,6 +231,6 @@ class MaskedPairs(Masked):
         tokens = loaded.head.masked(rows[len(firsts) :], batch.packed)
         pairs = loaded.head.next(rows[: len(firsts)], batch.packed.ones(firsts))
         whole = self.count is None
-        masked = crossed("masked", tokens, batch.targets, None if whole else batch.weights)
+        masked = crossed("mlm", tokens, batch.targets, None if whole else batch.weights)
         real = None if whole else (batch.labels >= 0).to(batch.weights)
         return masked, crossed(self.name, pairs, batch.labels.clamp(min=0), real)

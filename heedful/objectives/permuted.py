@@ -93,7 +93,7 @@ class Permuted(Pretext):
             )
         assert loaded.head is not None and batch.rows is not None
         rows = loaded.rows(batch.packed, wanted=batch.rows)
-        return (crossed("permuted", loaded.head(rows, batch.packed), batch.targets),)
+        return (crossed("plm", loaded.head(rows, batch.packed), batch.targets),)
 
 
 def spread(drawn: NDArray[np.float64], share: float) -> Places:

@@ -33,8 +33,8 @@ class Replaced(Pretext):
 
     tokenizer: Tokenizer
     generator: Loaded  # learns beside the model
-    rate: float = 0.15
-    weight: float = 50.0  # of the second term
+    mask_prob: float = 0.15
+    disc_weight: float = 50.0  # weight of the discriminator's loss
     beside: Loaded = field(init=False, repr=False)
     balance: tuple[float, ...] = field(init=False, repr=False)
     head = "replaced"
@@ -42,10 +42,10 @@ class Replaced(Pretext):
     def __post_init__(self) -> None:
         if self.tokenizer.special.mask is None:
             raise HeedfulError("this tokenizer has no mask token: the generator of replaced tokens needs one")
-        if not 0 < self.rate < 1:
-            raise HeedfulError(f"rate is {self.rate}; expected a share of the tokens between 0 and 1")
+        if not 0 < self.mask_prob < 1:
+            raise HeedfulError(f"mask_prob is {self.mask_prob}; expected a share of the tokens between 0 and 1")
         object.__setattr__(self, "beside", self.generator)
-        object.__setattr__(self, "balance", (1.0, self.weight))
+        object.__setattr__(self, "balance", (1.0, self.disc_weight))
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """The batch with tokens hidden, the originals as targets, and a number by which each is drawn."""
@@ -55,7 +55,7 @@ class Replaced(Pretext):
         for sample, key in zip(samples, keys, strict=True):
             drawn = uniform(key, 2 * len(sample)).reshape(2, -1)
             places = ordinary(sample.tokens, self.tokenizer).nonzero()[0]
-            count = max(1, round(self.rate * len(places)))
+            count = max(1, round(self.mask_prob * len(places)))
             chosen = np.sort(places[drawn[0, places].argsort(kind="stable")[:count]])
             rows.append(start + chosen)
             draws.append(drawn[1, chosen])
@@ -81,7 +81,7 @@ class Replaced(Pretext):
         judged = wide(judge(loaded.rows(corrupted), corrupted))
         losses = F.binary_cross_entropy_with_logits(judged, replaced.to(judged), reduction="none")
         found = (judged.detach() > 0) == replaced
-        return crossed("generator", scores, batch.targets), Term("replaced", losses, found)
+        return crossed("generator", scores, batch.targets), Term("rtd", losses, found)
 
 
 def drawn(scores: Float[Tensor, "targets vocabulary"], draws: Float[Tensor, " targets"]) -> Int[Tensor, " targets"]:
@@ -104,7 +104,7 @@ def put(batch: Batch, tokens: Int[Tensor, " targets"]) -> tuple[Packed, Tensor]:
     return replace(batch.packed, tokens=text), replaced
 
 
-def tied_generator(loaded: Loaded, *, part: float = 0.25, seed: int = 0) -> Loaded:
+def tied_generator(loaded: Loaded, *, generator_size: float = 0.25, seed: int = 0) -> Loaded:
     """A generator beside a model: as deep, a part as wide, and with the model's own embeddings (section 3.2).
 
     Both share the tensors of tokens, places, types and their norm, as the published models do; what projects them to
@@ -114,9 +114,9 @@ def tied_generator(loaded: Loaded, *, part: float = 0.25, seed: int = 0) -> Load
     stack = model.encoder
     if stack is None or model.decoder is not None:
         raise HeedfulError("a generator of replaced tokens is an encoder alone, and this model is not")
-    if not 0 < part <= 1:
-        raise HeedfulError(f"part is {part}; expected the generator's share of the width, above 0 and at most 1")
-    heads = max(1, round(stack.heads * part))
+    if not 0 < generator_size <= 1:
+        raise HeedfulError(f"generator_size is {generator_size}; expected a share of the width above 0, at most 1")
+    heads = max(1, round(stack.heads * generator_size))
     width = heads * stack.width // stack.heads
     inner = max(1, stack.inner_width * width // stack.width)
     smaller = replace(model, encoder=replace(stack, width=width, heads=heads, inner_width=inner))

@@ -108,7 +108,9 @@ class Steady:
     def room(self, size: int) -> tuple[int, int]:
         """Tokens and sequences of text: each sequence of padding has a token at least."""
         if self.sequences < 2 or size <= self.sequences:
-            raise HeedfulError(f"sequences is {self.sequences}; expected a number from 2 to below the {size} of a row")
+            raise HeedfulError(
+                f"sequences_per_pack is {self.sequences}; expected a number from 2 to below the {size} of a row"
+            )
         return size - self.sequences, self.sequences - 1
 
     def filled(self, sample: Sample, size: int) -> Sample:
@@ -222,11 +224,11 @@ def text_bounds(corpus: Corpus, document: int) -> list[int]:
 class Pairs(Changing):
     """Pairs of segments with their labels, made anew for each epoch.
 
-    `next`: the second part follows the first (0), or is from another document (1), as the published code of Devlin et
+    `nsp`: the second part follows the first (0), or is from another document (1), as the published code of Devlin et
     al. 2019 makes them: those of 10 % of the documents aim at one shorter length, drawn for the document, a random part
     comes from anywhere in its document, what it displaced is used for the next pair, a chunk of one segment always gets
     one, so more than half are not next; what is too long loses tokens at a random end of its longer part.
-    `order`: both parts are consecutive, as written (0) or swapped (1) (Lan et al. 2020, section 3.1); a chunk of one
+    `sop`: both parts are consecutive, as written (0) or swapped (1) (Lan et al. 2020, section 3.1); a chunk of one
     segment is parted within.
     Epochs differ a little in how many rows they fill; each has as many as the first, which a later one leaves out, or
     repeats, from a place of its own.
@@ -238,8 +240,8 @@ class Pairs(Changing):
     length: int
     size: int
     seed: int
-    swapped: bool = False  # order, else next
-    short: float = SHORT
+    swapped: bool = False  # sop, else nsp
+    short_seq_prob: float = SHORT
     steady: Steady | None = None
 
     def __len__(self) -> int:
@@ -266,7 +268,7 @@ class Pairs(Changing):
         """Those of the document in that place."""
         bounds, found = text_bounds(self.corpus, int(self.documents[place])), []
         first, last = 0, len(bounds) - 1  # segments
-        target = draw.randint(2, room) if draw.random() < self.short else room
+        target = draw.randint(2, room) if draw.random() < self.short_seq_prob else room
         while first < last:
             end = first + 1
             while end < last and bounds[end] - bounds[first] < target:

@@ -31,8 +31,8 @@ class Spans(Pretext):
 
     tokenizer: Tokenizer
     start: int  # the token with which the decoder begins
-    rate: float = 0.15
-    mean: float = 3.0  # length of a span
+    mask_prob: float = 0.15
+    mean_noise_span_length: float = 3.0  # tokens of a span
     head = "next_token"
     _sentinels: NDArray[np.int32] = field(init=False, repr=False, compare=False)
     _stop: int = field(init=False, repr=False, compare=False)
@@ -50,9 +50,10 @@ class Spans(Pretext):
             )
         if special.separator is None:
             raise HeedfulError("this tokenizer has no token that ends a text: name it as eos_token")
-        if not 0 < self.rate < 1 or self.mean < 1:
+        if not 0 < self.mask_prob < 1 or self.mean_noise_span_length < 1:
             raise HeedfulError(
-                f"rate is {self.rate} and mean {self.mean}; expected a share below 1 and a length from 1"
+                f"mask_prob is {self.mask_prob} and mean_noise_span_length {self.mean_noise_span_length}; expected a "
+                "share below 1 and a number of tokens from 1"
             )
         object.__setattr__(self, "_sentinels", np.array(ids, dtype=np.int32))
         object.__setattr__(self, "_stop", special.separator)
@@ -96,7 +97,9 @@ class Spans(Pretext):
             inner = text[first:last].nonzero()[0]
             if len(inner) and inner[-1] > inner[0]:
                 start, stop = first + int(inner[0]), first + int(inner[-1]) + 1
-                edges = start + spans(shares[start : stop - 2], self.rate, self.mean, len(self._sentinels))
+                edges = start + spans(
+                    shares[start : stop - 2], self.mask_prob, self.mean_noise_span_length, len(self._sentinels)
+                )
                 noise[start:stop] = np.repeat(np.arange(len(edges)) % 2 == 1, np.diff(edges, append=stop))
                 firsts.append(edges[1::2])
                 numbers.append(np.arange(len(edges) // 2))
@@ -106,7 +109,7 @@ class Spans(Pretext):
         """One: the tokens of the spans, their sentinels and the end."""
         assert loaded.head is not None and batch.target is not None
         rows = loaded.rows(batch.packed, batch.target)
-        return (crossed("spans", loaded.head(rows, batch.target), batch.targets),)
+        return (crossed("span_corruption", loaded.head(rows, batch.target), batch.targets),)
 
 
 def spans(shares: NDArray[np.float64], rate: float, mean: float, most: int) -> NDArray[np.int64]:

@@ -35,7 +35,7 @@ from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain import Pretrained, Run
 from heedful.runs.pretrain_card import write_card
 from heedful.runs.pretrain_making import Pieces, objectives_of, samples_of
-from heedful.runs.pretrain_settings import MaskedSettings, PretrainSettings, defaults
+from heedful.runs.pretrain_settings import MlmSettings, PretrainSettings, defaults
 from heedful.runs.results import JOURNAL, read_results
 from heedful.settings import from_file, to_toml
 from heedful.tokenizer import Tokenizer
@@ -80,16 +80,16 @@ def _settled(teacher: Loaded, overrides: Overrides, data: Any) -> MaskedDistilSe
                 "the teacher's vocabulary, and the student is set under student; leave it out"
             )
     width = width_of(told.student, teacher)
-    usual = defaults("masked", width, going_on=not isinstance(told.student, SizeStudent))
-    usual = replace(usual, length=min(usual.length, teacher.limit or usual.length))
+    usual = defaults("mlm", width, going_on=not isinstance(told.student, SizeStudent))
+    usual = replace(usual, max_seq_length=min(usual.max_seq_length, teacher.limit or usual.max_seq_length))
     settings: MaskedDistilSettings = overrides.resolve(
         replace(MaskedDistilSettings(teacher="?"), pretrain=usual)
     ).settings
     longest = max(settings.pretrain.lengths)
     if teacher.limit is not None and longest > teacher.limit:
         raise HeedfulError(
-            f"pretrain.length is {longest}, but {teacher.source} reads {teacher.limit} tokens, and has to read all "
-            f"that the student reads: set it to {teacher.limit} or less"
+            f"pretrain.max_seq_length is {longest}, but {teacher.source} reads {teacher.limit} tokens, and has to "
+            f"read all that the student reads: set it to {teacher.limit} or less"
         )
     return replace(settings, pretrain=replace(settings.pretrain, data=tuple(map(str, places))))
 
@@ -117,7 +117,8 @@ def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, watch:
     if tokenizer_of(student).fingerprint != tokenizer_of(teacher).fingerprint:
         raise HeedfulError(
             f"{student.source} has another vocabulary than {teacher.source}: shares of hidden tokens cannot be "
-            "compared over two vocabularies. Take a student with the teacher's, or heedful pretrain --objective taught"
+            "compared over two vocabularies. Take a student with the teacher's, or heedful pretrain --objective "
+            "mlm+hidden_states"
         )
     losses_of(settings.loss, student, teacher)
     if untaught(settings.loss, student, teacher):
@@ -156,7 +157,7 @@ def _carried_out(
             counts = {name: models[name].count() for name in ("teacher", "student")}
             places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
             speeds = side_by_side(places, settings.verdict)
-            written(folder, ("masked_accuracy", "held out"), quality, counts, speeds)
+            written(folder, ("mlm_accuracy", "validation"), quality, counts, speeds)
     if ranks.first:
         write_card(folder)  # again, with the verdict
     ranks.wait()
@@ -166,7 +167,7 @@ def _carried_out(
 
 def _run_settings(settings: MaskedDistilSettings, folder: Path) -> PretrainSettings:
     """Of the run in the loop of pre-training, with the teacher and without it."""
-    return replace(settings.pretrain, model=replace(settings.pretrain.model, start=str(folder / START)))
+    return replace(settings.pretrain, model=replace(settings.pretrain.model, init_from=str(folder / START)))
 
 
 class _Alone(Run):
@@ -257,15 +258,21 @@ class _Student(Run):
 
     def _ask(self, teacher: Teacher, samples: list[Sequence[Sample]]) -> Ask:
         outputs, objective = self.asked.outputs, self.settings.objective
-        assert isinstance(objective, MaskedSettings)
+        assert isinstance(objective, MlmSettings)
         if outputs.keep == "none":
             if len(samples) == 1:
                 return online(teacher, samples[0])
             return online(teacher, [each for phase in samples for each in phase])
-        assert objective.versions is not None  # settings see to it
+        assert objective.num_static_masks is not None  # settings see to it
         seed, count = self.settings.train.seed, len(samples[0])
-        keys = [[mixed(seed, version, number) for number in range(count)] for version in range(objective.versions)]
-        facts = {"weights": read_json(self.folder / TAUGHT)["weights"], "versions": objective.versions, "seed": seed}
+        keys = [
+            [mixed(seed, version, number) for number in range(count)] for version in range(objective.num_static_masks)
+        ]
+        facts = {
+            "weights": read_json(self.folder / TAUGHT)["weights"],
+            "num_static_masks": objective.num_static_masks,
+            "seed": seed,
+        }
         form = Form(half=outputs.precision == "float16", top=outputs.top, temperature=self.asked.loss.temperature)
         found = made(
             self.folder / OUTPUTS,
@@ -293,7 +300,7 @@ class _Student(Run):
             right = total = 0.0
             for number in range(len(held)):
                 batch = masked.batch([held[number]], [mixed(self.settings.train.seed, HELD, number)])
-                of = masked.measure(loaded, batch)["masked_accuracy"]
+                of = masked.measure(loaded, batch)["mlm_accuracy"]
                 right, total = right + of[0], total + of[1]
             shares[name] = spread([right / total], "float32")
         return shares

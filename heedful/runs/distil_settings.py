@@ -13,7 +13,7 @@ from heedful.errors import HeedfulError, SettingError, did_you_mean
 from heedful.model.classic_config import Attention, Bag, Hierarchical, Recurrent, Structured
 from heedful.runs.init_settings import WordSettings, one_name
 from heedful.runs.overrides import Overrides
-from heedful.runs.pretrain_settings import SIZES, MaskedSettings, PretrainSettings, Size
+from heedful.runs.pretrain_settings import SIZES, MlmSettings, PretrainSettings, Size
 from heedful.runs.settings import TASKS, TaskSettings, defaults, flat, whole_groups
 from heedful.settings import to_mapping
 from heedful.train.settings import Epochs, FitSettings, TrainSettings
@@ -271,18 +271,20 @@ class MaskedDistilSettings:
     teacher: str
     student: StudentSettings = LayersStudent()
     loss: LossSettings = LossSettings()
-    outputs: OutputSettings = OutputSettings(keep="none")  # on the disk: with static masks, pretrain.objective.versions
+    outputs: OutputSettings = OutputSettings(
+        keep="none"
+    )  # on the disk: with static masks, pretrain.objective.num_static_masks
     verdict: VerdictSettings = VerdictSettings()
     pretrain: PretrainSettings = PRETRAIN
 
     def __post_init__(self) -> None:
         objective = self.pretrain.objective
-        if not isinstance(objective, MaskedSettings):
-            raise HeedfulError(f'pretrain.objective.kind is "{objective.kind}"; students learn "masked" tokens')
-        if self.outputs.keep == "disk" and (objective.versions is None or self.pretrain.phases):
+        if not isinstance(objective, MlmSettings):
+            raise HeedfulError(f'pretrain.objective.kind is "{objective.kind}"; expected "mlm"')
+        if self.outputs.keep == "disk" and (objective.num_static_masks is None or self.pretrain.phases):
             raise HeedfulError(
                 "outputs.keep is disk, but masks are new in each epoch, or rows change with phases: set "
-                "pretrain.objective.versions to the number of static masks, and no phases, or outputs.keep=none"
+                "pretrain.objective.num_static_masks to the number of static masks, and no phases, or outputs.keep=none"
             )
 
 

@@ -213,7 +213,8 @@ def sized(teacher: Loaded, asked: SizeStudent, longest: int | None, seed: int) -
     tokenizer = tokenizer_of(teacher)
     longest = longest or min(teacher.limit or LONGEST, LONGEST)
     settings = PretrainSettings(
-        model=ModelSettings(size=asked.size, layers=asked.layers, width=asked.width, heads=asked.heads), length=longest
+        model=ModelSettings(size=asked.size, layers=asked.layers, width=asked.width, heads=asked.heads),
+        max_seq_length=longest,
     )
     family = asked.family or _like(teacher.config)
     if family not in FAMILIES or not FAMILIES[family].sizes:

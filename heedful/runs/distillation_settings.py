@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from heedful.errors import HeedfulError
 
-Choose = Literal["tokens", "words", "spans"]
+MaskUnit = Literal["tokens", "words", "spans"]
 TERMS = {"mlm": 1.0, "hidden_states": 10.0, "sentence_embedding": 10.0, "pair_similarity": 10.0}  # usual weights
 
 
@@ -44,7 +44,7 @@ class DistillationSettings:
     teacher: str  # a model folder, or NAME@REVISION on the hub
     term_weights: TermWeights = TermWeights()
     mask_prob: float = 0.15  # share of the tokens of a masked sequence
-    mask_unit: Choose = "tokens"
+    mask_unit: MaskUnit = "tokens"
     masked_sequence_prob: float = 1.0  # the other sequences are read whole, and have no masked tokens to find
     short_window_prob: float = 0.0  # probability that a window has 1 to max_sentences sentences; else it is full
     max_sentences: int = 3
@@ -66,16 +66,6 @@ class DistillationSettings:
             raise HeedfulError(
                 "term_weights.pair_similarity needs pairs: set pair_prob and short_window_prob above 0, say 0.3 and 0.5"
             )
-
-    @property
-    def rate(self) -> float:
-        """The share of tokens that is masked."""
-        return self.mask_prob
-
-    @property
-    def choose(self) -> Choose:
-        """The unit of masking: tokens, whole words or spans."""
-        return self.mask_unit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

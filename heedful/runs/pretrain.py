@@ -56,7 +56,7 @@ from heedful.runs.pretrain_making import (
     unused_settings,
 )
 from heedful.runs.pretrain_measuring import measured_share, scored
-from heedful.runs.pretrain_settings import PretrainSettings, ReplacedSettings, SpansSettings, settled
+from heedful.runs.pretrain_settings import PretrainSettings, RtdSettings, SpanCorruptionSettings, settled
 from heedful.runs.pretrain_teacher import TeacherRun
 from heedful.runs.pretrain_warnings import warn_of_stalling
 from heedful.runs.probes import ProbeSet
@@ -157,7 +157,7 @@ class Run:
         if (self.folder / RESULTS).exists():
             self.watch.said(f"{self.folder} is finished already")
         else:
-            further = extended(self.settings.model.start, "pretrain")
+            further = extended(self.settings.model.init_from, "pretrain")
             for line in filter(None, (further, unused(), idle(self.settings.train.device))):
                 self.watch.said(line)
             pieces = self._pieces()
@@ -177,7 +177,7 @@ class Run:
     def _pieces(self) -> Pieces:
         """Tokenizer, corpus, and the model that starts; the first rank makes what others then read."""
         settings = self.settings
-        started = load(settings.model.start) if settings.model.start else None
+        started = load(settings.model.init_from) if settings.model.init_from else None
         teacher = load(settings.objective.teacher) if isinstance(settings.objective, DistillationSettings) else None
         foresee_model(settings, started, teacher)
         tokenizer = self._tokenizer(started)
@@ -221,7 +221,7 @@ class Run:
             return Tokenizer.load(given.folder / TOKENIZER)
         if self.ranks.first and not (kept / "tokenizer.json").exists():  # which is written last
             asked = replace(settings.vocabulary, max_length=max(settings.lengths))
-            if isinstance(settings.objective, SpansSettings) and not asked.sentinels:
+            if isinstance(settings.objective, SpanCorruptionSettings) and not asked.sentinels:
                 asked = replace(asked, sentinels=max(1, min(SENTINELS, asked.vocabulary // 20)))
             self.watch.said(
                 f"training a tokenizer on the text ({asked.kind}, up to {asked.vocabulary:,} tokens); "
@@ -298,16 +298,17 @@ class Run:
         objectives, samples, measured = self._learning(pieces, loaded, samples)
         self.watch.said(
             f"{counts['documents']:,} documents of {counts['tokens']:,} tokens; a model of {loaded.count():,} "
-            f"parameters; {len(samples[0]):,} rows of up to {settings.row:,} tokens, {settings.train.batch} in a step"
+            f"parameters; {len(samples[0]):,} rows of up to {settings.pack_length:,} tokens, {settings.train.batch} "
+            "in a step"
         )
         if self.ranks.first:
             warn_of_stalling(settings, pieces.corpus, samples[0])
         stages = [
-            Stage(phase.after, rows, phase.batch_size, objective)
+            Stage(phase.start_fraction, rows, phase.batch_size, objective)
             for phase, rows, objective in zip(settings.phases, samples[1:], objectives[1:], strict=True)
         ]
         trainer = Trainer(loaded, objectives[0], samples[0], settings.train, self.ranks, later=stages)
-        every = replace(settings.fit, evaluate=settings.evaluate / trainer.order.steps)
+        every = replace(settings.fit, evaluate=settings.eval_every_steps / trainer.order.steps)
         measure = partial(measured_share, trainer, measured, held, self.probes)
         self._before(trainer, measure, measured)
         fitted = fit(
@@ -335,7 +336,7 @@ class Run:
         Raises:
             HeedfulError: If a number is not finite.
         """
-        given, path = self.settings.model.start, self.folder / BEFORE
+        given, path = self.settings.model.init_from, self.folder / BEFORE
         if not given or given != self.base or self.ranks.gather(path.exists())[0]:
             return
         self.watch.said("the score before training")
@@ -344,10 +345,10 @@ class Run:
         numbers = scored(objective, shares).numbers
         if not all(map(math.isfinite, numbers.values())):
             raise HeedfulError(
-                f"{given} gives a held-out loss of {numbers['loss']}: its weights are no start for training"
+                f"{given} gives a validation loss of {numbers['loss']}: its weights are no start for training"
             )
         if self.ranks.first:
-            write(path, scores_before({"held out": {"numbers": numbers}}))
+            write(path, scores_before({"validation": {"numbers": numbers}}))
 
     def _save_last(self, pieces: Pieces, loaded: Loaded) -> None:
         """Save the last weights beside the best ones, which become the model."""
@@ -359,7 +360,7 @@ class Run:
     ) -> tuple[Sequence[Objective], list[Sequence[Sample]], Pretext]:
         """The objective and the samples of each phase, and the objective that held-out samples are measured by."""
         objectives = objectives_of(pieces, loaded, samples)
-        if isinstance(self.settings.objective, ReplacedSettings) and pieces.started is not None:
+        if isinstance(self.settings.objective, RtdSettings) and pieces.started is not None:
             place = generator_of(self.settings)
             self.watch.said(
                 f"the generator in {place} goes on, too"
@@ -374,7 +375,7 @@ class Run:
     @property
     def base(self) -> str:
         """What it began as; "": random weights."""
-        return self.settings.model.start
+        return self.settings.model.init_from
 
     @property
     def decisive(self) -> dict[str, Any]:
@@ -396,7 +397,7 @@ class Run:
             "epochs": trainer.epoch,
             "tokens": trainer.read,
             "seconds": round(trainer.seconds, 1),
-            "splits": {"held out": {"numbers": found.numbers}},
+            "splits": {"validation": {"numbers": found.numbers}},
             "corpus": {key: pieces.corpus.about[key] for key in ABOUT if key in pieces.corpus.about},
             "model": {"parameters": loaded.count(), "bytes": folder_bytes(self.folder / RUN_MODEL)},
             **latency(load(self.folder / RUN_MODEL)),

@@ -63,11 +63,11 @@ def _beside(folder: Path) -> list[list[str]]:
 def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
     settings, counts, model = results["settings"], results["corpus"]["counts"], results["model"]
     base = f", going on from {plain(Path(results['base']).name)}" if results["base"] else ""
-    numbers = results["splits"]["held out"]["numbers"]
-    started = results.get("baseline", {"splits": {}})["splits"].get("held out", {}).get("numbers")
-    heads, columns = ["", "held out"], [numbers]
+    numbers = results["splits"]["validation"]["numbers"]
+    started = results.get("baseline", {"splits": {}})["splits"].get("validation", {}).get("numbers")
+    heads, columns = ["", "validation"], [numbers]
     if started is not None:
-        heads, columns = ["", "held out", "before training"], [numbers, started]
+        heads, columns = ["", "validation", "before training"], [numbers, started]
     rows = [
         [plain(name), *(f"{each[name]:.4f}" if name in each else "" for each in columns)]
         for name in numbers
@@ -86,7 +86,7 @@ def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
             f"{results['epochs']:.2f} epochs in {hours:.2f} h. It has {model['parameters']:,} parameters and takes "
             f"{model['bytes'] / 1e6:,.1f} MB on the disk.",
         ],
-        ["## Quality on held-out documents"],
+        ["## Quality on validation documents"],
         table(heads, rows),
         *_beside(folder),
         ["## Text", "", f"{counts['documents']:,} documents, {counts['tokens']:,} tokens."],

@@ -29,14 +29,14 @@ from heedful.objectives.rows import HELD, Pairs, Rows, Steady, held_out, windows
 from heedful.objectives.spans import Spans
 from heedful.runs.distillation_settings import DistillationSettings
 from heedful.runs.pretrain_settings import (
-    CausalSettings,
-    MaskedSettings,
-    NextSettings,
-    OrderSettings,
-    PermutedSettings,
+    ClmSettings,
+    MlmNspSettings,
+    MlmSettings,
+    MlmSopSettings,
+    PlmSettings,
     PretrainSettings,
-    ReplacedSettings,
-    SpansSettings,
+    RtdSettings,
+    SpanCorruptionSettings,
     defaults,
 )
 from heedful.runs.pretrain_teacher import TeacherRun, WindowRows
@@ -62,12 +62,12 @@ class Pieces:
 
 def unused_settings(settings: PretrainSettings, *, made: bool) -> None:
     """Refuse what was asked for and would change nothing; `made`: the data is a corpus that was made before."""
-    start, usual = settings.model.start, defaults(settings.objective.kind, 1, going_on=False)
+    start, usual = settings.model.init_from, defaults(settings.objective.kind, 1, going_on=False)
     own = "--tokenizer names one" if settings.tokenizer else f"{start or 'the corpus'} has its own"
     trained = not (made or start or settings.tokenizer)
     for table, names, used, why in (
-        ("fit", ("evaluate",), False, "evaluate=STEPS says when"),
-        ("vocabulary", ("max_length",), False, "the greatest length of all phases counts"),
+        ("fit", ("evaluate",), False, "set eval_every_steps instead"),
+        ("vocabulary", ("max_length",), False, "the greatest max_seq_length of all phases is used"),
         ("vocabulary", [each.name for each in fields(TokenizerSettings)], trained, f"no tokenizer is trained, {own}"),
         ("", ("characters",), trained, f"no tokenizer is trained, {own}"),
         ("corpus", [each.name for each in fields(CorpusSettings)], not made, "the corpus was made before"),
@@ -86,15 +86,15 @@ def foresee_model(settings: PretrainSettings, started: Loaded | None, teacher: L
     else:
         config, who, longest = started.config, started.source, max(settings.lengths)
         if started.limit is not None and longest > started.limit:
-            raise HeedfulError(f"length is {longest}, but {started.source} reads {started.limit} tokens")
+            raise HeedfulError(f"max_seq_length is {longest}, but {started.source} reads {started.limit} tokens")
     new_head(config, _head(settings))
     both = config.model.reads and config.model.writes
-    if isinstance(settings.objective, CausalSettings) and both:
+    if isinstance(settings.objective, ClmSettings) and both:
         told = "has an encoder beside its decoder, and next tokens are learned by a decoder alone"
-        raise HeedfulError(f"{who} {told}: take --objective spans, or another model")
-    if isinstance(settings.objective, SpansSettings) and not both:
+        raise HeedfulError(f"{who} {told}: take --objective span_corruption, or another model")
+    if isinstance(settings.objective, SpanCorruptionSettings) and not both:
         told = "is a decoder alone, and spans are taken out of what an encoder reads"
-        raise HeedfulError(f"{who} {told}: take --objective causal, or another model")
+        raise HeedfulError(f"{who} {told}: take --objective clm, or another model")
     if teacher is not None and teacher.config.model.reads and teacher.config.model.writes:
         told = "has a decoder beside its encoder, and what is taught is how a text is read"
         raise HeedfulError(f"{teacher.source} {told}: write its encoder alone with heedful convert --head encoder")
@@ -105,14 +105,14 @@ def foresee_tokens(settings: PretrainSettings, tokenizer: Tokenizer) -> None:
     for length in settings.lengths:
         _frame(settings, tokenizer).room(length)
     match settings.objective:
-        case MaskedSettings(choose=choose) | NextSettings(choose=choose) | OrderSettings(choose=choose):
-            Masked(tokenizer=tokenizer, choose=choose)
-        case DistillationSettings(mask_unit=choose):
-            Masked(tokenizer=tokenizer, choose=choose)
-        case ReplacedSettings():
+        case MlmSettings(mask_unit=unit) | MlmNspSettings(mask_unit=unit) | MlmSopSettings(mask_unit=unit):
+            Masked(tokenizer=tokenizer, mask_unit=unit)
+        case DistillationSettings(mask_unit=unit):
+            Masked(tokenizer=tokenizer, mask_unit=unit)
+        case RtdSettings():
             Masked(tokenizer=tokenizer)
-        case SpansSettings(rate=rate, mean=mean):
-            Spans(tokenizer=tokenizer, rate=rate, mean=mean, start=0)
+        case SpanCorruptionSettings(mask_prob=rate, mean_noise_span_length=mean):
+            Spans(tokenizer=tokenizer, mask_prob=rate, mean_noise_span_length=mean, start=0)
 
 
 def _family(settings: PretrainSettings) -> str:
@@ -142,13 +142,13 @@ def fresh_or_started(pieces: Pieces) -> Loaded:
 
 def _head(settings: PretrainSettings) -> str:
     match settings.objective:
-        case NextSettings() | OrderSettings():
+        case MlmNspSettings() | MlmSopSettings():
             return "pretraining"
-        case PermutedSettings():
+        case PlmSettings():
             return "permuted"
-        case SpansSettings() | CausalSettings():
+        case SpanCorruptionSettings() | ClmSettings():
             return "next_token"
-        case ReplacedSettings():
+        case RtdSettings():
             return "replaced"
     return "masked"
 
@@ -240,7 +240,10 @@ def objectives_of(pieces: Pieces, loaded: Loaded, samples: Sequence[Sequence[Sam
         phases = [each for each in settings if isinstance(each, DistillationSettings)]
         return list(pieces.teacher.objectives(phases, rows, width, _masks(pieces)))
     first = _objective_of(pieces, loaded)
-    others = [first if asked == settings[0] else replace(first, rate=cast(Any, asked).rate) for asked in settings[1:]]
+    others = [
+        first if asked == settings[0] else replace(first, mask_prob=cast(Any, asked).mask_prob)
+        for asked in settings[1:]
+    ]
     return [first, *others]
 
 
@@ -248,36 +251,45 @@ def _objective_of(pieces: Pieces, loaded: Loaded) -> Any:
     """The objective of the first phase."""
     tokenizer, asked = pieces.tokenizer, pieces.settings.objective
     match asked:
-        case MaskedSettings():
-            return Masked(tokenizer=tokenizer, versions=asked.versions, **_masks(pieces))
-        case NextSettings() | OrderSettings():
-            name = "next" if isinstance(asked, NextSettings) else "order"
-            return MaskedPairs(tokenizer=tokenizer, versions=asked.versions, name=name, **_masks(pieces))
-        case PermutedSettings():
+        case MlmSettings():
+            return Masked(tokenizer=tokenizer, num_static_masks=asked.num_static_masks, **_masks(pieces))
+        case MlmNspSettings() | MlmSopSettings():
+            name: Any = "nsp" if isinstance(asked, MlmNspSettings) else "sop"
+            return MaskedPairs(
+                tokenizer=tokenizer, num_static_masks=asked.num_static_masks, name=name, **_masks(pieces)
+            )
+        case PlmSettings():
             return Permuted(tokenizer=tokenizer)
-        case SpansSettings():
+        case SpanCorruptionSettings():
             start = loaded.config.model.start
             if start is None:
                 raise HeedfulError("this model has no token with which its decoder starts: spans need one")
-            return Spans(tokenizer=tokenizer, rate=asked.rate, mean=asked.mean, start=start)
-        case CausalSettings():
+            return Spans(
+                tokenizer=tokenizer,
+                mask_prob=asked.mask_prob,
+                mean_noise_span_length=asked.mean_noise_span_length,
+                start=start,
+            )
+        case ClmSettings():
             return Causal(tokenizer=tokenizer)
-        case ReplacedSettings():
-            generator = _generator(pieces, loaded, asked.part)
-            return Replaced(tokenizer=tokenizer, generator=generator, rate=asked.rate, weight=asked.weight)
+        case RtdSettings():
+            generator = _generator(pieces, loaded, asked.generator_size)
+            return Replaced(
+                tokenizer=tokenizer, generator=generator, mask_prob=asked.mask_prob, disc_weight=asked.disc_weight
+            )
     raise AssertionError(asked)
 
 
 def generator_of(settings: PretrainSettings) -> Path | None:
     """The folder of the generator that learned beside the model that goes on; None: there is none."""
-    start = Path(settings.model.start)
+    start = Path(settings.model.init_from)
     place = (start.parent if start.name == RUN_MODEL else start) / GENERATOR
-    return place if settings.model.start and place.is_dir() else None
+    return place if settings.model.init_from and place.is_dir() else None
 
 
 def _generator(pieces: Pieces, loaded: Loaded, part: float) -> Loaded:
     """A generator that shares the model's embeddings; the rest of it is what it learned beside it, where it did."""
-    made = tied_generator(loaded, part=part, seed=pieces.settings.train.seed)
+    made = tied_generator(loaded, generator_size=part, seed=pieces.settings.train.seed)
     if (place := generator_of(pieces.settings)) is None:
         return made
     shared = {id(each) for each in loaded.parameters()}
@@ -285,8 +297,8 @@ def _generator(pieces: Pieces, loaded: Loaded, part: float) -> Loaded:
     learned = load(place, head="masked").named()
     if other := [name for name, each in own.items() if name not in learned or learned[name].shape != each.shape]:
         raise HeedfulError(
-            f"{place} is of another shape than a generator with objective.part = {part:g} ({other[0]} differs): set it "
-            "as it was when that learned, or move the folder away to begin with a new one"
+            f"{place} is of another shape than a generator with objective.generator_size = {part:g} ({other[0]} "
+            "differs): set it as it was when that learned, or move the folder away to begin with a new one"
         )
     with torch.no_grad():
         for name, each in own.items():
@@ -298,11 +310,12 @@ def _masks(pieces: Pieces) -> dict[str, Any]:
     """How tokens are chosen; rows of one shape have places for as many as the rate gives of the most text."""
     settings, count = pieces.settings, None
     asked: Any = settings.objective
-    if settings.sequences is not None:
+    if settings.sequences_per_pack is not None:
         width = _frame(settings, pieces.tokenizer).width
-        most = max(settings.row, *settings.lengths) - settings.sequences - width  # where one sequence is all text
-        count = max(1, round(asked.rate * most))
-    return {"rate": asked.rate, "choose": asked.choose, "count": count}
+        longest = max(settings.pack_length, *settings.lengths)
+        most = longest - settings.sequences_per_pack - width  # where one sequence is all text
+        count = max(1, round(asked.mask_prob * most))
+    return {"mask_prob": asked.mask_prob, "mask_unit": asked.mask_unit, "count": count}
 
 
 # -- the samples --------------------------------------------------------------------------------------------------
@@ -311,24 +324,24 @@ def _masks(pieces: Pieces) -> dict[str, Any]:
 def samples_of(pieces: Pieces) -> tuple[list[Sequence[Sample]], list[Sample]]:
     """Rows to learn from, for each phase, and those that are held out, in the shape of the first phase."""
     settings, corpus = pieces.settings, pieces.corpus
-    held = held_out(corpus, settings.held_out)
+    held = held_out(corpus, settings.eval_fraction)
     learned, kept = np.flatnonzero(~held), np.flatnonzero(held)
     if not len(learned) or not len(kept):
         raise HeedfulError(
-            f"the number of documents, {len(corpus):,}, is too small to hold out a share of {settings.held_out:g}: "
-            f"{len(kept)} would be held out. Give more documents, raise held_out, or set corpus.documents, which says "
-            "where one ends: lines, blank (at empty lines) or file"
+            f"the number of documents, {len(corpus):,}, is too small to hold out a share of "
+            f"{settings.eval_fraction:g}: {len(kept)} would be held out. Give more documents, raise eval_fraction, or "
+            "set corpus.sample_by: a line, a paragraph (up to an empty line) or the whole document is one"
         )
-    if isinstance(settings.objective, NextSettings) and min(len(learned), len(kept)) < 2:
+    if isinstance(settings.objective, MlmNspSettings) and min(len(learned), len(kept)) < 2:
         raise HeedfulError(
             f"a second segment of another document needs two documents at least, but of {len(corpus):,} there are "
-            f"{len(learned):,} to learn from and {len(kept):,} held out: give more documents, or change held_out"
+            f"{len(learned):,} to learn from and {len(kept):,} held out: give more documents, or change eval_fraction"
         )
     steady = _steady(pieces)
     found = [_rows(pieces, learned, length, settings.train.seed, steady) for length in settings.lengths]
     measured = _rows(pieces, kept, settings.lengths[0], mixed(settings.train.seed, HELD), held=True)
     rows: list[Sample] = []
-    left = settings.held_tokens
+    left = settings.eval_tokens
     for number in order(len(measured), mixed(settings.train.seed, HELD), 0).tolist():  # as made, long ones are together
         if left <= 0:
             break
@@ -338,14 +351,16 @@ def samples_of(pieces: Pieces) -> tuple[list[Sequence[Sample]], list[Sample]]:
 
 
 def _steady(pieces: Pieces) -> Steady | None:
-    sequences, pad = pieces.settings.sequences, pieces.tokenizer.special.pad
+    sequences, pad = pieces.settings.sequences_per_pack, pieces.tokenizer.special.pad
     if sequences is None:
         return None
-    if not hasattr(pieces.settings.objective, "choose"):
+    if not hasattr(pieces.settings.objective, "mask_unit"):
         kind = pieces.settings.objective.kind
-        raise HeedfulError(f'sequences is for objectives with masked tokens, but this one is "{kind}": unset it')
+        raise HeedfulError(
+            f'sequences_per_pack is for objectives with masked tokens, but this one is "{kind}": unset it'
+        )
     if pad is None:
-        raise HeedfulError("this tokenizer has no padding token, with which rows could be filled up: unset sequences")
+        raise HeedfulError("this tokenizer has no padding token, to fill up rows with: unset sequences_per_pack")
     return Steady(sequences=sequences, pad=pad)
 
 
@@ -353,25 +368,25 @@ def _rows(
     pieces: Pieces, documents: Any, length: int, seed: int, steady: Steady | None = None, *, held: bool = False
 ) -> Sequence[Sample]:
     settings, corpus, frame = pieces.settings, pieces.corpus, _frame(pieces.settings, pieces.tokenizer)
-    size = max(settings.row, length)
+    size = max(settings.pack_length, length)
     match settings.objective:
-        case NextSettings(short=short) | OrderSettings(short=short) as asked:
-            swapped = isinstance(asked, OrderSettings)
+        case MlmNspSettings(short_seq_prob=short) | MlmSopSettings(short_seq_prob=short) as asked:
+            swapped = isinstance(asked, MlmSopSettings)
             return Pairs(
                 corpus=corpus, documents=documents, frame=frame, length=length, size=size, seed=seed,
-                swapped=swapped, short=short, steady=steady,
+                swapped=swapped, short_seq_prob=short, steady=steady,
             )  # fmt: skip
     if pieces.teacher is not None:
         return pieces.teacher.rows(corpus, documents, size, length, seed, steady, held_out=held)
-    inner = frame.opening if isinstance(settings.objective, CausalSettings) else None
+    inner = frame.opening if isinstance(settings.objective, ClmSettings) else None
     return Rows(corpus, frame, windows(corpus, documents, frame.room(length)), size, seed, steady=steady, inner=inner)
 
 
 def _frame(settings: PretrainSettings, tokenizer: Tokenizer) -> Frame:
     match settings.objective:
-        case CausalSettings():
+        case ClmSettings():
             return _ended(tokenizer)
-        case NextSettings() | OrderSettings():
+        case MlmNspSettings() | MlmSopSettings():
             return Frame.of(tokenizer, pair=True)
     return Frame.of(tokenizer, pair=False)
 

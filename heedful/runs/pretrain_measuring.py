@@ -1,4 +1,4 @@
-"""Measuring a model that is being pre-trained: losses on held-out rows, and probes."""
+"""Measuring a model that is being pre-trained: losses on validation rows, and probes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from heedful.train.loop import Trainer
 def measured_share(
     trainer: Trainer, objective: Pretext, held: Sequence[Sample], probes: Sequence[ProbeSet]
 ) -> dict[str, tuple[float, float]]:
-    """Sums and counts of this rank's share of the held-out rows, with the same masks every time; scores of probes."""
+    """Sums and counts of this rank's share of the validation rows, with the same masks every time; scores of probes."""
     found: dict[str, tuple[float, float]] = {}
     ranks, device = trainer.ranks, trainer.device
     for number in range(ranks.rank, len(held), ranks.size):
@@ -44,7 +44,7 @@ def scored(objective: Pretext, shares: Sequence[dict[str, tuple[float, float]]])
     numbers: dict[str, Any] = {name: total / count for name, (total, count) in sums.items() if count}
     terms = [name for name in names if name.endswith("_loss")]
     if not terms or terms[0] not in numbers:
-        raise HeedfulError("what is held out has no target: hold out more documents, or longer ones")
+        raise HeedfulError("the validation split has no target: raise eval_fraction, or give longer documents")
     loss = sum(balance * numbers.get(name, 0.0) for balance, name in zip(objective.balance, terms, strict=True))
     total = {"loss": loss}
     if (accuracy := terms[0].removesuffix("_loss") + "_accuracy") in numbers:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from heedful.data.documents import CorpusSettings
 from heedful.errors import HeedfulError, SettingError, did_you_mean
-from heedful.runs.distillation_settings import TERMS, Choose, DistillationSettings, Probe, TermWeights, settings_of
+from heedful.runs.distillation_settings import TERMS, DistillationSettings, MaskUnit, Probe, TermWeights, settings_of
 from heedful.runs.overrides import Overrides
 from heedful.tokenizer.settings import TokenizerSettings
 from heedful.train.settings import AdamW, FitSettings, Linear, Minutes, Steps, TrainSettings
@@ -19,100 +19,102 @@ VOCABULARY = TokenizerSettings(vocabulary=16_000)
 CORPUS = CorpusSettings()
 
 
-class _Rate:
+class _MaskProb:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        if not 0 < getattr(self, "rate", 0.5) < 1:
-            raise HeedfulError(f"rate is {getattr(self, 'rate', None)}; expected a share between 0 and 1")
-        versions = getattr(self, "versions", None)
-        if versions is not None and versions < 1:
-            raise HeedfulError(f"versions is {versions}; expected a whole number from 1, or none for new draws always")
+        if not 0 < getattr(self, "mask_prob", 0.5) < 1:
+            raise HeedfulError(f"mask_prob is {getattr(self, 'mask_prob', None)}; expected a share between 0 and 1")
+        static = getattr(self, "num_static_masks", None)
+        if static is not None and static < 1:
+            raise HeedfulError(
+                f"num_static_masks is {static}; expected a whole number from 1, or none for new masks in each epoch"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MaskedSettings(_Rate):
-    """Hidden tokens."""
+class MlmSettings(_MaskProb):
+    """Masked language modelling."""
 
-    kind: Literal["masked"] = "masked"
-    rate: float = 0.15
-    choose: Choose = "tokens"
-    versions: int | None = None  # so many static masks of each row, used in turn; none: dynamic
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NextSettings(_Rate):
-    """Hidden tokens, and whether the second segment follows the first."""
-
-    kind: Literal["masked+next"] = "masked+next"
-    rate: float = 0.15
-    choose: Choose = "tokens"
-    versions: int | None = None  # so many sets of pairs with static masks, used in turn; none: new ones
-    short: float = 0.1  # the probability that the pairs of a document are shorter
+    kind: Literal["mlm"] = "mlm"
+    mask_prob: float = 0.15  # share of the tokens that are masked
+    mask_unit: MaskUnit = "tokens"  # what is masked together: tokens, whole words, or spans of words
+    num_static_masks: int | None = None  # masks of each row, used in turn; none: new ones in each epoch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OrderSettings(_Rate):
-    """Hidden tokens, and whether two consecutive segments were swapped."""
+class MlmNspSettings(_MaskProb):
+    """Masked language modelling and next sentence prediction."""
 
-    kind: Literal["masked+order"] = "masked+order"
-    rate: float = 0.15
-    choose: Choose = "tokens"
-    versions: int | None = None
-    short: float = 0.1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PermutedSettings:
-    """Tokens in any order, in two streams."""
-
-    kind: Literal["permuted"] = "permuted"
+    kind: Literal["mlm+nsp"] = "mlm+nsp"
+    mask_prob: float = 0.15  # share of the tokens that are masked
+    mask_unit: MaskUnit = "tokens"  # what is masked together: tokens, whole words, or spans of words
+    num_static_masks: int | None = None  # sets of pairs with their masks, used in turn; none: new ones in each epoch
+    short_seq_prob: float = 0.1  # probability that the pairs of a document are shorter than max_seq_length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SpansSettings(_Rate):
-    """Spans that a decoder writes."""
+class MlmSopSettings(_MaskProb):
+    """Masked language modelling and sentence order prediction."""
 
-    kind: Literal["spans"] = "spans"
-    rate: float = 0.15
-    mean: float = 3.0  # tokens of a span
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CausalSettings:
-    """The next token."""
-
-    kind: Literal["causal"] = "causal"
+    kind: Literal["mlm+sop"] = "mlm+sop"
+    mask_prob: float = 0.15  # share of the tokens that are masked
+    mask_unit: MaskUnit = "tokens"  # what is masked together: tokens, whole words, or spans of words
+    num_static_masks: int | None = None  # sets of pairs with their masks, used in turn; none: new ones in each epoch
+    short_seq_prob: float = 0.1  # probability that the pairs of a document are shorter than max_seq_length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReplacedSettings(_Rate):
-    """Tokens that a small generator replaced."""
+class PlmSettings:
+    """Permuted language modelling, with two-stream attention."""
 
-    kind: Literal["replaced"] = "replaced"
-    rate: float = 0.15
-    weight: float = 50.0  # of the discriminator's term
-    part: float = 0.25  # of the model's width, heads and inner width: the generator
+    kind: Literal["plm"] = "plm"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpanCorruptionSettings(_MaskProb):
+    """Span corruption: a decoder writes the spans that were taken out."""
+
+    kind: Literal["span_corruption"] = "span_corruption"
+    mask_prob: float = 0.15  # share of the tokens that are taken out (noise density)
+    mean_noise_span_length: float = 3.0  # tokens of a span
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClmSettings:
+    """Causal language modelling."""
+
+    kind: Literal["clm"] = "clm"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RtdSettings(_MaskProb):
+    """Replaced token detection: a small generator fills masked tokens, and the model finds the replaced ones."""
+
+    kind: Literal["rtd"] = "rtd"
+    mask_prob: float = 0.15  # share of the tokens that are masked for the generator
+    disc_weight: float = 50.0  # weight of the discriminator's loss; the generator's is 1
+    generator_size: float = 0.25  # the generator's width, heads and inner width as a share of the model's
 
 
 ObjectiveSettings = (
-    MaskedSettings
-    | NextSettings
-    | OrderSettings
-    | PermutedSettings
-    | SpansSettings
-    | CausalSettings
-    | ReplacedSettings
+    MlmSettings
+    | MlmNspSettings
+    | MlmSopSettings
+    | PlmSettings
+    | SpanCorruptionSettings
+    | ClmSettings
+    | RtdSettings
     | DistillationSettings
 )
 OBJECTIVES: dict[str, type] = {
-    "masked": MaskedSettings,
-    "masked+next": NextSettings,
-    "masked+order": OrderSettings,
-    "permuted": PermutedSettings,
-    "spans": SpansSettings,
-    "causal": CausalSettings,
-    "replaced": ReplacedSettings,
+    "mlm": MlmSettings,
+    "mlm+nsp": MlmNspSettings,
+    "mlm+sop": MlmSopSettings,
+    "plm": PlmSettings,
+    "span_corruption": SpanCorruptionSettings,
+    "clm": ClmSettings,
+    "rtd": RtdSettings,
     "distillation": DistillationSettings,
 }
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
@@ -128,15 +130,15 @@ SIZES: dict[str, tuple[int, int, int]] = {  # layers, width, heads (Turc et al. 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSettings:
-    """What is trained: a fresh model of a family and a size, or a trained one that goes on."""
+    """The model that is trained: a family and a size with random weights, or a trained model."""
 
-    start: str = ""  # a model folder, or NAME@REVISION on the hub, that goes on; "": a fresh model
-    family: str = ""  # "": the one that fits the objective
+    init_from: str = ""  # model to train further: a folder, or NAME@REVISION on the hub; "": random weights
+    family: str = ""  # "": the usual one of the objective
     size: Size = "mini"
-    layers: int | None = None  # instead of the size's
-    width: int | None = None
-    heads: int | None = None
-    dropout: float = 0.0  # while pre-training; the model that is saved has its family's own
+    layers: int | None = None  # none: those of the size
+    width: int | None = None  # none: that of the size
+    heads: int | None = None  # none: those of the size
+    dropout: float = 0.0  # probability while pre-training; the saved model has its family's own
 
     def __post_init__(self) -> None:
         layers, width, heads = self.shape
@@ -157,17 +159,19 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """A part of the run with settings of its own; what is none stays as it was at the beginning of the run."""
+    """A part of the training with settings of its own; none: the setting of the run."""
 
-    after: float  # share of the run after which it begins
-    length: int | None = None
-    batch_size: int | None = None  # rows of a step
-    mask_prob: float | None = None
-    term_weights: TermWeights | None = None
+    start_fraction: float  # share of the training, 0 to 1, after which the phase begins
+    max_seq_length: int | None = None  # tokens of a sequence, at most
+    batch_size: int | None = None  # packed rows of a step
+    mask_prob: float | None = None  # share of the tokens that are masked
+    term_weights: TermWeights | None = None  # weights of the terms of a distillation
 
     def __post_init__(self) -> None:
-        if not 0 < self.after < 1:
-            raise HeedfulError(f"after is {self.after}; expected a share of the run between 0 and 1")
+        if not 0 < self.start_fraction < 1:
+            raise HeedfulError(
+                f"start_fraction is {self.start_fraction}; expected a share of the training between 0 and 1"
+            )
         if self.batch_size is not None and self.batch_size < 1:
             raise HeedfulError(f"batch_size is {self.batch_size}; expected a whole number from 1")
         if self.mask_prob is not None and not 0 < self.mask_prob < 1:
@@ -178,34 +182,34 @@ class Phase:
 class PretrainSettings:
     """Everything that decides what a run does."""
 
-    data: tuple[str, ...] = ()  # files and folders of text, or a corpus that was made before
-    objective: ObjectiveSettings = MaskedSettings()
+    data: tuple[str, ...] = ()  # files and folders of text, or the folder of a corpus
+    objective: ObjectiveSettings = MlmSettings()
     model: ModelSettings = ModelSettings()
-    tokenizer: str = ""  # the folder of one; "": the started model's, or one trained on the corpus
-    vocabulary: TokenizerSettings = VOCABULARY  # of one that is trained
+    tokenizer: str = ""  # folder of a tokenizer; "": that of model.init_from, or a new one trained on the text
+    vocabulary: TokenizerSettings = VOCABULARY  # settings of a new tokenizer
     characters: int = 30_000_000  # that it is trained on, at most, from all over the text
     corpus: CorpusSettings = CORPUS
-    length: int = 128  # tokens of a sequence, at most
-    phases: tuple[Phase, ...] = ()  # longer sequences towards the end, say
-    row: int = 1024  # tokens of a sample: several whole sequences that fill it
-    sequences: int | None = None  # of a row, filled up, so that no shape ever changes; none: as many as fit
-    held_out: float = 0.01  # share of the documents that are measured and not learned from
-    held_tokens: int = 100_000  # of them, at most, in an evaluation
-    evaluate: int = 500  # steps between two evaluations
-    probes: tuple[Probe, ...] = ()
+    max_seq_length: int = 128  # tokens of a sequence, at most
+    phases: tuple[Phase, ...] = ()  # later parts of the training with other settings, as longer sequences
+    pack_length: int = 1024  # tokens of a packed row: several whole sequences, end to end
+    sequences_per_pack: int | None = None  # sequences of a packed row, padded to one shape; none: as many as fit
+    eval_fraction: float = 0.01  # share of the documents that are the validation split
+    eval_tokens: int = 100_000  # tokens of an evaluation, at most
+    eval_every_steps: int = 500  # steps between evaluations
+    probes: tuple[Probe, ...] = ()  # small labelled files that frozen vectors are scored on at each evaluation
     train: TrainSettings = TrainSettings()
     fit: FitSettings = FitSettings(keep="last")
 
     def __post_init__(self) -> None:
         lengths = self.lengths
-        shares = [phase.after for phase in self.phases]
+        shares = [phase.start_fraction for phase in self.phases]
         for name, right, expected in (
-            ("length", min(lengths) >= 8, "8 tokens or more in each phase"),
+            ("max_seq_length", min(lengths) >= 8, "8 tokens or more in each phase"),
             ("phases", shares == sorted(set(shares)), "each phase after the one before it"),
-            ("row", self.row >= 8, "8 tokens or more"),
-            ("held_out", 0 < self.held_out < 1, "a share between 0 and 1"),
-            ("held_tokens", self.held_tokens >= 1, "a whole number from 1"),
-            ("evaluate", self.evaluate >= 1, "a whole number from 1"),
+            ("pack_length", self.pack_length >= 8, "8 tokens or more"),
+            ("eval_fraction", 0 < self.eval_fraction < 1, "a share between 0 and 1"),
+            ("eval_tokens", self.eval_tokens >= 1, "a whole number from 1"),
+            ("eval_every_steps", self.eval_every_steps >= 1, "a whole number from 1"),
             ("characters", self.characters >= 1, "a whole number from 1"),
         ):
             if not right:
@@ -215,13 +219,15 @@ class PretrainSettings:
         for phase in self.phases:
             if phase.term_weights is not None and not isinstance(self.objective, DistillationSettings):
                 raise HeedfulError(f'term_weights of a phase is for objective.kind = "distillation", not "{self.kind}"')
-            if phase.mask_prob is not None and not hasattr(self.objective, "choose"):
+            if phase.mask_prob is not None and not hasattr(self.objective, "mask_unit"):
                 raise HeedfulError(f'mask_prob of a phase is for objectives with masked tokens, not "{self.kind}"')
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """The length of each phase, the first one's in front."""
-        return self.length, *(self.length if phase.length is None else phase.length for phase in self.phases)
+        return self.max_seq_length, *(
+            self.max_seq_length if phase.max_seq_length is None else phase.max_seq_length for phase in self.phases
+        )
 
     @property
     def kind(self) -> str:
@@ -235,8 +241,7 @@ class PretrainSettings:
         for phase in self.phases:
             made: Any = self.objective
             if phase.mask_prob is not None:
-                name = "mask_prob" if isinstance(made, DistillationSettings) else "rate"
-                made = replace(made, **{name: phase.mask_prob})
+                made = replace(made, mask_prob=phase.mask_prob)
             if phase.term_weights is not None:
                 made = replace(made, term_weights=phase.term_weights)
             found.append(made)
@@ -245,8 +250,8 @@ class PretrainSettings:
     @property
     def text(self) -> tuple[Any, ...]:
         """What decides which tokenizer and which corpus a run makes, beside the bytes of its files."""
-        spans = isinstance(self.objective, SpansSettings)
-        return self.data, self.corpus, self.tokenizer, self.model.start, self.vocabulary, self.characters, spans
+        spans = isinstance(self.objective, SpanCorruptionSettings)
+        return self.data, self.corpus, self.tokenizer, self.model.init_from, self.vocabulary, self.characters, spans
 
 
 def defaults(objective: str, width: int, *, going_on: bool) -> PretrainSettings:
@@ -258,7 +263,7 @@ def defaults(objective: str, width: int, *, going_on: bool) -> PretrainSettings:
     kind = OBJECTIVES[objective]
     return PretrainSettings(
         objective=kind(teacher="?") if kind is DistillationSettings else kind(),
-        vocabulary=replace(VOCABULARY, kind="bpe") if kind is CausalSettings else VOCABULARY,  # as published
+        vocabulary=replace(VOCABULARY, kind="bpe") if kind is ClmSettings else VOCABULARY,  # as published
         train=TrainSettings(
             length=Steps(count=10_000),
             batch=4,
@@ -298,7 +303,7 @@ def overrides_of(
         flags[f"--for {duration}"] = {"train.length": {"kind": "minutes", "count": minutes(duration)}}
     for option, given, path in (
         ("--size", size, "model.size"),
-        ("--model", model, "model.start"),
+        ("--model", model, "model.init_from"),
         ("--tokenizer", tokenizer, "tokenizer"),
         ("--teacher", teacher, "objective.teacher"),
     ):
@@ -310,16 +315,17 @@ def overrides_of(
 def settled(data: str | Path | Sequence[str | Path] = (), **given: Any) -> PretrainSettings:
     """Return the defaults with overrides laid over them; the arguments are those of `overrides_of`."""
     overrides = overrides_of(data, **given)
-    first = overrides.resolve(defaults("masked", 256, going_on=False))
+    first = overrides.resolve(defaults("mlm", 256, going_on=False))
     model, kind = first.settings.model, first.settings.objective.kind
-    if first.has("model.size") and model.start:
+    if first.has("model.size") and model.init_from:
         raise SettingError(
-            f"model.size would change nothing: {model.start} has a shape of its own; leave it out", path="model.size"
+            f"model.size would change nothing: {model.init_from} has a shape of its own; leave it out",
+            path="model.size",
         )
     width = model.shape[1]
-    if model.start and not first.has("train.optimiser.rate"):
-        width = _width(model.start)
-    usual = replace(defaults(kind, width, going_on=bool(model.start)), objective=first.settings.objective)
+    if model.init_from and not first.has("train.optimiser.rate"):
+        width = _width(model.init_from)
+    usual = replace(defaults(kind, width, going_on=bool(model.init_from)), objective=first.settings.objective)
     return overrides.resolve(usual).settings
 
 

@@ -168,8 +168,8 @@ class TeacherRun:
             term_weights={term: getattr(weights, term) for term in weights.names},
             masked_sequence_prob=asked.masked_sequence_prob,
             vectors=self._cache(name, rows) if replace(self, settings=asked).reads_cached else None,
-            rate=asked.mask_prob,
-            choose=asked.mask_unit,
+            mask_prob=asked.mask_prob,
+            mask_unit=asked.mask_unit,
             count=masks["count"],
         )
 

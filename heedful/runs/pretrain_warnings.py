@@ -16,7 +16,7 @@ REPEATED = 0.2  # share of repeated segments from which it stalls too
 
 def warn_of_stalling(settings: PretrainSettings, corpus: Corpus, samples: Sequence[Sample]) -> None:
     """Warn of steps with few sequences and of repeated text, which are known to stall masked language modelling."""
-    if not hasattr(settings.objective, "choose") or "masked" not in settings.kind.replace("mlm", "masked"):
+    if "mlm" not in settings.kind.split("+"):
         return
     probe = [samples[number] for number in range(min(8, len(samples)))]
     sequences = settings.train.batch * sum(len(each.bounds) - 1 for each in probe) / len(probe)
@@ -30,7 +30,7 @@ def warn_of_stalling(settings: PretrainSettings, corpus: Corpus, samples: Sequen
     repeated = corpus.about.get("repeated", {})
     worst = max(repeated, key=lambda name: repeated[name], default=None)
     if worst is not None and repeated[worst] >= REPEATED:
-        remedy = 'set corpus.duplicates = "exact", or ' if repeated.get("documents", 0.0) >= REPEATED else ""
+        remedy = 'set corpus.dedup = "exact", or ' if repeated.get("documents", 0.0) >= REPEATED else ""
         warnings.warn(
             f"{100 * repeated[worst]:.0f} % of the {worst} of this text are repeated: on repeated lines masked "
             f"language modelling is known to stall: {remedy}clean the text",

@@ -61,7 +61,7 @@ def run(plan: Plan) -> Outcome:
             last = list(tests)[-1]  # words that reading alone knows
             for arm in bench.left(ARMS, seed):
                 hidden, replaced, _ = ARMS[arm]
-                made = pieces(given, "masked", seed, steps=steps, full=plan.real is not None)
+                made = pieces(given, "mlm", seed, steps=steps, full=plan.real is not None)
                 remade = partial(shared, hidden=hidden, replaced=replaced)
                 loaded, _losses = started(made, reads=True, remade=remade)
                 found = {name: measured(loaded, given, seed, steps=tuned)[last] for name, measured in MEASURES.items()}

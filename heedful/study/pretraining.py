@@ -12,10 +12,10 @@ from heedful.study.reading import fine_tuned, pieces, started, world
 
 RANDOM = "random weights"
 ARMS = {
-    RANDOM: "masked",
-    "masked tokens": "masked",
-    "masked + next sentence": "masked+next",
-    "masked + sentence order": "masked+order",
+    RANDOM: "mlm",
+    "masked tokens": "mlm",
+    "masked + next sentence": "mlm+nsp",
+    "masked + sentence order": "mlm+sop",
 }
 
 

@@ -67,7 +67,7 @@ def _toy(plan: Plan, folder: Path, seed: int, few: int) -> World:
     old, new = ({*FINE[half], *POOR[half]} for half in (slice(0, 5), slice(5, 10)))
     train = _of(data["train"], old, new)[:few]
     known, unknown = _of(data["test"], old, new)[:many], _of(data["test"], new, old)[:many]
-    settings = CorpusSettings(documents="blank")
+    settings = CorpusSettings(sample_by="paragraph")
     corpus = build([folder / "stories.txt"], tokenizer, folder / "corpus", settings, processes=1)
     about = (
         f"{len(documents):,} toy stories are read; then {len(train)} labelled toy texts, which have half of the words "
@@ -117,8 +117,9 @@ def pieces(given: World, objective: str, seed: int, *, steps: int, full: bool) -
         ["text"],
         objective=objective,
         assignments=[
-            f"model.family={USUAL['masked']}", f"model.layers={layers}", f"model.width={width}",
-            f"model.heads={heads}", f"length={length}", f"row={8 * length}", "held_out=0.1",
+            f"model.family={USUAL['mlm']}", f"model.layers={layers}", f"model.width={width}",
+            f"model.heads={heads}", f"max_seq_length={length}", f"pack_length={8 * length}",
+            "eval_fraction=0.1",
         ],
     )  # fmt: skip
     how = replace(settings.train, length=Steps(count=steps), batch=2, precision="float32", seed=seed)

@@ -175,7 +175,7 @@ class Trainer:
         """One update over one batch of samples."""
         start = time.perf_counter()
         self._enter()
-        mine = self._gradients(self.order.turn(self.step - self._begun, self.objective.versions))
+        mine = self._gradients(self.order.turn(self.step - self._begun, self.objective.num_static_masks))
         gradients = self._together.gradients()
         everyone = self.ranks.numbers(*mine, self._tokens, self.stopping)
         losses, counts, tokens, budgets, stops = zip(*everyone, strict=True)

@@ -368,23 +368,33 @@ SMALL = settings(
     train__length__count=30,
     train__batch=4,
     train__precision="float32",
-    length=32,
-    row=64,
-    held_out=0.1,
-    evaluate=10,
+    max_seq_length=32,
+    pack_length=64,
+    eval_fraction=0.1,
+    eval_every_steps=10,
     vocabulary__vocabulary=400,
-    corpus__documents="blank",
+    corpus__sample_by="paragraph",
 )
+KINDS_BEFORE = {  # names of objectives in the other checkout, which name the probes
+    "mlm": "masked",
+    "mlm+nsp": "masked+next",
+    "mlm+sop": "masked+order",
+    "plm": "permuted",
+    "span_corruption": "spans",
+    "clm": "causal",
+    "rtd": "replaced",
+    "distillation": "distillation",
+}
 OBJECTIVES: dict[str, list[str]] = {
     "masked": [],
-    "masked words": settings(objective__choose="words", objective__versions=2, model__dropout=0.1),
-    "masked spans": settings(objective__choose="spans"),
-    "masked+next": settings(objective__short=0.3),
+    "masked words": settings(objective__mask_unit="words", objective__num_static_masks=2, model__dropout=0.1),
+    "masked spans": settings(objective__mask_unit="spans"),
+    "masked+next": settings(objective__short_seq_prob=0.3),
     "masked+order": [],
     "permuted": [],
-    "spans": settings(objective__mean=2.0),
+    "spans": settings(objective__mean_noise_span_length=2.0),
     "causal": [],
-    "replaced": settings(objective__weight=20.0),
+    "replaced": settings(objective__disc_weight=20.0),
 }
 
 
@@ -396,7 +406,8 @@ def pretraining(work: Path, quick: bool) -> Probes:
         if quick and name not in ("masked words", "causal", "replaced"):
             continue
         out = work / name.replace(" ", "-")
-        kind = name.partition(" ")[0]
+        before = name.partition(" ")[0]
+        kind = next(new for new, old in KINDS_BEFORE.items() if old == before)
         call("pretrain", text, "--objective", kind, "--out", out, *SMALL, *given)
         found[name] = run_of(out)
     if not quick:
@@ -407,7 +418,7 @@ def pretraining(work: Path, quick: bool) -> Probes:
 def taught(work: Path, text: Path) -> Probes:
     """All terms of an encoder's distillation from plain text, in two phases."""
     teacher = make_encoder(work / "teacher", "bare")
-    phase = "[{after = 0.5, mask_prob = 0.3, term_weights = {mlm = 2.0, hidden_states = 0.0}}]"
+    phase = "[{start_fraction = 0.5, mask_prob = 0.3, term_weights = {mlm = 2.0, hidden_states = 0.0}}]"
     terms = "mlm+hidden_states+sentence_embedding+pair_similarity"
     given = ["--objective", terms, "--teacher", teacher, "--tokenizer", teacher, *settings(phases=phase)]
     out = work / "taught"
@@ -507,8 +518,8 @@ def drawing(work: Path, quick: bool) -> Probes:
     samples = [Sample.of([each], [kinds]) for each, kinds in zip(ids, types, strict=True)]
     for name, objective in (
         ("masked tokens", Masked(tokenizer=words)),
-        ("masked words", Masked(tokenizer=words, rate=0.3, choose="words")),
-        ("masked spans", Masked(tokenizer=words, rate=0.3, choose="spans")),
+        ("masked words", Masked(tokenizer=words, mask_prob=0.3, mask_unit="words")),
+        ("masked spans", Masked(tokenizer=words, mask_prob=0.3, mask_unit="spans")),
         ("causal", Causal(tokenizer=words)),
         ("permuted", Permuted(tokenizer=words, share=0.3)),
     ):
@@ -670,7 +681,7 @@ def defaults(work: Path, quick: bool) -> Probes:
             made, _ = settings.defaults(name, examples, fresh=False)
             found[f"finetune, {name}, {examples}"] = to_mapping(made)
     for name in pretrain_settings.OBJECTIVES:
-        found[f"pretrain, {name}"] = to_mapping(pretrain_settings.defaults(name, 256, going_on=False))
+        found[f"pretrain, {KINDS_BEFORE[name]}"] = to_mapping(pretrain_settings.defaults(name, 256, going_on=False))
     found["distil"] = to_mapping(DistilSettings(task=settings.TASKS["classify"](), teacher="t"))
     found["distil, masked"] = to_mapping(MaskedDistilSettings(teacher="t"))
     found |= {f"losses, {name}": to_mapping(losses) for name, losses in RECIPES.items()}

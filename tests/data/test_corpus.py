@@ -113,13 +113,13 @@ LAYOUT = "One came.\nTwo came.\n\nThree came.\n\n\nFour\nFive came.\n"
 
 @pytest.mark.parametrize(
     ("form", "documents", "paragraphs", "segments"),
-    [("lines", 5, 5, 5), ("blank", 3, 3, 5), ("auto", 3, 3, 5), ("file", 1, 3, 4)],
+    [("line", 5, 5, 5), ("paragraph", 3, 3, 5), ("auto", 3, 3, 5), ("document", 1, 3, 4)],
 )
 def test_layouts_of_text(
     tmp_path: Path, tokenizer: Tokenizer, form: Any, documents: int, paragraphs: int, segments: int
 ) -> None:
     (tmp_path / "a.txt").write_text(LAYOUT)
-    corpus = build([tmp_path / "a.txt"], tokenizer, tmp_path / "out", CorpusSettings(documents=form))
+    corpus = build([tmp_path / "a.txt"], tokenizer, tmp_path / "out", CorpusSettings(sample_by=form))
     counts = (len(corpus), int(corpus.paragraphs.sum()), len(corpus.paragraphs))
     assert counts == (documents, paragraphs, segments)
     if form == "auto":
@@ -129,15 +129,15 @@ def test_layouts_of_text(
 @pytest.mark.parametrize(
     ("head", "expected"),
     [
-        ("one\ntwo\nthree", "lines"),
-        ("one", "lines"),
-        ("\n\none\n\n\n", "file"),
-        ("A line that goes on\nto the next.\n\nAnd one more that\ngoes on too.\n", "file"),
-        ("A paragraph. On one line.\n\nAnother. Paragraph.\n\nAnd one.", "file"),
-        ("A.\nB!\nC?\n\nD.\n“E.”\n", "blank"),
-        ("One.\x85\nTwo.\nThree.\n", "lines"),
-        ("One.\x0cOne\u2028One.\r\nTwo.\x1c\r\n", "lines"),
-        ("A.\u2028B.\n\u2028\nD.\nE.\n", "blank"),
+        ("one\ntwo\nthree", "line"),
+        ("one", "line"),
+        ("\n\none\n\n\n", "document"),
+        ("A line that goes on\nto the next.\n\nAnd one more that\ngoes on too.\n", "document"),
+        ("A paragraph. On one line.\n\nAnother. Paragraph.\n\nAnd one.", "document"),
+        ("A.\nB!\nC?\n\nD.\n“E.”\n", "paragraph"),
+        ("One.\x85\nTwo.\nThree.\n", "line"),
+        ("One.\x0cOne\u2028One.\r\nTwo.\x1c\r\n", "line"),
+        ("A.\u2028B.\n\u2028\nD.\nE.\n", "paragraph"),
     ],
 )
 def test_auto_looks_at_the_beginning(head: str, expected: str) -> None:
@@ -171,7 +171,7 @@ def test_a_document_without_end_is_cut_and_counted(
 ) -> None:
     monkeypatch.setattr(documents, "LONGEST", 1000)
     (tmp_path / "a.txt").write_text("Rain fell on the harbour.\n" * 100)
-    corpus = build([tmp_path / "a.txt"], tokenizer, tmp_path / "out", CorpusSettings(documents="file"))
+    corpus = build([tmp_path / "a.txt"], tokenizer, tmp_path / "out", CorpusSettings(sample_by="document"))
     assert corpus.about["cut"] == 7 and len(corpus) == 8
     assert corpus.about["counts"]["segments"] == 100
 
@@ -249,7 +249,7 @@ def test_a_folder_is_known_to_hold_a_corpus(
         ({"a.jsonl": '{"text": " "}'}, r"a.jsonl: no document is left: 0 are too short, 1 have no text, 0 are bad"),
         (
             {"a.jsonl": '{"body": "x"}'},
-            'a.jsonl: which column is the text.*say --set corpus.column=NAME, one of "body"',
+            'a.jsonl: which column is the text.*say --set corpus.text_column=NAME, one of "body"',
         ),
         ({"a.txt": "a\0" * 99}, "if this is UTF-16, say iconv -f utf-16le -t utf-8"),
     ],
@@ -265,15 +265,15 @@ def test_what_cannot_be_built(tmp_path: Path, tokenizer: Tokenizer, files: dict[
 def test_a_column_is_given(tmp_path: Path, tokenizer: Tokenizer) -> None:
     given = invented(2)
     corpus = build(
-        [jsonl(tmp_path / "a.jsonl", given, "body")], tokenizer, tmp_path / "out", CorpusSettings(column="body")
+        [jsonl(tmp_path / "a.jsonl", given, "body")], tokenizer, tmp_path / "out", CorpusSettings(text_column="body")
     )
     assert texts(corpus, tokenizer) == plain(tokenizer, *given)
 
 
 def test_settings_are_settings() -> None:
-    made = CorpusSettings(duplicates="near", shortest=3)
+    made = CorpusSettings(dedup="near", min_document_chars=3)
     assert settings.read(CorpusSettings, settings.to_mapping(made), source="test") == made
-    for wrong in ({"similarity": 0.1}, {"shortest": -1}, {"shard": 0}):
+    for wrong in ({"jaccard_threshold": 0.1}, {"min_document_chars": -1}, {"shard_chars": 0}):
         with pytest.raises(HeedfulError, match=f"^{next(iter(wrong))} is "):
             CorpusSettings(**wrong)
 
@@ -287,16 +287,16 @@ def test_duplicates_and_short_ones_are_left_out(tmp_path: Path, tokenizer: Token
     assert near
     file = jsonl(tmp_path / "a.jsonl", [*given, "Rain.", "", *near, *given[:5], "  " + given[7]])
     long = sum(len(text) >= 20 for text in given)
-    for duplicates, exact, alike in (("keep", 0, 0), ("exact", 6, 0), ("near", 6, len(near))):
-        chosen = CorpusSettings(duplicates=duplicates, shortest=20, shard=2000)
+    for duplicates, exact, alike in (("none", 0, 0), ("exact", 6, 0), ("near", 6, len(near))):
+        chosen = CorpusSettings(dedup=duplicates, min_document_chars=20, shard_chars=2000)
         seen: list[Progress] = []
         corpus = build([file], tokenizer, tmp_path / duplicates, chosen, told=seen.append)
         left = corpus.about["left_out"]
         assert (left["exact"], left["near"], left["short"], left["empty"]) == (exact, alike, 41 - long, 1)
         assert len(corpus) == 47 + len(near) - (41 - long) - exact - alike
-        assert len(set(corpus.hashes.tolist())) == len(corpus) - (6 if duplicates == "keep" else 0)
+        assert len(set(corpus.hashes.tolist())) == len(corpus) - (6 if duplicates == "none" else 0)
         repeated = corpus.about["repeated"]["documents"]
-        assert repeated == pytest.approx(6 / len(corpus) if duplicates == "keep" else 0)
+        assert repeated == pytest.approx(6 / len(corpus) if duplicates == "none" else 0)
         last = seen[-1]
         assert (last.documents, last.tokens, last.duplicates) == (len(corpus), corpus.count, exact + alike)
         assert last.short == 41 - long + 1 and last.characters == corpus.about["counts"]["characters"]
@@ -322,18 +322,18 @@ def many(tmp_path: Path) -> list[Path]:
     return [first, tmp_path / "b.txt", jsonl(tmp_path / "c.jsonl", given[100:120] + invented(40, seed=9))]
 
 
-@pytest.mark.parametrize("duplicates", ["keep", "near"])
+@pytest.mark.parametrize("duplicates", ["none", "near"])
 def test_processes_make_no_difference(
     many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, duplicates: Any
 ) -> None:
-    chosen = CorpusSettings(duplicates=duplicates, shard=6000)
+    chosen = CorpusSettings(dedup=duplicates, shard_chars=6000)
     alone = build(many, tokenizer, tmp_path / "alone", chosen)
     assert len(alone.about["shards"]) > 5
     monkeypatch.setattr(module, "SMALL", 0)
     build(many, tokenizer, tmp_path / "together", chosen, processes=3)
     assert contents(tmp_path / "together") == contents(tmp_path / "alone")
     assert not [path for path in (tmp_path / "together").rglob("*") if path.name.endswith(".part")]
-    other = build(many, tokenizer, tmp_path / "one", CorpusSettings(duplicates=duplicates))
+    other = build(many, tokenizer, tmp_path / "one", CorpusSettings(dedup=duplicates))
     assert other.tokens(0, other.count).tolist() == alone.tokens(0, alone.count).tolist()
     for name in ("documents", "segments", "paragraphs", "hashes"):
         assert (getattr(other, name) == getattr(alone, name)).all(), name
@@ -343,7 +343,7 @@ def test_processes_make_no_difference(
 def test_it_goes_on_wherever_it_stopped(
     many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    chosen = CorpusSettings(duplicates="near", shard=8000)
+    chosen = CorpusSettings(dedup="near", shard_chars=8000)
     expected = build(many, tokenizer, tmp_path / "whole", chosen)
     left, whole = [after], shards.whole
 
@@ -371,7 +371,7 @@ def test_it_goes_on_wherever_it_stopped(
 def test_a_finished_one_is_reused_and_another_refused(
     many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, chosen = tmp_path / "out", CorpusSettings(shard=8000)
+    out, chosen = tmp_path / "out", CorpusSettings(shard_chars=8000)
 
     def refused(message: str, **more: Any) -> None:
         given = {"files": many, "tokenizer": tokenizer, "settings": chosen} | more
@@ -387,8 +387,10 @@ def test_a_finished_one_is_reused_and_another_refused(
             else:
                 build(many, tokenizer, out, chosen)
         start = f"out: holds {state} that is another one: "
-        both = 'its setting duplicates is "keep", not "exact"; its setting shard is 8000, not 9000. Give another folder'
-        refused(start + both, settings=CorpusSettings(shard=9000, duplicates="exact"))
+        both = (
+            'its setting dedup is "none", not "exact"; its setting shard_chars is 8000, not 9000. Give another folder'
+        )
+        refused(start + both, settings=CorpusSettings(shard_chars=9000, dedup="exact"))
         refused(start + r'its files are \["a.jsonl", "b.txt", "c.jsonl"\], not \["a.jsonl"\]', files=many[:1])
         other = train(invented(50), TokenizerSettings(vocabulary=150))
         refused(start + "its tokenizer gives other ids", tokenizer=other)
@@ -438,7 +440,7 @@ def told(progress):
     if progress.documents:
         print("going", flush=True)
 
-settings = corpus.CorpusSettings(shard=20_000, duplicates="exact")
+settings = corpus.CorpusSettings(shard_chars=20_000, dedup="exact")
 corpus.build(files, Tokenizer.load(folder / "tokenizer"), folder / "out", settings, processes=2, told=told)
 print("done", flush=True)
 """
@@ -475,7 +477,7 @@ def test_a_killed_build_leaves_nothing_behind_and_goes_on(tmp_path: Path, tokeni
     assert said.count("Traceback") == (sent == signal.SIGINT), said
     out = tmp_path / "out"
     assert not (out / "manifest.json").exists() and list((out / "parts").glob("*.npz"))
-    chosen = CorpusSettings(shard=20_000, duplicates="exact")
+    chosen = CorpusSettings(shard_chars=20_000, dedup="exact")
     build(files, tokenizer, out, chosen, processes=1)
     build(files, tokenizer, tmp_path / "whole", chosen, processes=1)
     assert contents(out) == contents(tmp_path / "whole")
@@ -497,7 +499,7 @@ def test_the_death_of_a_worker_is_an_error(
         "a worker was killed by signal 9, at shard [0-9]+: there may be too little memory, so give fewer processes"
     )
     with pytest.raises(HeedfulError, match=message):
-        build(many, tokenizer, tmp_path / "out", CorpusSettings(shard=3000), processes=2, told=told)
+        build(many, tokenizer, tmp_path / "out", CorpusSettings(shard_chars=3000), processes=2, told=told)
     assert children(os.getpid()) == before
 
 

@@ -36,7 +36,7 @@ def bytes_() -> Tokenizer:
 def made(folder: Path, tokenizer: Tokenizer, texts: list[str] = TEXTS, shard: int = 10) -> Corpus:
     file = folder / "texts.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return build([file], tokenizer, folder / "corpus", CorpusSettings(shard=shard))
+    return build([file], tokenizer, folder / "corpus", CorpusSettings(shard_chars=shard))
 
 
 @pytest.mark.parametrize("kind", ["tokenizer", "bytes_"])

@@ -82,8 +82,8 @@ def test_it_learns() -> None:
     losses = [step.loss for step in Trainer(loaded, CAUSAL, samples, settings)]
     assert losses[0] > 4 and losses[-1] < 0.4
     measured = CAUSAL.measure(loaded, CAUSAL.batch(samples, [0, 0, 0]))
-    right, count = measured["next_accuracy"]
-    assert measured["next_loss"][1] == count and right > 0.9 * count
+    right, count = measured["clm_accuracy"]
+    assert measured["clm_loss"][1] == count and right > 0.9 * count
 
 
 def test_a_model_that_sees_what_comes_is_refused() -> None:

@@ -137,7 +137,7 @@ def test_the_loss_is_a_plain_loops() -> None:
     assert float(loss.sum.detach()) / loss.count == pytest.approx(float(expected.detach()), rel=1e-4)
     found = objective.measure(student, batch)
     assert (
-        set(found) == {"masked_loss", "masked_accuracy", "hidden_states_loss"}
+        set(found) == {"mlm_loss", "mlm_accuracy", "hidden_states_loss"}
         and found["hidden_states_loss"][1] == words.count
     )
 
@@ -185,7 +185,7 @@ def test_no_gradient_reaches_the_teacher() -> None:
 def test_the_same_model_has_nothing_to_learn_from_itself() -> None:
     loaded = attach(bare(MANY, 8), "masked").eval()
     teacher = EncoderTeacher(loaded, MANY)
-    objective = distillation(teacher, MANY, 8, rate=1e-3)
+    objective = distillation(teacher, MANY, 8, mask_prob=1e-3)
     project: Any = objective.modules["states"]
     with torch.no_grad():
         project.weight.copy_(torch.eye(8))
@@ -345,7 +345,7 @@ def test_each_term_equals_a_plain_loop() -> None:
 
 def test_some_sequences_stay_unmasked() -> None:
     teacher, rows = EncoderTeacher(bare(MANY, 12), FEW), rows_of(planned())
-    objective = distillation(teacher, FEW, 8, rate=0.3, masked_sequence_prob=0.5)
+    objective = distillation(teacher, FEW, 8, mask_prob=0.3, masked_sequence_prob=0.5)
     masked = []
     for number in range(len(rows)):
         batch = objective.batch([rows[number]], [number])

@@ -45,7 +45,7 @@ CHOICES = ("tokens", "words", "spans")
 @pytest.mark.parametrize("choose", CHOICES)
 def test_trap_26_the_rate_and_80_10_10(words: Tokenizer, choose: Any) -> None:
     sample = rows_of(words, TEXTS)
-    objective = Masked(tokenizer=words, choose=choose)
+    objective = Masked(tokenizer=words, mask_unit=choose)
     free = int(objective.free[sample.tokens].sum())
     hidden = replaced = kept = total = 0
     for key in range(200):
@@ -80,7 +80,7 @@ def test_trap_27_any_token_may_replace_one(words: Tokenizer) -> None:
 
 
 def test_trap_28_whole_words(words: Tokenizer) -> None:
-    sample, objective = rows_of(words, TEXTS), Masked(tokenizer=words, choose="words")
+    sample, objective = rows_of(words, TEXTS), Masked(tokenizer=words, mask_unit="words")
     names = [words.name(int(id)) for id in sample.tokens]
     kinds = []
     for key in range(50):
@@ -98,7 +98,7 @@ def test_trap_28_whole_words(words: Tokenizer) -> None:
 
 def test_spans_are_of_words_and_of_one_kind(words: Tokenizer) -> None:
     """A span begins and ends where words do, but for the last one that is drawn; its pieces are treated alike."""
-    sample, objective = rows_of(words, TEXTS), Masked(tokenizer=words, choose="spans", rate=0.3)
+    sample, objective = rows_of(words, TEXTS), Masked(tokenizer=words, mask_unit="spans", mask_prob=0.3)
     names = [words.name(int(id)) for id in sample.tokens]
     pieces = max(len(each.ids) - 2 for each in words.encode_batch([w for text in TEXTS for w in text.split()]))
     longest = inside = cut = 0
@@ -129,7 +129,7 @@ def test_what_follows_a_lines_end_is_a_word_of_its_own() -> None:
     after = [place for place in range(1, len(names)) if names[place - 1] == "\u010a"]
     assert [names[place][0] for place in after] == ["T", "\u010a", "n"]
     assert own.starts(sample.tokens)[after].all() and own.continues[sample.tokens[after[::2]]].all()
-    objective = Masked(tokenizer=own, choose="words", rate=0.5)
+    objective = Masked(tokenizer=own, mask_unit="words", mask_prob=0.5)
     chosen = [set(objective._draw(sample, key)[0].tolist()) for key in range(40)]
     for place in after:
         assert any((place in each) != (place - 1 in each) for each in chosen)
@@ -150,14 +150,14 @@ def test_trap_32_masks_depend_on_the_key_alone(one: int, two: int) -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(HeedfulError, match=r"rate is 1\.5; expected a share of the tokens between 0 and 1"):
-        Masked(tokenizer=tokenizer(), rate=1.5)
+    with pytest.raises(HeedfulError, match=r"mask_prob is 1\.5; expected a share of the tokens between 0 and 1"):
+        Masked(tokenizer=tokenizer(), mask_prob=1.5)
     plain = {"[UNK]": 0, "[MASK]": 1, "a": 2}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(plain, unk_token="[UNK]"))
     odd = Tokenizer(backend, {"mask_token": "[MASK]"})
-    Masked(tokenizer=odd, choose="spans")
+    Masked(tokenizer=odd, mask_unit="spans")
     with pytest.raises(HeedfulError, match="does not tell where words begin"):
-        Masked(tokenizer=odd, choose="words")
+        Masked(tokenizer=odd, mask_unit="words")
 
 
 # -- parity -----------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def pairs() -> list[Sample]:
 def test_both_terms_are_those_of_transformers(tmp_path: Path, family: str, architecture: str, second: str) -> None:
     theirs = save_tiny(tmp_path, family, architecture, torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
-    objective = MaskedPairs(tokenizer=tokenizer(), name="next")
+    objective = MaskedPairs(tokenizer=tokenizer(), name="nsp")
     batch = objective.batch(pairs(), [1, 2])
     loss = objective.loss(ours, batch)
     loss.sum.backward()
@@ -214,8 +214,8 @@ def test_terms_are_means_over_the_whole_step(tmp_path: Path) -> None:
     total = sum(float(loss.sum.detach()) for loss in losses) / sum(loss.count for loss in losses)
     assert total == pytest.approx(float(whole.sum.detach()) / whole.count, rel=1e-12)
     found = objective.measure(ours, objective.batch(samples, [1, 2]))
-    assert set(found) == {"masked_loss", "masked_accuracy", "next_loss", "next_accuracy"}
-    assert found["next_accuracy"][1] == 3
+    assert set(found) == {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
+    assert found["nsp_accuracy"][1] == 3
 
 
 def test_lengths_of_spans_are_those_of_the_published_code(words: Tokenizer) -> None:

@@ -56,7 +56,7 @@ def discriminator() -> Loaded:
 
 def made(loaded: Loaded, **settings: Any) -> Replaced:
     """With a tied generator half as wide."""
-    return Replaced(tokenizer=tokenizer(), generator=tied_generator(loaded, part=0.5, seed=2), **settings)
+    return Replaced(tokenizer=tokenizer(), generator=tied_generator(loaded, generator_size=0.5, seed=2), **settings)
 
 
 ONE = made(discriminator())
@@ -130,7 +130,7 @@ def pair(folder: Path, tied: bool) -> tuple[Loaded, Loaded, Any, Any]:
     save_tiny(folder / "one", "electra", "ElectraForPreTraining", torch.float64)
     ours = heedful.load(folder / "one", dtype=torch.float64)
     if tied:
-        generator = tied_generator(ours, part=0.5)
+        generator = tied_generator(ours, generator_size=0.5)
         randomise(generator)
     else:
         small = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
@@ -201,7 +201,7 @@ def test_right_and_counts() -> None:
     objective = made(loaded)
     batch = objective.batch([sample(list(range(5, 45)))], [3])
     generator, judged = objective.terms(loaded, batch)
-    assert (generator.name, judged.name) == ("generator", "replaced")
+    assert (generator.name, judged.name) == ("generator", "rtd")
     assert (len(generator.losses), len(judged.losses)) == batch.counts == (6, 42)
     assert judged.right is not None and torch.equal(judged.right, judged.losses < np.log(2))
 
@@ -227,10 +227,10 @@ def test_a_tied_generator_shares_the_embedding_and_is_smaller() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     loaded = discriminator()
-    with pytest.raises(HeedfulError, match=r"part is 4\.0; expected the generator's share of the width"):
-        tied_generator(loaded, part=4.0)
-    with pytest.raises(HeedfulError, match=r"rate is 15\.0; expected a share"):
-        Replaced(tokenizer=tokenizer(), generator=loaded, rate=15.0)
+    with pytest.raises(HeedfulError, match=r"generator_size is 4\.0; expected a share of the width"):
+        tied_generator(loaded, generator_size=4.0)
+    with pytest.raises(HeedfulError, match=r"mask_prob is 15\.0; expected a share"):
+        Replaced(tokenizer=tokenizer(), generator=loaded, mask_prob=15.0)
     model = replace(loaded.config.model, encoder=None, decoder=loaded.config.model.encoder)
     with pytest.raises(HeedfulError, match="is an encoder alone, and this model is not"):
         tied_generator(create(replace(loaded.config, model=model)))
@@ -298,7 +298,7 @@ def test_both_learn() -> None:
     assert count == loaded.count() + objective.generator.count() - shared
     measured = objective.measure(loaded, objective.batch(samples, [1, 2, 3, 4]))
     means = {name: total / number for name, (total, number) in measured.items()}
-    assert losses[0] > 30 and means["generator_loss"] < 1.5 and means["replaced_loss"] < 0.1
+    assert losses[0] > 30 and means["generator_loss"] < 1.5 and means["rtd_loss"] < 0.1
 
 
 def test_nothing_to_hide() -> None:

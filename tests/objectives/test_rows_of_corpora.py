@@ -233,10 +233,10 @@ def test_trap_29_a_chunk_of_one_segment_has_nothing_that_follows(tmp_path: Path,
 
 def test_trap_29_nothing_is_lost_but_what_truncation_cut(corpus: Corpus, tokenizer: Tokenizer) -> None:
     """Segments that a random part displaced come back: without truncation, every one is used in every epoch."""
-    made = pairs(corpus, tokenizer, length=1000, size=1000, short=0.9)
+    made = pairs(corpus, tokenizer, length=1000, size=1000, short_seq_prob=0.9)
     for swapped in (False, True):
         for epoch in range(5):
-            made = pairs(corpus, tokenizer, length=1000, size=1000, short=0.9, swapped=swapped)
+            made = pairs(corpus, tokenizer, length=1000, size=1000, short_seq_prob=0.9, swapped=swapped)
             used = np.zeros(corpus.count, dtype=int)
             for ((a, b), (c, d)), label in planned(made, epoch):
                 used[a:b] += 1
@@ -274,7 +274,7 @@ def test_trap_29_a_tenth_is_short(tmp_path: Path, tokenizer: Tokenizer) -> None:
     for short in (0.0, 0.1, 0.5):
         less = []
         for epoch in range(10):
-            made = pairs(long, tokenizer, length=128, size=128, short=short, swapped=True)
+            made = pairs(long, tokenizer, length=128, size=128, short_seq_prob=short, swapped=True)
             room, lengths = made.frame.room(128), dict[int, list[int]]()
             for ((a, b), (c, d)), _ in planned(made, epoch):
                 lengths.setdefault(int(owner[a]), []).append((b - a) + (d - c))

@@ -114,7 +114,7 @@ def test_trap_31_15_percent_in_spans_of_3_any_partition_as_likely() -> None:
     lengths = np.bincount([len(span) for each in spans for span in each])
     assert lengths[1] > lengths[2] > lengths[4] > 0  # not all the same
     seen: dict[tuple[int, ...], int] = {}
-    objective = Spans(tokenizer=words(), start=PAD, rate=3 / 8, mean=1.5)
+    objective = Spans(tokenizer=words(), start=PAD, mask_prob=3 / 8, mean_noise_span_length=1.5)
     for key in range(1600):
         source, target = objective.corrupted(sample(list(range(3, 11))), key)
         shape = tuple(place for each in (source, target) for place in (each.tokens > TOP - 30).nonzero()[0].tolist())
@@ -132,7 +132,7 @@ def test_fewer_sentinels_than_spans_make_longer_spans() -> None:
 
 def test_most_of_a_text_may_be_taken() -> None:
     """No span without a kept token before it."""
-    objective = Spans(tokenizer=words(), start=PAD, rate=0.9, mean=1.0)
+    objective = Spans(tokenizer=words(), start=PAD, mask_prob=0.9, mean_noise_span_length=1.0)
     ((source, target),) = parts(objective.batch([sample(list(range(3, 23)))], [1]))
     whole, spans = restored(source, target)
     assert whole == [*range(3, 23), END] and len(spans) == 2 and sum(map(len, spans)) == 18
@@ -141,8 +141,10 @@ def test_most_of_a_text_may_be_taken() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(HeedfulError, match=r"no token <extra_id_0>: .* add them as special tokens \(100 are usual\)"):
         Spans(tokenizer=words(0), start=PAD)
-    with pytest.raises(HeedfulError, match=r"rate is 1.5 and mean 3.0; expected a share below 1"):
-        Spans(tokenizer=words(), start=PAD, rate=1.5)
+    with pytest.raises(
+        HeedfulError, match=r"mask_prob is 1.5 and mean_noise_span_length 3.0; expected a share below 1"
+    ):
+        Spans(tokenizer=words(), start=PAD, mask_prob=1.5)
 
 
 def test_trap_32_a_key_decides_and_nothing_else() -> None:
@@ -193,5 +195,5 @@ def test_it_learns() -> None:
     settings = TrainSettings(length=Steps(count=90), batch=2, optimiser=AdamW(rate=5e-3), precision="float32")
     losses = [step.loss for step in Trainer(loaded, SPANS, samples, settings)]
     assert losses[0] > 3 and sum(losses[-10:]) / 10 < 0.4
-    right, count = SPANS.measure(loaded, SPANS.batch(samples * 4, list(range(8))))["spans_accuracy"]
+    right, count = SPANS.measure(loaded, SPANS.batch(samples * 4, list(range(8))))["span_corruption_accuracy"]
     assert right > 0.85 * count

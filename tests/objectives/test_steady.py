@@ -34,7 +34,9 @@ def test_rows_leave_room_for_what_fills_them_up() -> None:
     assert max(map(len, rows)) <= 5 and max(int(lengths[row].sum()) for row in rows) <= 58
     few = fitted(np.full(100, 3), room, seed=1, most=most)
     assert {len(row) for row in few} == {5}
-    with pytest.raises(HeedfulError, match="sequences is 1; expected a number from 2 to below the 64 of a row"):
+    with pytest.raises(
+        HeedfulError, match="sequences_per_pack is 1; expected a number from 2 to below the 64 of a row"
+    ):
         Steady(sequences=1, pad=0).room(64)
 
 
@@ -57,7 +59,7 @@ def test_the_loss_is_that_without_filling(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertForPreTraining", torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
     plain, filled = sample(8, 9), STEADY.filled(sample(8, 9), 39)
-    objective = MaskedPairs(tokenizer=tokenizer(), rate=0.99, count=20)  # so that both choose all that there are
+    objective = MaskedPairs(tokenizer=tokenizer(), mask_prob=0.99, count=20)  # so that both choose all that there are
     losses = []
     for each in (plain, filled):
         batch = objective.batch([each], [5])
@@ -67,4 +69,4 @@ def test_the_loss_is_that_without_filling(tmp_path: Path) -> None:
     assert losses[0].count == losses[1].count == 13.0
     assert float(losses[0].sum.detach()) == pytest.approx(float(losses[1].sum.detach()), rel=1e-12)
     found = objective.measure(ours, objective.batch([filled], [5]))
-    assert found["next_accuracy"][1] == 2 and found["masked_accuracy"][1] == 13
+    assert found["nsp_accuracy"][1] == 2 and found["mlm_accuracy"][1] == 13

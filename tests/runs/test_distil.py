@@ -299,7 +299,14 @@ def test_another_teacher_cannot_go_on(tmp_path: Path, teacher: Path, labelled: P
         distil(mine, tmp_path / "other.csv", tmp_path / "else", student="bag", assignments=ALONE)
 
 
-SIZES = ("length=16", "row=48", "held_out=0.1", "train.length.count=4", "train.batch=4", "corpus.documents=blank")
+SIZES = (
+    "max_seq_length=16",
+    "pack_length=48",
+    "eval_fraction=0.1",
+    "train.length.count=4",
+    "train.batch=4",
+    "corpus.sample_by=paragraph",
+)
 MASKED = ["verdict.precision=float32", "verdict.texts=4", *(f"pretrain.{each}" for each in SIZES)]
 
 
@@ -315,10 +322,10 @@ def test_hidden_tokens_are_distilled_on_text(tmp_path: Path) -> None:
     teacher, text = of_text(tmp_path)
     wishes = [*MASKED, "student.family=distilbert", "verdict.alone=none"]
     done = distil(teacher, text, tmp_path / "run", student="layers=1", losses="triple", assignments=wishes)
-    assert done.results["verdict"]["main"] == "masked_accuracy"
+    assert done.results["verdict"]["main"] == "mlm_accuracy"
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "Beside its teacher" in card and "going on from 1 of the layers of teacher, taught by teacher:" in card
-    assert "loss.soft = 5.0" in card and "pretrain.length = 16" in card and "model.size" not in card
+    assert "loss.soft = 5.0" in card and "pretrain.max_seq_length = 16" in card and "model.size" not in card
     tensors = [load_file(tmp_path / "run" / each / "model.safetensors") for each in ("start", "model")]
     assert tensors[0].keys() == tensors[1].keys() and any(name.startswith("vocab_transform") for name in tensors[0])
     with pytest.raises(HeedfulError, match="masks are new in each epoch"):
@@ -332,7 +339,7 @@ def test_vocabularies_may_be_padded_differently(tmp_path: Path) -> None:
     teacher, text = of_text(tmp_path)
     rows = [each.config.model.embedding.vocabulary for each in map(load, (teacher, _padded(tmp_path, teacher)))]
     assert rows == [len(VOCABULARY) + SPARE, len(VOCABULARY) + SPARE + 5]
-    for how in (["outputs.keep=none"], ["outputs.keep=disk", "outputs.top=4", "pretrain.objective.versions=1"]):
+    for how in (["outputs.keep=none"], ["outputs.keep=disk", "outputs.top=4", "pretrain.objective.num_static_masks=1"]):
         folder = tmp_path / str(len(how))
         wishes = [*MASKED, "verdict.alone=none", "loss.hard=0", *how]
         distil(teacher, text, folder, student=str(tmp_path / "padded"), assignments=wishes)
@@ -380,7 +387,7 @@ def test_hidden_tokens_are_distilled_where_a_text_was_too_short_before(tmp_path:
 @pytest.mark.slow
 def test_kept_shares_of_hidden_tokens_are_those_that_are_said(tmp_path: Path) -> None:
     teacher, text = of_text(tmp_path)
-    wishes = [*MASKED, "pretrain.objective.versions=2", "loss.hard=0"]
+    wishes = [*MASKED, "pretrain.objective.num_static_masks=2", "loss.hard=0"]
     losses = []
     for how in (["none"], ["disk"], ["disk", "outputs.top=4", "verdict.alone=none"]):
         more, folder = [*wishes, f"outputs.keep={how[0]}", *how[1:]], tmp_path / str(len(losses))
@@ -441,7 +448,7 @@ def test_a_teacher_is_judged_seed_by_seed(student: list[float], alone: list[floa
 
 def test_settings_that_are_wrong_are_told_first() -> None:
     foresee_any(overrides_of("x", assignments=["task.negatives=4"]))
-    foresee_any(overrides_of("x", assignments=["pretrain.length=64"]))
+    foresee_any(overrides_of("x", assignments=["pretrain.max_seq_length=64"]))
     with pytest.raises(HeedfulError, match="temprature"):
         foresee_any(overrides_of("x", assignments=["loss.temprature=4"]))
     with pytest.raises(HeedfulError, match='"tripel" is no recipe of losses'):
@@ -499,10 +506,12 @@ def test_what_can_be_foreseen_is_refused_before_anything_is_written(
     with pytest.raises(HeedfulError, match="other tokens, or other windows, but states compare"):
         distil(teacher, labelled, no, student=str(other), assignments=wishes)
     masked, text = of_text(tmp_path)
-    with pytest.raises(HeedfulError, match=r"pretrain.length is 64, but .* reads 48 tokens"):
-        distil(masked, text, no, student="tiny", assignments=["pretrain.length=64", *MASKED[:2]])
+    with pytest.raises(HeedfulError, match=r"pretrain.max_seq_length is 64, but .* reads 48 tokens"):
+        distil(masked, text, no, student="tiny", assignments=["pretrain.max_seq_length=64", *MASKED[:2]])
     overrides = overrides_of(str(masked), student="layers=1")
-    assert distil_masked._settled(load(masked), overrides, text).pretrain.length == 48, "by default, as it reads"
+    assert distil_masked._settled(load(masked), overrides, text).pretrain.max_seq_length == 48, (
+        "by default, as it reads"
+    )
     assert not no.exists()
 
 
@@ -520,7 +529,7 @@ def test_bad_rows_of_text_are_left_out_where_that_is_asked_for(tmp_path: Path) -
     assert read[0] == read[1], "alone it reads the same text, and no file of the run"
     models = done.results["verdict"]["models"]
     assert models["student"]["quality"]["mean"] == pytest.approx(
-        done.results["splits"]["held out"]["numbers"]["masked_accuracy"], abs=0.02
+        done.results["splits"]["validation"]["numbers"]["mlm_accuracy"], abs=0.02
     )
     assert {each["quality"]["precision"] for each in models.values()} == {"float32"}
 

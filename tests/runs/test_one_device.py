@@ -105,7 +105,7 @@ def test_rewriting(writer: str, tmp_path: Path) -> None:
         finetune.finetune("rewrite", tmp_path / "data.csv", tmp_path / "run", assignments=how)
 
 
-KINDS = ("masked", "masked+next", "masked+order", "causal", "permuted", "replaced", "distillation")
+KINDS = ("mlm", "mlm+nsp", "mlm+sop", "clm", "plm", "rtd", "distillation")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,7 +114,13 @@ def test_objectives(kind: str, tmp_path: Path) -> None:
     trained(documents(60, seed=1), vocabulary=300).save(tmp_path / "words")
     more = {"objective.teacher": make(tmp_path / "teacher", "single")} if kind == "distillation" else {}
     small = {"model.layers": 1, "model.width": 32, "model.heads": 2, "train.batch": 8, "train.precision": "float32"}
-    small |= {"length": 32, "row": 64, "held_out": 0.1, "evaluate": 3, "corpus.documents": "blank"}
+    small |= {
+        "max_seq_length": 32,
+        "pack_length": 64,
+        "eval_fraction": 0.1,
+        "eval_every_steps": 3,
+        "corpus.sample_by": "paragraph",
+    }
     how = [f"{name}={value}" for name, value in (small | more | THERE).items()]
     with pytest.raises(SeenError):
         pretrain.pretrain(text, tmp_path / "run", objective=kind, tokenizer=tmp_path / "words", assignments=how)
@@ -133,8 +139,11 @@ def test_distilling(losses: str, student: str, tmp_path: Path) -> None:
 
 def test_distilling_hidden_tokens(tmp_path: Path) -> None:
     teacher, text = make(tmp_path / "teacher", "masked"), write(tmp_path / "text.txt", documents(60, seed=1))
-    how = [f"pretrain.{name}={value}" for name, value in (THERE | {"length": 32, "row": 64, "held_out": 0.1}).items()]
-    how += ["pretrain.train.precision=float32", "pretrain.corpus.documents=blank", "outputs.keep=none"]
+    how = [
+        f"pretrain.{name}={value}"
+        for name, value in (THERE | {"max_seq_length": 32, "pack_length": 64, "eval_fraction": 0.1}).items()
+    ]
+    how += ["pretrain.train.precision=float32", "pretrain.corpus.sample_by=paragraph", "outputs.keep=none"]
     with pytest.raises(SeenError):
         distil.distil(teacher, text, tmp_path / "run", student="layers=1", assignments=[*how, "verdict.alone=none"])
 

@@ -63,9 +63,11 @@ def test_an_ambiguous_name_is_refused_with_all_full_paths() -> None:
 
 
 def test_a_full_path_wins_over_short_names() -> None:
-    usual = pretraining("masked", 256, going_on=False)
-    found = Overrides(assignments=["length=64"]).resolve(usual).settings
-    assert isinstance(found, PretrainSettings) and found.length == 64 and found.train.length == usual.train.length
+    usual = pretraining("mlm", 256, going_on=False)
+    found = Overrides(assignments=["max_seq_length=64"]).resolve(usual).settings
+    assert (
+        isinstance(found, PretrainSettings) and found.max_seq_length == 64 and found.train.length == usual.train.length
+    )
 
 
 @pytest.mark.parametrize(

@@ -61,30 +61,30 @@ SMALL = {
     "train.length.count": 5,
     "train.batch": 8,
     "train.precision": "float32",
-    "length": 32,
-    "row": 64,
-    "held_out": 0.1,
-    "evaluate": 3,
+    "max_seq_length": 32,
+    "pack_length": 64,
+    "eval_fraction": 0.1,
+    "eval_every_steps": 3,
     "fit.keep_state": "true",
     "vocabulary.vocabulary": 400,
-    "corpus.documents": "blank",
+    "corpus.sample_by": "paragraph",
 }
 MODELS = {  # transformers' class, and how it calls what our head gives
-    "masked": ("BertForMaskedLM", ("logits",)),
-    "masked+next": ("BertForPreTraining", ("prediction_logits", "seq_relationship_logits")),
-    "masked+order": ("AlbertForPreTraining", ("prediction_logits", "sop_logits")),
-    "permuted": ("XLNetLMHeadModel", ("logits",)),
-    "spans": ("T5ForConditionalGeneration", ("logits",)),
-    "causal": ("GPT2LMHeadModel", ("logits",)),
-    "replaced": ("ElectraForPreTraining", ("logits",)),
+    "mlm": ("BertForMaskedLM", ("logits",)),
+    "mlm+nsp": ("BertForPreTraining", ("prediction_logits", "seq_relationship_logits")),
+    "mlm+sop": ("AlbertForPreTraining", ("prediction_logits", "sop_logits")),
+    "plm": ("XLNetLMHeadModel", ("logits",)),
+    "span_corruption": ("T5ForConditionalGeneration", ("logits",)),
+    "clm": ("GPT2LMHeadModel", ("logits",)),
+    "rtd": ("ElectraForPreTraining", ("logits",)),
     "distillation": ("BertForMaskedLM", ("logits",)),
 }
 TERMS = {
-    "masked+next": ["masked", "next"],
-    "masked+order": ["masked", "order"],
-    "causal": ["next"],
-    "replaced": ["generator", "replaced"],
-    "distillation": ["masked", "hidden_states"],
+    "mlm+nsp": ["mlm", "nsp"],
+    "mlm+sop": ["mlm", "sop"],
+    "clm": ["clm"],
+    "rtd": ["generator", "rtd"],
+    "distillation": ["mlm", "hidden_states"],
 }
 NAMES = {"distillation": "mlm+hidden_states"}  # what results call an objective, where that is not its kind
 ALWAYS = {
@@ -140,10 +140,11 @@ class Seen(Watch):
         self.sentences.append(text)
 
 
-def asked(data: Any, kind: str = "masked", more: dict[str, Any] | None = None, **named: Any) -> PretrainSettings:
+def asked(data: Any, kind: str = "mlm", more: dict[str, Any] | None = None, **named: Any) -> PretrainSettings:
     """SMALL settings but for those that would change nothing, with some that go over them."""
     more, made = more or {}, isinstance(data, Path) and holds(data)
-    start, tokenizer = named.get("model") or more.get("model.start"), named.get("tokenizer") or more.get("tokenizer")
+    start = named.get("model") or more.get("model.init_from")
+    tokenizer = named.get("tokenizer") or more.get("tokenizer")
     unused = [("model.", start), ("vocabulary.", start or tokenizer or made), ("corpus.", made)]
     gone = tuple(part for part, why in unused if why)
     small = {name: value for name, value in SMALL.items() if not name.startswith(gone)}
@@ -151,7 +152,7 @@ def asked(data: Any, kind: str = "masked", more: dict[str, Any] | None = None, *
     return settled(data if isinstance(data, list) else [data], objective=kind, assignments=given, **named)
 
 
-def go(data: Any, out: Path, kind: str = "masked", more: dict[str, Any] | None = None, **how: Any) -> Pretrained:
+def go(data: Any, out: Path, kind: str = "mlm", more: dict[str, Any] | None = None, **how: Any) -> Pretrained:
     """A run of them."""
     named = {name: how.pop(name) for name in ("tokenizer", "model", "recipe") if name in how}
     return run(asked(data, kind, more, **named), out, **how)
@@ -190,7 +191,7 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, text: Path, teacher: Path)
     done = go(text, folder, kind, more | {"fit.keep_state": None}, watch=seen)
     assert done.why == "done" and done.folder == folder
     steps = {name: each["step"] for name, each in done.results["checkpoints"].items() if name != "model"}
-    beside = {"replaced": {"generator"}, "distillation": {"teacher"}}.get(kind, set())
+    beside = {"rtd": {"generator"}, "distillation": {"teacher"}}.get(kind, set())
     beside |= {"checkpoints"} if steps["best"] != steps["last"] else set()
     assert {path.name for path in folder.iterdir()} == ALWAYS | beside
     assert from_file(PretrainSettings, folder / "settings.toml").objective.kind == kind
@@ -206,18 +207,18 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, text: Path, teacher: Path)
     card = (folder / "model" / "README.md").read_text()
     assert f"objective `{NAMES.get(kind, kind)}`" in card and "120 documents" in card
     check_model(kind, folder / "model")
-    if kind in ("spans", "causal"):
+    if kind in ("span_corruption", "clm"):
         check_writing(kind, folder / "model")
 
 
 def check_numbers(kind: str, folder: Path, results: dict[str, Any]) -> None:
-    numbers = results["splits"]["held out"]["numbers"]
+    numbers = results["splits"]["validation"]["numbers"]
     terms = TERMS.get(kind, [kind])
     losses = [f"{name}_loss" for name in terms]
     accuracies = [f"{name}_accuracy" for name in terms if name != "hidden_states"]
     assert set(numbers) == {"loss", "perplexity", "count", *losses, *accuracies}
     assert all(0 <= numbers[name] <= 1 for name in accuracies) and results["main"] == accuracies[0]
-    weights = {"replaced": 50.0, "hidden_states": 10.0}
+    weights = {"rtd": 50.0, "hidden_states": 10.0}
     total = sum(weights.get(name, 1.0) * numbers[f"{name}_loss"] for name in terms)
     assert numbers["loss"] == pytest.approx(total)
     assert 4 < numbers[losses[0]] < 8, "hardly anything was learned"
@@ -239,17 +240,17 @@ def check_model(kind: str, folder: Path) -> None:
     assert theirs.config.eos_token_id in (None, ours.tokenizer.special.separator)
     own = transformers.AutoTokenizer.from_pretrained(folder)
     words = ("In the garden a rose falls today.", "In the mill a wheel turns.")
-    given: Any = words if kind in ("masked+next", "masked+order") else words[0]
+    given: Any = words if kind in ("mlm+nsp", "mlm+sop") else words[0]
     batch, encoded = ours.tokenizer.pack([given]), own(*([[each] for each in words] if given is words else [[given]]))
     assert encoded["input_ids"] == [batch.tokens.tolist()]
     ids: dict[str, Tensor] = {"input_ids": batch.tokens[None]}
     with torch.no_grad():
-        if kind == "spans":
+        if kind == "span_corruption":
             target = ours.tokenizer.pack([words[1]])
             found = ours.head(ours.rows(batch, target), target)
             ids["decoder_input_ids"] = target.tokens[None]
         else:
-            if kind != "causal":
+            if kind != "clm":
                 ids["token_type_ids"] = batch.types[None]
             found = ours.head(ours.rows(batch), batch)
         expected = theirs.eval()(**ids)
@@ -264,10 +265,10 @@ def check_writing(kind: str, folder: Path) -> None:
     special, config = ours.tokenizer.special, theirs.generation_config
     assert (config.eos_token_id, config.pad_token_id) == (special.separator, special.pad)
     ids = ours.tokenizer.pack(["In the garden"]).tokens[None]
-    read = ids[:, :-1] if kind == "causal" else ids
+    read = ids[:, :-1] if kind == "clm" else ids
     written = theirs.generate(read, max_new_tokens=6, do_sample=False)[0]
     (answer,) = heedful.Engine(folder, writing=Writing(most=6))(["In the garden"])
-    new = written[read.shape[1] :] if kind == "causal" else written[1:]
+    new = written[read.shape[1] :] if kind == "clm" else written[1:]
     assert answer["text"] == ours.tokenizer.decode(new.tolist()).strip()
 
 
@@ -278,11 +279,11 @@ def test_a_run_as_it_is(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "run" / "plots" / "curves.png").stat().st_size > 1000
     assert done.results["latency"]["16"]["p50"] > 0 and done.results["throughput"] > 0
     header, *rows = (tmp_path / "run" / "results.csv").read_text().splitlines()
-    assert header.startswith("step,epoch,loss,rate,norm") and "dev_masked_accuracy" in header and len(rows) == 7
+    assert header.startswith("step,epoch,loss,rate,norm") and "dev_mlm_accuracy" in header and len(rows) == 7
 
 
 @pytest.mark.parametrize(
-    ("kind", "vocabulary", "count"), [("spans", 400, 20), ("spans", 3000, 100), ("causal", 400, 0)]
+    ("kind", "vocabulary", "count"), [("span_corruption", 400, 20), ("span_corruption", 3000, 100), ("clm", 400, 0)]
 )
 def test_the_tokenizer_that_is_trained(tmp_path: Path, text: Path, kind: str, vocabulary: int, count: int) -> None:
     seen = Seen()
@@ -290,9 +291,9 @@ def test_the_tokenizer_that_is_trained(tmp_path: Path, text: Path, kind: str, vo
     tokenizer = Tokenizer.load(tmp_path / "run" / "model")
     sentinels = [tokenizer.id(f"<extra_id_{number}>") for number in range(count + 1)]
     assert sentinels == [*range(tokenizer.size - 1, tokenizer.size - 1 - count, -1), None]
-    what = "bpe" if kind == "causal" else "wordpiece"
+    what = "bpe" if kind == "clm" else "wordpiece"
     assert seen.sentences[0].startswith(f"training a tokenizer on the text ({what}, up to {vocabulary:,} tokens)")
-    assert tokenizer.max_length == 32 and (tokenizer.id("\u0120a") is not None) == (kind == "causal")
+    assert tokenizer.max_length == 32 and (tokenizer.id("\u0120a") is not None) == (kind == "clm")
 
 
 @pytest.mark.parametrize("name", [offer.name for offer in offers() if offer.name.startswith("pretrain-")])
@@ -302,18 +303,18 @@ def test_recipes_run(name: str, tmp_path: Path, text: Path, teacher: Path) -> No
     published = settled([text], recipe=path)
     clock = isinstance(published.train.length, Minutes)
     more: dict[str, Any] = {"train.length.count": 0.005 if clock else 2}
-    if not published.model.start:
+    if not published.model.init_from:
         more["vocabulary.vocabulary"] = 420
     if published.phases:
-        more["phases"] = "[{after = 0.5, length = 40}]"
+        more["phases"] = "[{start_fraction = 0.5, max_seq_length = 40}]"
     if isinstance(published.objective, DistillationSettings) and published.objective.neighbour_texts:
         more["objective.neighbour_texts"] = 20
     if published.vocabulary.sentinels:
         more["vocabulary.sentinels"] = 20
-    if published.model.start:
+    if published.model.init_from:
         with pytest.raises(HeedfulError, match="'path/to/a-model' is no folder here"):
             run(published, tmp_path / "run")
-    named = {"model": str(teacher)} if published.model.start else {}
+    named = {"model": str(teacher)} if published.model.init_from else {}
     objective = published.objective
     if isinstance(objective, DistillationSettings):
         more["objective.teacher"] = teacher
@@ -329,7 +330,7 @@ def test_recipes_run(name: str, tmp_path: Path, text: Path, teacher: Path) -> No
     if name == "pretrain-bert":
         optimiser = used.train.optimiser
         assert (optimiser.rate, optimiser.eps, optimiser.bias_correction) == (1e-4, 1e-6, False)
-        assert (published.length, published.phases) == (128, (Phase(after=0.9, length=512),))
+        assert (published.max_seq_length, published.phases) == (128, (Phase(start_fraction=0.9, max_seq_length=512),))
 
 
 def test_a_family_by_name(tmp_path: Path, text: Path, known: Path) -> None:
@@ -363,7 +364,7 @@ def test_a_family_by_name(tmp_path: Path, text: Path, known: Path) -> None:
 @pytest.mark.parametrize(("family", "layers"), [("gpt2", 1), ("gpt2", 24), ("modernbert", 3)])
 def test_fresh_outputs_are_drawn_by_the_models_own_layers(known: Path, family: str, layers: int) -> None:
     """Radford et al. 2019, section 2.3: by 1 / sqrt(N) of the N sublayers that there are, not of those published."""
-    kind = "causal" if family == "gpt2" else "masked"
+    kind = "clm" if family == "gpt2" else "mlm"
     settings = asked("a", kind, {"model.family": family, "model.layers": layers})
     scheme = shaped(family, settings, Tokenizer.load(known)).model.initialisation
     assert isinstance(scheme, Normal | TruncatedNormal) and scheme.outputs == pytest.approx((2 * layers) ** -0.5)
@@ -377,7 +378,7 @@ def test_a_model_that_goes_on_learns_where_a_document_ends(tmp_path: Path, wrapp
     if not wrapped:  # as published: one token for all ends, and nothing around a text
         state = json.loads(tokenizer._backend.to_str()) | {"post_processor": None}
         tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)), {"eos_token": "</s>"})
-    corpus, settings = corpus_of(tmp_path, found, tokenizer), asked("a", "causal", {"held_out": 0.2})
+    corpus, settings = corpus_of(tmp_path, found, tokenizer), asked("a", "clm", {"eval_fraction": 0.2})
     (rows,), held = samples_of(Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=None))
     objective, end, ends, sequences = Causal(tokenizer=tokenizer), tokenizer.special.separator, 0, 0
     for sample in [*(rows[number] for number in range(len(rows))), *held]:
@@ -393,7 +394,7 @@ def test_a_tokenizer_learns_from_all_over_the_text(tmp_path: Path) -> None:
     for name, word in (("de", "haus"), ("fr", "e\u0301te\u0301"), ("ru", "\u0434\u043e\u043c")):
         rows = "".join(f"{word} {number}.\n" for number in range(1000))
         (tmp_path / "data" / f"{name}.txt").write_text(rows, encoding="utf-8")
-    more = {"characters": 3000, "corpus.documents": "lines", "vocabulary.lower_case": "false", "train.length.count": 1}
+    more = {"characters": 3000, "corpus.sample_by": "line", "vocabulary.lower_case": "false", "train.length.count": 1}
     done = go(tmp_path / "data", tmp_path / "run", more=more)
     assert done.results["corpus"]["counts"]["unknown"] == 0
     tokenizer = Tokenizer.load(tmp_path / "run" / "model")
@@ -429,7 +430,7 @@ def test_rows_of_one_shape_keep_the_rate(tmp_path: Path, known: Path, choose: st
     """Also those of a few short documents, which are mostly filling."""
     tokenizer = Tokenizer.load(known)
     corpus = corpus_of(tmp_path, documents(200, seed=3, sentences=(1, 2)), tokenizer)
-    settings = asked(corpus.folder, more={"sequences": 4, "row": 128, "objective.choose": choose})
+    settings = asked(corpus.folder, more={"sequences_per_pack": 4, "pack_length": 128, "objective.mask_unit": choose})
     pieces = Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=None)
     (rows,), _ = samples_of(pieces)
     objective = objectives_of(pieces, fresh_or_started(pieces), [rows])[0]
@@ -467,23 +468,23 @@ def test_hidden_tokens_and_what_follows_are_learned(tmp_path: Path) -> None:
         kept.append(document)
     corpus = corpus_of(tmp_path / "some", kept, tokenizer)
     more = {
-        "model.width": 48, "model.heads": 4, "length": 40, "row": 160, "held_out": 0.2, "evaluate": 200,
-        "train.batch": 6, "train.optimiser.rate": 1e-2, "train.length.count": 300,
+        "model.width": 48, "model.heads": 4, "max_seq_length": 40, "pack_length": 160, "eval_fraction": 0.2,
+        "eval_every_steps": 200, "train.batch": 6, "train.optimiser.rate": 1e-2, "train.length.count": 300,
     }  # fmt: skip
     with pytest.warns(HeedfulWarning, match="9. % of the segments of this text are repeated.*stall: clean the text"):
-        numbers = go(corpus.folder, tmp_path / "run", "masked+next", more).results["splits"]["held out"]["numbers"]
-    assert numbers["masked_accuracy"] >= 0.98 and numbers["next_accuracy"] >= 0.98, numbers
+        numbers = go(corpus.folder, tmp_path / "run", "mlm+nsp", more).results["splits"]["validation"]["numbers"]
+    assert numbers["mlm_accuracy"] >= 0.98 and numbers["nsp_accuracy"] >= 0.98, numbers
 
 
 # -- going on -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "versions"), [("masked+next", None), ("masked+next", 2), ("replaced", None)])
+@pytest.mark.parametrize(("kind", "versions"), [("mlm+nsp", None), ("mlm+nsp", 2), ("rtd", None)])
 def test_trap_37_resumed_in_the_middle_of_epoch_two(
     kind: str, versions: int | None, tmp_path: Path, text: Path, known: Path
 ) -> None:
-    more = {"train.batch": 45, "train.length.count": 9, "model.dropout": 0.1, "evaluate": 4}
-    more |= {} if versions is None else {"objective.versions": versions}
+    more = {"train.batch": 45, "train.length.count": 9, "model.dropout": 0.1, "eval_every_steps": 4}
+    more |= {} if versions is None else {"objective.num_static_masks": versions}
     whole, seen = Seen(), Seen(6)
     first = go(text, tmp_path / "whole", kind, more, tokenizer=str(known), watch=whole)
     assert 1.2 < whole.steps[5].epoch < 1.9 and whole.steps[-1].epoch > 2
@@ -500,20 +501,23 @@ def test_a_loss_that_is_no_number_beside_an_accuracy_is_no_result(
     tmp_path: Path, text: Path, known: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = module.measured_share
-    monkeypatch.setattr(
-        module, "measured_share", lambda *given: measured(*given) | {"masked_loss": (float("nan"), 3.0)}
-    )
+    monkeypatch.setattr(module, "measured_share", lambda *given: measured(*given) | {"mlm_loss": (float("nan"), 3.0)})
     for _ in range(2):  # the same command does not hide it
-        with pytest.raises(DivergedError, match=r"^step \d: .* nan for masked_loss, so the model is no result"):
+        with pytest.raises(DivergedError, match=r"^step \d: .* nan for mlm_loss, so the model is no result"):
             go(text, tmp_path / "run", tokenizer=str(known))
         assert not {"model", "results.json"} & {path.name for path in (tmp_path / "run").iterdir()}
 
 
 def test_phases_of_other_lengths(tmp_path: Path, text: Path, known: Path) -> None:
     """And a run goes on over the switch, and after it, with the same bits."""
-    more = {"phases": "[{after = 0.5, length = 60}]", "train.length.count": 8, "length": 20, "train.batch": 8}
+    more = {
+        "phases": "[{start_fraction = 0.5, max_seq_length = 60}]",
+        "train.length.count": 8,
+        "max_seq_length": 20,
+        "train.batch": 8,
+    }
     seen = Seen()
-    done = go(text, tmp_path / "whole", "masked+next", more, tokenizer=str(known), watch=seen)
+    done = go(text, tmp_path / "whole", "mlm+nsp", more, tokenizer=str(known), watch=seen)
     assert [stage for stage, _ in seen.stages] == [0] * 4 + [1] * 4
     assert max(longest for stage, longest in seen.stages if stage == 0) <= 20
     assert 20 < max(longest for stage, longest in seen.stages if stage == 1) <= 60
@@ -523,8 +527,8 @@ def test_phases_of_other_lengths(tmp_path: Path, text: Path, known: Path) -> Non
     assert heedful.load(tmp_path / "whole").limit == 60
     for stop in (4, 6):
         out = tmp_path / str(stop)
-        assert go(text, out, "masked+next", more, tokenizer=str(known), watch=Seen(stop)).why == "asked"
-        assert go(text, out, "masked+next", more, tokenizer=str(known)).why == "done"
+        assert go(text, out, "mlm+nsp", more, tokenizer=str(known), watch=Seen(stop)).why == "asked"
+        assert go(text, out, "mlm+nsp", more, tokenizer=str(known)).why == "done"
         assert left(out) == left(tmp_path / "whole")
 
 
@@ -547,8 +551,8 @@ def test_a_finished_run_and_other_settings(tmp_path: Path, text: Path, known: Pa
     assert left(run) == before
     stopped = tmp_path / "stopped"
     assert go(text, stopped, tokenizer=str(known), watch=Seen(2)).why == "asked"
-    with pytest.raises(HeedfulError, match=r"other settings: objective\.kind was 'masked' and is 'masked\+next' now"):
-        go(text, stopped, "masked+next", tokenizer=str(known))
+    with pytest.raises(HeedfulError, match=r"other settings: objective\.kind was 'mlm' and is 'mlm\+nsp' now"):
+        go(text, stopped, "mlm+nsp", tokenizer=str(known))
     write(tmp_path / "text.txt", documents(40))
     with pytest.raises(HeedfulError, match="other settings: data was"):
         go(tmp_path / "text.txt", stopped, tokenizer=str(known))
@@ -566,16 +570,16 @@ def test_what_is_advised_is_taken_in_the_same_folder(tmp_path: Path) -> None:
     """Nothing is trained yet; a tokenizer and a corpus stay where they are still right."""
     text, run = write(tmp_path / "text.txt", documents(12, seed=3)), tmp_path / "run"
     made = [run / "tokenizer" / "tokenizer.json", run / "corpus" / "manifest.json"]
-    few = {"held_out": 0.001, "train.length.count": 1}
+    few = {"eval_fraction": 0.001, "train.length.count": 1}
     with pytest.raises(HeedfulError, match=r"the number of documents, 1, is too small .* or set corpus\.documents"):
-        go(text, run, more=few | {"corpus.documents": "file"})
+        go(text, run, more=few | {"corpus.sample_by": "document"})
     with (
         pytest.warns(HeedfulWarning, match="corpus was made with other settings of the text, and is made anew"),
-        pytest.raises(HeedfulError, match=r"the number of documents, 12, is too small .* raise held_out"),
+        pytest.raises(HeedfulError, match=r"the number of documents, 12, is too small .* raise eval_fraction"),
     ):
         go(text, run, more=few)
     before = [path.stat().st_mtime_ns for path in made]
-    assert go(text, run, more=few | {"held_out": 0.2}).why == "done"
+    assert go(text, run, more=few | {"eval_fraction": 0.2}).why == "done"
     assert before == [path.stat().st_mtime_ns for path in made]
 
 
@@ -583,7 +587,7 @@ def test_what_is_advised_is_taken_in_the_same_folder(tmp_path: Path) -> None:
 
 
 def test_a_trained_model_goes_on(tmp_path: Path, text: Path) -> None:
-    go(text, tmp_path / "first", "masked+next")
+    go(text, tmp_path / "first", "mlm+nsp")
     other = write(tmp_path / "other.txt", documents(80, seed=7))
     more = {"train.optimiser.rate": 1e-9, "train.length.count": 1, "model.layers": None, "model.dropout": 0.0}
     done = go(other, tmp_path / "second", more=more, model=str(tmp_path / "first"))
@@ -599,8 +603,8 @@ def test_a_trained_model_goes_on(tmp_path: Path, text: Path) -> None:
     word_tokenizer(["some", "words"]).save(apart)
     with pytest.raises(HeedfulError, match="was trained with another tokenizer than"):
         go(other, tmp_path / "mixed", more=more, model=str(tmp_path / "first"), tokenizer=str(apart))
-    with pytest.raises(HeedfulError, match=r"length is 64, but .*first.* reads 32 tokens"):
-        go(other, tmp_path / "third", more=more | {"length": 64}, model=str(tmp_path / "first"))
+    with pytest.raises(HeedfulError, match=r"max_seq_length is 64, but .*first.* reads 32 tokens"):
+        go(other, tmp_path / "third", more=more | {"max_seq_length": 64}, model=str(tmp_path / "first"))
 
 
 def test_the_score_before_training_stands_beside_that_after_it(tmp_path: Path, text: Path) -> None:
@@ -609,16 +613,16 @@ def test_the_score_before_training_stands_beside_that_after_it(tmp_path: Path, t
     more = {"model.layers": None, "train.optimiser.rate": 1e-9}
     named: dict[str, Any] = {"more": more, "model": str(tmp_path / "first")}
     whole = go(text, tmp_path / "whole", **named)
-    end = whole.results["splits"]["held out"]["numbers"]
-    start = whole.results["baseline"]["splits"]["held out"]["numbers"]
-    assert start == pytest.approx(end, rel=1e-4) and start["masked_loss"] > 0
-    numbers = first.results["splits"]["held out"]["numbers"]
-    assert start["masked_loss"] == pytest.approx(numbers["masked_loss"], rel=1e-4), "the same text is held out"
+    end = whole.results["splits"]["validation"]["numbers"]
+    start = whole.results["baseline"]["splits"]["validation"]["numbers"]
+    assert start == pytest.approx(end, rel=1e-4) and start["mlm_loss"] > 0
+    numbers = first.results["splits"]["validation"]["numbers"]
+    assert start["mlm_loss"] == pytest.approx(numbers["mlm_loss"], rel=1e-4), "the same text is held out"
     (line,) = comparisons(whole.results)
-    assert re.fullmatch(r"held out masked_accuracy 0\.\d+; before training 0\.\d+", line)
-    assert "| held out | before training |" in (tmp_path / "whole" / "model" / "README.md").read_text()
+    assert re.fullmatch(r"validation mlm_accuracy 0\.\d+; before training 0\.\d+", line)
+    assert "| validation | before training |" in (tmp_path / "whole" / "model" / "README.md").read_text()
     last = (tmp_path / "whole" / "results.csv").read_text().splitlines()[-1]
-    assert "before training" in last and str(start["masked_loss"]) in last
+    assert "before training" in last and str(start["mlm_loss"]) in last
     stops, goes_on = Seen(2), Seen()
     assert go(text, tmp_path / "run", watch=stops, **named).why == "asked"
     done = go(text, tmp_path / "run", watch=goes_on, **named)
@@ -640,13 +644,13 @@ def test_a_model_whose_loss_is_not_finite_is_no_start(tmp_path: Path, text: Path
 
 def test_what_other_heads_have_in_a_folder_goes_on(tmp_path: Path, text: Path) -> None:
     """As the published BERT: a masked language model, beside which its pooler lies, and what follows."""
-    go(text, tmp_path / "first", "masked+next")
+    go(text, tmp_path / "first", "mlm+nsp")
     place = tmp_path / "first" / "model" / "config.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | {"architectures": ["BertForMaskedLM"]}))
     with pytest.warns(HeedfulWarning, match="takes what its head has of them"):
         started = heedful.load(tmp_path / "first")
     assert started.tokenizer is not None
-    settings = asked("a", "masked+next", {"model.layers": None}, model=str(tmp_path / "first"))
+    settings = asked("a", "mlm+nsp", {"model.layers": None}, model=str(tmp_path / "first"))
     pieces = Pieces(settings=settings, tokenizer=started.tokenizer, corpus=None, started=started)  # type: ignore[arg-type]
     known, found = heedful.load(tmp_path / "first", head="pretraining").named(), fresh_or_started(pieces).named()
     assert found.keys() == known.keys() and all(torch.equal(found[name], known[name]) for name in known)
@@ -655,20 +659,20 @@ def test_what_other_heads_have_in_a_folder_goes_on(tmp_path: Path, text: Path) -
 def test_a_generator_goes_on_with_its_model(tmp_path: Path, text: Path) -> None:
     """With what it learned, whether the run or its model is named; a model without one says that it is new."""
     first, more = tmp_path / "first", {"train.optimiser.rate": 1e-9, "train.length.count": 1}
-    go(text, first, "replaced", {"train.optimiser.rate": 1e-2})
+    go(text, first, "rtd", {"train.optimiser.rate": 1e-2})
     learned = load_file(first / "generator" / "model.safetensors")
     for name, start in (("run", first), ("model", first / "model")):
         seen = Seen()
-        go(text, tmp_path / name, "replaced", more | {"train.seed": 5}, model=str(start), watch=seen)
+        go(text, tmp_path / name, "rtd", more | {"train.seed": 5}, model=str(start), watch=seen)
         assert f"the generator in {first / 'generator'} goes on, too" in seen.sentences
         found = load_file(tmp_path / name / "generator" / "model.safetensors")
         assert found.keys() == learned.keys()
         assert all(torch.allclose(found[each], learned[each], atol=1e-6) for each in learned)
     with pytest.raises(HeedfulError, match=r"generator is of another shape than .* = 1 \(.* differs\)"):
-        go(text, tmp_path / "other", "replaced", more | {"objective.part": 1.0}, model=str(first))
+        go(text, tmp_path / "other", "rtd", more | {"objective.generator_size": 1.0}, model=str(first))
     shutil.rmtree(first / "generator")
     seen = Seen()
-    go(text, tmp_path / "new", "replaced", more, model=str(first), watch=seen)
+    go(text, tmp_path / "new", "rtd", more, model=str(first), watch=seen)
     assert f"{first} has no generator beside it, so that a new one begins to learn" in seen.sentences
 
 
@@ -681,7 +685,7 @@ def test_the_usual_rate_is_that_of_the_model_that_goes_on(teacher: Path) -> None
     rates = [each.train.optimiser.rate for each in (going_on, fresh)]  # type: ignore[union-attr]
     assert rates == pytest.approx([2e-4, 2e-3])
     told = settled(["a"], model="nowhere", assignments=["train.optimiser.rate=0.01"])
-    assert told.train.optimiser.rate == 0.01 and told.model.start == "nowhere"  # type: ignore[union-attr]
+    assert told.train.optimiser.rate == 0.01 and told.model.init_from == "nowhere"  # type: ignore[union-attr]
     with pytest.raises(HeedfulError, match="'nowhere' is no folder here"):
         settled(["a"], model="nowhere")
 
@@ -714,11 +718,14 @@ def test_what_became_of_the_text_is_told(tmp_path: Path, known: Path) -> None:
     text.write_text(text.read_text() + "\n" + "In the mill a wheel turns.\n" * 2 + "\nYes.\n")
     rows = [{"text": "A boat waits at the pier."}] * 2 + [{"text": 5}, {"text": " "}]
     (tmp_path / "rows_1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    more = {"corpus.duplicates": "exact", "corpus.shortest": 8, "corpus.documents": "auto", "train.length.count": 1}
+    more = {
+        "corpus.dedup": "exact",
+        "corpus.min_document_chars": 8,
+        "corpus.sample_by": "auto",
+        "train.length.count": 1,
+    }
     seen, run = Seen(), tmp_path / "run"
-    done = go(
-        [text, tmp_path / "rows_1.jsonl"], run, "masked", more, tokenizer=str(known), watch=seen, skip_bad_rows=True
-    )
+    done = go([text, tmp_path / "rows_1.jsonl"], run, "mlm", more, tokenizer=str(known), watch=seen, skip_bad_rows=True)
     told = [
         "text.txt: lines are sentences, and blank lines part documents",
         'rows_1.jsonl: columns: text="text"',
@@ -760,7 +767,7 @@ def test_a_killed_tokenizer_is_trained_again(tmp_path: Path, text: Path) -> None
     assert go(text, tmp_path / "run").why == "done"
 
 
-@pytest.mark.parametrize("kind", ["masked", "masked+next", "masked+order"])
+@pytest.mark.parametrize("kind", ["mlm", "mlm+nsp", "mlm+sop"])
 def test_versions_of_masks_return(
     kind: str, tmp_path: Path, text: Path, known: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -777,9 +784,14 @@ def test_versions_of_masks_return(
     monkeypatch.setattr(Masked, "batch", noted)
     for name, versions in (("static", "2"), ("dynamic", '"none"')):
         drawn[name] = []
-        more = {"objective.versions": versions, "train.length.count": 3, "train.batch": 1000, "train.tokens": 10**6}
+        more = {
+            "objective.num_static_masks": versions,
+            "train.length.count": 3,
+            "train.batch": 1000,
+            "train.tokens": 10**6,
+        }
         go(text, tmp_path / name, kind, more, tokenizer=str(known))
-    terms = 1 if kind == "masked" else 2  # of several, all batches are looked at first
+    terms = 1 if kind == "mlm" else 2  # of several, all batches are looked at first
     one, two, three = drawn["static"][::terms]
     assert one == three != two and len(one) > 20
     first, two, three = drawn["dynamic"][::terms]
@@ -811,7 +823,7 @@ def test_what_was_made_of_a_text_stays_unless_another_text_is_asked_for(tmp_path
     assert not going_on(tmp_path / "run", asked(text, more={"train.batch": 4})) and begun() == made
     (tmp_path / "run" / "settings.toml").write_text(to_toml(settings))
     with pytest.warns(HeedfulWarning, match=r"corpus was made with other settings of the text, and is made anew"):
-        assert not going_on(tmp_path / "run", asked(text, more={"corpus.shortest": 9}))
+        assert not going_on(tmp_path / "run", asked(text, more={"corpus.min_document_chars": 9}))
     assert begun() == {"run.lock"}
 
 
@@ -821,22 +833,22 @@ def test_what_was_made_of_a_text_stays_unless_another_text_is_asked_for(tmp_path
 @pytest.mark.parametrize(
     ("kind", "more", "message"),
     [
-        ("masked", {"model.family": "brt"}, r'"brt" is no family \(did you mean "bert"\?\)'),
-        ("masked+next", {"model.family": "roberta"}, 'this family has no head "pretraining"'),
-        ("masked", {"model.family": "gpt2"}, 'this family has no head "masked"'),
+        ("mlm", {"model.family": "brt"}, r'"brt" is no family \(did you mean "bert"\?\)'),
+        ("mlm+nsp", {"model.family": "roberta"}, 'this family has no head "pretraining"'),
+        ("mlm", {"model.family": "gpt2"}, 'this family has no head "masked"'),
         ("distillation", {"objective.teacher": "nowhere"}, "'nowhere' is no folder here"),
         (
             "distillation",
             {"objective.teacher": "whole"},
             "whole has a decoder beside its encoder, .* convert --head encoder",
         ),
-        ("causal", {"model.family": "t5"}, "t5 has an encoder beside its decoder, .* take --objective spans"),
-        ("spans", {"model.family": "gpt2"}, "gpt2 is a decoder alone, .* take --objective causal"),
-        ("masked", {"tokenizer": "maskless"}, "this tokenizer has no mask token"),
-        ("replaced", {"tokenizer": "maskless"}, "this tokenizer has no mask token"),
-        ("spans", {"tokenizer": "known"}, "this tokenizer has no token <extra_id_0>"),
-        ("masked", {"tokenizer": "nowhere"}, "nowhere"),
-        ("masked", {"model.start": "nowhere"}, "'nowhere' is no folder here"),
+        ("clm", {"model.family": "t5"}, "t5 has an encoder beside its decoder, .* take --objective span_corruption"),
+        ("span_corruption", {"model.family": "gpt2"}, "gpt2 is a decoder alone, .* take --objective clm"),
+        ("mlm", {"tokenizer": "maskless"}, "this tokenizer has no mask token"),
+        ("rtd", {"tokenizer": "maskless"}, "this tokenizer has no mask token"),
+        ("span_corruption", {"tokenizer": "known"}, "this tokenizer has no token <extra_id_0>"),
+        ("mlm", {"tokenizer": "nowhere"}, "nowhere"),
+        ("mlm", {"model.init_from": "nowhere"}, "'nowhere' is no folder here"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_written(
@@ -863,13 +875,19 @@ def test_what_cannot_be_is_told_before_anything_is_written(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"objective.rate": 1.5}, "rate is 1.5; expected a share between 0 and 1"),
-        ({"length": 4}, "length is 4; expected 8 tokens or more in each phase"),
-        ({"phases": "[{after = 1.5, length = 60}]"}, "after is 1.5; expected a share of the run between 0 and 1"),
-        ({"phases": "[{after = 0.5, length = 60}, {after = 0.4, length = 90}]"}, "expected each phase after the one"),
+        ({"objective.mask_prob": 1.5}, "mask_prob is 1.5; expected a share between 0 and 1"),
+        ({"max_seq_length": 4}, "max_seq_length is 4; expected 8 tokens or more in each phase"),
+        (
+            {"phases": "[{start_fraction = 1.5, max_seq_length = 60}]"},
+            "start_fraction is 1.5; expected a share of the training between 0 and 1",
+        ),
+        (
+            {"phases": "[{start_fraction = 0.5, max_seq_length = 60}, {start_fraction = 0.4, max_seq_length = 90}]"},
+            "expected each phase after the one",
+        ),
         ({"model.heads": 5}, "a width that the heads divide"),
-        ({"objective.versions": 0}, "versions is 0; expected a whole number from 1"),
-        ({"lenght": 9}, r'lenght is not a setting \(did you mean "length"\?\)'),
+        ({"objective.num_static_masks": 0}, "num_static_masks is 0; expected a whole number from 1"),
+        ({"max_seq_lenght": 9}, r'max_seq_lenght is not a setting \(did you mean "max_seq_length"\?\)'),
     ],
 )
 def test_wrong_settings(text: Path, more: dict[str, Any], message: str) -> None:
@@ -880,14 +898,20 @@ def test_wrong_settings(text: Path, more: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"fit.evaluate": 0.5}, "fit.evaluate would change nothing: evaluate=STEPS says when; leave it out"),
-        ({"vocabulary.max_length": 64}, "vocabulary.max_length would change nothing: the greatest length"),
+        ({"fit.evaluate": 0.5}, "fit.evaluate would change nothing: set eval_every_steps instead; leave it out"),
+        ({"vocabulary.max_length": 64}, "vocabulary.max_length would change nothing: the greatest max_seq_length"),
         ({"tokenizer": "known", "vocabulary.kind": "bpe"}, "vocabulary.kind .* trained, --tokenizer names one"),
         ({"tokenizer": "known", "characters": 9}, "^characters would change nothing: no tokenizer is trained"),
-        ({"model.start": "teacher", "vocabulary.alphabet": 9}, "alphabet would .* is trained, .*teacher.* has its own"),
-        ({"model.start": "teacher", "model.layers": 1}, "model.layers would .*: .*teacher.* has a shape of its own"),
-        ({"model.start": "teacher", "model.size": "base"}, "model.size would change nothing"),
-        ({"data": "corpus", "corpus.duplicates": "near"}, "corpus.duplicates would .*: the corpus was made before"),
+        (
+            {"model.init_from": "teacher", "vocabulary.alphabet": 9},
+            "alphabet would .* is trained, .*teacher.* has its own",
+        ),
+        (
+            {"model.init_from": "teacher", "model.layers": 1},
+            "model.layers would .*: .*teacher.* has a shape of its own",
+        ),
+        ({"model.init_from": "teacher", "model.size": "base"}, "model.size would change nothing"),
+        ({"data": "corpus", "corpus.dedup": "near"}, "corpus.dedup would .*: the corpus was made before"),
         ({"data": "corpus", "vocabulary.vocabulary": 99}, "vocabulary.vocabulary would .* the corpus has its own"),
     ],
 )
@@ -904,7 +928,7 @@ def test_settings_that_would_change_nothing(
 
 def test_wrong_names_and_times(text: Path) -> None:
     for given, message in (
-        ({"objective": "mask"}, r'"mask" is no objective \(did you mean "masked"\?\): use one of masked, masked\+next'),
+        ({"objective": "mlmm"}, r'"mlmm" is no objective \(did you mean "mlm"\?\): use one of mlm, mlm\+nsp'),
         ({"objective": "mlm+hidden_states"}, "objective.teacher is missing"),
         ({"duration": "soon"}, '"soon" is no duration: write 1h, 90m, 1h30m or 45s'),
         ({"duration": "0h"}, '"0h" is no time at all'),
@@ -920,8 +944,8 @@ def test_wrong_names_and_times(text: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "count", "message"),
     [
-        ("masked", 1, r"documents, 1, is too small to hold out a share of 0\.1: [01] would be held out\. Give more"),
-        ("masked+next", 12, r"needs two documents at least, but of 12 there are \d+ to learn from and 1 held out"),
+        ("mlm", 1, r"documents, 1, is too small to hold out a share of 0\.1: [01] would be held out\. Give more"),
+        ("mlm+nsp", 12, r"needs two documents at least, but of 12 there are \d+ to learn from and 1 held out"),
     ],
 )
 def test_too_few_documents(tmp_path: Path, known: Path, kind: str, count: int, message: str) -> None:
@@ -931,7 +955,7 @@ def test_too_few_documents(tmp_path: Path, known: Path, kind: str, count: int, m
         share = (hashes[0] + hashes[1]) / 2
     text = write(tmp_path / "text.txt", found)
     with pytest.raises(HeedfulError, match=message):
-        go(text, tmp_path / "run", kind, {"held_out": share}, tokenizer=str(known))
+        go(text, tmp_path / "run", kind, {"eval_fraction": share}, tokenizer=str(known))
     assert not (tmp_path / "run" / "state").exists()
 
 
@@ -943,13 +967,13 @@ def _places(corpus: Any) -> list[float]:
 
 
 def test_trap_38_few_sequences_and_repeated_lines(tmp_path: Path, text: Path, known: Path) -> None:
-    few = {"train.batch": 4, "row": 32, "train.length.count": 1}
+    few = {"train.batch": 4, "pack_length": 32, "train.length.count": 1}
     with pytest.warns(HeedfulWarning, match="a step has about [4-8] sequences: with 8 or fewer.*raise train.batch"):
         go(text, tmp_path / "few", more=few, tokenizer=str(known))
     twice = write(tmp_path / "twice.txt", [*documents(60), *documents(60)])
     with pytest.warns(HeedfulWarning, match=r'5\d % of the (documents|segments) .* set corpus\.duplicates = "exact"'):
         go(twice, tmp_path / "twice", more={"train.length.count": 1}, tokenizer=str(known))
-    one = {"train.length.count": 1, "corpus.duplicates": "exact"}
+    one = {"train.length.count": 1, "corpus.dedup": "exact"}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         done = go(twice, tmp_path / "once", more=one, tokenizer=str(known))
@@ -963,9 +987,9 @@ def test_trap_38_few_sequences_and_repeated_lines(tmp_path: Path, text: Path, kn
 def test_trap_33_two_ranks_are_one(tmp_path: Path, text: Path, known: Path) -> None:
     """With the counts of both terms over all ranks, and no dropout."""
     calm = {"train.optimiser.eps": 1e-2, "train.optimiser.rate": 2e-2, "train.tokens": 100, "train.batch": 7}
-    settings = asked(text, "masked+next", calm, tokenizer=str(known))
+    settings = asked(text, "mlm+nsp", calm, tokenizer=str(known))
     given = [f"{name}={value}" for name, value in (SMALL | calm).items() if not name.startswith("vocabulary.")]
-    words = ["pretrain", str(text), "--objective", "masked+next", "--tokenizer", str(known), "--json"]
+    words = ["pretrain", str(text), "--objective", "mlm+nsp", "--tokenizer", str(known), "--json"]
     words += ["--out", str(tmp_path / "two"), *[part for each in given for part in ("--set", each)]]
     process = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--module", "heedful", *words],
@@ -984,5 +1008,5 @@ def test_trap_33_two_ranks_are_one(tmp_path: Path, text: Path, known: Path) -> N
     assert max(float((mine[name] - other[name]).abs().max()) for name in mine) < 1e-6
     losses = [[line["loss"] for line in lines(tmp_path / each) if "loss" in line] for each in ("one", "two")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    numbers = [each["splits"]["held out"]["numbers"] for each in (done.results, two)]
+    numbers = [each["splits"]["validation"]["numbers"] for each in (done.results, two)]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)

@@ -32,15 +32,16 @@ SMALL = {
     "train.length.count": 6,
     "train.batch": 12,
     "train.precision": "float32",
-    "length": 48,
-    "row": 96,
-    "held_out": 0.1,
-    "evaluate": 3,
-    "corpus.documents": "blank",
+    "max_seq_length": 48,
+    "pack_length": 96,
+    "eval_fraction": 0.1,
+    "eval_every_steps": 3,
+    "corpus.sample_by": "paragraph",
 }
 ALL_TERMS = "mlm+hidden_states+sentence_embedding+pair_similarity"
 PHASES = (
-    "[{after = 0.5, length = 64, batch_size = 16, mask_prob = 0.3, term_weights = {mlm = 2.0, hidden_states = 0.0}}]"
+    "[{start_fraction = 0.5, max_seq_length = 64, batch_size = 16, mask_prob = 0.3, "
+    "term_weights = {mlm = 2.0, hidden_states = 0.0}}]"
 )
 
 
@@ -121,11 +122,11 @@ def test_all_terms_phases_and_probes_in_one_run(tmp_path: Path, place: Path) -> 
     ]
     assert [look["step"] for look in looks] == [3, 6]
     for look in looks:
-        assert {"hidden_states_loss", "sentence_embedding_loss", "pair_similarity_loss", "masked_accuracy"} <= set(
+        assert {"hidden_states_loss", "sentence_embedding_loss", "pair_similarity_loss", "mlm_accuracy"} <= set(
             look["dev"]
         )
         assert -1 <= look["dev"]["probe_similarity"] <= 1 and 0 <= look["dev"]["probe_tag"] <= 1
-    assert looks[-1]["dev"] == done.results["splits"]["held out"]["numbers"], "the averaged weights are saved"
+    assert looks[-1]["dev"] == done.results["splits"]["validation"]["numbers"], "the averaged weights are saved"
 
 
 def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path, place: Path) -> None:
@@ -146,14 +147,14 @@ def test_vectors_are_cached_where_no_hidden_states_are_learned(tmp_path: Path, p
     done = go(place, tmp_path / "run", "sentence_embedding+pair_similarity")
     assert done.why == "done" and done.results["main"] == "loss"
     assert [(path.stat().st_mtime_ns, path.name) for path in cached] == before, "computed once"
-    assert "perplexity" not in done.results["splits"]["held out"]["numbers"]
+    assert "perplexity" not in done.results["splits"]["validation"]["numbers"]
 
 
 def test_sentence_vectors_come_near_the_teachers(tmp_path: Path, place: Path) -> None:
-    more = {"train.length.count": 60, "train.optimiser.rate": 5e-3, "evaluate": 60}
+    more = {"train.length.count": 60, "train.optimiser.rate": 5e-3, "eval_every_steps": 60}
     first = go(place, tmp_path / "short", "sentence_embedding", more | {"train.length.count": 1})
     last = go(place, tmp_path / "long", "sentence_embedding", more)
-    losses = [run.results["splits"]["held out"]["numbers"]["sentence_embedding_loss"] for run in (first, last)]
+    losses = [run.results["splits"]["validation"]["numbers"]["sentence_embedding_loss"] for run in (first, last)]
     assert losses[1] < 0.6 * losses[0]
 
 
@@ -207,11 +208,14 @@ def test_a_probe_file_that_does_not_fit_is_refused_before_training(
         (lambda: TermWeights(mlm=0.0, hidden_states=0.0), "all weights are 0"),
         (lambda: DistillationSettings(teacher="t", term_weights=TermWeights(pair_similarity=1.0)), "needs pairs"),
         (lambda: DistillationSettings(teacher="t", mask_prob=1.0), "mask_prob is 1.0"),
-        (lambda: Phase(after=0.5, batch_size=0), "batch_size is 0"),
-        (lambda: PretrainSettings(phases=(Phase(after=0.5, term_weights=TermWeights()),)), "term_weights of a phase"),
+        (lambda: Phase(start_fraction=0.5, batch_size=0), "batch_size is 0"),
+        (
+            lambda: PretrainSettings(phases=(Phase(start_fraction=0.5, term_weights=TermWeights()),)),
+            "term_weights of a phase",
+        ),
         (lambda: settled(["t"], objective="mlm+hidden", teacher="t"), "no objective"),
         (lambda: settled(["t"], objective="mlm+hidden_states"), "objective.teacher is missing"),
-        (lambda: settled(["t"], objective="masked", teacher="t"), "objective.teacher is for objective.kind"),
+        (lambda: settled(["t"], objective="mlm", teacher="t"), "objective.teacher is for objective.kind"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(make: Any, told: str) -> None:
@@ -220,8 +224,10 @@ def test_settings_that_cannot_work_are_refused(make: Any, told: str) -> None:
 
 
 def test_a_phase_of_masked_tokens_has_its_own_rate(tmp_path: Path, place: Path) -> None:
-    given = [f"{name}={value}" for name, value in (SMALL | {"phases": "[{after = 0.5, mask_prob = 0.4}]"}).items()]
-    settings = settled([place / "text.txt"], objective="masked", tokenizer=str(place / "words"), assignments=given)
-    assert [asked.rate for asked in settings.objectives()] == [0.15, 0.4]  # type: ignore[union-attr]
+    given = [
+        f"{name}={value}" for name, value in (SMALL | {"phases": "[{start_fraction = 0.5, mask_prob = 0.4}]"}).items()
+    ]
+    settings = settled([place / "text.txt"], objective="mlm", tokenizer=str(place / "words"), assignments=given)
+    assert [asked.mask_prob for asked in settings.objectives()] == [0.15, 0.4]  # type: ignore[union-attr]
     assert run(settings, tmp_path / "run").why == "done"
     assert isinstance(Tokenizer.load(tmp_path / "run/model"), Tokenizer)

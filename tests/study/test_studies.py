@@ -156,7 +156,7 @@ def test_masks_with_other_shares() -> None:
     tokenizer = train(["a b c d e f g h"] * 4, TokenizerSettings(vocabulary=60))
     ids = tokenizer.encode("a b c d e f g h " * 60).ids
     sample, mask = Sample.of([ids], [[0] * len(ids)]), tokenizer.special.mask
-    usual = Masked(tokenizer=tokenizer, rate=0.5)
+    usual = Masked(tokenizer=tokenizer, mask_prob=0.5)
     for hidden, replaced in ((1.0, 0.0), (0.0, 1.0), (0.8, 0.0), (0.0, 0.0)):
         batch = shared(usual, hidden, replaced).batch([sample], [7])
         assert batch.rows is not None and torch.equal(batch.rows, usual.batch([sample], [7]).rows)
