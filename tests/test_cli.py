@@ -383,7 +383,7 @@ def test_predict_errors_teach(run: Any, folders: dict[str, Path], tmp_path: Path
         assert done.code == 2 and done.out == "" and message in done.err, (done, message)
         assert done.err.splitlines()[-1].startswith("heedful: ")
     for run_name, message in (
-        (tmp_path / "absent", "is no folder here, and as a name on the hub it needs a revision"),
+        (tmp_path / "absent", "is neither a folder here nor a name on the hub"),
         (tmp_path / "empty", "config.json does not exist"),
         ("nobody/nothing@main", "is not in the local cache"),
         ("a\0b", "heedful: "),
@@ -508,7 +508,7 @@ def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatc
         (["classify", given, "--bad-rows", "skp"], '--bad-rows is "skp" (did you mean "skip"?): use stop or skip'),
         (["classify", "no.csv"], "no.csv: there is no such file"),
         (["classify", "bad.csv"], "bad.csv:3"),
-        (["classify", given, "--model", "nowhere"], "'nowhere' is no folder here, and as a name on the hub it needs"),
+        (["classify", given, "--model", "nowhere"], "'nowhere' at revision 'main' is not in the local cache"),
         (["classify", given, "--out", given], "data is no run: it holds "),
         (["classify", given, "--out", tuned / "run", "--set", "seeds=3"], "seeds was 1 and is 3 now"),
         (["tag", given], "train.csv: which column is the words?"),

@@ -154,7 +154,7 @@ def load(
     device: torch.device | str = "cpu",
     ignore: Iterable[str] = (),
 ) -> Loaded:
-    """Read a model folder, a run's folder, one of its checkpoints, what ships, or NAME@REVISION on the hub.
+    """Read a model folder, a run's folder, one of its checkpoints, what ships, or NAME[@REVISION] on the hub.
 
     `head` picks another published head than the one that config.json names, by our name for it ("masked", "next",
     "classes", ...). Whatever is not understood is refused: unknown config keys (unless listed in `ignore`), tensors
@@ -216,7 +216,7 @@ def config_of(name: str | Path, *, revision: str | None = None) -> Config:
 
 
 def folder_of(name: str | Path, revision: str | None) -> Path:
-    """Where the model lies, fetched if need be; a revision may stand in its name, NAME@REVISION."""
+    """Where the model lies, fetched if need be; a revision may stand in its name, NAME[@REVISION]."""
     folder = Path(name)
     if os.path.isfile(name):
         raise HeedfulError(f"{name} is a file; expected the folder that holds config.json and {WEIGHTS}")

@@ -1,18 +1,24 @@
-"""Names on the Hugging Face hub, always with a revision."""
+"""Models on the Hugging Face hub: OWNER/NAME, or OWNER/NAME@REVISION."""
 
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from pathlib import Path
 
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.shipped import shipped
 
-# what a model folder may hold; no pickles, no code
+# files of a model folder; no pickles, no code
 FILES = ["*.json", "*.txt", "*.safetensors", "*.model", "README.md", "*_Pooling/config.json", "*_Normalize/config.json"]
+MAIN = "main"  # the branch of a name without a revision
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_resolved: dict[str, Path] = {}  # snapshot by name without a revision: one commit for the whole process
 
 
 def name_and_revision(source: str | Path) -> tuple[str, str | None]:
-    """A folder here, or the parts of NAME@REVISION.
+    """Split NAME@REVISION; the revision of a folder, or of a name without one, is None.
 
     >>> name_and_revision("someone/model@v1"), name_and_revision("folder")
     (('someone/model', 'v1'), ('folder', None))
@@ -21,21 +27,47 @@ def name_and_revision(source: str | Path) -> tuple[str, str | None]:
     return (str(source), None) if not at or os.path.isdir(source) else (name, revision)
 
 
+def unpinned(name: str) -> bool:
+    """Whether it is a name on the hub without a revision; a folder, a path, and a model that ships are not."""
+    if not NAME.fullmatch(name) or os.path.isdir(name) or shipped(name):
+        return False
+    return "/" not in name or not os.path.isdir(name.partition("/")[0])  # else it is a folder that is missing
+
+
+def pinned(name: str) -> str:
+    """Add the commit of `main` to a name without a revision, and return any other source as it is."""
+    return f"{name}@{fetch(name, None).name}" if unpinned(name) else name
+
+
 def fetch(name: str, revision: str | None) -> Path:
-    """The local folder of that revision, from the cache or the network; HF_HUB_OFFLINE=1 is honoured."""
+    """Return the local folder of a revision, from the cache or the network; HF_HUB_OFFLINE=1 is honoured.
+
+    Without a revision it is `main`. The commit is told once, and holds until the process ends.
+
+    Raises:
+        HeedfulError: If the name is not one, or the revision cannot be fetched.
+    """
+    if revision is not None:
+        return _snapshot(name, revision)
+    if not unpinned(name):
+        raise HeedfulError(f"{name!r} is neither a folder here nor a name on the hub: give OWNER/NAME, or a folder")
+    if name not in _resolved:
+        _resolved[name] = _snapshot(name, MAIN)
+        commit = _resolved[name].name
+        told = f"{name} has no revision: using {MAIN}, which is commit {commit}; {name}@{commit[:12]} would pin it"
+        warnings.warn(told, HeedfulWarning, stacklevel=2)
+    return _resolved[name]
+
+
+def _snapshot(name: str, revision: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
-    if revision is None:
-        raise HeedfulError(
-            f"{name!r} is no folder here, and as a name on the hub it needs a revision: a commit, a tag or a branch, "
-            f"for example {name}@main; what it resolved to is recorded in .source"
-        )
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=FILES))
     except HFValidationError:
         raise HeedfulError(f"{name!r} is neither a folder here nor a name on the hub") from None
-    except Exception as error:  # those of its network have no base in common, and some have no text
+    except Exception as error:  # the network's errors have no common base, and some have no text
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise HeedfulError(
             f"{name!r} at revision {revision!r} is not in the local cache and could not be fetched: {first}"

@@ -214,7 +214,7 @@ app.command()(train.evaluate)
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(metavar="IN", help="A model folder, or NAME@REVISION on the hub.")],
+    source: Annotated[str, typer.Argument(metavar="IN", help="A model folder, or NAME[@REVISION] on the hub.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     head: Annotated[str | None, typer.Option(help="Take this head instead of the one that config.json names.")] = None,
     dtype: Annotated[str, typer.Option(help=f"How weights are written: {', '.join(DTYPES)}.")] = "float32",
@@ -255,7 +255,7 @@ def convert(
 
 @app.command()
 def predict(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A model folder, or NAME@REVISION on the hub.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A model folder, or NAME[@REVISION] on the hub.")],
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Else one on each line of stdin.")] = None,
     file: Annotated[
         list[Path] | None, typer.Option(help="Files, or folders of them, to answer; what follows are more.")

@@ -13,7 +13,7 @@ from heedful.errors import HeedfulError
 
 
 def bench(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a model folder, or NAME@REVISION on the hub.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a model folder, or NAME[@REVISION] on the hub.")],
     data: Annotated[Path | None, typer.Option(help="Data of the task, to measure quality on too.")] = None,
     split: Annotated[str | None, typer.Option(help="Which split of it; else test, dev, or all there is.")] = None,
     head: Annotated[str | None, typer.Option(help="Take this head instead of the one that config.json names.")] = None,

@@ -17,7 +17,7 @@ from heedful.errors import HeedfulError
 def distil(
     context: typer.Context,
     teacher: Annotated[
-        str, typer.Argument(metavar="TEACHER", help="A run, a model folder, or NAME@REVISION on the hub.")
+        str, typer.Argument(metavar="TEACHER", help="A run, a model folder, or NAME[@REVISION] on the hub.")
     ],
     data: Annotated[
         list[Path], typer.Argument(metavar="DATA", help="Labelled data; for a masked language model, plain text.")

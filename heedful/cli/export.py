@@ -12,7 +12,7 @@ from heedful.cli.train import AsJson
 
 
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A model folder, or NAME@REVISION on the hub.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A model folder, or NAME[@REVISION] on the hub.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A file.onnx, or a folder with the tokenizer beside it.")],
     head: Annotated[str | None, typer.Option(help="Take this head instead of the one that config.json names.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,

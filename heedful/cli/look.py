@@ -21,7 +21,7 @@ BUDGET = 2_000_000  # bytes of data in the page of a report
 
 
 def look(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a model folder, or NAME@REVISION on the hub.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a model folder, or NAME[@REVISION] on the hub.")],
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="TEXT", help="What is read; a second one stands beside the first.")
     ] = None,

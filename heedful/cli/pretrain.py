@@ -30,11 +30,11 @@ def pretrain(
         ),
     ] = "",
     teacher: Annotated[
-        str, typer.Option(help="A trained encoder whose outputs are targets: a folder, or NAME@REVISION on the hub.")
+        str, typer.Option(help="A trained encoder whose outputs are targets: a folder, or NAME[@REVISION] on the hub.")
     ] = "",
     size: Annotated[str, typer.Option(help="tiny, mini, small, medium, base or large.")] = "",
     model: Annotated[
-        str, typer.Option(help="A trained model that goes on: a folder, or NAME@REVISION on the hub.")
+        str, typer.Option(help="A trained model that goes on: a folder, or NAME[@REVISION] on the hub.")
     ] = "",
     tokenizer: Annotated[str, typer.Option(help="The folder of a tokenizer; else one is trained on the text.")] = "",
     duration: Annotated[str, typer.Option("--for", help="A time budget, as 1h or 90m, which the schedule fits.")] = "",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def serve(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN", help="A run, a model folder, or NAME@REVISION on the hub; as NAME=RUN."),
+        typer.Argument(metavar="RUN", help="A run, a model folder, or NAME[@REVISION] on the hub; as NAME=RUN."),
     ],
     port: Annotated[int, typer.Option(help="Where it listens; 0: any free port.", min=0, max=65535)] = 8080,
     host: Annotated[str, typer.Option(help="127.0.0.1: this machine only.")] = "127.0.0.1",

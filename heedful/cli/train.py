@@ -91,7 +91,7 @@ def finetune(
         list[Path],
         typer.Argument(metavar="DATA", help="A file, a folder with splits, or train=FILE dev=FILE test=FILE."),
     ],
-    model: Annotated[str, typer.Option(help="What to start from: a model folder, or NAME@REVISION on the hub.")] = "",
+    model: Annotated[str, typer.Option(help="What to start from: a model folder, or NAME[@REVISION] on the hub.")] = "",
     out: Out = None,
     recipe: Recipe = None,
     assignments: Annotated[
@@ -157,7 +157,7 @@ def finetune(
 
 
 def evaluate(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a model folder, or NAME@REVISION on the hub.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a model folder, or NAME[@REVISION] on the hub.")],
     data: Annotated[list[Path], typer.Option(help="A file or a folder; for a suite the folder that holds its tasks.")],
     suite: Annotated[str | None, typer.Option(help="A suite of public tasks: glue.")] = None,
     checkpoint: Checkpoint = None,

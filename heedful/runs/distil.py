@@ -48,6 +48,7 @@ from heedful.runs.finetune import Finished, Plan, Run
 from heedful.runs.folder import SETTINGS, begin, decided, explained, read_json, refuse_other
 from heedful.runs.making import make_task, tokenizer_of
 from heedful.runs.overrides import Overrides
+from heedful.runs.pin import pin
 from heedful.runs.results import RESULTS, read_results
 from heedful.runs.settings import whole_groups
 from heedful.tasks.task import Read, Task
@@ -78,7 +79,7 @@ def distil(
 ) -> Finished:
     """Let a student learn what a teacher says; `out` becomes the run folder, or is one that was interrupted.
 
-    `teacher` is a run, a model folder, or NAME@REVISION; its head decides the task, and one for masked tokens is
+    `teacher` is a run, a model folder, or NAME[@REVISION]; its head decides the task, and one for masked tokens is
     distilled on files of plain text. `student` is "layers=3", a size ("tiny", "mini"), a folder, or "bag",
     "attention", "bilstm"; `losses` those of a paper ("soft", "triple", "attention", "relations", "layers").
     `overrides` are settings by path or short name.
@@ -119,7 +120,7 @@ def distil_task(
     refuse_other(folder)
     watch = watch if ranks.first else Watch()
     train = decided(planned.settings.train, folder, ranks, watch.said)
-    planned = replace(planned, settings=replace(planned.settings, train=train))
+    planned = replace(planned, settings=replace(pin(planned.settings, folder), train=train))
     settings, source = planned.settings, planned.source
     student = _Student(planned, folder, watch, ranks, among)
     student.foresee()

@@ -32,6 +32,7 @@ from heedful.runs.finetune import Finished
 from heedful.runs.folder import CORPUS, START, begin_on, decided, explained, read_json, refuse_other, write
 from heedful.runs.making import tokenizer_of
 from heedful.runs.overrides import Overrides
+from heedful.runs.pin import pin
 from heedful.runs.pretrain import Pretrained, Run
 from heedful.runs.pretrain_card import write_card
 from heedful.runs.pretrain_making import Pieces, objectives_of, samples_of
@@ -59,6 +60,7 @@ def distil_masked(
     settings = _settled(teacher, overrides, data)
     refuse_other(folder)
     watch = watch if ranks.first else Watch()
+    settings = pin(settings, folder)
     train = decided(settings.pretrain.train, folder, ranks, watch.said)
     settings = replace(settings, pretrain=replace(settings.pretrain, train=train))
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):

@@ -56,7 +56,7 @@ class FolderStudent:
     """A trained model."""
 
     kind: Literal["folder"] = "folder"
-    model: str  # a folder, or NAME@REVISION on the hub
+    model: str  # a folder, or NAME[@REVISION] on the hub
     revision: str = ""  # of the name, in place of one that stands there
 
     def __post_init__(self) -> None:
@@ -206,7 +206,7 @@ class MoreSettings:
     times: int = 1  # variants of each text
     rate: float = 0.15  # the share of words that are replaced
     best: int = 20  # the tokens among which one is drawn
-    model: str = ""  # a folder, or NAME@REVISION, with a masked head; "": the teacher's own
+    model: str = ""  # a folder, or NAME[@REVISION], with a masked head; "": the teacher's own
 
     def __post_init__(self) -> None:
         for name, right, expected in (
@@ -242,7 +242,7 @@ class DistilSettings:
     """Everything that decides what a run does."""
 
     task: TaskSettings
-    teacher: str  # a run, a model folder, or NAME@REVISION on the hub
+    teacher: str  # a run, a model folder, or NAME[@REVISION] on the hub
     student: StudentSettings = LayersStudent()
     unlabelled: tuple[str, ...] = ()  # files and folders
     more: MoreSettings | None = None

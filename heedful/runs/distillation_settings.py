@@ -41,7 +41,7 @@ class DistillationSettings:
     """A trained encoder as teacher: masked tokens, hidden states, sentence vectors and similarities of pairs."""
 
     kind: Literal["distillation"] = "distillation"
-    teacher: str  # a model folder, or NAME@REVISION on the hub
+    teacher: str  # a model folder, or NAME[@REVISION] on the hub
     term_weights: TermWeights = TermWeights()
     mask_prob: float = 0.15  # share of the tokens of a masked sequence
     mask_unit: MaskUnit = "tokens"

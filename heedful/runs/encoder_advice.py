@@ -49,7 +49,7 @@ def encoder_advice(texts: Sequence[str], tokenizer: Tokenizer, learned: Read, li
     if why := _not_english([text[:CHARACTERS] for text in texts], tokenizer):
         found.append(
             f"the training texts do not look English ({why}), and {ENCODER} knows English alone: start from an encoder "
-            "of their language with --model FOLDER or NAME@REVISION"
+            "of their language with --model FOLDER or NAME[@REVISION]"
         )
     long = learned.windowed + learned.cut
     if limit is not None and long > LONG * learned.examples:

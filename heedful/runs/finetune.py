@@ -41,6 +41,7 @@ from heedful.runs.folder import (
 from heedful.runs.init_settings import Classic, Pretrained, Recurrent, Seq2Seq, named_model
 from heedful.runs.making import make_task, on_split, start
 from heedful.runs.overrides import Overrides
+from heedful.runs.pin import pin
 from heedful.runs.plots import draw
 from heedful.runs.results import JOURNAL, RESULTS, across_seeds, folder_bytes, read_results, seed_entry
 from heedful.runs.rewrite_making import bleu_words, need_words, targets
@@ -99,7 +100,7 @@ def finetune(
 ) -> Finished:
     """Fine-tune a model on labelled data; `out` becomes the run folder, or is one that was interrupted and goes on.
 
-    `model` is a folder, or NAME@REVISION on the hub. `overrides` are settings by path or short name, as {"batch": 8}.
+    `model` is a folder, or NAME[@REVISION] on the hub. `overrides` are settings by path or short name, as {"batch": 8}.
     What is not set follows from the size of the data, and is said.
     """
     folder, watch = Path(out), watch if watch and ranks.first else Watch()
@@ -107,7 +108,7 @@ def finetune(
     plan = prepare(task, data, overrides=given, skip_bad_rows=skip_bad_rows)
     refuse_other(folder)
     train = decided(plan.settings.train, folder, ranks, watch.said)
-    plan = replace(plan, settings=replace(plan.settings, train=train))
+    plan = replace(plan, settings=replace(pin(plan.settings, folder), train=train))
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
         if ranks.first:
             again = partial(source_of, task, data, plan.settings.data)

@@ -75,14 +75,14 @@ class Pretrained:
     """A model that has been trained before."""
 
     kind: Literal["pretrained"] = "pretrained"
-    model: str = ENCODER  # a folder, or NAME@REVISION on the hub
+    model: str = ENCODER  # a folder, or NAME[@REVISION] on the hub
     revision: str = ""  # of the name, instead of NAME@REVISION
     reinit_layers: int = 0  # blocks at the top that are initialised again (Zhang et al. 2021)
 
     def __post_init__(self) -> None:
         _one_name(self)
         if not self.model:
-            raise HeedfulError('model is ""; give a folder or NAME@REVISION, or set kind = "scratch" to train one')
+            raise HeedfulError('model is ""; give a folder or NAME[@REVISION], or set kind = "scratch" to train one')
         if self.reinit_layers < 0:
             raise HeedfulError(f"reinit_layers is {self.reinit_layers}; expected a whole number from 0")
 
@@ -113,7 +113,7 @@ class Classic:
 
     kind: Literal["classic"] = "classic"
     reader: Bag | Attention | Structured | Hierarchical = BAG
-    model: str = ""  # the encoder: a folder, or NAME@REVISION on the hub; "": none, over words
+    model: str = ""  # the encoder: a folder, or NAME[@REVISION] on the hub; "": none, over words
     revision: str = ""  # of the name, instead of NAME@REVISION
     words: WordSettings = WordSettings()
     skipgram_steps: int = 0  # steps that learn the vectors of words first, 64 texts each

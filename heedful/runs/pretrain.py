@@ -41,6 +41,7 @@ from heedful.runs.folder import (
     write,
 )
 from heedful.runs.overrides import Overrides
+from heedful.runs.pin import pin
 from heedful.runs.plots import draw
 from heedful.runs.pretrain_card import ABOUT, text_notes, write_card
 from heedful.runs.pretrain_making import (
@@ -103,7 +104,7 @@ def pretrain(
 ) -> Pretrained:
     """Pre-train a model on files and folders of text, or on one folder that holds a corpus (see data.corpus.build).
 
-    `out` becomes the run folder, or is one that was interrupted and goes on. `model` is a folder, or NAME@REVISION on
+    `out` becomes the run folder, or is one that was interrupted and goes on. `model` is a folder, or NAME[@REVISION] on
     the hub, that goes on; without it a fresh model of that size is trained. `teacher` is a trained encoder, for an
     objective of terms such as "mlm+hidden_states+sentence_embedding". `duration` is a time budget, as "1h". `overrides`
     are settings by path or short name.
@@ -138,7 +139,7 @@ def run(
     unused_settings(settings, made=len(settings.data) == 1 and holds(Path(settings.data[0])))
     refuse_other(folder)
     watch = watch if watch and ranks.first else Watch()
-    settings = replace(settings, train=decided(settings.train, folder, ranks, watch.said))
+    settings = replace(pin(settings, folder), train=decided(settings.train, folder, ranks, watch.said))
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
         return Run(settings, folder, watch, ranks, skip_bad_rows).run()
 

@@ -132,7 +132,7 @@ SIZES: dict[str, tuple[int, int, int]] = {  # layers, width, heads (Turc et al. 
 class ModelSettings:
     """The model that is trained: a family and a size with random weights, or a trained model."""
 
-    init_from: str = ""  # model to train further: a folder, or NAME@REVISION on the hub; "": random weights
+    init_from: str = ""  # model to train further: a folder, or NAME[@REVISION] on the hub; "": random weights
     family: str = ""  # "": the usual one of the objective
     size: Size = "mini"
     layers: int | None = None  # none: those of the size

@@ -25,7 +25,7 @@ LOG = logging.getLogger("heedful.serve")
 
 
 def load(folder: str, precision: PrecisionOrAuto = "float32", device: str = "cpu") -> Any:
-    """An engine from a folder, a run or NAME@REVISION on the hub."""
+    """An engine from a folder, a run or NAME[@REVISION] on the hub."""
     from heedful.infer.engine import Engine
 
     return Engine(folder, precision=precision, device=device)

@@ -28,9 +28,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import heedful
-from heedful.checkpoint import files, folder_of
+from heedful.checkpoint import files, folder_of, hub
 from heedful.checkpoint.files import INDEX, WEIGHTS, find_tensors, read_json, read_tensors
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, HeedfulWarning
 from tests.tiny import packed, save_tiny
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 1, "vocab_size": 31, "max_position_embeddings": 12}
@@ -585,12 +585,31 @@ def cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub, "_resolved", {})
     return make_cache(folder, tmp_path)
 
 
-def test_a_name_on_the_hub_needs_a_revision(cache: Path) -> None:
-    with pytest.raises(HeedfulError, match=r"needs a revision: .* for example maker/model@main;"):
-        heedful.load("maker/model")
+def test_a_name_without_a_revision_is_main_and_its_commit_is_told_once(cache: Path) -> None:
+    with pytest.warns(HeedfulWarning, match=f"using main, which is commit {cache.name}"):
+        assert heedful.load("maker/model").source == f"maker/model@{cache.name}"
+    assert heedful.load("maker/model").source == hub.pinned("maker/model") == f"maker/model@{cache.name}"
+
+
+def test_main_that_moves_does_not_move_within_a_process(folder: Path, cache: Path) -> None:
+    with pytest.warns(HeedfulWarning, match="using main"):
+        first = hub.pinned("maker/model")
+    (cache.parent.parent / "refs" / "main").write_text("f" * 40)
+    assert hub.pinned("maker/model") == first
+
+
+def test_missing_folders_are_not_looked_for_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for name in ("runs/best", "./best", "../best", "/best", "a/b/c", ".", "", "heedful-mini-en", "maker/model@v1"):
+        assert not hub.unpinned(name), name
+    for name in ("runs/best", "./best", "a/b/c"):
+        with pytest.raises(HeedfulError, match="neither a folder here nor a name on the hub"):
+            heedful.load(name)
 
 
 def test_a_name_on_the_hub_loads_from_the_cache(folder: Path, cache: Path) -> None:

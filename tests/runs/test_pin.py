@@ -1,0 +1,72 @@
+"""Names on the hub without a revision: which commit a run records, and which one it resumes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from folders import make
+from invented import data, tune
+
+from heedful.checkpoint import hub
+from heedful.errors import HeedfulWarning
+from heedful.runs.distil_settings import DistilSettings
+from heedful.runs.init_settings import Pretrained, Scratch
+from heedful.runs.pin import pin
+from heedful.runs.results import read_results
+from heedful.runs.settings import ClassifySettings, FinetuneSettings
+from heedful.settings import load_mapping, to_toml
+
+FIRST, SECOND = "a" * 40, "b" * 40
+
+
+@pytest.fixture
+def snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub with one model, whose main is the commit FIRST."""
+    snapshots = tmp_path / "snapshots"
+    for commit in (FIRST, SECOND):
+        make(snapshots / commit, "bare")
+    main(FIRST, snapshots, monkeypatch)
+    return snapshots
+
+
+def main(commit: str, snapshots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let main be that commit, as a new process would see it."""
+    monkeypatch.setattr(hub, "_resolved", {})
+    monkeypatch.setattr(hub, "_snapshot", lambda name, said: snapshots / (commit if said == "main" else said))
+
+
+def test_a_run_records_the_commit_and_resumes_from_it(
+    tmp_path: Path, snapshots: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, out = data("single", tmp_path / "data"), tmp_path / "run"
+    with pytest.warns(HeedfulWarning, match=f"commit {FIRST}"):
+        tune("classify", given, out, model="maker/model")
+    assert load_mapping(out / "settings.toml")["init"]["model"] == f"maker/model@{FIRST}"
+    assert read_results(out)["base"] == f"maker/model@{FIRST}"
+    main(SECOND, snapshots, monkeypatch)
+    with pytest.warns(HeedfulWarning, match=f"commit {SECOND}"):  # of its config.json, from which defaults follow
+        again = tune("classify", given, out, model="maker/model")
+    assert again.results["base"] == f"maker/model@{FIRST}"
+
+
+def test_every_setting_that_names_a_model_is_pinned(tmp_path: Path, snapshots: Path) -> None:
+    with pytest.warns(HeedfulWarning, match="using main"):
+        found = pin(DistilSettings(task=ClassifySettings(), teacher="maker/model"), tmp_path)
+    assert found.teacher == f"maker/model@{FIRST}"
+    for init in (Scratch(), Pretrained(model="maker/model@v1"), Pretrained(model=str(tmp_path))):
+        settings = FinetuneSettings(task=ClassifySettings(), init=init)
+        assert pin(settings, tmp_path) == settings
+
+
+def test_another_model_than_that_of_the_run_is_not_given_its_commit(tmp_path: Path, snapshots: Path) -> None:
+    before = FinetuneSettings(task=ClassifySettings(), init=Pretrained(model=f"maker/model-2@{SECOND}"))
+    (tmp_path / "settings.toml").write_text(to_toml(before))
+    asked = FinetuneSettings(task=ClassifySettings(), init=Pretrained(model="maker/model"))
+    with pytest.warns(HeedfulWarning, match="using main"):
+        assert _model(pin(asked, tmp_path)) == f"maker/model@{FIRST}"
+
+
+def _model(settings: FinetuneSettings) -> str:
+    assert isinstance(settings.init, Pretrained)
+    return settings.init.model
