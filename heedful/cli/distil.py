@@ -10,7 +10,7 @@ import typer
 
 from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, table, write_json
-from heedful.cli.train import AsJson, BadRows, Out, Recipe, skips
+from heedful.cli.train import AsJson, BadRows, Out, Recipe, Track, skips, tracked
 from heedful.errors import HeedfulError
 
 
@@ -39,6 +39,7 @@ def distil(
         list[str] | None, typer.Option("--set", help="A setting, as loss.temperature=4 or seeds=1.")
     ] = None,
     bad_rows: BadRows = "stop",
+    track: Track = None,
     nproc: Nproc = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -74,14 +75,15 @@ def distil(
 
     keep_freed()
     with ranks() as group, Progress(quiet=as_json or not group.first) as progress:
+        watch = tracked(progress, track)
         if keep or under:
             from heedful.runs.distil_search import search
 
-            done = search(teacher, given, folder, under=most, keep=least, watch=progress, ranks=group, **options)
+            done = search(teacher, given, folder, under=most, keep=least, watch=watch, ranks=group, **options)
         else:
             from heedful.runs.distil import distil as run
 
-            done = run(teacher, given, folder, watch=progress, ranks=group, **options)
+            done = run(teacher, given, folder, watch=watch, ranks=group, **options)
     if done.why == "asked":
         if group.first:
             note(f"stopped; everything is in {folder}. The same command goes on from there.")

@@ -10,7 +10,7 @@ import typer
 
 from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, table, write_json
-from heedful.cli.train import AsJson, BadRows, KeepState, Out, Recipe, of_state, skips
+from heedful.cli.train import AsJson, BadRows, KeepState, Out, Recipe, Track, of_state, skips, tracked
 from heedful.errors import HeedfulError
 
 
@@ -45,6 +45,7 @@ def pretrain(
     ] = None,
     bad_rows: BadRows = "stop",
     keep_state: KeepState = False,
+    track: Track = None,
     nproc: Nproc = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -85,7 +86,7 @@ def pretrain(
     from heedful.train.ranks import ranks
 
     with ranks() as group, Progress(quiet=as_json or not group.first) as progress:
-        done = run(settings, folder, skip_bad_rows=skips(bad_rows), watch=progress, ranks=group)
+        done = run(settings, folder, skip_bad_rows=skips(bad_rows), watch=tracked(progress, track), ranks=group)
     if done.why == "asked":
         if group.first:
             note(f"stopped; everything is in {folder}. The same command goes on from there.")

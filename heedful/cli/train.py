@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from shlex import quote
 from shutil import which
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -14,6 +14,9 @@ from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, note_reading, table, write_json
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.infer.precision import PrecisionOrAuto
+
+if TYPE_CHECKING:
+    from heedful.train.fit import Watch
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
@@ -26,6 +29,22 @@ Checkpoint = Annotated[
 ]
 KeepState = Annotated[
     bool, typer.Option("--keep-state", help="Keep all checkpoints, with the optimizer, when the run is finished.")
+]
+
+
+def _check_track(names: list[str] | None) -> list[str] | None:
+    from heedful.runs.trackers import check_trackers
+
+    return names and list(check_trackers(names))
+
+
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        help="Report to csv, tensorboard, wandb, mlflow or trackio; give it again for several.",
+        callback=_check_track,
+    ),
 ]
 FINETUNED = ("classify", "regress", "tag", "extract", "choose", "embed", "rewrite")
 PRECISIONS: tuple[PrecisionOrAuto, ...] = get_args(PrecisionOrAuto)
@@ -102,6 +121,7 @@ def finetune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Tell steps, time, memory and disk; train nothing.")
     ] = False,
+    track: Track = None,
     nproc: Nproc = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -136,7 +156,7 @@ def finetune(
     from heedful.train.ranks import ranks
 
     with ranks() as group, Progress(quiet=as_json or not group.first) as progress:
-        done = run(task, given, folder, watch=progress, ranks=group, **options)
+        done = run(task, given, folder, watch=tracked(progress, track), ranks=group, **options)
     if done.why == "asked":
         if group.first:
             note(f"stopped; everything is in {folder}. The same command goes on from there.")
@@ -235,6 +255,13 @@ def evaluate(
 def of_state(keep_state: bool) -> dict[str, dict[str, Any]]:
     """The setting of --keep-state where it is given."""
     return {"--keep-state": {"fit.keep_state": True}} if keep_state else {}
+
+
+def tracked(watch: Watch, track: list[str] | None) -> Watch:
+    """A Watch that also reports to the trackers of --track."""
+    from heedful.runs.tracking import Tracking
+
+    return Tracking(watch, track) if track else watch
 
 
 def of_checkpoint(run: str, which: str | None) -> str:

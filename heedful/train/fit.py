@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import itemgetter
@@ -20,6 +20,7 @@ from torch import Tensor
 from heedful.errors import HeedfulError
 from heedful.train.journal import Journal
 from heedful.train.loop import DivergedError, Step, Trainer, under
+from heedful.train.memory import FreedMemory
 from heedful.train.resume import Store
 from heedful.train.saving import Saver
 from heedful.train.settings import STEADY, FitSettings
@@ -68,6 +69,15 @@ class Watch:
 
     def scored(self, step: int, scored: Scored, best: bool) -> None:
         """After each evaluation."""
+
+    def started(self, folder: Path, step: int) -> None:
+        """Before the first update of a run in `folder`; `step` is that of the checkpoint it resumes from, or 0."""
+
+    def recorded(self, record: Mapping[str, Any]) -> None:
+        """After each record that is written to the journal."""
+
+    def ended(self, finished: bool) -> None:
+        """After the last update; not `finished`: the run was interrupted or failed."""
 
     def said(self, text: str) -> None:
         """Anything else."""
@@ -128,14 +138,20 @@ class _Run:
         self.every = max(1, round(settings.evaluate * trainer.order.steps))
         self.saved = 0  # the step of the last checkpoint
         self.saved_at = time.monotonic()
+        self.freed = FreedMemory()
 
     def run(self) -> Fitted:
+        why: Why = "asked"
         try:
             started = self._resume()
+            if self.journal is not None:
+                self.watch.started(self.journal.path.parent, started)
             with self._signals():
                 why = self._train()
             self.saver.finish()
         finally:
+            if self.journal is not None:
+                self.watch.ended(why != "asked")
             if self.journal is not None:
                 self.journal.close()
         final = self.kept or self.trainer.average.tensors
@@ -175,6 +191,7 @@ class _Run:
     def _after(self, step: Step) -> None:
         self._write(step.record)
         self.watch.step(step, self.trainer)
+        self.freed.release()
         if self._look() or self.trainer.done >= 1 or self._due():
             self._save()
 
@@ -272,6 +289,7 @@ class _Run:
     def _write(self, record: dict[str, Any]) -> None:
         if self.journal is not None:
             self.journal.write(record)
+            self.watch.recorded(record)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

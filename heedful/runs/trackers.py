@@ -1,0 +1,174 @@
+"""Experiment trackers: CSV, TensorBoard, Weights & Biases, MLflow, Trackio. Their packages are extras."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from heedful.errors import HeedfulError, did_you_mean
+
+PROJECT = "heedful"  # the project or experiment, where the tracker's own variables name none
+PACKAGES = {
+    "csv": "",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+}  # the package that each tracker needs; the extras of Heedful have the trackers' names
+
+
+class Tracker(Protocol):
+    """Receives the scalars of a run."""
+
+    run_id: str  # the tracker's name of the run, stored for a resume; "" where there is none
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record values by name (train/loss, dev/accuracy) at an update."""
+
+    def close(self, finished: bool) -> None:
+        """End the run: finished, or interrupted and to be resumed."""
+
+
+Opener = Callable[[Path, str, int, dict[str, Any]], Tracker]  # run folder, stored run id, step, flat settings
+
+
+def check_trackers(names: Sequence[str]) -> tuple[str, ...]:
+    """Tracker names without repeats, in the order given.
+
+    Raises:
+        HeedfulError: For an unknown name, or a tracker whose package is not installed.
+    """
+    for name in names:
+        if name not in PACKAGES:
+            known = ", ".join(PACKAGES)
+            raise HeedfulError(f"--track is {name!r}{did_you_mean(name, list(PACKAGES))}: use one of {known}")
+        if (package := PACKAGES[name]) and find_spec(package) is None:
+            raise HeedfulError(f"--track {name} needs the package {package}: pip install 'heedful[{name}]'")
+    return tuple(dict.fromkeys(names))
+
+
+class _Csv:
+    """Writes metrics.csv in the run folder: the journal as a table, anew at each evaluation and at the end."""
+
+    run_id = ""
+
+    def __init__(self, folder: Path, run_id: str, step: int, settings: dict[str, Any]) -> None:
+        from heedful.runs.folder import as_table, write
+        from heedful.runs.results import JOURNAL
+
+        self._write = lambda: write(folder / "metrics.csv", as_table(folder / JOURNAL))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if any(name.startswith("dev/") for name in values):
+            self._write()
+
+    def close(self, finished: bool) -> None:
+        self._write()
+
+
+class _TensorBoard:
+    """Writes event files to the folder tensorboard in the run folder; steps after a resume replace those before."""
+
+    run_id = ""
+
+    def __init__(self, folder: Path, run_id: str, step: int, settings: dict[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        if not step:
+            table = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
+            self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{table}")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self, finished: bool) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    """A run of Weights & Biases; WANDB_PROJECT, WANDB_MODE and its other variables are respected."""
+
+    def __init__(self, folder: Path, run_id: str, step: int, settings: dict[str, Any]) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=folder.name,
+            id=run_id or None,
+            resume="allow",
+            dir=str(folder),
+            config=settings,
+        )
+        self.run_id = str(self._run.id)
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")  # a resumed run may repeat steps, which its own axis refuses
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **values})
+
+    def close(self, finished: bool) -> None:
+        self._run.finish(exit_code=0 if finished else 1)
+
+
+class _Mlflow:
+    """A run of MLflow; MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME are respected."""
+
+    def __init__(self, folder: Path, run_id: str, step: int, settings: dict[str, Any]) -> None:
+        from mlflow.entities import Metric, Param
+        from mlflow.tracking import MlflowClient
+
+        self._client, self._metric = MlflowClient(), Metric
+        self._last = 0  # the last step that the tracker has: a resumed run repeats some
+        if run_id:
+            self.run_id = run_id
+            self._client.update_run(run_id, status="RUNNING")
+            self._last = max((each.step for each in self._client.get_metric_history(run_id, "train/loss")), default=0)
+            return
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        experiment = self._client.get_experiment_by_name(name)
+        place = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        self.run_id = self._client.create_run(place, run_name=folder.name).info.run_id
+        params = [Param(name, str(value)[:6000]) for name, value in settings.items()]
+        for first in range(0, len(params), 100):  # the most of a batch
+            self._client.log_batch(self.run_id, params=params[first : first + 100])
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if step > self._last or any(name.startswith("dev/") for name in values):
+            now = int(1000 * time.time())
+            self._client.log_batch(self.run_id, metrics=[self._metric(*each, now, step) for each in values.items()])
+
+    def close(self, finished: bool) -> None:
+        self._client.set_terminated(self.run_id, status="FINISHED" if finished else "KILLED")
+
+
+class _Trackio:
+    """A run of Trackio, a local dashboard (`trackio show`); TRACKIO_DIR is respected."""
+
+    def __init__(self, folder: Path, run_id: str, step: int, settings: dict[str, Any]) -> None:
+        import trackio
+
+        self.run_id = run_id or str(folder.absolute()).strip("/").replace("/", "-")
+        self._run = trackio.init(
+            project=PROJECT, name=self.run_id, config=settings, resume="allow", embed=False, auto_log_gpu=False
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self, finished: bool) -> None:
+        self._run.finish()
+
+
+TRACKERS: dict[str, Opener] = {
+    "csv": _Csv,
+    "tensorboard": _TensorBoard,
+    "wandb": _Wandb,
+    "mlflow": _Mlflow,
+    "trackio": _Trackio,
+}

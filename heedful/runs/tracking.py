@@ -1,0 +1,118 @@
+"""Reports a run to experiment trackers while it trains."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from heedful.errors import HeedfulError
+from heedful.runs.folder import SETTINGS, read_json, write
+from heedful.runs.results import JOURNAL, as_float
+from heedful.runs.trackers import TRACKERS, Tracker
+from heedful.train.fit import Scored, Watch
+from heedful.train.loop import Step, Trainer
+
+TRACKING = "tracking.json"  # in a run folder: each tracker's name of the run, by which a resumed run is continued
+
+
+class Tracking(Watch):
+    """Passes events on to another Watch and copies journal records to trackers.
+
+    A tracker that fails during training (network, quota, disk) is reported once and dropped; training continues,
+    since the journal has every value. A tracker that cannot be opened stops the run before its first step.
+    """
+
+    def __init__(self, watch: Watch, names: Sequence[str]) -> None:
+        """`names` are those that `check_trackers` accepts."""
+        self._watch, self._names = watch, tuple(names)
+        self._trackers: dict[str, Tracker] = {}
+
+    def step(self, step: Step, trainer: Trainer) -> None:
+        """After each update."""
+        self._watch.step(step, trainer)
+
+    def scored(self, step: int, scored: Scored, best: bool) -> None:
+        """After each evaluation."""
+        self._watch.scored(step, scored, best)
+
+    def said(self, text: str) -> None:
+        """Any other message."""
+        self._watch.said(text)
+
+    def started(self, folder: Path, step: int) -> None:
+        """Open the trackers before the first update, or again when a run resumes after `step`.
+
+        Raises:
+            HeedfulError: If a tracker cannot be opened.
+        """
+        self._watch.started(folder, step)
+        ids = read_json(folder / TRACKING) if (folder / TRACKING).exists() else {}
+        settings = dict(_flat(_settings(folder)))
+        for name in self._names:
+            try:
+                self._trackers[name] = TRACKERS[name](folder, ids.get(name, ""), step, settings)
+            except Exception as error:  # the trackers' own errors share no class
+                raise HeedfulError(
+                    f"the tracker {name} cannot be opened: {_brief(error)}. Mend that, or leave out --track {name}"
+                ) from error
+        write(folder / TRACKING, ids | {name: tracker.run_id for name, tracker in self._trackers.items()})
+
+    def recorded(self, record: Mapping[str, Any]) -> None:
+        """Copy a record of the journal."""
+        self._watch.recorded(record)
+        values = scalars(record)
+        self._each("no longer written to", lambda tracker: tracker.log(int(record["step"]), values))
+
+    def ended(self, finished: bool) -> None:
+        """Close the trackers."""
+        self._watch.ended(finished)
+        self._each("not closed", lambda tracker: tracker.close(finished))
+        self._trackers.clear()
+
+    def _each(self, failed: str, use: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._trackers.items()):
+            try:
+                use(tracker)
+            except Exception as error:  # training is not lost to a tracker
+                del self._trackers[name]
+                self._watch.said(
+                    f"the tracker {name} failed and is {failed}: {_brief(error)}. {JOURNAL} has all values"
+                )
+
+
+def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a journal record, by tracker name.
+
+    >>> scalars({"step": 8, "epoch": 0.5, "loss": 0.25, "lr": 1e-4})
+    {'train/epoch': 0.5, 'train/loss': 0.25, 'train/lr': 0.0001}
+    >>> scalars({"step": 8, "dev": {"accuracy": 0.5, "labels": ["a"]}, "best": True})
+    {'dev/accuracy': 0.5}
+    """
+    group = "dev" if "dev" in record else "train"
+    values = record["dev"] if group == "dev" else {key: value for key, value in record.items() if key != "step"}
+    numbers = {key: as_float(value) for key, value in values.items() if not isinstance(value, bool | list | dict)}
+    return {f"{group}/{key}": value for key, value in numbers.items() if math.isfinite(value)}
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """The settings of a run; of one seed of several they lie in the folder above."""
+    for path in (folder / SETTINGS, folder.parent / SETTINGS):
+        if path.is_file():
+            return tomllib.loads(path.read_text("utf-8"))
+    return {}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted paths and values of nested settings."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
