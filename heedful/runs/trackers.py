@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,14 +61,17 @@ class _Csv:
         from heedful.runs.folder import as_table, write
         from heedful.runs.results import JOURNAL
 
-        self._write = lambda: write(folder / "metrics.csv", as_table(folder / JOURNAL))
+        def rewrite() -> None:
+            write(folder / "metrics.csv", as_table(folder / JOURNAL))
+
+        self._rewrite = rewrite
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if any(name.startswith("dev/") for name in values):
-            self._write()
+            self._rewrite()
 
     def close(self, finished: bool) -> None:
-        self._write()
+        self._rewrite()
 
 
 class _TensorBoard:
@@ -76,9 +80,9 @@ class _TensorBoard:
     run_id = ""
 
     def __init__(self, folder: Path, run_id: str, step: int, settings: dict[str, Any]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(
+            str(folder / "tensorboard"), purge_step=step + 1
+        )
         if not step:
             table = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
             self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{table}")

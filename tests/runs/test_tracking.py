@@ -27,7 +27,9 @@ from heedful.train.journal import records
 pytestmark = pytest.mark.usefixtures("quick")
 
 SETTINGS = {
-    "init.kind": "scratch",
+    "init.kind": "classic",
+    "init.reader.kind": "bag",
+    "init.words.width": 8,
     "baseline": False,
     "train.length.count": 2,
     "train.batch": 8,
