@@ -53,13 +53,13 @@ def ours(job: Job, given: list[list[int]]) -> Prepared:
     prompts = heedful.Packed.of(given)
 
     def sample(found: Any) -> Values:
-        step = next(stream(loaded.model, head, prompts, Greedy(), most=1, stop=[], distribution=True))
+        step = next(stream(loaded.model, head, prompts, Greedy(), max_new_tokens=1, stop=[], distribution=True))
         assert step.distribution is not None and all(len(each[0].tokens) == job.written for each in found)
         rows: Values = step.distribution[:, :IDS].tolist()
         return rows
 
     return Prepared(
-        run=lambda: write(loaded.model, head, prompts, Greedy(), most=job.written, stop=[]),
+        run=lambda: write(loaded.model, head, prompts, Greedy(), max_new_tokens=job.written, stop=[]),
         sample=sample,
         tokens=job.written * len(given),
         sequences=len(given),

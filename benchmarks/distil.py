@@ -72,7 +72,7 @@ def write(task: str, folder: Path, name: str, rows: Sequence[Any]) -> None:
                         csv.writer(file).writerow(("text", "label"))
                     csv.writer(file).writerow((row.text, row.label))
                 case Scored():
-                    file.write(json.dumps({"a": row.text, "b": row.pair, "score": row.score}) + "\n")
+                    file.write(json.dumps({"anchor": row.text, "positive": row.text_pair, "score": row.score}) + "\n")
                 case Tagged():
                     file.writelines(f"{word} {tag}\n" for word, tag in zip(row.words, row.tags, strict=True))
                     file.write("\n")
@@ -95,8 +95,15 @@ def common(task: str, epochs: float, run: Run, steps: int = 0) -> list[str]:
     length = [f"train.length.count={epochs}"]
     if run.rehearsed or steps:
         length = ["train.length.kind=steps", f"train.length.count={STEPS if run.rehearsed else steps}"]
-    cut = [] if KINDS[task] == "embed" else ["long=cut"]
-    return [*length, *cut, f"train.batch={plan.batch}", f"max_length={plan.longest}", "data.dev=0", "fit.keep=last"]
+    cut = [] if KINDS[task] == "embed" else ["long_inputs=truncate"]
+    return [
+        *length,
+        *cut,
+        f"train.batch={plan.batch}",
+        f"max_length={plan.longest}",
+        "data.dev_fraction=0",
+        "fit.keep=last",
+    ]
 
 
 def teacher(task: str, run: Run) -> Path:
@@ -200,7 +207,7 @@ def spread(quality: dict[str, Any]) -> str:
 def table(found: dict[str, Any]) -> str:
     """A line for each student, whose speed is told beside the teacher's in the same turns."""
     first = next(iter(found.values()))["verdict"]
-    main, teacher = f"{first['main']} on {first['split']}", first["models"]["teacher"]
+    main, teacher = f"{first['metric']} on {first['split']}", first["models"]["teacher"]
     columns = ["student", main, "without the teacher", "difference (95 %)", "kept", "parameters", "served in"]
     columns += ["texts/s", "to the teacher's", "one text, p50 / p99 ms", "the teacher's", "sooner"]
     alike = [f"{teacher['parameters']:,}", teacher["precision"], "", "1.00", "", "", "1.00"]

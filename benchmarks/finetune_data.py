@@ -97,14 +97,14 @@ def _conll(tasks: Path) -> Task:
 
 def _ag_news(tasks: Path) -> Task:
     """The 5,000 rows without the 1,000 of its dev.csv, which are all in it, and without what the official test has."""
-    settings = DataSettings(columns={"text": 1, "label": 2}, dev=0.0)
+    settings = DataSettings(columns={"text": 1, "label": 2}, dev_fraction=0.0)
     small = tasks / "ag_news" / "subset_7k"
     rows = list(read(small / "train.csv", Labelled, settings).examples("train"))
     kept_back = {row.text for row in read(small / "dev.csv", Labelled, settings).examples("train")}
     official = tasks / "ag_news" / "ag_news_csv" / "test.csv"
-    separate = DataSettings(columns={"text": 3, "label": 1}, dev=0.0)
+    separate = DataSettings(columns={"text": 3, "label": 1}, dev_fraction=0.0)
     descriptions = {_words(row.text) for row in read(official, Labelled, separate).examples("train")}
-    joined = DataSettings(columns={"text": (2, 3), "label": 1}, dev=0.0)
+    joined = DataSettings(columns={"text": (2, 3), "label": 1}, dev_fraction=0.0)
     held = list(read(official, Labelled, joined).examples("train"))
     left = [row for row in rows if row.text not in kept_back]
     train = [row for row in left if not _ends(_words(row.text), descriptions)]

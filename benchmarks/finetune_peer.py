@@ -53,7 +53,7 @@ def encode(
     known = [each for each in examples if not isinstance(each, Question)]
     assert len(known) == len(examples), "this arm has no such task"
     first: list[Any] = [list(each.words) if isinstance(each, Tagged) else each.text for each in known]
-    second = [each.pair for each in known if not isinstance(each, Tagged) and each.pair is not None]
+    second = [each.text_pair for each in known if not isinstance(each, Tagged) and each.text_pair is not None]
     texts = (first, second) if second else (first,)
     assert len(second) in (0, len(first))
     split = task.kind == "tag"

@@ -121,7 +121,7 @@ class Told(Watch):
             print(f"step {step.number} of {trainer.total}, loss {step.loss:.3f}, {speed:,.0f} tokens/s", flush=True)
 
     def scored(self, step: int, scored: Scored, best: bool) -> None:
-        print(f"step {step}: bleu on dev {scored.main:.4f}{', the best' if best else ''}", flush=True)
+        print(f"step {step}: bleu on dev {scored.metric_value:.4f}{', the best' if best else ''}", flush=True)
 
     def said(self, text: str) -> None:
         print(text, flush=True)
@@ -137,7 +137,10 @@ def measured(arm: str, folder: Path, seed: int) -> dict[str, Any]:
     loaded = heedful.load(run)
     examples = list(read(pairs, Rewritten).examples("test"))
     golds, found = [example.rewritten for example in examples], {}
-    for name, writing in (("greedy", Writing(most=60)), ("beams", Writing(how=Beam(width=BEAMS), most=60))):
+    for name, writing in (
+        ("greedy", Writing(max_new_tokens=60)),
+        ("beams", Writing(how=Beam(width=BEAMS), max_new_tokens=60)),
+    ):
         start = time.perf_counter()
         said = [answer["text"] for answer in heedful.Engine(loaded, writing=writing)([each.text for each in examples])]
         found[name] = scores(said, golds) | {"seconds": time.perf_counter() - start}

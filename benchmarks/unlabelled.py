@@ -96,7 +96,12 @@ def main() -> None:
             write(data / "train.csv", sample("train", LABELLED, seed))
             for name, start in starts.items():
                 began = time.monotonic()
-                wishes = [f"train.seed={seed}", f"max_length={LONGEST}", "long=cut", "data.dev=0.0"]
+                wishes = [
+                    f"train.seed={seed}",
+                    f"max_length={LONGEST}",
+                    "long_inputs=truncate",
+                    "data.dev_fraction=0.0",
+                ]
                 wishes += [f"train.length.count={given.epochs}"] if given.epochs else []
                 done = heedful.finetune("classify", data, folder / f"{name}-{seed}", model=start, assignments=wishes)
                 scores[name].append(100 * done.results["splits"]["test"]["numbers"]["accuracy"])

@@ -90,7 +90,7 @@ def course(steps: int = 300, looks: int = 6, seed: int = 0, epochs: float = 3.0)
         if looks and step % max(1, steps // looks) == 0:
             main = float(0.92 - 0.4 * np.exp(-5 * step / steps) - 0.02 * (step > 0.8 * steps))
             dev = {"accuracy": main, "loss": float(0.35 + 0.6 * np.exp(-5 * step / steps) + 0.1 * step / steps)}
-            lines.append({"step": step, "dev": dev, "main": main, "best": main > best})
+            lines.append({"step": step, "dev": dev, "metric_value": main, "best": main > best})
             best = max(best, main)
     return lines
 
@@ -115,7 +115,7 @@ def results(task: str, main: str, splits: dict[str, Result], **more: Any) -> dic
     found = {name: numbers[main] for name, numbers in splits.items()}
     return {
         "task": task,
-        "main": main,
+        "metric": main,
         "labels": [],
         "base": "a small encoder, trained on the spot",
         "seed": 1,

@@ -24,7 +24,8 @@ from safetensors.torch import load_file, save_file
 
 import heedful
 from heedful.checkpoint.sizes import count_parameters
-from heedful.cli import CHUNK, _writing, main
+from heedful.cli import CHUNK, main
+from heedful.cli.generation import writing_of
 from heedful.cli.show import write_json
 from heedful.data.examples import hashed
 from heedful.errors import HeedfulError, HeedfulWarning
@@ -473,18 +474,18 @@ def test_finetune_shows_what_came_of_it(run: Any, tmp_path: Path) -> None:
 
 def test_finetune_writes_one_json_document(run: Any, tmp_path: Path) -> None:
     given = as_csv(tmp_path / "a.csv", [*classified(40), {"text": "x", "label": ""}])
-    done = run("finetune", "classify", given, "--out", tmp_path / "run", "--bad-rows", "skip", "--json", *sets())
+    done = run("finetune", "classify", given, "--out", tmp_path / "run", "--on-bad-row", "skip", "--json", *sets())
     assert done.code == 0 and done.err == ""
     (results,) = done.json
     assert results["data"]["bad_rows"] == {"a.csv": 1} and results["folder"] == str(tmp_path / "run")
-    (estimate,) = run("finetune", "classify", given, "--bad-rows=skip", "--dry-run", "--json", *sets()).json
+    (estimate,) = run("finetune", "classify", given, "--on-bad-row=skip", "--dry-run", "--json", *sets()).json
     assert estimate["steps"] == results["seeds"][0]["steps"]
 
 
 def test_a_dry_run_writes_nothing(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     as_csv(tmp_path / "a.csv", [*classified(24), {"text": "x", "label": ""}])
-    done = run("finetune", "classify", "a.csv", "--dry-run", "--bad-rows", "skip", *sets())
+    done = run("finetune", "classify", "a.csv", "--dry-run", "--on-bad-row", "skip", *sets())
     assert done.code == 0 and os.listdir(tmp_path) == ["a.csv"]
     for words in ("examples", "parameters", "tokens/s, without evaluations", "bad rows of a.csv that are left out: 1"):
         assert words in done.out
@@ -505,7 +506,7 @@ def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatc
         ),
         (["classify", given, "--recipe", "recipe.toml"], "recipe.toml: train.bacth is not a setting (did you mean"),
         (["classify", given, "--recipe", "no.toml"], "no.toml: there is no such file"),
-        (["classify", given, "--bad-rows", "skp"], '--bad-rows is "skp" (did you mean "skip"?): use stop or skip'),
+        (["classify", given, "--on-bad-row", "skp"], '--on-bad-row is "skp" (did you mean "skip"?): use raise or skip'),
         (["classify", "no.csv"], "no.csv: there is no such file"),
         (["classify", "bad.csv"], "bad.csv:3"),
         (["classify", given, "--model", "nowhere"], "'nowhere' at revision 'main' is not in the local cache"),
@@ -513,7 +514,10 @@ def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatc
         (["classify", given, "--out", tuned / "run", "--set", "seeds=3"], "seeds was 1 and is 3 now"),
         (["tag", given], "train.csv: which column is the words?"),
         (["classify", given, "--dry-run", "--nproc", "2"], "--nproc would change nothing: a dry run looks in one"),
-        (["classify", given, "--set", "data.dev=0.2"], "--set data.dev=0.2 would change nothing: a dev split is given"),
+        (
+            ["classify", given, "--set", "data.dev_fraction=0.2"],
+            "--set data.dev_fraction=0.2 would change nothing: a dev split is given",
+        ),
         (["classify", given, "--out", "diverges", *diverges], "The weights are those from before this step."),
     ):
         done = run("finetune", *arguments)
@@ -583,11 +587,11 @@ def test_evaluate_shows_and_writes(run: Any, tuned: Path, tmp_path: Path, monkey
         {"split": "dev"} | results["dev"] | {"bad_rows": {}, "precision": "float32"}
     ]
     (tmp_path / "a.csv").write_text("text,label\nthe cat,good\nthe dog,\n")
-    done = run("evaluate", tuned / "run", "--data", "a.csv", "--bad-rows", "skip")
+    done = run("evaluate", tuned / "run", "--data", "a.csv", "--on-bad-row", "skip")
     assert done.out.startswith("a.csv, "), "a file alone is not called train"
     assert done.code == 0 and "that are left out: 1; they are set aside in a-bad-rows.jsonl" in done.err
     assert len((tmp_path / "a-bad-rows.jsonl").read_text().splitlines()) == 1
-    assert run("evaluate", tuned / "run", "--data", "test=a.csv", "--bad-rows", "skip").code == 0
+    assert run("evaluate", tuned / "run", "--data", "test=a.csv", "--on-bad-row", "skip").code == 0
     assert not list(tmp_path.glob("test=*")), "it is called after the file"
 
 
@@ -611,7 +615,7 @@ def test_data_of_which_no_dev_split_can_be_made(run: Any, tmp_path: Path, monkey
     assert (
         done.code == 2 and "hash of their contexts, none of the 2 examples would be in it; give a dev file" in done.err
     )
-    assert run("finetune", "extract", "b.json", *sets(**{"task.threshold": "zero"})).code == 0
+    assert run("finetune", "extract", "b.json", *sets(**{"task.no_answer_threshold": 0})).code == 0
 
 
 def test_several_files_are_splits(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -642,24 +646,24 @@ def test_evaluate_reads_data_as_the_run_did(run: Any, tmp_path: Path, monkeypatc
     done = run("finetune", "classify", "a.csv", *sets())
     assert done.code == 2 and 'say --set data.columns.text=NAME, one of "my review", "label"' in done.err
     done = run("check", "a.csv", "--task", "classify")
-    assert done.code == 2 and 'say --set columns.text=NAME, one of "my review", "label"' in done.err
+    assert done.code == 2 and 'say --set data.columns.text=NAME, one of "my review", "label"' in done.err
     named = sets(**{"data.columns.text": "my review"})
     assert run("finetune", "classify", "a.csv", "--out", "run", *named).code == 0
     assert heedful.load("run").pairs is False
     done = run("evaluate", "run", "--data", "a.csv")
     assert done.code == 0 and "a.csv, 30 examples" in done.out
-    assert "as the run read its own: columns.text=my review; --set says it" in done.err
+    assert "as the run read its own: data.columns.text=my review; --set says it" in done.err
     given.write_text(given.read_text() + "the cat,\n")
     for _ in range(2):
-        done = run("evaluate", "run", "--data", "a.csv", "--bad-rows", "skip")
+        done = run("evaluate", "run", "--data", "a.csv", "--on-bad-row", "skip")
         assert done.code == 0 and "left out: 1; they are set aside in a-bad-rows.jsonl" in done.err
         assert len(Path("a-bad-rows.jsonl").read_text().splitlines()) == 1
     Path("a-bad-rows.jsonl").write_text("mine")
-    done = run("evaluate", "run", "--data", "a.csv", "--bad-rows", "skip")
+    done = run("evaluate", "run", "--data", "a.csv", "--on-bad-row", "skip")
     assert done.code == 2 and "a-bad-rows.jsonl: exists already" in done.err
     as_csv(Path("b.csv"), classified(30))
     assert 'has no column "my review", but "text", "label"' in run("evaluate", "run", "--data", "b.csv").err
-    assert run("evaluate", "run", "--data", "b.csv", "--set", "columns.text=text").code == 0
+    assert run("evaluate", "run", "--data", "b.csv", "--set", "data.columns.text=text").code == 0
 
 
 def test_evaluate_a_suite(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -712,11 +716,11 @@ def test_recipes_are_listed_and_copied(run: Any, tmp_path: Path, monkeypatch: py
 
 
 def test_a_seed_of_nothing_that_is_drawn_is_refused() -> None:
-    with pytest.raises(HeedfulError, match="--seed is of what is drawn, and nothing is drawn without --temperature"):
-        _writing(5, beams=None, temperature=None, most=None, seed=3)
-    assert _writing(5, beams=None, temperature=0.5, most=None, seed=3).seed == 3
+    with pytest.raises(HeedfulError, match="--seed is for sampling, which needs --temperature"):
+        writing_of(5, num_beams=None, temperature=None, max_new_tokens=None, seed=3)
+    assert writing_of(5, num_beams=None, temperature=0.5, max_new_tokens=None, seed=3).seed == 3
     with pytest.raises(HeedfulError, match="temperature is 1e-07; give a number from 1e-06"):
-        _writing(5, beams=None, temperature=1e-7, most=None, seed=None)
+        writing_of(5, num_beams=None, temperature=1e-7, max_new_tokens=None, seed=None)
 
 
 # -- standard streams -----------------------------------------------------------------------------------------------

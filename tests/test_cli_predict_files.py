@@ -67,7 +67,7 @@ def test_files_become_a_folder(run: Any, folder: Path, tmp_path: Path) -> None:
 
 def test_json_says_it_all_in_one_line(run: Any, folder: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "in.csv")
-    given = ("--format", "jsonl", "--out", "said", "--without-inputs", "--set", "columns.text=label", "--json")
+    given = ("--format", "jsonl", "--out", "said", "--without-inputs", "--set", "data.columns.text=label", "--json")
     code, out, err = run(folder, "--file", file, *given)
     done = json.loads(out)
     assert code == 0 and not err and (done["rows"], done["errors"], done["folder"]) == (7, 0, "said")
@@ -80,23 +80,27 @@ def test_a_row_in_another_encoding_says_what_reads_it(run: Any, folder: Path, tm
     file.write_bytes(file.read_bytes() + "café,x\n".encode("latin-1"))
     code, _, err = run(folder, "--file", file, "--format", "jsonl", "--out", "one")
     rows = [json.loads(line) for line in (tmp_path / "one" / "part-00000000.jsonl").read_text().splitlines()]
-    assert code == 0 and "say --set encoding=cp1252, or iconv" in rows[2]["error"] and "--set encoding=cp1252" in err
-    assert run(folder, "--file", file, "--set", "encoding=cp1252", "--out", "two")[0] == 0
+    assert (
+        code == 0
+        and "say --set data.encoding=cp1252, or iconv" in rows[2]["error"]
+        and "--set data.encoding=cp1252" in err
+    )
+    assert run(folder, "--file", file, "--set", "data.encoding=cp1252", "--out", "two")[0] == 0
     assert pq.read_table(tmp_path / "two").column("error").null_count == 3
 
 
 def test_files_are_read_as_the_run_read_its_data(run: Any, folder: Path, tmp_path: Path) -> None:
     trained = shutil.copytree(folder, tmp_path / "trained")
-    said = 'dev = 0.2\nencoding = "cp1252"\ndelimiter = ";"\ncolumns = {text = "body", label = "kind"}\n'
-    (trained / "settings.toml").write_text(f'long = "cut"\n[data]\n{said}')
+    said = 'dev_fraction = 0.2\nencoding = "cp1252"\ndelimiter = ";"\ncolumns = {text = "body", label = "kind"}\n'
+    (trained / "settings.toml").write_text(f'long_inputs = "truncate"\n[data]\n{said}')
     file, other = tmp_path / "in.csv", ("--format", "jsonl")
     file.write_bytes("text;body;kind\nthe cat;café;x\n".encode("cp1252"))
     code, _, err = run(trained, "--file", file, *other, "--out", "one")
     assert code == 0 and 'in.csv: columns: text="body"' in err
-    assert "as the run read its own: columns.text=body, encoding=cp1252, delimiter=;; --set says it otherwise" in err
+    assert "its own: data.columns.text=body, data.encoding=cp1252, data.delimiter=;; --set says it" in err
     (row,) = (json.loads(line) for line in (tmp_path / "one" / "part-00000000.jsonl").read_text().splitlines())
     assert row["error"] is None and row["input"]["body"] == "café"
-    code, _, err = run(trained, "--file", file, *other, "--out", "two", "--set", "columns.text=text")
+    code, _, err = run(trained, "--file", file, *other, "--out", "two", "--set", "data.columns.text=text")
     assert code == 0 and 'in.csv: columns: text="text"' in err
     (tmp_path / "in.txt").write_text("the cat\n")  # plain text has no columns
     code, _, err = run(trained, "--file", tmp_path / "in.txt", *other, "--out", "three")
@@ -114,9 +118,9 @@ def test_columns_of_a_run_are_those_of_the_tables_in_a_folder(run: Any, folder: 
     (given / "b.csv").write_text("text,body\nx,the cat\n")
     code, _, err = run(trained, "--file", given, *other, "two")
     assert code == 0 and 'a.txt: columns: text="text"' in err and 'b.csv: columns: text="body"' in err
-    code, _, err = run(trained, "--file", given / "b.csv", *other, "three", "--set", "format=text")
+    code, _, err = run(trained, "--file", given / "b.csv", *other, "three", "--set", "data.format=text")
     assert code == 0 and 'b.csv: columns: text="text"' in err
-    code, _, err = run(folder, "--file", given / "a.txt", *other, "four", "--set", "columns.text=body")
+    code, _, err = run(folder, "--file", given / "a.txt", *other, "four", "--set", "data.columns.text=body")
     assert code == 2 and 'has no column "body"' in err
 
 
@@ -128,26 +132,26 @@ def asked(trained: DataSettings, kind: str, folder: Path, *names: str, **chosen:
 
 
 def test_columns_that_the_head_asks_of_a_table(tmp_path: Path) -> None:
-    pairs = DataSettings(columns={"a": "one", "b": "two", "score": "how"}, seed=3)
-    assert asked(pairs, "embedding", tmp_path, "x.csv").columns == {"a": "one", "b": "two"}
-    assert asked(pairs, "embedding", tmp_path, "x.csv", columns={"text": "x"}) == DataSettings(dev=0.0)
+    pairs = DataSettings(columns={"anchor": "one", "positive": "two", "score": "how"}, seed=3)
+    assert asked(pairs, "embedding", tmp_path, "x.csv").columns == {"anchor": "one", "positive": "two"}
+    assert asked(pairs, "embedding", tmp_path, "x.csv", columns={"text": "x"}) == DataSettings(dev_fraction=0.0)
     words = DataSettings(format="conll", columns={"words": 2}, encoding="cp1252")
-    assert asked(words, "tokens", tmp_path, "x.csv") == DataSettings(dev=0.0)  # it is that of CoNLL
+    assert asked(words, "tokens", tmp_path, "x.csv") == DataSettings(dev_fraction=0.0)  # it is that of CoNLL
     words = DataSettings(columns={"words": 2})  # of a .conll
-    assert asked(words, "tokens", tmp_path, "x.csv") == DataSettings(dev=0.0)
+    assert asked(words, "tokens", tmp_path, "x.csv") == DataSettings(dev_fraction=0.0)
 
 
 def test_numbers_and_delimiters_of_a_run_hold_where_they_mean_the_same(tmp_path: Path) -> None:
-    trained = DataSettings(columns={"text": 2}, header=False, delimiter=";", quoting="literal", dev=0.0)
+    trained = DataSettings(columns={"text": 2}, header=False, delimiter=";", quoting="literal", dev_fraction=0.0)
     for names in (("x.csv",), ("x.csv.gz", "x.txt")):
         assert asked(trained, "classes", tmp_path, *names) == trained
     assert asked(trained, "classes", tmp_path, "x", format="csv") == trained
     tabs = asked(trained, "classes", tmp_path, "x.tsv")
-    assert tabs == DataSettings(columns={"text": 2}, header=False, dev=0.0)
+    assert tabs == DataSettings(columns={"text": 2}, header=False, dev_fraction=0.0)
     for names in (("x.jsonl",), ("x.csv", "x.parquet")):
-        assert asked(trained, "classes", tmp_path, *names) == DataSettings(dev=0.0)
-    assert asked(trained, "classes", tmp_path, "x", format="jsonl") == DataSettings(dev=0.0)
-    named = DataSettings(columns={"text": ("title", "body"), "pair": "2"}, dev=0.0)
+        assert asked(trained, "classes", tmp_path, *names) == DataSettings(dev_fraction=0.0)
+    assert asked(trained, "classes", tmp_path, "x", format="jsonl") == DataSettings(dev_fraction=0.0)
+    named = DataSettings(columns={"text": ("title", "body"), "text_pair": "2"}, dev_fraction=0.0)
     assert asked(named, "classes", tmp_path, "x.jsonl").columns == {"text": ("title", "body")}
 
 
@@ -193,8 +197,8 @@ def test_a_header_without_known_names_is_never_answered(run: Any, folder: Path, 
     (tmp_path / "in.tsv").write_text("\n".join(map("\t".join, [("author", "phrase"), *QUESTIONS])))
     given = ("--file", tmp_path / "in.tsv", "--format", "jsonl", "--out", "out")
     code, _, err = run(trained, *given)
-    assert code == 2 and '"author", "phrase", may name the columns: say --set header=true' in err
-    code, _, err = run(trained, *given, "--set", "header=true", "--set", "columns.text=phrase")
+    assert code == 2 and '"author", "phrase", may name the columns: say --set data.header=true' in err
+    code, _, err = run(trained, *given, "--set", "data.header=true", "--set", "data.columns.text=phrase")
     assert code == 0 and [row["input"]["phrase"] for row in answered(tmp_path / "out")] == [q for _, q in QUESTIONS]
     (tmp_path / "in.tsv").write_text("author\tphrase\tlabel\nx\ty\tz\n")
     code, _, err = run(trained, *given)
@@ -219,7 +223,7 @@ def test_errors_teach(run: Any, folder: Path, tmp_path: Path) -> None:
         (("--file", file, "--format", "parket"), 'did you mean "parquet"'),
         (("--file", file, "--rows", "0"), "rows is 0"),
         (("--file", file, "--pair", "x"), "--pair is for texts"),
-        (("--file", file, "--set", "columns.texd=label"), 'did you mean "text"'),
+        (("--file", file, "--set", "data.columns.texd=label"), 'did you mean "text"'),
         (("--file", tmp_path / "none.csv"), "there is no such file"),
         (("--file", file, "--out", file), "exists already: give another file"),
         (("--file", file, "--out", tmp_path), 'holds "in.csv" and no answers'),

@@ -226,5 +226,5 @@ def test_bad_rows(run: Any, tmp_path: Path) -> None:
     given = [tmp_path / "a.jsonl", "--out", tmp_path / "run", *sets(**STEPS)]
     done = run("pretrain", *given)
     assert done.code == 2 and "a.jsonl" in done.err and "81" in done.err
-    assert run("pretrain", *given, "--bad-rows", "skip").code == 0
+    assert run("pretrain", *given, "--on-bad-row", "skip").code == 0
     assert "broken" in (tmp_path / "run" / "bad-rows.jsonl").read_text()

@@ -12,7 +12,9 @@ from heedful.cli.progress import Progress
 from heedful.train.fit import Scored
 from heedful.train.loop import Step, Trainer
 
-SCORED = Scored(main=0.9, numbers={"accuracy": 0.9, "count": 8, "macro_f1": 0.8, "loss": 0.3, "ece": 0.1, "mse": 1.0})
+SCORED = Scored(
+    metric_value=0.9, numbers={"accuracy": 0.9, "count": 8, "macro_f1": 0.8, "loss": 0.3, "ece": 0.1, "mse": 1.0}
+)
 
 
 class Terminal(io.StringIO):

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heedful.cli import bench, distil, export, kernels, look, pretrain, serve, study, train
+from heedful.cli.generation import writing_of
 from heedful.cli.show import clean, facts_of, note, show, show_warning, table, write_json
 from heedful.cli.streams import drop_stdout, open_streams
 from heedful.errors import HeedfulError, HeedfulWarning, did_you_mean
 
 if TYPE_CHECKING:
     from heedful.infer.engine import Engine
-    from heedful.tasks import Writing
 
 CHUNK = 256  # lines of stdin that are answered at once
 DTYPES = ("float32", "bfloat16", "float16")
@@ -179,7 +179,7 @@ def check(
     ],
     task: Annotated[str | None, typer.Option(help="What the data is for; found out where it is not given.")] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", help='A setting, as columns.text="review" or format=csv.')
+        list[str] | None, typer.Option("--set", help='A setting, as data.columns.text="review" or data.format=csv.')
     ] = None,
     limit: Annotated[int, typer.Option(help="From how many words on a text counts as too long.")] = 384,
     as_json: AsJson = False,
@@ -190,16 +190,16 @@ def check(
     """
     from dataclasses import asdict
 
-    from heedful.data import KINDS, DataSettings, LeaveOut, read, source_of
+    from heedful.data import KINDS, DataOptions, DataSettings, LeaveOut, read, source_of
     from heedful.data import check as run
     from heedful.data.folders import as_said
     from heedful.runs.overrides import override
 
     if task is not None and task not in KINDS:
         raise HeedfulError(f"--task is {task!r}{did_you_mean(task, list(KINDS))}: use one of {', '.join(KINDS)}")
-    chosen = override(DataSettings(dev=0.0), assignments or ())
+    chosen = override(DataOptions(data=DataSettings(dev_fraction=0.0)), assignments or ()).data
     given, bad = as_said(data), LeaveOut()
-    source = source_of(task, given, chosen, bad) if task else read(given, None, chosen, bad_rows=bad)
+    source = source_of(task, given, chosen, bad) if task else read(given, None, chosen, on_bad_row=bad)
     report = run(source, limit=limit)
     if as_json:
         return write_json(asdict(report))
@@ -267,7 +267,7 @@ def predict(
     rows: Annotated[int, typer.Option(help="Rows of the input in each part of them.")] = 10_000,
     without_inputs: Annotated[bool, typer.Option("--without-inputs", help="Write them without the input.")] = False,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", help='How files are read, as columns.text="review".')
+        list[str] | None, typer.Option("--set", help='How files are read, as data.columns.text="review".')
     ] = None,
     pair: Annotated[str | None, typer.Option(help="The second text of each pair.")] = None,
     question: Annotated[str | None, typer.Option(help="The question that each TEXT is searched for.")] = None,
@@ -279,10 +279,10 @@ def predict(
     ] = "float32",
     device: OnDevice = "cpu",
     top_k: Annotated[int, typer.Option(help="How many tokens to list for each mask, or texts of the beams.")] = 5,
-    beams: Annotated[int | None, typer.Option(help="Write by so many beams instead of greedily.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Draw what is written; low is careful.")] = None,
-    most: Annotated[int | None, typer.Option(help="Write at most so many tokens (128 unless given).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of what is drawn.")] = None,
+    num_beams: Annotated[int | None, typer.Option(help="Beam search with N beams; greedy unless given.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature (> 0).")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Maximum new tokens; 128 unless given.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed for sampling.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer texts with a model.
@@ -303,12 +303,17 @@ def predict(
     if said := unused():
         note(said)
     options = {"pair": pair, "question": question, "choice": choice or None}
-    manner: dict[str, Any] = {"beams": beams, "temperature": temperature, "most": most, "seed": seed}
+    manner: dict[str, Any] = {
+        "num_beams": num_beams,
+        "temperature": temperature,
+        "max_new_tokens": max_new_tokens,
+        "seed": seed,
+    }
     given = {name for name, value in (options | manner).items() if value is not None}
     if file and (fixed := sorted(given & options.keys())):
         raise HeedfulError(f"--{fixed[0]} is for texts; of files a column says it")
     _check_options(engine, given, needed=not file)
-    engine.writing = _writing(top_k, **manner)
+    engine.writing = writing_of(top_k, **manner)
     if file:
         from heedful.cli.predict_files import predict_files
 
@@ -404,7 +409,7 @@ _TAKES: dict[str, tuple[str, ...]] = {
     "classes": ("pair",),
     "pretraining": ("pair",),
     "embedding": ("pair",),
-    "next_token": ("beams", "temperature", "most", "seed"),
+    "next_token": ("num_beams", "temperature", "max_new_tokens", "seed"),
 }
 _NEEDS = ("span", "choice", "next")
 
@@ -418,25 +423,11 @@ def _of_files(out: Path | None, form: str, rows: int, without_inputs: bool, assi
 def _check_options(engine: Engine, given: set[str], *, needed: bool = True) -> None:
     taken = _TAKES.get(engine.kind, ())
     for name in sorted(given.difference(taken)):
-        raise HeedfulError(f"--{name} is not for this model: its {engine.kind} head expects {engine.expects}")
+        raise HeedfulError(
+            f"--{name.replace('_', '-')} is not for this model: its {engine.kind} head expects {engine.expects}"
+        )
     if needed and engine.kind in _NEEDS and not given:
         raise HeedfulError(f"this model's {engine.kind} head needs --{taken[0]} beside the texts")
-
-
-def _writing(top_k: int, beams: int | None, temperature: float | None, most: int | None, seed: int | None) -> Writing:
-    from heedful.model.decode import Beam, Greedy, How, Sample
-    from heedful.tasks import Writing
-
-    if beams is not None and temperature is not None:
-        raise HeedfulError("--beams and --temperature were given: beams look for the best text, nothing is drawn then")
-    how: How = Greedy()
-    if beams is not None:
-        how = Beam(width=beams, best=max(1, min(top_k, beams)))
-    elif temperature is not None:
-        how = Sample(temperature=temperature)
-    if seed is not None and temperature is None:
-        raise HeedfulError("--seed is of what is drawn, and nothing is drawn without --temperature: give both or none")
-    return Writing(how=how, most=128 if most is None else most, seed=seed or 0)
 
 
 def _input(text: str, pair: Any, question: Any, choice: Any) -> Any:

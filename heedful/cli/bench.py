@@ -40,12 +40,12 @@ def bench(
         trial = sheet.trial
         timed = [sheet.latency.get(each) for each in lengths]
         times = ["–" if each is None else f"{each['p50']:.1f} / {each['p99']:.1f}" for each in timed]
-        quality = [] if found.main is None else ["–" if trial.main is None else f"{trial.main:.4f}"]
+        quality = [] if found.metric is None else ["–" if trial.metric_value is None else f"{trial.metric_value:.4f}"]
         memory = f"{sheet.resident / 1e6:,.0f}"
         verdict = "taken by auto" if trial.precision == found.taken else trial.refused or "slower"
         speed, change = f"{sheet.throughput:,}", f"{trial.scores:.4f}"
         rows.append([trial.precision, speed, *times, memory, change, *quality, verdict])
-    quality = [] if found.main is None else [f"{found.main} ({found.split})"]
+    quality = [] if found.metric is None else [f"{found.metric} ({found.split})"]
     names = ["", "tokens/s", *(f"ms at {each}" for each in lengths), "MB", "change", *quality, ""]
     table(rows, head=names, right=set(range(1, len(names) - 1)))
     note(

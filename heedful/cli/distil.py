@@ -10,7 +10,7 @@ import typer
 
 from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, table, write_json
-from heedful.cli.train import AsJson, BadRows, Out, Recipe, Track, skips, tracked
+from heedful.cli.train import AsJson, OnBadRow, Out, Recipe, Track, on_bad_row_of, tracked
 from heedful.errors import HeedfulError
 
 
@@ -38,7 +38,7 @@ def distil(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="A setting, as loss.temperature=4 or seeds=1.")
     ] = None,
-    bad_rows: BadRows = "stop",
+    on_bad_row: OnBadRow = "raise",
     track: Track = None,
     nproc: Nproc = 0,
     as_json: AsJson = False,
@@ -67,7 +67,7 @@ def distil(
         return several(nproc, context.obj)
     folder = out or Path(f"distil-{Path(teacher).absolute().name}")
     given: Any = as_said(data)
-    options: dict[str, Any] = {"overrides": overrides, "skip_bad_rows": skips(bad_rows)}
+    options: dict[str, Any] = {"overrides": overrides, "on_bad_row": on_bad_row_of(on_bad_row)}
 
     from heedful.cli.progress import Progress
     from heedful.train.memory import keep_freed
@@ -104,7 +104,7 @@ def show(results: dict[str, Any]) -> None:
     from heedful.runs.distil_verdict import rows
 
     if found := results.get("search"):
-        print(f"Students that were tried, the fastest first; kept of {clean(found['main'])} on {found['split']}")
+        print(f"Students that were tried, the fastest first; kept of {clean(found['metric'])} on {found['split']}")
         lines = []
         for each in sorted(found["tried"], key=lambda each: each["p50"]):
             kept = f"{100 * each['kept']:.1f} %" if each.get("kept") is not None else ""

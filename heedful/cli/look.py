@@ -41,7 +41,9 @@ def look(
     heads: Annotated[
         Path | None, typer.Option(metavar="DATA", help="Name all heads by what they do on DATA; weigh them.")
     ] = None,
-    most: Annotated[int | None, typer.Option(help="Texts of DATA that are read; else 400.", min=1)] = None,
+    max_texts: Annotated[
+        int | None, typer.Option(help="Maximum texts of DATA to read; 400 unless given.", min=1)
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder for the report on heads.")] = None,
     port: Annotated[int | None, typer.Option(help="Where the page is; else any free port.", min=0, max=65535)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the report as JSON, for machines.")] = False,
@@ -60,14 +62,16 @@ def look(
     else:
         _without("a file is at no port", port=port)
     if heads is None:
-        _without("they are for the report of --heads DATA", out=out, json=as_json, most=most)
+        _without("they are for the report of --heads DATA", out=out, json=as_json, max_texts=max_texts)
     else:
-        why = "the report of --heads takes a RUN, and beside it one TEXT, --most, --out and --json"
+        why = "the report of --heads takes a RUN, and beside it one TEXT, --max-texts, --out and --json"
         _without(why, html=html, pair=pair, question=question, choice=choice, target=target, against=against, word=word)
         _without(why, port=port)
         if texts and len(texts) > 1:
             raise HeedfulError(f"{len(texts)} texts were given: {why}")
-        return _report(run, place, heads, out or Path(f"heads-{heads.absolute().stem}"), texts, most or 400, as_json)
+        return _report(
+            run, place, heads, out or Path(f"heads-{heads.absolute().stem}"), texts, max_texts or 400, as_json
+        )
     if not texts:
         raise HeedfulError("no text was given: write one after the model, or name data with --heads")
     if question is not None and pair is not None:
@@ -156,7 +160,9 @@ def _asks(
     return Asks(looks, more=rest, word=word)
 
 
-def _report(run: str, place: str, data: Path, out: Path, texts: list[str] | None, most: int, as_json: bool) -> None:
+def _report(
+    run: str, place: str, data: Path, out: Path, texts: list[str] | None, max_texts: int, as_json: bool
+) -> None:
     from heedful.durable import whole
     from heedful.look.asks import Asks
     from heedful.look.inside import Inside
@@ -166,7 +172,7 @@ def _report(run: str, place: str, data: Path, out: Path, texts: list[str] | None
 
     loaded = _load(place)
     given = [Inside(loaded, text, name=place) for text in texts or ()]  # refused, if at all, before the work begins
-    found = report(loaded, data, most=most, settings=reading_of(run, data)[0])
+    found = report(loaded, data, max_texts=max_texts, settings=reading_of(run, data)[0])
     asks = Asks(given or [Inside(loaded, found["example"], name=place)], report=found)
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ def predict_files(
     as_json: bool,
 ) -> None:
     """Answer files into a folder; they are read as the run read its data."""
-    from heedful.data import DataSettings
+    from heedful.data import DataOptions
     from heedful.data.inputs import as_asked
     from heedful.data.parts import bare_name
     from heedful.infer.batch import BatchSettings
@@ -49,13 +49,13 @@ def predict_files(
     settings = BatchSettings(rows=rows, format=_format(form, out), inputs=not without_inputs)
     folder = out or Path(f"{bare_name(files[0].absolute())[0]}-answers")
     first = os.environ.get("RANK", "0") == "0"
-    chosen = override(DataSettings(), assignments)
+    chosen = override(DataOptions(), assignments).data
     trained, names = settings_and_files(run)
     trained = replace(trained, format=trained.format or layout_of(run))
     usual = as_asked(trained, engine.kind, files, chosen, but=folder, names=names)
     if first and not as_json:
         note_reading(usual)
-    data = override(usual, assignments)
+    data = override(DataOptions(data=usual), assignments).data
     with Told(quiet=as_json or not first) as told:
         try:
             done = answer(engine, files, folder, settings, data=data, top_k=top_k, told=told)

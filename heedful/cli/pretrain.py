@@ -10,7 +10,7 @@ import typer
 
 from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, table, write_json
-from heedful.cli.train import AsJson, BadRows, KeepState, Out, Recipe, Track, of_state, skips, tracked
+from heedful.cli.train import AsJson, KeepState, OnBadRow, Out, Recipe, Track, of_state, on_bad_row_of, tracked
 from heedful.errors import HeedfulError
 
 
@@ -43,7 +43,7 @@ def pretrain(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="A setting, as max_seq_length=256 or train.batch=8.")
     ] = None,
-    bad_rows: BadRows = "stop",
+    on_bad_row: OnBadRow = "raise",
     keep_state: KeepState = False,
     track: Track = None,
     nproc: Nproc = 0,
@@ -86,7 +86,8 @@ def pretrain(
     from heedful.train.ranks import ranks
 
     with ranks() as group, Progress(quiet=as_json or not group.first) as progress:
-        done = run(settings, folder, skip_bad_rows=skips(bad_rows), watch=tracked(progress, track), ranks=group)
+        policy, watch = on_bad_row_of(on_bad_row), tracked(progress, track)
+        done = run(settings, folder, on_bad_row=policy, watch=watch, ranks=group)
     if done.why == "asked":
         if group.first:
             note(f"stopped; everything is in {folder}. The same command goes on from there.")

@@ -68,7 +68,7 @@ class Progress(Watch):
     def scored(self, step: int, scored: Scored, best: bool) -> None:
         """After each evaluation."""
         shown = ", ".join(f"{name} {value:.4f}" for name, value in list(scored.numbers.items())[:4] if name != "count")
-        self.said(f"step {step:,}, dev: {scored.main:.4f}{' (best so far)' if best else ''}; {shown}")
+        self.said(f"step {step:,}, dev: {scored.metric_value:.4f}{' (best so far)' if best else ''}; {shown}")
 
     def said(self, text: str) -> None:
         """Anything else."""

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from shlex import quote
 from shutil import which
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -23,7 +23,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is th
 OnDevice = Annotated[str, typer.Option("--device", help="cpu, or cuda for a GPU.")]
 Out = Annotated[Path | None, typer.Option(help="The run folder; one that was interrupted goes on.")]
 Recipe = Annotated[Path | None, typer.Option(help="Settings as a .toml or .json file; see heedful recipe ls.")]
-BadRows = Annotated[str, typer.Option("--bad-rows", help='"stop", or "skip": set aside in a file and counted.')]
+OnBadRow = Annotated[str, typer.Option("--on-bad-row", help='"raise", or "skip": set aside in a file and counted.')]
 Checkpoint = Annotated[
     str | None, typer.Option(help="Which weights of a finished RUN: best, last, or a step; else those of its model.")
 ]
@@ -116,7 +116,7 @@ def finetune(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="A setting, as train.length.count=3 or seeds=3.")
     ] = None,
-    bad_rows: BadRows = "stop",
+    on_bad_row: OnBadRow = "raise",
     keep_state: KeepState = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Tell steps, time, memory and disk; train nothing.")
@@ -141,7 +141,7 @@ def finetune(
         return several(nproc, context.obj)
     given: Any = as_said(data)
     folder = out or Path(f"{task}-{_first(given).absolute().stem}")
-    options: dict[str, Any] = {"overrides": overrides, "skip_bad_rows": skips(bad_rows)}
+    options: dict[str, Any] = {"overrides": overrides, "on_bad_row": on_bad_row_of(on_bad_row)}
     from heedful.train.memory import keep_freed
 
     keep_freed()
@@ -189,16 +189,16 @@ def evaluate(
     ] = "float32",
     device: OnDevice = "cpu",
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", help='How data is read, as columns.text="review".')
+        list[str] | None, typer.Option("--set", help='How data is read, as data.columns.text="review".')
     ] = None,
-    bad_rows: BadRows = "stop",
+    on_bad_row: OnBadRow = "raise",
     as_json: AsJson = False,
 ) -> None:
     """Measure a model on data.
 
     With the official definitions, in memory that does not grow with the data, whatever the batches.
     """
-    from heedful.data import DataSettings, SetAside, Stop
+    from heedful.data import DataOptions, SetAside, Stop
     from heedful.data.bad import forget
     from heedful.data.folders import as_said
     from heedful.runs.overrides import override
@@ -208,9 +208,9 @@ def evaluate(
     if overwrite and predictions is None:
         raise HeedfulError("--overwrite would change nothing: it is for a file of --predictions; leave it out")
     given: Any = as_said(data)
-    usual, _ = reading_of(run, given, override(DataSettings(), assignments or ()))
-    settings = override(usual, assignments or ())
-    aside = Path(f"{_first(given).absolute().stem}-bad-rows.jsonl") if skips(bad_rows) else None
+    usual, _ = reading_of(run, given, override(DataOptions(), assignments or ()).data)
+    settings = override(DataOptions(data=usual), assignments or ()).data
+    aside = Path(f"{_first(given).absolute().stem}-bad-rows.jsonl") if on_bad_row_of(on_bad_row) == "skip" else None
     if suite is not None:
         options = {"split": split, "predictions": predictions, "set": assignments, "bad-rows": aside}
         for name, asked in (options | {"checkpoint": checkpoint}).items():
@@ -230,7 +230,7 @@ def evaluate(
         checkpoint=checkpoint,
         split=split,
         settings=settings,
-        bad_rows=SetAside(file=aside) if aside else Stop(),
+        on_bad_row=SetAside(file=aside) if aside else Stop(),
         predictions=predictions,
         overwrite=overwrite,
         precision=how,
@@ -338,10 +338,9 @@ def show_results(results: dict[str, Any]) -> None:
         note(clean(sentence))
     for split, each in results["spread"].items():
         if each["deviation"] is not None:
-            mean, deviation = (_shown(results["main"], each[name]) for name in ("mean", "deviation"))
-            print(
-                f"{split} {results['main']} over {each['seeds']} seeds: {mean} with a standard deviation of {deviation}"
-            )
+            metric, count = results["metric"], each["seeds"]
+            mean, deviation = (_shown(metric, each[name]) for name in ("mean", "deviation"))
+            print(f"{split} {metric} over {count} seeds: {mean}, standard deviation {deviation}")
 
 
 def show_split(split: str, numbers: dict[str, Any], intervals: dict[str, Any]) -> None:
@@ -367,10 +366,11 @@ def _official(each: dict[str, Any]) -> str:
     return ", ".join(f"{name} {100 * each[name]:.2f}" for name in names)
 
 
-def skips(given: str) -> bool:
-    if given not in ("stop", "skip"):
-        raise HeedfulError(f'--bad-rows is "{given}"{did_you_mean(given, ["stop", "skip"])}: use stop or skip')
-    return given == "skip"
+def on_bad_row_of(given: str) -> Literal["raise", "skip"]:
+    match given:
+        case "raise" | "skip":
+            return given
+    raise HeedfulError(f'--on-bad-row is "{given}"{did_you_mean(given, ["raise", "skip"])}: use raise or skip')
 
 
 def precision_of(given: str) -> PrecisionOrAuto:

@@ -19,7 +19,7 @@ from heedful.data.examples import (
     Span,
     Tagged,
 )
-from heedful.data.parts import DataSettings
+from heedful.data.parts import DataOptions, DataSettings
 from heedful.data.sources import Source, read, source_of
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "BadRow",
     "BadRows",
     "Choices",
+    "DataOptions",
     "DataSettings",
     "Example",
     "Labelled",

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from heedful.errors import HeedfulError
 
@@ -47,7 +47,6 @@ class SetAside:
     """Bad rows are left out and written to a new file, one JSON object a line."""
 
     file: Path
-    table: str = ""  # of a run's settings in which those of the data are, as reasons name them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +54,7 @@ class LeaveOut:
     """Bad rows are left out and counted, and the first of them kept for a report."""
 
 
+OnBadRow = Literal["raise", "skip"]  # the first bad row is an error, or bad rows are set aside and counted
 BadRows = Stop | SetAside | LeaveOut
 
 
@@ -83,15 +83,14 @@ class Sieve:
     def refuse(self, bad: BadRow, *, number: int = 0, stage: str = "row") -> None:
         """Raise, or write the row aside; `number` tells rows of one line apart, in their order."""
         if isinstance(self.policy, Stop):
-            raise HeedfulError(f"{bad} (mend it, or have such rows set aside and counted: --bad-rows skip)")
+            raise HeedfulError(f"{bad} (mend it, or have such rows set aside and counted: --on-bad-row skip)")
         if self._is_new(bad.file, stage, (bad.line, number)):
             self.bad[bad.file] += 1
             bad = replace(bad, text=bad.text[:LONGEST_TEXT])
             if len(self.first) < KEPT:
                 self.first.append(bad)
             if isinstance(self.policy, SetAside):
-                reason = in_table(bad.reason, self.policy.table)
-                self._write(self.policy.file, asdict(replace(bad, reason=reason)))
+                self._write(self.policy.file, asdict(bad))
 
     def mend(self, what: str, file: str, line: int, number: int = 0) -> None:
         """Count something that was mended."""
@@ -113,15 +112,6 @@ class Sieve:
         except OSError as error:
             raise HeedfulError(f"{path}: bad rows cannot be set aside there: {error.strerror}") from None
         self._made = True
-
-
-def in_table(message: str, table: str) -> str:
-    """With the settings that it names in a table of a run's settings.
-
-    >>> in_table("say --set encoding=cp1252", "data")
-    'say --set data.encoding=cp1252'
-    """
-    return message.replace("--set ", f"--set {table}.") if table else message
 
 
 def shown(value: object) -> str:

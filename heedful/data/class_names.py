@@ -247,7 +247,7 @@ SAID: dict[Layout, str] = {
 
 
 def _lines_of(path: Path, label: str, settings: DataSettings, sieve: Sieve) -> Iterator[Example]:
-    file, _ = find(path, encoding=settings.encoding, longest=settings.longest)
+    file, _ = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     for example in texts(file, sieve):
         yield Labelled(file=example.file, line=example.line, text=example.text, label=label)
 
@@ -284,7 +284,7 @@ def texts_below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
 def whole_text(path: Path, settings: DataSettings, sieve: Sieve) -> str | None:
     """Read a file as one text, without the line ends at its end; None: it is a bad row."""
     try:
-        file, _ = find(path, encoding=settings.encoding, longest=settings.longest)
+        file, _ = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     except NoRowsError:
         return ""
     except HeedfulError as error:
@@ -297,8 +297,8 @@ def whole_text(path: Path, settings: DataSettings, sieve: Sieve) -> str | None:
     size = 0
     for _, line, bad in all_lines(file):
         size += len(line)
-        if bad is None and size > settings.longest:
-            bad = _too_long(file, settings.longest, line)
+        if bad is None and size > settings.max_row_bytes:
+            bad = _too_long(file, settings.max_row_bytes, line)
         if bad is not None:
             sieve.refuse(bad)
             return None

@@ -34,36 +34,35 @@ Given = Mapping[str, Key | Sequence[Key]]
 
 NAMES: dict[str, tuple[str, ...]] = {  # how columns are called, by what they are; compared without case
     "text": ("text", "sentence", "sentence1", "premise", "question1", "review", "content", "comment", "tweet"),
-    "pair": ("pair", "text2", "sentence2", "hypothesis", "question2"),
+    "text_pair": ("text_pair", "pair", "text2", "sentence2", "hypothesis", "question2"),
     "label": ("label", "class", "category", "sentiment", "intent", "topic", "gold_label", "is_duplicate"),
     "labels": ("labels",),
     "score": ("score", "similarity"),
     "words": ("words", "tokens"),
     "tags": ("tags", "ner_tags", "labels"),
     "id": ("id",),
-    "question": ("question", "questions"),
+    "question": ("question", "questions", "sent2"),
     "context": ("context",),
     "answers": ("answers",),
     "impossible": ("is_impossible", "impossible"),
     "prompt": ("prompt", "article", "passage", "context", "premise", "ctx", "sent1"),
-    "ask": ("question", "questions", "sent2"),
     "candidates": ("candidates", "choices", "options", "endings"),
     "answer": ("answer", "answers", "answerkey", "label", "gold"),
-    "a": ("a", "anchor", "query", "text1", "sentence1"),
-    "b": ("b", "positive", "document", "text2", "sentence2"),
+    "anchor": ("anchor", "a", "query", "text1", "sentence1"),
+    "positive": ("positive", "b", "document", "text2", "sentence2"),
     "source": ("source", "input", "article", "document", "dialogue", "src", "text"),
     "target": ("target", "output", "summary", "rewritten", "translation", "highlights", "tgt"),
 }
 NUMBERED = re.compile(r"(?i)(?:candidate|choice|option|ending)_?(\d+)")
 ROLES: dict[type[Example], tuple[tuple[str, ...], tuple[str, ...]]] = {  # what is needed, what may be there
     Plain: (("text",), ()),
-    Labelled: (("text", "label"), ("pair",)),
-    MultiLabelled: (("text", "labels"), ("pair",)),
-    Scored: (("text", "score"), ("pair",)),
+    Labelled: (("text", "label"), ("text_pair",)),
+    MultiLabelled: (("text", "labels"), ("text_pair",)),
+    Scored: (("text", "score"), ("text_pair",)),
     Tagged: (("words", "tags"), ()),
     Question: (("question", "context", "answers"), ("id", "impossible")),
-    Choices: (("candidates", "answer"), ("prompt", "ask")),
-    Pair: (("a", "b"), ("score",)),
+    Choices: (("candidates", "answer"), ("prompt", "question")),
+    Pair: (("anchor", "positive"), ("score",)),
     Rewritten: (("source", "target"), ()),
 }
 GUESSES = (
@@ -83,11 +82,11 @@ INPUTS = (  # a first row with names for all of one of these is a header too; "p
     ("words",),
     ("question", "context"),
     ("candidates",),
-    ("a", "b"),
+    ("anchor", "positive"),
     ("source",),
 )
 SEVERAL = {  # roles that more than one column may have: texts, which are joined, and lists
-    *("text", "pair", "question", "context", "source", "target", "a", "b", "prompt", "ask"),
+    *("text", "text_pair", "question", "context", "source", "target", "anchor", "positive", "prompt"),
     *("labels", "words", "candidates"),
 }
 SEPARATOR = "|"  # between labels, words or candidates of one cell
@@ -182,7 +181,7 @@ def _is_list(table: Table, columns: Columns, role: str) -> bool:
 
 def _resolve(table: Table, kind: type[Example], given: Given) -> Columns:
     found = find_columns(table, *ROLES[kind], given)
-    if kind is Choices and not {"prompt", "ask"} & set(found):
+    if kind is Choices and not {"prompt", "question"} & set(found):
         raise _missing(table, "prompt")
     columns = Columns(kind=kind, of=found, unused=unused(table, found), proposed=proposed(table, found, given))
     if kind is Pair and "score" not in {*found, *given}:
@@ -201,7 +200,7 @@ def _refuse_verdict(table: Table, names: Sequence[str]) -> None:
             raise HeedfulError(
                 f"{table.shown}: {_said(name)} beside the two texts would not be used, and every row be learned as "
                 f"texts that belong together: say {column('score', name)} where it has numbers of how much they do; or "
-                "keep only rows in which they do, and leave the column out: --set columns.score='[]'"
+                "keep only rows in which they do, and leave the column out: --set data.columns.score='[]'"
             )
 
 
@@ -263,9 +262,9 @@ def column(role: str, name: str) -> str:
     """The option that names a column.
 
     >>> column("text", "my review")
-    "--set columns.text='my review'"
+    "--set data.columns.text='my review'"
     """
-    return f"--set columns.{role}={quote(name)}"
+    return f"--set data.columns.{role}={quote(name)}"
 
 
 def column_keys(given: Key | Sequence[Key]) -> tuple[Key, ...]:
@@ -367,7 +366,7 @@ class Reader:
 
     def pair(self, cells: Cells) -> str | None:
         """The second text, where there is such a column."""
-        return self.text(cells, "pair") if self.has("pair") else None
+        return self.text(cells, "text_pair") if self.has("text_pair") else None
 
     def texts(self, cells: Cells, role: str) -> tuple[str, ...]:
         """Several texts: several columns, a list, or one cell with bars between them."""

@@ -75,7 +75,7 @@ def build(
     *,
     processes: int | None = None,
     told: Told | None = None,
-    bad_rows: BadRows = STOP,
+    on_bad_row: BadRows = STOP,
     but: Path | None = None,
 ) -> Corpus:
     """Files, and the files of folders, in their order, as a corpus in the folder `out`; nothing of it, or of the folder
@@ -89,10 +89,10 @@ def build(
     start = time.monotonic()
     found, said = expand(files, but or out)
     with _locked(out):
-        plan = _planned(found, tokenizer, out, settings, bad_rows)
+        plan = _planned(found, tokenizer, out, settings, on_bad_row)
         if plan is None:
             return Corpus.open(out)
-        source = Reading([path for path, _ in found], settings, Sieve(bad_rows), said)
+        source = Reading([path for path, _ in found], settings, Sieve(on_bad_row), said)
         size = sum(path.stat().st_size * (4 if path.suffix in PACKED else 1) for path, _ in found)
         count = 1 if size < SMALL else processes or cores()
         run = _Run(out, tokenizer, settings, source, told, start)
@@ -122,7 +122,7 @@ def holds(folder: Path) -> bool:
 
 
 def _planned(
-    found: list[tuple[Path, str]], tokenizer: Tokenizer, out: Path, settings: CorpusSettings, bad_rows: BadRows
+    found: list[tuple[Path, str]], tokenizer: Tokenizer, out: Path, settings: CorpusSettings, on_bad_row: BadRows
 ) -> dict[str, Any] | None:
     """What is to be built, or to go on; None: it is there. Another plan is an error that says what differs."""
     plan: dict[str, Any] = {
@@ -149,8 +149,8 @@ def _planned(
         if others := [path.name for path in out.iterdir() if not path.name.startswith(".")]:
             raise HeedfulError(f"{out}: holds {shown(sorted(others)[0])} and no corpus: give a new or an empty folder")
         write_json(out / PLAN, plan)  # first of all: who is killed here goes on too
-    if isinstance(bad_rows, SetAside):
-        forget(bad_rows.file)  # all rows are met again
+    if isinstance(on_bad_row, SetAside):
+        forget(on_bad_row.file)  # all rows are met again
     (out / PARTS).mkdir(exist_ok=True)
     sweep(out / PARTS)
     tokenizer.save(out / TOKENIZER)

@@ -53,13 +53,13 @@ class Labelled(Example):
 
     about: ClassVar[str] = "a text, or two, with one label"
     text: str
-    pair: str | None = None
+    text_pair: str | None = None
     label: str
 
     @property
     def texts(self) -> tuple[str, ...]:
         """One or two."""
-        return (self.text,) if self.pair is None else (self.text, self.pair)
+        return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
 
     @property
     def target(self) -> str:
@@ -73,13 +73,13 @@ class MultiLabelled(Example):
 
     about: ClassVar[str] = "a text, or two, with any number of labels"
     text: str
-    pair: str | None = None
+    text_pair: str | None = None
     labels: tuple[str, ...]
 
     @property
     def texts(self) -> tuple[str, ...]:
         """One or two."""
-        return (self.text,) if self.pair is None else (self.text, self.pair)
+        return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
 
     @property
     def target(self) -> str:
@@ -93,13 +93,13 @@ class Scored(Example):
 
     about: ClassVar[str] = "a text, or two, with a number"
     text: str
-    pair: str | None = None
+    text_pair: str | None = None
     score: float
 
     @property
     def texts(self) -> tuple[str, ...]:
         """One or two."""
-        return (self.text,) if self.pair is None else (self.text, self.pair)
+        return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
 
     @property
     def target(self) -> str:
@@ -190,14 +190,14 @@ class Pair(Example):
     """Two texts that belong together, or as much as the score says."""
 
     about: ClassVar[str] = "two texts that belong together, or as much as their score says"
-    a: str
-    b: str
+    anchor: str
+    positive: str
     score: float | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:
         """Both."""
-        return (self.a, self.b)
+        return (self.anchor, self.positive)
 
     @property
     def target(self) -> str:

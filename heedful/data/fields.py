@@ -32,7 +32,7 @@ def _plain(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
 def _labelled(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
     value, name = read.values(cells, "label")[0]
     label = read.label(value, name, read.words["label"])
-    yield {"text": read.text(cells, "text"), "pair": read.pair(cells), "label": label}
+    yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "label": label}
 
 
 def _multi(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
@@ -53,11 +53,11 @@ def _multi(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
             else:
                 raise CellError(name, f"is {shown(value)}, expected a list of labels")
         labels = [read.label(one, name, words) for one in each]
-    yield {"text": read.text(cells, "text"), "pair": read.pair(cells), "labels": tuple(dict.fromkeys(labels))}
+    yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "labels": tuple(dict.fromkeys(labels))}
 
 
 def _scored(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
-    yield {"text": read.text(cells, "text"), "pair": read.pair(cells), "score": read.number(cells, "score")}
+    yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "score": read.number(cells, "score")}
 
 
 def _tagged(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
@@ -91,7 +91,7 @@ def _question(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
 
 
 def _choices(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
-    asked = read.value(cells, "ask") if read.has("ask") else None
+    asked = read.value(cells, "question") if read.has("question") else None
     if isinstance(asked, list):  # a passage with several questions
         options, answers = read.value(cells, "candidates"), read.value(cells, "answer")
         lists = [each for each in (options, answers) if isinstance(each, list) and len(each) == len(asked)]
@@ -99,13 +99,13 @@ def _choices(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
             raise CellError(read.name("answer"), f"expected {len(asked)} answers and lists of options, one a question")
         for number, (ask, some, answer) in enumerate(zip(asked, options, answers, strict=True)):
             where = f"[{number}]"
-            ask = read.checked(ask, read.name("ask") + where)
+            ask = read.checked(ask, read.name("question") + where)
             if not isinstance(some, list):
                 raise CellError(read.name("candidates") + where, f"is {shown(some)}, expected a list of texts")
             candidates = tuple(read.checked(each, read.name("candidates") + where) for each in some)
             yield _choice(read, cells, ask, candidates, answer, ())
         return
-    ask = read.text(cells, "ask") if read.has("ask") else None
+    ask = read.text(cells, "question") if read.has("question") else None
     marks: Sequence[Any] = ()
     value = read.value(cells, "candidates")
     if isinstance(value, dict):  # {"text": [...], "label": ["A", ...]}
@@ -161,7 +161,7 @@ def right_one(answer: Any, candidates: Sequence[str], marks: Sequence[Any], name
 
 def _pair(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
     score = read.number(cells, "score") if read.has("score") else None
-    yield {"a": read.text(cells, "a"), "b": read.text(cells, "b"), "score": score}
+    yield {"anchor": read.text(cells, "anchor"), "positive": read.text(cells, "positive"), "score": score}
 
 
 def _rewritten(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:

@@ -47,16 +47,16 @@ class Extra:
     header: bool
 
 
-_SENTENCES: Names = {"text": "sentence1", "pair": "sentence2"}
-_MRPC: Names = {"text": "#1 String", "pair": "#2 String", "label": "Quality"}
+_SENTENCES: Names = {"text": "sentence1", "text_pair": "sentence2"}
+_MRPC: Names = {"text": "#1 String", "text_pair": "#2 String", "label": "Quality"}
 LAYOUTS: dict[str, Layout] = {
     "CoLA": Layout(columns={"text": 4, "label": 2}, header=False),
     "SST-2": Layout(columns={"text": "sentence", "label": "label"}),
     "MRPC": Layout(columns=_MRPC),
     "STS-B": Layout(columns=_SENTENCES | {"score": "score"}, kind=Scored),
-    "QQP": Layout(columns={"text": "question1", "pair": "question2", "label": "is_duplicate"}),
+    "QQP": Layout(columns={"text": "question1", "text_pair": "question2", "label": "is_duplicate"}),
     "MNLI": Layout(columns=_SENTENCES | {"label": "gold_label"}, files=MATCHED),
-    "QNLI": Layout(columns={"text": "question", "pair": "sentence", "label": "label"}),
+    "QNLI": Layout(columns={"text": "question", "text_pair": "sentence", "label": "label"}),
     "RTE": Layout(columns=_SENTENCES | {"label": "label"}),
     "WNLI": Layout(
         columns=_SENTENCES | {"label": "label"},
@@ -65,7 +65,7 @@ LAYOUTS: dict[str, Layout] = {
 }
 EXTRAS = {
     "MRPC": Extra(file="msr_paraphrase_test.txt", columns=_MRPC, header=True),
-    "STS-B": Extra(file="original/sts-test.tsv", columns={"text": 6, "pair": 7, "score": 5}, header=False),
+    "STS-B": Extra(file="original/sts-test.tsv", columns={"text": 6, "text_pair": 7, "score": 5}, header=False),
 }
 ORIGINAL = "msr_paraphrase_train.txt"  # MRPC's train and dev in one file
 
@@ -117,9 +117,9 @@ def _part(
 
     def read(sieve: Sieve) -> Iterator[Example]:
         if wanted is None:
-            return examples(table, resolved, sieve, settings.longest)
+            return examples(table, resolved, sieve, settings.max_row_bytes)
         chosen = replace(table, rows=lambda sieve: (row for row in table.rows(sieve) if wanted(row[1])))
-        return examples(chosen, resolved, sieve, settings.longest)
+        return examples(chosen, resolved, sieve, settings.max_row_bytes)
 
     return Part(shown=table.shown, kind=resolved.kind, read=read, said=tuple(said))
 
@@ -127,7 +127,7 @@ def _part(
 def _table(
     path: Path, task: str, columns: Names, header: bool, settings: DataSettings, sieve: Sieve
 ) -> tuple[Table, Columns, list[str]]:
-    file, said = find(path, encoding=settings.encoding, longest=settings.longest)
+    file, said = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     numbers = [key for key in columns.values() if isinstance(key, int)]
     least = max(numbers) if numbers else None
     table = separated(file, sieve, delimiter="\t", quoted=False, is_header=lambda _: header, least=least)

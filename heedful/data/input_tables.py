@@ -29,7 +29,7 @@ def open_input(path: Path, settings: DataSettings, sieve: Sieve) -> Table:
     if form == "class-files":
         return open_table(path, replace(settings, format=SUFFIXES.get(suffix, "text")), sieve)
     if form in (None, "text", "conll", "json", "squad"):
-        file, _ = find(path, encoding=settings.encoding, longest=settings.longest)
+        file, _ = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
         if form == "squad" or (form == "json" and is_squad(file)):
             return squad_table(file, sieve)
         if form == "conll" or (settings.format is None and form != "json" and conll.looks_like(head_of(file))):

@@ -40,17 +40,21 @@ def _text(read: Reader, cells: Cells) -> Any:
     return text if pair is None else (text, pair)
 
 
+def _both(read: Reader, cells: Cells) -> Any:
+    return read.text(cells, "anchor"), read.text(cells, "positive")
+
+
 def _choices(read: Reader, cells: Cells) -> Any:
-    asked = read.value(cells, "ask") if read.has("ask") else None
+    asked = read.value(cells, "question") if read.has("question") else None
     if isinstance(asked, list):
-        raise CellError(read.name("ask"), f"holds {len(asked)} questions: give each a row of its own")
+        raise CellError(read.name("question"), f"holds {len(asked)} questions: give each a row of its own")
     value = read.value(cells, "candidates")
     if isinstance(value, dict) and isinstance(cells, dict):  # {"text": [...], "label": ["A", ...]}
         cells = {**cells, read.name("candidates"): value.get("text")}
     candidates = list(read.texts(cells, "candidates"))
     if len(candidates) < 2:
         raise CellError(read.name("candidates"), f"has {len(candidates)} candidates, expected two or more")
-    ask = read.text(cells, "ask") if read.has("ask") else None
+    ask = read.text(cells, "question") if read.has("question") else None
     if not read.has("prompt"):
         return {"prompt": ask, "choices": candidates}
     if ask is not None:
@@ -59,17 +63,17 @@ def _choices(read: Reader, cells: Cells) -> Any:
 
 
 TEXT = Ask(needed=("text",), make=lambda read, cells: read.text(cells, "text"))
-TEXT_OR_PAIR = Ask(needed=("text",), more=("pair",), make=_text)
-PAIR = Ask(needed=("text", "pair"), make=_text)
-BOTH = Ask(needed=("a", "b"), make=lambda read, cells: (read.text(cells, "a"), read.text(cells, "b")))
+TEXT_OR_PAIR = Ask(needed=("text",), more=("text_pair",), make=_text)
+PAIR = Ask(needed=("text", "text_pair"), make=_text)
+BOTH = Ask(needed=("anchor", "positive"), make=_both)
 SOURCE = Ask(needed=("source",), make=lambda read, cells: read.text(cells, "source"))
 WORDS = Ask(needed=("words",), make=lambda read, cells: list(read.texts(cells, "words")))
 QUESTION = Ask(
     needed=("question", "context"),
     make=lambda read, cells: {"question": read.text(cells, "question"), "context": read.text(cells, "context")},
 )
-PROMPT = Ask(needed=("prompt", "candidates"), more=("ask",), make=_choices)
-ASKED = Ask(needed=("ask", "candidates"), make=_choices)
+PROMPT = Ask(needed=("prompt", "candidates"), more=("question",), make=_choices)
+ASKED = Ask(needed=("question", "candidates"), make=_choices)
 ASKS: dict[str, tuple[Ask, ...]] = {  # by the kind of head; the first whose columns are there
     "masked": (TEXT,),
     "next": (PAIR,),
@@ -158,7 +162,7 @@ class Inputs:
         if self.table.names == CONLL:
             given.pop("words", None)  # the number of a column in the file
         self._ask, columns = find_ask(self.table, kind, given)
-        self._reader = Reader(self.table, columns, settings.longest)
+        self._reader = Reader(self.table, columns, settings.max_row_bytes)
         self.roles = tuple(columns.of)
         self.said = [*self.table.said, f"{name}: {columns.said}"]
         self.echo = [f"{name}: {each}" for each in first_cells(self.table, columns)]
@@ -303,7 +307,7 @@ def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, 
     if other := next((each for each in filled if each.roles != filled[0].roles), None):
         raise HeedfulError(
             f"{filled[0].path} has columns for {', '.join(filled[0].roles)}, but {other.path} for "
-            f"{', '.join(other.roles)}: answer them apart, or say which columns count (--set columns.text=NAME)"
+            f"{', '.join(other.roles)}: answer them apart, or say which columns count (--set data.columns.text=NAME)"
         )
     return several
 
@@ -322,7 +326,7 @@ def stamp(path: Path) -> tuple[int, int]:
 
 def as_given(settings: DataSettings) -> DataSettings:
     """Without what matters to training only."""
-    return replace(settings, dev=0.0, seed=0)
+    return replace(settings, dev_fraction=0.0, seed=0)
 
 
 def as_asked(

@@ -63,19 +63,26 @@ class DataSettings:
     delimiter: str | None = None  # None: a comma or, where the first row has none, a semicolon; in TSV a tab
     quoting: Literal["quoted", "literal"] | None = None  # None: quotes wrap cells in CSV and are characters in TSV
     label_until: str | None = None  # keep labels up to this mark: ":" makes "DESC:manner" the coarse label "DESC"
-    dev: float = 0.1  # share of train for a dev split where none is given
+    dev_fraction: float = 0.1  # share of train that becomes the dev split where none is given; 0: none
     seed: int = 0  # of that choice
-    longest: int = LONGEST  # bytes of a row
+    max_row_bytes: int = LONGEST  # a longer row is a bad row
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dev < 1:
-            raise HeedfulError(f"dev is {self.dev}, expected a share from 0 up to 1")
+        if not 0 <= self.dev_fraction < 1:
+            raise HeedfulError(f"dev_fraction is {self.dev_fraction}, expected a share from 0 up to 1")
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
             raise HeedfulError(f"delimiter is {shown(self.delimiter)}, expected one character")
         if self.label_until == "":
             raise HeedfulError('label_until is "", expected a mark inside labels, like ":"')
-        if self.longest < 1:
-            raise HeedfulError(f"longest is {self.longest}, expected a number of bytes")
+        if self.max_row_bytes < 1:
+            raise HeedfulError(f"max_row_bytes is {self.max_row_bytes}, expected a number of bytes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataOptions:
+    """The settings of commands that read data and train nothing, under the same paths as in a run."""
+
+    data: DataSettings = DataSettings()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +121,7 @@ def open_part(path: Path, kind: type[Example] | None, settings: DataSettings, si
     if settings.format == "parquet" or (settings.format is None and bare_name(path)[1] == ".parquet"):
         need_file(path)
         return of_table(parquet(path, sieve), kind, settings)
-    file, said = find(path, encoding=settings.encoding, longest=settings.longest)
+    file, said = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     form = settings.format or _found(file, kind)
     if form == "squad" or (form == "json" and kind in (None, Question) and is_squad(file)):
         return _squad(file, kind, settings, said)
@@ -145,7 +152,7 @@ def open_table(path: Path, settings: DataSettings, sieve: Sieve) -> Table:
     if settings.format == "parquet" or (settings.format is None and suffix == ".parquet"):
         need_file(path)
         return parquet(path, sieve)
-    file, said = find(path, encoding=settings.encoding, longest=settings.longest)
+    file, said = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     form = settings.format or SUFFIXES.get(suffix)
     if form in (None, "text") and settings.format is None and label_text.looks_like(file, sure=True):
         form = "label-text"
@@ -191,10 +198,10 @@ def of_table(table: Table, kind: type[Example] | None, settings: DataSettings, s
         raise MissingColumnError(f"{table.shown}: labels are hidden: {shown(label[0])} is -1", "label")
 
     def read(sieve: Sieve) -> Iterator[Example]:
-        return examples(table, columns, sieve, settings.longest)
+        return examples(table, columns, sieve, settings.max_row_bytes)
 
     stated = (*(said or ()), *table.said, columns.said)
-    more = frozenset(columns.of) & {"pair", "score", "prompt", "ask"} - {*ROLES[columns.kind][0]}
+    more = frozenset(columns.of) & {"text_pair", "score", "prompt", "question"} - {*ROLES[columns.kind][0]}
     return Part(
         shown=table.shown,
         kind=columns.kind,
@@ -256,7 +263,7 @@ def _found_labelled(file: File, kind: type[Example] | None, *, guess: bool) -> F
 def _unknown(file: File) -> HeedfulError:
     known = ", ".join(SUFFIXES)
     return HeedfulError(
-        f"{file.shown}: the format is not known: its name should end in {known}, or say it, as --set format=csv"
+        f"{file.shown}: the format is not known: its name should end in {known}, or say it, as --set data.format=csv"
     )
 
 

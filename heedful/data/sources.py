@@ -42,7 +42,7 @@ class Source(Generic[Kind]):
         self.known: tuple[str, ...] = ()  # labels of a model; none: those of the first split are known
         self._parts = dict(parts)
         self._said = tuple(said)
-        self.made_dev = "train" in parts and "dev" not in parts and settings.dev > 0
+        self.made_dev = "train" in parts and "dev" not in parts and settings.dev_fraction > 0
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ class Source(Generic[Kind]):
             more = f" and {len(labels) - 20} more" if len(labels) > 20 else ""
             said.append(f"labels in order: {', '.join(map(shown, labels[:20]))}{more}")
         if self.made_dev:
-            share, seed = f"{100 * self.settings.dev:g} %", self.settings.seed
+            share, seed = f"{100 * self.settings.dev_fraction:g} %", self.settings.seed
             said.append(f"no dev split was given: {share} of train, chosen by a hash of the text and seed {seed}")
         return tuple(said)
 
@@ -99,7 +99,7 @@ class Source(Generic[Kind]):
             has = ", ".join(self.splits)
             raise HeedfulError(f"there is no split {shown(split)}, but {has}{did_you_mean(split, self.splits)}")
         made = self.made_dev and split in ("train", "dev")
-        dev, seed = self.settings.dev, self.settings.seed
+        fraction, seed = self.settings.dev_fraction, self.settings.seed
         first, named = self._first_split, self._named
         whole = "train" if made else split
         known = frozenset(self.known or (self.labels if named or whole != first else ()))
@@ -112,7 +112,7 @@ class Source(Generic[Kind]):
                 text = example.texts[0][:200]
                 bad = BadRow(file=example.file, line=example.line, column="", reason=reason, text=text)
                 self.sieve.refuse(bad, number=number, stage="label")
-            elif not made or takes(example, dev, seed) == (split == "dev"):
+            elif not made or takes(example, fraction, seed) == (split == "dev"):
                 yield example
 
     @property
@@ -185,13 +185,13 @@ STOP = Stop()
 
 @overload
 def read(
-    data: Any, kind: type[Kind], settings: DataSettings = DEFAULT, *, bad_rows: BadRows = STOP
+    data: Any, kind: type[Kind], settings: DataSettings = DEFAULT, *, on_bad_row: BadRows = STOP
 ) -> Source[Kind]: ...
 
 
 @overload
 def read(
-    data: Any, kind: None = None, settings: DataSettings = DEFAULT, *, bad_rows: BadRows = STOP
+    data: Any, kind: None = None, settings: DataSettings = DEFAULT, *, on_bad_row: BadRows = STOP
 ) -> Source[Example]: ...
 
 
@@ -200,14 +200,14 @@ def read(
     kind: type[Example] | None = None,
     settings: DataSettings = DEFAULT,
     *,
-    bad_rows: BadRows = STOP,
+    on_bad_row: BadRows = STOP,
 ) -> Source[Any]:
     """A folder, a file, several files, a mapping from splits to them, or objects of the `datasets` library.
 
     Several files are the splits that their names speak of, as in a folder, or where they speak of none all are train.
     `kind` is the class of the examples; None: the one that the data speak of.
     """
-    sieve = Sieve(bad_rows)
+    sieve = Sieve(on_bad_row)
     if isinstance(data, str | Path) and os.path.isdir(data):
         folder = Path(data)
         task = glue.task_of(folder) if settings.format in (None, "glue") else None
@@ -285,13 +285,13 @@ def _of_classes(
     return source
 
 
-def source_of(task: str, data: Any, settings: DataSettings, bad_rows: BadRows) -> Source[Any]:
+def source_of(task: str, data: Any, settings: DataSettings, on_bad_row: BadRows) -> Source[Any]:
     """The data of a task; for classify also rows with any number of labels, where that is what they have.
 
     Settings that were chosen and would change nothing are refused.
     """
     several = task == "classify" and _have_several(data, settings)
-    source = read(data, MultiLabelled if several else KINDS[task], settings, bad_rows=bad_rows)
+    source = read(data, MultiLabelled if several else KINDS[task], settings, on_bad_row=on_bad_row)
     _refuse_unused(source)
     return source
 
@@ -301,7 +301,7 @@ def _have_several(data: Any, settings: DataSettings) -> bool:
     if "labels" in (settings.columns or {}):
         return True
     try:
-        return read(data, None, settings, bad_rows=LeaveOut()).kind is MultiLabelled
+        return read(data, None, settings, on_bad_row=LeaveOut()).kind is MultiLabelled
     except HeedfulError:  # what is missing for the task is said when it is read
         return False
 
@@ -316,7 +316,7 @@ def _refuse_unused(source: Source[Any]) -> None:
     given = "dev" in source.places
     has_labels = source.kind in (Labelled, MultiLabelled)
     for name, asked, why in (
-        ("dev", given and settings.dev not in (0.0, DEFAULT.dev), "a dev split is given"),
+        ("dev_fraction", given and settings.dev_fraction not in (0.0, DEFAULT.dev_fraction), "a dev split is given"),
         ("seed", given and settings.seed != DEFAULT.seed, "a dev split is given"),
         ("header", settings.header is not None and not columns, "no file is CSV, TSV or CoNLL"),
         ("delimiter", settings.delimiter is not None and not tables, "no file is CSV or TSV"),
@@ -325,7 +325,7 @@ def _refuse_unused(source: Source[Any]) -> None:
         ("encoding", settings.encoding is not None and not forms - {"parquet"}, "no file is text"),
     ):
         if asked:
-            raise HeedfulError(f"--set {name}={getattr(settings, name)} would change nothing: {why}; leave it out")
+            raise HeedfulError(f"--set data.{name}={getattr(settings, name)} would change nothing: {why}; leave it out")
 
 
 def _source(

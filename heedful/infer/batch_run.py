@@ -83,9 +83,9 @@ class BatchRun:
     @property
     def left(self) -> float:
         """About how many of its tokens are not written yet."""
-        if self._decoding is None or not self._decoding.most:
+        if self._decoding is None or not self._decoding.max_new_tokens:
             return self.size
-        return self.size * (1 - self._decoding.steps / self._decoding.most)
+        return self.size * (1 - self._decoding.steps / self._decoding.max_new_tokens)
 
     def advance(self, until: float) -> tuple[list[Ended], bool]:
         """Work until the clock says `until`; returns the requests that ended, and whether the batch has."""

@@ -60,4 +60,4 @@ def size_of(tokens: int, writing: Writing | None) -> int:
     if writing is None:
         return tokens
     beams = writing.how.width if isinstance(writing.how, Beam) else 1
-    return (tokens + writing.most) * beams
+    return (tokens + writing.max_new_tokens) * beams

@@ -296,7 +296,7 @@ class Engine:
 
     def _encode(self, items: list[Item]) -> list[Encoded]:
         cut = self.cut
-        if self.limit is not None and all(answerer.long == "cut" for answerer in self._answerers):
+        if self.limit is not None and all(answerer.long_inputs == "truncate" for answerer in self._answerers):
             cut = self.limit if cut is None else min(self.limit, cut)
         if cut is None:
             seen = self.tokenizer.encode_batch(items)

@@ -167,7 +167,7 @@ def schema_of(engine: Engine, several: Sequence[Inputs], *, inputs: bool) -> pa.
     if inputs and (columns := input_types(several)):
         fields.append(("input", pa.struct(list(columns.items()))))
     roles = next((each.roles for each in several if each.table is not None), ())
-    fields += answer_types(engine, pair="pair" in roles or "b" in roles).items()
+    fields += answer_types(engine, pair="text_pair" in roles or "positive" in roles).items()
     return pa.schema([*fields, ("error", TEXT)])
 
 

@@ -37,7 +37,7 @@ from heedful.tasks.fill import mask_name
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 INPUTS, TOKENS, ROUNDS = 64, 4096, 3  # of the calibration sample; how often it is timed
 FEW, HOPELESS = 256, 3  # what takes so many times as long as float32 for so many tokens is not measured further
-WRITING = Writing(most=16)  # how models that write are timed: few rows a step, beside what is remembered
+WRITING = Writing(max_new_tokens=16)  # how models that write are timed: few rows a step, beside what is remembered
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class Bounds:
     """What a precision may lose."""
 
     scores: float = 0.05  # root mean square of the change over the standard deviation of float32's scores
-    main: float = 0.005  # of the task's main number, where it is measured
+    metric: float = 0.005  # largest drop of the task's metric, where it is measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,14 +55,14 @@ class Trial:
     precision: Precision
     speed: float  # tokens a second of the calibration sample, in batches
     scores: float  # by how much they differ from float32's
-    main: float | None = None  # the task's main number
+    metric_value: float | None = None  # the task's metric; None: not measured
     refused: str = ""  # why it is not taken
     brief: bool = False  # only a look was taken, at a few texts
 
     def line(self) -> str:
         """In words."""
-        main = "" if self.main is None else f", main number {self.main:.4f}"
-        told = f"{self.precision}: {self.speed:,.0f} tokens/s, scores differ by {self.scores:.4f}{main}"
+        metric = "" if self.metric_value is None else f", metric {self.metric_value:.4f}"
+        told = f"{self.precision}: {self.speed:,.0f} tokens/s, scores differ by {self.scores:.4f}{metric}"
         return told + (f"; refused: {self.refused}" if self.refused else "")
 
 
@@ -106,13 +106,13 @@ def tried(
     head: str | None = None,
     device: torch.device = CPU,
     bounds: Bounds | None = None,
-    main: Callable[[Engine], float] | None = None,
+    measure_metric: Callable[[Engine], float] | None = None,
     anew: bool = False,
 ) -> tuple[Trial, ...]:
     """Every precision, measured in turn on this machine, or as it was measured before.
 
-    `main` says how good an engine is on the task, by a number that is better when it is larger; with it, or `anew`,
-    nothing that was kept is taken, but what `main` said of these weights before, where it is not given.
+    `measure_metric` returns the metric of an engine on the task, larger is better; with it, or `anew`,
+    nothing that was kept is taken, but what `measure_metric` returned for these weights before, where it is not given.
     """
     limits = bounds or Bounds()
     folder = folder_of(name, revision)
@@ -122,7 +122,7 @@ def tried(
     facts |= {"head": head, "bounds": asdict(limits), "measured": measures()}
 
     def before() -> tuple[Trial, ...] | None:
-        return None if main is not None else kept.get(facts, _read)
+        return None if measure_metric is not None else kept.get(facts, _read)
 
     found = None if anew else before()
     if found is None:
@@ -133,9 +133,12 @@ def tried(
                 inputs, model = sample(plain), plain.loaded.config.model
                 several = [each for each in PRECISIONS if not cannot_be(each, model, device)]
                 engines = {each: ready(name, each, revision=revision, head=head, device=device) for each in several}
-                told = {each.precision: each.main for each in found or ()}
-                mains = {each: told.get(each) if main is None else partial(main, engines[each]) for each in several}
-                found = tuple(_trials(engines, inputs, limits, mains))
+                told = {each.precision: each.metric_value for each in found or ()}
+                metrics = {
+                    each: told.get(each) if measure_metric is None else partial(measure_metric, engines[each])
+                    for each in several
+                }
+                found = tuple(_trials(engines, inputs, limits, metrics))
                 if lasting:
                     kept.keep(facts, {"trials": [asdict(each) for each in found]})
     return found
@@ -152,7 +155,7 @@ def _read(found: Any) -> tuple[Trial, ...]:
             raise ValueError(f"{each} says neither yes nor no")
         if each.refused and each.precision == "float32":
             raise ValueError("float32 is never refused")
-        numbers = [each.scores] if each.main is None else [each.scores, each.main]
+        numbers = [each.scores] if each.metric_value is None else [each.scores, each.metric_value]
         if any(isinstance(number, bool) for number in (each.speed, *numbers)):
             raise ValueError(f"{each} has no numbers")
         # numbers that are not finite are why a precision is refused
@@ -184,7 +187,7 @@ def _trials(
     engines: dict[Precision, Engine],
     inputs: Sequence[Any],
     bounds: Bounds,
-    mains: Mapping[Precision, float | Callable[[], float] | None],
+    metrics: Mapping[Precision, float | Callable[[], float] | None],
 ) -> list[Trial]:
     pieces = pieces_of(engines["float32"], inputs)
     few = _first(pieces, FEW)
@@ -193,11 +196,11 @@ def _trials(
     whole = {name: engine for name, engine in engines.items() if name not in brief}
     scores = {name: _scores(engine, few if name in brief else pieces) for name, engine in engines.items()}
     times = timed({name: partial(engine.score, pieces, WRITING) for name, engine in whole.items()}, ROUNDS)
-    numbers = {name: _number(main) for name, main in mains.items() if name in whole}
+    numbers = {name: _number(metric) for name, metric in metrics.items() if name in whole}
     least, trials = numbers["float32"], []
     if not (scores["float32"].isfinite().all() and math.isfinite(least or 0.0)):
         raise HeedfulError(
-            f"{engines['float32'].loaded.source}: in float32 its scores, or its main number ({least}), are not finite; "
+            f"{engines['float32'].loaded.source}: in float32 its scores, or its metric ({least}), are not finite; "
             "expected finite ones, which other precisions are compared with: check its weights, or take float32"
         )
     spread = scores["float32"].std(correction=0).clamp(min=1e-6)
@@ -208,16 +211,18 @@ def _trials(
         speed, fair = (_tokens(engines[each], read) / seen[each] for each in (name, "float32"))
         found = numbers.get(name)
         refused = "" if name == "float32" else _refusal(off, (least, found), (fair, speed), bounds)
-        trials.append(Trial(precision=name, speed=speed, scores=off, main=found, refused=refused, brief=name in brief))
+        trials.append(
+            Trial(precision=name, speed=speed, scores=off, metric_value=found, refused=refused, brief=name in brief)
+        )
     return trials
 
 
-def _number(main: float | Callable[[], float] | None) -> float | None:
-    """Return the main number, measured where it is a callable; NaN where the engine's numbers are not finite."""
-    if not callable(main):
-        return main
+def _number(metric: float | Callable[[], float] | None) -> float | None:
+    """Return the metric, measured where it is a callable; NaN where the engine's numbers are not finite."""
+    if not callable(metric):
+        return metric
     try:
-        return main()
+        return metric()
     except HeedfulError as error:
         if isinstance(error.__cause__, FloatingPointError):
             return math.nan
@@ -231,8 +236,8 @@ def _refusal(
     (least, found), (fair, speed) = numbers, speeds
     if not off <= bounds.scores:
         return f"its scores differ by {off:.4f} of their spread, and {bounds.scores} is allowed"
-    if least is not None and found is not None and not found >= least - bounds.main:
-        return f"the main number falls from {least:.4f} to {found:.4f}, and {bounds.main} is allowed"
+    if least is not None and found is not None and not found >= least - bounds.metric:
+        return f"the metric falls from {least:.4f} to {found:.4f}, and {bounds.metric} is allowed"
     if speed <= fair:
         return f"it is not faster: {speed:,.0f} tokens/s against {fair:,.0f} in float32"
     return ""

@@ -73,7 +73,7 @@ class Predict:
                 found.append((ask.make(reader, row), None))
             except CellError as wrong:
                 found.append((None, f"{wrong.column}: {wrong.reason}"))
-        return found, "pair" in columns.of or "b" in columns.of
+        return found, "text_pair" in columns.of or "positive" in columns.of
 
     def _matrix(self, kind: pa.DataType, vectors: list[Any]) -> np.ndarray:
         """A row for each, NaN where there is none."""

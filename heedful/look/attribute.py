@@ -19,7 +19,7 @@ from heedful.model.classic import Classic
 from heedful.model.config import Choice, Classes, SentenceEmbedding, TokenClasses
 from heedful.model.heads import NextTokenAndChoiceScores, PretrainingScores
 from heedful.packed import Packed
-from heedful.tasks.extract import best_span, most_of
+from heedful.tasks.extract import best_span, max_answer_tokens_of
 
 STEPS = 32
 ROWS = 4096  # of a batch of steps
@@ -187,7 +187,7 @@ def alike(inside: Inside, other: Inside) -> Aim:
 def _span(inside: Inside, outputs: Tensor) -> Aim:
     """Of the span that the engine answers with."""
     inner = [n for n, segment in enumerate(inside.encoded.segments) if segment == max(_segments(inside))]
-    start, end, _ = best_span(outputs, inner, inner[-1], most_of(inside.loaded.thresholds))
+    start, end, _ = best_span(outputs, inner, inner[-1], max_answer_tokens_of(inside.loaded.thresholds))
     ends = f'"{_name(inside, start)}" as the start and "{_name(inside, end)}" as the end'
     first, last = _at(start, 0), _at(end, 1)
     said = f"the scores of {ends} of the best answer in the text"

@@ -114,7 +114,7 @@ class Inside:
         training = loaded.training
         loaded.eval()
         try:
-            ((best, *_),) = start_writing(loaded, self.tokenizer, self.source, Writing(most=WRITES)).run()
+            ((best, *_),) = start_writing(loaded, self.tokenizer, self.source, Writing(max_new_tokens=WRITES)).run()
         finally:
             loaded.train(training)
         return Packed.of([[start, *best.tokens]]), True

@@ -91,7 +91,7 @@ Sums = dict[tuple[str, str], _Sums]  # by part and pattern
 
 
 def heads(
-    loaded: Loaded, texts: Iterable[str | tuple[str, str]], *, most: int = TEXTS, related: bool = True
+    loaded: Loaded, texts: Iterable[str | tuple[str, str]], *, max_texts: int = TEXTS, related: bool = True
 ) -> list[Head]:
     """Every self-attention head of a model, named by what it does on these texts, of which at most so many are taken.
 
@@ -102,7 +102,7 @@ def heads(
     (their deviations add up), since a head does with a token what it always does. The spread of "broad" is
     entropy / log m, and its chance that of a random distribution over m keys, uniform on the simplex.
     """
-    given = list(islice(texts, most))
+    given = list(islice(texts, max_texts))
     items = [given[place] for place in readable(loaded, given)]
     alike = _related(loaded) if related else None
     sums: Sums = {}

@@ -162,13 +162,13 @@ def of_masks(loaded: Loaded, texts: Sequence[Any], seed: int = 0) -> tuple[list[
 
 
 def report(
-    loaded: Loaded, data: str | Path, *, most: int = patterns.TEXTS, settings: DataSettings | None = None
+    loaded: Loaded, data: str | Path, *, max_texts: int = patterns.TEXTS, settings: DataSettings | None = None
 ) -> dict[str, Any]:
     """Every head with its name, its patterns, and, where the model has a loss on the data, its importance."""
     if not ones(loaded.model):
         raise HeedfulError(f"{loaded.source} has no heads of self-attention: there is nothing to name in it")
-    source, task, split = _data(loaded, data, settings or DataSettings(dev=0.0))
-    examples = list(islice(source.examples(split), most))
+    source, task, split = _data(loaded, data, settings or DataSettings(dev_fraction=0.0))
+    examples = list(islice(source.examples(split), max_texts))
     texts: list[Any] = [each.texts[0] if len(each.texts) == 1 else tuple(each.texts[:2]) for each in examples]
     read = patterns.readable(loaded, texts)
     passed = len(texts) - len(read)
@@ -178,7 +178,7 @@ def report(
     needs = [parameter.requires_grad for parameter in loaded.parameters()]
     loaded.requires_grad_(False)
     try:
-        heads = patterns.heads(loaded, texts, most=most)
+        heads = patterns.heads(loaded, texts, max_texts=max_texts)
         found = _worth(loaded, task, examples[:EXAMPLES])
     finally:
         loaded.train(training)
@@ -250,7 +250,7 @@ def _data(loaded: Loaded, data: str | Path, settings: DataSettings) -> tuple[Sou
         return source, task_of(loaded, source, split)[0], split
     except HeedfulError as error:  # a head that answers what no data can score, or data without what it needs
         why = str(error)
-    source = read(data, None, settings, bad_rows=LeaveOut())
+    source = read(data, None, settings, on_bad_row=LeaveOut())
     return source, why, _split(source)
 
 

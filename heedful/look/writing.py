@@ -14,7 +14,7 @@ MOST = 48  # tokens
 CANDIDATES = 10
 
 
-def writing(inside: Inside, *, beams: int = 4, most: int = MOST) -> dict[str, Any]:
+def writing(inside: Inside, *, num_beams: int = 4, max_new_tokens: int = MOST) -> dict[str, Any]:
     """{"steps": [{"token", "candidates"}], "greedy", "beams"}: what is written, token by token and by beams."""
     loaded = inside.loaded
     if loaded.head is None or loaded.config.head is None or loaded.config.head.kind != "next_token":
@@ -23,7 +23,7 @@ def writing(inside: Inside, *, beams: int = 4, most: int = MOST) -> dict[str, An
     prompt, source = inside.source, None
     if mark.start is not None:
         prompt, source = Packed.of([[mark.start]]), inside.source
-    shared: dict[str, Any] = {"most": most, "stop": [mark.stop], "source": source}
+    shared: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": [mark.stop], "source": source}
     steps: list[dict[str, Any]] = []
     ids: list[int] = []
     total = 0.0
@@ -44,7 +44,9 @@ def writing(inside: Inside, *, beams: int = 4, most: int = MOST) -> dict[str, An
         )
         ids.append(step.tokens[0])
         total += step.log_probabilities[0]
-    found = search(loaded.model, loaded.head, prompt, Beam(width=beams, best=beams, penalty="none"), **shared)[0]
+    found = search(loaded.model, loaded.head, prompt, Beam(width=num_beams, best=num_beams, penalty="none"), **shared)[
+        0
+    ]
 
     def text(written: list[int]) -> str:
         """Without what ends it; an embedding may have more rows than there are tokens."""

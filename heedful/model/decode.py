@@ -118,10 +118,10 @@ class Decoding(ABC):
     not depend on that: `run` takes all of them at once.
     """
 
-    def __init__(self, count: int, most: int) -> None:
-        self.count, self.most = count, most  # sequences, and the steps that it takes at most
+    def __init__(self, count: int, max_new_tokens: int) -> None:
+        self.count, self.max_new_tokens = count, max_new_tokens  # sequences; maximum number of steps
         self.steps = 0  # taken so far
-        self.done = most < 1 or not count
+        self.done = max_new_tokens < 1 or not count
         self._dropped: set[int] = set()
 
     @abstractmethod
@@ -154,15 +154,15 @@ def decode(
     prompts: Packed,
     how: How,
     *,
-    most: int,
+    max_new_tokens: int,
     stop: Sequence[int],
     source: Packed | None = None,
     seed: int = 0,
 ) -> Decoding:
     """Prepare generation after each prompt; the encoder reads `source`, and no step is taken yet."""
     if isinstance(how, Beam):
-        return _BeamSearch(model, score, prompts, how, most=most, stop=stop, source=source)
-    return _Tokens(model, score, prompts, how, most=most, stop=stop, source=source, seed=seed)
+        return _BeamSearch(model, score, prompts, how, max_new_tokens=max_new_tokens, stop=stop, source=source)
+    return _Tokens(model, score, prompts, how, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed)
 
 
 def write(
@@ -171,13 +171,13 @@ def write(
     prompts: Packed,
     how: How,
     *,
-    most: int,
+    max_new_tokens: int,
     stop: Sequence[int],
     source: Packed | None = None,
     seed: int = 0,
 ) -> list[list[Written]]:
     """The text generated after each prompt: a single one, or the best of its beams."""
-    return decode(model, score, prompts, how, most=most, stop=stop, source=source, seed=seed).run()
+    return decode(model, score, prompts, how, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed).run()
 
 
 # -- one token at a time ----------------------------------------------------------------------------------------
@@ -189,14 +189,14 @@ def stream(
     prompts: Packed,
     how: Greedy | Sample,
     *,
-    most: int,
+    max_new_tokens: int,
     stop: Sequence[int],
     source: Packed | None = None,
     seed: int = 0,
     distribution: bool = False,
 ) -> Iterator[Step]:
-    """Steps until a token of `stop`, at most so many or until the model has no place left; `source`: for an encoder."""
-    decoding = _Tokens(model, score, prompts, how, most=most, stop=stop, source=source, seed=seed)
+    """Yield steps until a token of `stop`, `max_new_tokens` steps or the model's last position."""
+    decoding = _Tokens(model, score, prompts, how, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed)
     while not decoding.done:
         with torch.inference_mode():
             step = decoding.next_step(distribution)
@@ -213,14 +213,14 @@ class _Tokens(Decoding):
         prompts: Packed,
         how: Greedy | Sample,
         *,
-        most: int,
+        max_new_tokens: int,
         stop: Sequence[int],
         source: Packed | None,
         seed: int,
     ) -> None:
-        super().__init__(len(prompts), most)
+        super().__init__(len(prompts), max_new_tokens)
         self._model, self._score, self._how, self._stop = model, score, how, stop
-        self._room = _room(model, prompts, most)
+        self._room = _room(model, prompts, max_new_tokens)
         self._cache = _begin(model, prompts, source)
         self._generators = _generators(seed, prompts, source) if isinstance(how, Sample) else []
         self._open = list(range(len(prompts)))  # numbers of the sequences in the batch
@@ -298,7 +298,7 @@ def draw(log_p: Float[Tensor, "rows vocabulary"], how: Sample, uniform: Float[Te
 class _Search:
     """The beginnings of one prompt that are followed, best first, and what is complete, best first."""
 
-    most: int  # tokens that there is room for
+    max_new_tokens: int  # tokens that there is room for
     open: list[Written]
     complete: list[Written] = field(default_factory=list)
 
@@ -309,12 +309,12 @@ def search(
     prompts: Packed,
     how: Beam,
     *,
-    most: int,
+    max_new_tokens: int,
     stop: Sequence[int],
     source: Packed | None = None,
 ) -> list[list[Written]]:
     """The best complete continuations of each prompt by beam search."""
-    return _BeamSearch(model, score, prompts, how, most=most, stop=stop, source=source).run()
+    return _BeamSearch(model, score, prompts, how, max_new_tokens=max_new_tokens, stop=stop, source=source).run()
 
 
 class _BeamSearch(Decoding):
@@ -327,14 +327,16 @@ class _BeamSearch(Decoding):
         prompts: Packed,
         how: Beam,
         *,
-        most: int,
+        max_new_tokens: int,
         stop: Sequence[int],
         source: Packed | None,
     ) -> None:
-        super().__init__(len(prompts), most)
+        super().__init__(len(prompts), max_new_tokens)
         self._model, self._score, self._how, self._stop = model, score, how, stop
-        room = _room(model, prompts, most)
-        self._searches = {number: _Search(most=room[number], open=[Written()]) for number in range(len(prompts))}
+        room = _room(model, prompts, max_new_tokens)
+        self._searches = {
+            number: _Search(max_new_tokens=room[number], open=[Written()]) for number in range(len(prompts))
+        }
         self._batch, self._cache = prompts, _begin(model, prompts, source)
         self._candidates = max(2, 1 + len(stop)) * how.width
 
@@ -351,8 +353,8 @@ class _BeamSearch(Decoding):
         for (number, one), places in zip(self._searches.items(), best, strict=True):
             beams = len(one.open)
             found = [(value, *divmod(place, log_p.shape[-1])) for value, place in places]
-            taken = _follow(one, found, self._how, self._stop, last=length == one.most)
-            if length < one.most and number not in self._dropped and _can_improve(one, self._how, length):
+            taken = _follow(one, found, self._how, self._stop, last=length == one.max_new_tokens)
+            if length < one.max_new_tokens and number not in self._dropped and _can_improve(one, self._how, length):
                 going[number] = one
                 parents += [row + parent for parent in taken]
             row += beams
@@ -405,7 +407,7 @@ def _can_improve(one: _Search, how: Beam, length: int) -> bool:
         return bool(one.open)
     if how.ends == "full" or not one.open:
         return False
-    longest = one.most if how.ends == "sure" and how.strength > 0 else length
+    longest = one.max_new_tokens if how.ends == "sure" and how.strength > 0 else length
     return one.open[0].log_probability / how.divisor(longest) > one.complete[-1].score
 
 
@@ -426,12 +428,12 @@ def _begin(model: Transformer, prompts: Packed, source: Packed | None) -> Cache:
         return model.remember(len(prompts) if source is None else source)
 
 
-def _room(model: Transformer, prompts: Packed, most: int) -> dict[int, int]:
+def _room(model: Transformer, prompts: Packed, max_new_tokens: int) -> dict[int, int]:
     """How many tokens can be written after each prompt: the last one need not be read again."""
     place = model.output_embedding.config.positions
     limit = place.count - place.offset + 1 if isinstance(place, Learned) else None
     return {
-        number: most if limit is None else min(most, max(1, limit - length))
+        number: max_new_tokens if limit is None else min(max_new_tokens, max(1, limit - length))
         for number, length in enumerate(prompts.lengths)
     }
 

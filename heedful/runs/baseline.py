@@ -26,10 +26,10 @@ def scores_before(splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def comparisons(results: Mapping[str, Any]) -> list[str]:
-    """Return a line for each split: the run's main number, and that of its baseline; none where there is none."""
+    """Return a line for each split: the run's metric, and that of its baseline; none where there is none."""
     from heedful.runs.card import number  # which imports this module
 
-    found, main = results.get("baseline"), results["main"]
+    found, metric = results.get("baseline"), results["metric"]
     if found is None:
         return []
     if "why" in found:
@@ -37,7 +37,7 @@ def comparisons(results: Mapping[str, Any]) -> list[str]:
     lines: list[str] = []
     for split, each in found["splits"].items():
         own = results["splits"][split]["numbers"]
-        line = f"{split} {main} {number(own[main])}; {found['name']} {number(each['numbers'][main])}"
+        line = f"{split} {metric} {number(own[metric])}; {found['name']} {number(each['numbers'][metric])}"
         lines.append(line + _cost(found, each["numbers"]["count"], own.get("count")))
     return lines
 
@@ -68,7 +68,7 @@ def warning(results: Mapping[str, Any]) -> str:
     if low > 0:
         return ""
     how = "is worse than" if high < 0 else "is not measurably better than"
-    within = f"{results['main']} differs by {low:+.3f} to {high:+.3f}, a {100 * difference['level']:g} % interval"
+    within = f"{results['metric']} differs by {low:+.3f} to {high:+.3f}, a {100 * difference['level']:g} % interval"
     return f"On {shown[0]} the model {how} {found['name']} ({within}): {NEXT}"
 
 

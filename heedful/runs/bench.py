@@ -52,7 +52,7 @@ class Bench:
 
     model: str
     machine: dict[str, Any]
-    main: str | None  # the name of the task's main number, where data was given
+    metric: str | None  # name of the task's metric; None without data
     split: str | None
     sheets: tuple[Sheet, ...]
     taken: Precision
@@ -74,14 +74,14 @@ def bench(
     """
     numbers: dict[str, str] = {}
 
-    usual, long = reading_of(run, data)
+    usual, long_inputs = reading_of(run, data)
     writes = writes_of(run)
 
-    def main(engine: Engine) -> float:
+    def metric(engine: Engine) -> float:
         tell(f"evaluating {engine.way.precision if engine.way else ''}")
-        found = evaluate(engine.loaded, data, split=split, settings=usual, long=long, writes=writes)
-        numbers.update(main=found.main, split=found.split)
-        return float(found.numbers[found.main])
+        found = evaluate(engine.loaded, data, split=split, settings=usual, long_inputs=long_inputs, writes=writes)
+        numbers.update(metric=found.metric, split=found.split)
+        return float(found.numbers[found.metric])
 
     keeps = (Path(run) / SETTINGS).is_file()
     with _told(run, tell):
@@ -91,7 +91,9 @@ def bench(
         tell(said)
     tell("comparing speed and scores")
     place = device_of(device)
-    trials = tried(run, revision=revision, head=head, device=place, main=None if data is None else main, anew=True)
+    trials = tried(
+        run, revision=revision, head=head, device=place, measure_metric=None if data is None else metric, anew=True
+    )
     sheets = []
     for trial in trials:
         tell(f"timing {trial.precision}")
@@ -104,7 +106,7 @@ def bench(
     found = Bench(
         model=engine.loaded.source,
         machine=kept.machine(place),
-        main=numbers.get("main"),
+        metric=numbers.get("metric"),
         split=numbers.get("split"),
         sheets=tuple(sheets),
         taken=fastest(trials),

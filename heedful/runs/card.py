@@ -103,16 +103,16 @@ def _last(path: str) -> str:
 
 def _quality(results: dict[str, Any]) -> Iterator[list[str]]:
     yield ["## Quality"]
-    splits, main = results["splits"], results["main"]
+    splits, metric = results["splits"], results["metric"]
     if not splits:
         yield ["Nothing was measured: the data had neither dev nor test."]
         return
     names = list(dict.fromkeys(key for split in splits.values() for key in split["numbers"]))
     shown = [name for name in names if any(_is_score(split["numbers"].get(name)) for split in splits.values())]
     rows = []
-    for name in sorted(shown, key=lambda name: name != main):
+    for name in sorted(shown, key=lambda name: name != metric):
         cells = [_with_interval(split, name) for split in splits.values()]
-        rows.append([f"**{plain(name)}**" if name == main else plain(name), *cells])
+        rows.append([f"**{plain(name)}**" if name == metric else plain(name), *cells])
     rows.append(["examples", *(f"{split['numbers'].get('count', 0):,}" for split in splits.values())])
     yield table(["", *map(plain, splits)], rows)
     spreads = [each for split in splits.values() for each in split.get("intervals", {}).values()]
@@ -140,7 +140,7 @@ def _chosen(results: dict[str, Any]) -> list[str]:
     seed = next((each for each in results.get("seeds", []) if each["seed"] == results.get("seed")), None)
     if seed is None or "dev" not in results["splits"]:
         return []
-    best, fitted = _fit(results).get("keep", "best") == "best", _calibrated(results)
+    best, fitted = _fit(results).get("keep", "best") == "best", _tuned(results)
     said = f"The weights are those after {seed['steps']:,} steps"
     if best:
         said = f"The weights are those of step {seed['best_step']:,} of {seed['steps']:,}, the best on dev"
@@ -156,11 +156,11 @@ def _fit(results: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _calibrated(results: dict[str, Any]) -> bool:
+def _tuned(results: dict[str, Any]) -> bool:
     """Whether answers have thresholds that were fitted on dev; those of questions, where some have no answer."""
     task = results.get("settings", {}).get("task", {})
     some = results["task"] != "extract" or "best_f1_threshold" in results["splits"].get("dev", {}).get("numbers", {})
-    return some and "calibrated" in (task.get("thresholds"), task.get("threshold"))
+    return some and "tuned" in (task.get("thresholds"), task.get("no_answer_threshold"))
 
 
 def _is_score(value: Any) -> bool:
@@ -190,7 +190,7 @@ def number(value: Any) -> str:
 
 
 def _seeds(results: dict[str, Any]) -> Iterator[list[str]]:
-    seeds, main = results.get("seeds", []), results["main"]
+    seeds, metric = results.get("seeds", []), results["metric"]
     if len(seeds) < 2:
         return
     each = [seed["splits"] for seed in seeds]
@@ -204,7 +204,7 @@ def _seeds(results: dict[str, Any]) -> Iterator[list[str]]:
     ]
     columns = [[as_float(scores[name]) for scores in each] for name in splits]
     rows.append(["mean ± deviation", *(f"{number(statistics.fmean(c))} ± {number(_deviation(c))}" for c in columns)])
-    yield table(["seed", *(f"{plain(main)} on {plain(name)}" for name in splits)], rows)
+    yield table(["seed", *(f"{plain(metric)} on {plain(name)}" for name in splits)], rows)
     chosen = f"the best of {len(seeds)} on dev" if "dev" in splits else f"the first of {len(seeds)}"
     yield [f"The model here is that of seed {results['seed']}, {chosen}; from a run with another seed expect the mean."]
 
@@ -333,7 +333,7 @@ def _limits(results: dict[str, Any]) -> Iterator[str]:
         fit, several = _fit(results), len(results.get("seeds", [])) > 1
         chosen = fit.get("keep", "best") == "best" or fit.get("patience") or several
         used = ["by which the model was chosen"] if chosen else []
-        used += ["on which its thresholds were fitted"] if _calibrated(results) else []
+        used += ["on which its thresholds were fitted"] if _tuned(results) else []
         yield f"There is no test split: what is known comes from dev{', ' if used else ''}{' and '.join(used)}."
     if len(results.get("seeds", [])) < 2:
         yield "Trained with one seed: how much its numbers depend on the seed is not known."

@@ -18,25 +18,25 @@ LAST = "last"  # in CHECKPOINTS
 def checkpoints(
     best_step: int, best: float | None, last_step: int, last: float | None, keep: str
 ) -> dict[str, dict[str, Any] | str | None]:
-    """The entry of results.json: step and main number of the best and the last weights, and which the model has."""
+    """The entry of results.json: step and metric of the best and the last weights, and which the model has."""
     chosen = "best" if keep == "best" and best is not None else "last"
-    about = None if best is None else {"step": best_step, "main": best}
-    return {"model": chosen, "best": about, "last": {"step": last_step, "main": last}}
+    about = None if best is None else {"step": best_step, "metric_value": best}
+    return {"model": chosen, "best": about, "last": {"step": last_step, "metric_value": last}}
 
 
-def undecided(entry: Mapping[str, Any], main: str, interval: Mapping[str, float] | None) -> str:
+def undecided(entry: Mapping[str, Any], metric: str, interval: Mapping[str, float] | None) -> str:
     """A sentence where dev is too small to choose the best checkpoint over the last one; "" where it is not.
 
-    Too small: the 95 % interval of the main number is wider than what the best checkpoint gained over the last one.
+    Too small: the 95 % interval of the metric is wider than what the best checkpoint gained over the last one.
     """
     best, last = entry["best"], entry["last"]
-    if entry["model"] != "best" or best["step"] == last["step"] or last["main"] is None or interval is None:
+    if entry["model"] != "best" or best["step"] == last["step"] or last["metric_value"] is None or interval is None:
         return ""
-    gain, width = best["main"] - last["main"], interval["high"] - interval["low"]
+    gain, width = best["metric_value"] - last["metric_value"], interval["high"] - interval["low"]
     if width <= gain:
         return ""
     return (
-        f"dev is too small to choose a checkpoint: on it {main} of the best one (step {best['step']:,}) is {gain:.4f} "
+        f"dev is too small to choose a checkpoint: its {metric} of the best one (step {best['step']:,}) is {gain:.4f} "
         f"above that of the last one (step {last['step']:,}), but its 95 % interval is {width:.4f} wide; evaluate and "
         "predict take the last one with --checkpoint last"
     )

@@ -47,7 +47,9 @@ class Course:
             if "loss" in line:
                 updates.append([as_float(line.get(name)) for name in ("step", "epoch", "loss", "rate")])
             elif "dev" in line:
-                looks.append([as_float(each) for each in (line["step"], line["dev"].get("loss"), line.get("main"))])
+                looks.append(
+                    [as_float(each) for each in (line["step"], line["dev"].get("loss"), line.get("metric_value"))]
+                )
                 best = looks[-1][0] if line.get("best") else best
         step, epoch, loss, rate = np.array(updates, dtype=np.float64).reshape(-1, 4).T
         looked, dev_loss, score = np.array(looks, dtype=np.float64).reshape(-1, 3).T
@@ -56,10 +58,10 @@ class Course:
         )
 
 
-def curves(lines: Iterable[dict[str, Any]], main: str) -> Figure | None:
+def curves(lines: Iterable[dict[str, Any]], metric: str) -> Figure | None:
     """Two or three panels over one axis of steps; None: the journal has no update.
 
-    `main` is what the score on dev is called.
+    `metric` names the score on dev.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -71,7 +73,7 @@ def curves(lines: Iterable[dict[str, Any]], main: str) -> Figure | None:
     panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     _loss(panels[0], course)
     if len(course.looked):
-        _score(panels[1], course, main)
+        _score(panels[1], course, metric)
     _rate(panels[-1], course)
     for axes in panels:
         prepare(axes, grid="both")
@@ -112,9 +114,9 @@ def _loss(axes: Axes, course: Course) -> None:
     axes.set_ylabel("loss (log)" if steep else "loss")
 
 
-def _score(axes: Axes, course: Course, main: str) -> None:
+def _score(axes: Axes, course: Course, metric: str) -> None:
     axes.plot(course.looked, course.score, color=ORANGE, lw=1.4, **_dots(course.looked, "o"))
-    axes.set_ylabel(f"{main} on dev", parse_math=False)
+    axes.set_ylabel(f"{metric} on dev", parse_math=False)
     axes.margins(y=0.25)
     found = np.flatnonzero(course.looked == course.best)
     if len(found):

@@ -20,6 +20,7 @@ from typing import Any
 
 from heedful.checkpoint import Loaded, load, save
 from heedful.data import Example
+from heedful.data.bad import OnBadRow
 from heedful.data.order import mixed
 from heedful.device import CPU, device_of
 from heedful.errors import HeedfulError
@@ -73,7 +74,7 @@ def distil(
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, Any] | Overrides | None = None,
-    skip_bad_rows: bool = False,
+    on_bad_row: OnBadRow = "raise",
     watch: Watch | None = None,
     ranks: Ranks = ALONE,
 ) -> Finished:
@@ -97,8 +98,8 @@ def distil(
     if task_of(known) == "masked":
         from heedful.runs.distil_masked import distil_masked
 
-        return distil_masked(known, given, data, Path(out), skip_bad_rows, watch=watch or Watch(), ranks=ranks)
-    return distil_task(known, given, data, Path(out), skip_bad_rows, watch=watch or Watch(), ranks=ranks)
+        return distil_masked(known, given, data, Path(out), on_bad_row, watch=watch or Watch(), ranks=ranks)
+    return distil_task(known, given, data, Path(out), on_bad_row, watch=watch or Watch(), ranks=ranks)
 
 
 def distil_task(
@@ -106,7 +107,7 @@ def distil_task(
     overrides: Overrides,
     data: Any,
     folder: Path,
-    skips: bool,
+    on_bad_row: OnBadRow,
     *,
     watch: Watch,
     ranks: Ranks,
@@ -116,7 +117,7 @@ def distil_task(
 
     Students `among` which it is share what the teacher says, where they need the same of it.
     """
-    planned = prepare(teacher, overrides, data, skip_bad_rows=skips, but=among or folder)
+    planned = prepare(teacher, overrides, data, on_bad_row=on_bad_row, but=among or folder)
     refuse_other(folder)
     watch = watch if ranks.first else Watch()
     train = decided(planned.settings.train, folder, ranks, watch.said)

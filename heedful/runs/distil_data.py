@@ -99,8 +99,8 @@ def read_unlabelled(
         holds = carried(settings, names, [path])
         if _labelled(path, task, replace(settings, encoding=holds.encoding)):
             by_number = {role: key for role, key in (settings.columns or {}).items() if str(key).isdigit()}
-            how = replace(settings, dev=0.0, columns=by_number or None, encoding=holds.encoding)
-            source = read_data(path, KINDS[task], how, bad_rows=LeaveOut())
+            how = replace(settings, dev_fraction=0.0, columns=by_number or None, encoding=holds.encoding)
+            source = read_data(path, KINDS[task], how, on_bad_row=LeaveOut())
             given += [_asked(each) for split in source.splits for each in source.examples(split)]
             bad += sum(source.sieve.bad.values())
             said += source.stated
@@ -142,7 +142,7 @@ def _labelled(path: Path, task: str, settings: DataSettings) -> bool:
     """Whether a file has labels that no input has a column for: tags in columns, whatever it is called, and SQuAD's."""
     suffix = bare_name(path)[1]
     if task == "tag" and SUFFIXES.get(suffix) in (None, "text"):
-        file, _ = find(path, encoding=settings.encoding, longest=settings.longest)
+        file, _ = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
         return suffix in LABELLED or settings.format == "conll" or looks_like(head_of(file))
     return suffix in LABELLED or (task == "extract" and suffix == ".json")
 
@@ -186,7 +186,7 @@ def examples_of(given: Iterable[Any], task: str, labels: Sequence[str]) -> Itera
 
 
 def _texts(given: Any) -> dict[str, Any]:
-    return {"text": given} if isinstance(given, str) else {"text": given[0], "pair": given[1]}
+    return {"text": given} if isinstance(given, str) else {"text": given[0], "text_pair": given[1]}
 
 
 def _tagged(given: Any, label: str) -> Tagged:
@@ -199,14 +199,14 @@ def _pairs(given: Iterable[Any]) -> Iterator[Example]:
     waiting: str | None = None
     for each in given:
         if not isinstance(each, str):
-            yield Pair(a=each[0], b=each[1])
+            yield Pair(anchor=each[0], positive=each[1])
         elif waiting is None:
             waiting = each
         else:
-            yield Pair(a=waiting, b=each)
+            yield Pair(anchor=waiting, positive=each)
             waiting = None
     if waiting is not None:
-        yield Pair(a=waiting, b=waiting)
+        yield Pair(anchor=waiting, positive=waiting)
 
 
 def learned(task: Task, labelled: Iterable[Any], unlabelled: Iterable[Any]) -> tuple[Read, Read]:

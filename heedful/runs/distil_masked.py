@@ -13,6 +13,7 @@ from typing import Any, overload
 
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
 from heedful.checkpoint.digest import weights_digest
+from heedful.data.bad import OnBadRow
 from heedful.data.order import mixed
 from heedful.data.shards import Corpus
 from heedful.device import CPU, device_of
@@ -50,7 +51,7 @@ UNUSED = ("model", "tokenizer", "vocabulary", "characters")  # settings of pre-t
 
 
 def distil_masked(
-    teacher: Loaded, overrides: Overrides, data: Any, folder: Path, skips: bool, *, watch: Watch, ranks: Ranks
+    teacher: Loaded, overrides: Overrides, data: Any, folder: Path, on_bad_row: OnBadRow, *, watch: Watch, ranks: Ranks
 ) -> Finished:
     """Let a student find hidden tokens as a teacher does; `data` are files and folders of text."""
     if overrides.mentions("unlabelled"):
@@ -67,7 +68,7 @@ def distil_masked(
         if ranks.first:
             _begin(folder, settings, teacher, watch)
         ranks.wait()
-        return _carried_out(teacher, settings, folder, skips, watch, ranks)
+        return _carried_out(teacher, settings, folder, on_bad_row, watch, ranks)
 
 
 def _settled(teacher: Loaded, overrides: Overrides, data: Any) -> MaskedDistilSettings:
@@ -135,10 +136,10 @@ def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, watch:
 
 
 def _carried_out(
-    teacher: Loaded, settings: MaskedDistilSettings, folder: Path, skips: bool, watch: Watch, ranks: Ranks
+    teacher: Loaded, settings: MaskedDistilSettings, folder: Path, on_bad_row: OnBadRow, watch: Watch, ranks: Ranks
 ) -> Finished:
     pretrain = _run_settings(settings, folder)
-    student = _Student(teacher, settings, pretrain, folder, skips, watch, ranks)
+    student = _Student(teacher, settings, pretrain, folder, on_bad_row, watch, ranks)
     done = student.run()
     if done.why == "asked":
         return Finished(folder=folder, why="asked", results={})
@@ -147,7 +148,7 @@ def _carried_out(
         watch.said("the same student, without the teacher")
         under = folder / ALONE
         with only_run(under) if ranks.first else nullcontext():
-            alone = _Alone(pretrain, under, watch, ranks, skips).run()
+            alone = _Alone(pretrain, under, watch, ranks, on_bad_row).run()
         if alone.why == "asked":
             return Finished(folder=folder, why="asked", results={})
     if not (folder / VERDICT).exists():
@@ -210,11 +211,11 @@ class _Student(Run):
         asked: MaskedDistilSettings,
         settings: Any,
         folder: Path,
-        skips: bool,
+        on_bad_row: OnBadRow,
         watch: Watch,
         ranks: Ranks,
     ) -> None:
-        super().__init__(settings, folder, watch, ranks, skips)
+        super().__init__(settings, folder, watch, ranks, on_bad_row)
         self.teacher, self.asked = teacher, asked
 
     @property

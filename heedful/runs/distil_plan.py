@@ -8,7 +8,8 @@ from typing import Any
 
 from heedful.checkpoint import Loaded
 from heedful.checkpoint.digest import weights_digest
-from heedful.data import KINDS, DataSettings, LeaveOut, Source, Stop, read
+from heedful.data import KINDS, DataOptions, DataSettings, LeaveOut, Source, Stop, read
+from heedful.data.bad import OnBadRow
 from heedful.data.carried import by_names, files_of
 from heedful.data.tags import unsaid
 from heedful.errors import HeedfulError
@@ -44,9 +45,9 @@ from heedful.runs.settings import (
     readable,
     told_apart,
 )
-from heedful.runs.survey import Survey, of_data, of_splits, refuse_dull, survey, undivided
+from heedful.runs.survey import Survey, of_splits, refuse_dull, survey, undivided
 from heedful.settings import load_mapping, to_mapping, to_toml
-from heedful.tasks.extract import most_of
+from heedful.tasks.extract import max_answer_tokens_of
 
 TAUGHT = "teacher.json"
 USUAL = DataSettings()
@@ -70,7 +71,7 @@ class Planned:
     def plan(self, **changed: Any) -> Plan:
         """Of the student's run, or of the same one alone: ordinary fine-tuning."""
         given = self.settings
-        names = ("task", "data", "train", "fit", "seeds", "max_length", "long", "score")
+        names = ("task", "data", "train", "fit", "seeds", "max_length", "long_inputs", "eval_precision")
         settings = FinetuneSettings(init=Scratch(), baseline=False, **{name: getattr(given, name) for name in names})
         settings = replace(settings, **changed)
         return Plan(
@@ -89,32 +90,31 @@ def _why(settings: FinetuneSettings) -> str:
     return f"{length}, batches of {train.batch}, rate {train.optimiser.rate:g}, {settings.seeds} seeds"
 
 
-def prepare(teacher: Loaded, overrides: Overrides, data: Any, *, skip_bad_rows: bool = False, but: Path) -> Planned:
+def prepare(teacher: Loaded, overrides: Overrides, data: Any, *, on_bad_row: OnBadRow = "raise", but: Path) -> Planned:
     """All that can be known before anything is written; what would be found out after hours is refused here."""
     task = task_of(teacher)
     tokenizer_of(teacher)
     told = foresee(overrides, task)
-    usual = replace(reading_of(told.teacher, data, told.data)[0], dev=USUAL.dev, seed=USUAL.seed)
+    usual = replace(reading_of(told.teacher, data, told.data)[0], dev_fraction=USUAL.dev_fraction, seed=USUAL.seed)
     told = foresee(overrides, task, usual)
     refuse_classic(task, told.student, told.verdict.precision)
     if told.more is not None:
         foresee_more(task, told.teacher, told.more)
     if told.outputs.top is not None:
         raise HeedfulError("outputs.top is for a vocabulary, of which the most likely tokens are kept: unset it")
-    rows = LeaveOut if skip_bad_rows else Stop
-    with of_data():
+    rows = LeaveOut if on_bad_row == "skip" else Stop
+    source = labelled_source(task, data, told, rows())
+    if source.made_dev and trained_on(told.teacher, source.places["train"]):
+        told = foresee(overrides, task, replace(usual, **parted(told.teacher)))
         source = labelled_source(task, data, told, rows())
-        if source.made_dev and trained_on(told.teacher, source.places["train"]):
-            told = foresee(overrides, task, replace(usual, **parted(told.teacher)))
-            source = labelled_source(task, data, told, rows())
-        found = survey(source, ("train", *(split for split in source.splits if split != "train")))
+    found = survey(source, ("train", *(split for split in source.splits if split != "train")))
     if lacking := undivided(source, found):
         raise HeedfulError(f"student and teacher are compared on dev, but {lacking}: give a dev or a test file")
     refuse_dull(source, found)
     if found.splits == ("train",):
         raise HeedfulError(
             "there is neither dev nor test to compare student and teacher on: give a file that the teacher has not "
-            "learned from, or set data.dev to a share"
+            "learned from, or set data.dev_fraction"
         )
     labels = getattr(teacher.config.head, "labels", None) if task in LABELLING else None
     if labels is not None and (unknown := unsaid(source.labels, labels, tags=task == "tag")):
@@ -128,10 +128,9 @@ def prepare(teacher: Loaded, overrides: Overrides, data: Any, *, skip_bad_rows: 
         assert head is not None
         measured = [each for split in found.splits if split != "train" for each in source.examples(split)]
         known = labels or source.labels or ("O",)
-        with of_data():
-            names = [path.name for path in files_of(source.places)]
-            how = by_names(told.data, source.columns)
-            extra = read_unlabelled(told.unlabelled, task, head.kind, known, how, measured, names=names, but=but)
+        names = [path.name for path in files_of(source.places)]
+        how = by_names(told.data, source.columns)
+        extra = read_unlabelled(told.unlabelled, task, head.kind, known, how, measured, names=names, but=but)
         extra = without(extra, measured)
     count = found.counts["train"]
     made = 0 if told.more is None else told.more.times * (len(extra.examples) or count)
@@ -167,14 +166,14 @@ def _as_taught(task: TaskSettings, teacher: Loaded, fits: bool) -> TaskSettings:
     """Answers as long as the teacher's, and thresholds where it has some and there is a dev split to fit them on."""
     match task:
         case ExtractSettings():
-            return replace(task, most=most_of(teacher.thresholds))
+            return replace(task, max_answer_tokens=max_answer_tokens_of(teacher.thresholds))
         case MultipleSettings() if teacher.thresholds and fits:
-            return replace(task, thresholds="calibrated")
+            return replace(task, thresholds="tuned")
     return task
 
 
 def _read_alike(usual: DataSettings) -> list[str]:
-    kept = changed(usual, USUAL)
+    kept = changed(DataOptions(data=usual), DataOptions(data=USUAL))
     return [f"data are read as the teacher's run read its own: {', '.join(kept)}"] if kept else []
 
 
@@ -205,7 +204,7 @@ def refuse_classic(task: str, student: StudentSettings, precision: str) -> None:
 def parted(run: str) -> dict[str, Any]:
     """Return the settings that decide which examples of a run's train split became its dev split."""
     given = load_mapping(Path(run) / SETTINGS).get("data", {})
-    usual = {"dev": USUAL.dev, "seed": USUAL.seed}
+    usual = {"dev_fraction": USUAL.dev_fraction, "seed": USUAL.seed}
     return {name: given.get(name, value) for name, value in usual.items()}
 
 
@@ -215,7 +214,7 @@ def _remembered(teacher: str, source: Source[Any], found: Survey) -> tuple[str, 
     if source.made_dev and trained_on(teacher, source.places["train"]):
         ours, theirs = source.settings, DataSettings(**parted(teacher))
         made = read_json(Path(teacher) / DATA).get("made_dev", True)
-        if not (made and ours.seed == theirs.seed and ours.dev <= theirs.dev):
+        if not (made and ours.seed == theirs.seed and ours.dev_fraction <= theirs.dev_fraction):
             splits.append("dev")
     if not splits:
         return ()
@@ -225,8 +224,8 @@ def _remembered(teacher: str, source: Source[Any], found: Survey) -> tuple[str, 
     )
 
 
-def labelled_source(task: str, data: Any, settings: DistilSettings, bad_rows: Any) -> Source[Any]:
-    return read(data, KINDS[task], settings.data, bad_rows=bad_rows)
+def labelled_source(task: str, data: Any, settings: DistilSettings, on_bad_row: Any) -> Source[Any]:
+    return read(data, KINDS[task], settings.data, on_bad_row=on_bad_row)
 
 
 def same_teacher(folder: Path, planned: Planned) -> None:

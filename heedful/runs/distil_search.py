@@ -12,6 +12,7 @@ from typing import Any
 
 from heedful.checkpoint import Loaded, load, save
 from heedful.checkpoint.attach import attach
+from heedful.data.bad import OnBadRow
 from heedful.durable import put_folder
 from heedful.errors import HeedfulError
 from heedful.infer.precision import Precision
@@ -36,7 +37,7 @@ from heedful.train.resume import LOCK, only_run
 MOST = 6
 MEASURED = ("parameters", *(each.name for each in fields(Speed)))
 FOUND, BEST = "search.json", "best"
-FLATTERED = "chosen on test, for want of dev: its quality there flatters it (data.dev sets examples aside)"
+FLATTERED = "chosen on test, for want of dev: its quality there flatters it (data.dev_fraction sets examples aside)"
 
 
 def search(
@@ -52,7 +53,7 @@ def search(
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, Any] | Overrides | None = None,
-    skip_bad_rows: bool = False,
+    on_bad_row: OnBadRow = "raise",
     watch: Watch | None = None,
     ranks: Ranks = ALONE,
 ) -> Finished:
@@ -83,12 +84,12 @@ def search(
     def distilled(student: str, place: str, values: Mapping[str, Any]) -> Finished:
         mine = given.with_values({"student": student_of(student), **values})
         taught = load(teacher)
-        return distil_task(taught, mine, data, folder / place, skip_bad_rows, watch=watch, ranks=ranks, among=folder)
+        return distil_task(taught, mine, data, folder / place, on_bad_row, watch=watch, ranks=ranks, among=folder)
 
     facts = {"teacher": str(teacher), "shapes": chosen}
     planned: Planned | None = None
     if ranks.first and not (folder / FOUND).exists():  # what is wrong with the data is told before anything is written
-        planned = prepare(known, given, data, skip_bad_rows=skip_bad_rows, but=folder)
+        planned = prepare(known, given, data, on_bad_row=on_bad_row, but=folder)
     with only_run(folder) if ranks.first else nullcontext():
         found = ranks.gather(_begun(folder, facts))[0] | {"under": under, "keep": keep}
         if planned is not None and "tried" not in found:
@@ -108,7 +109,7 @@ def search(
             told = verdict["models"]["student"]  # with its own words and weights, which decide how it can be served
             shape |= {"quality": told["quality"]["mean"], "kept": verdict["kept"]}
             shape |= {each: told[each] for each in MEASURED}
-            found |= {"main": verdict["main"], "split": verdict["split"]}
+            found |= {"metric": verdict["metric"], "split": verdict["split"]}
             if ranks.first:
                 write(folder / FOUND, found)
         best = chosen_of(found["tried"], under, keep)

@@ -254,8 +254,8 @@ class DistilSettings:
     fit: FitSettings = FitSettings()
     seeds: int = 3  # runs with train.seed, train.seed + 1, ...; as many without the teacher
     max_length: int | None = None  # tokens of a sequence; None: as many as the student reads
-    long: Literal["windows", "cut"] = "windows"
-    score: Literal["float32", "bfloat16"] = "float32"
+    long_inputs: Literal["stride", "truncate"] = "stride"
+    eval_precision: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
         if self.seeds < 1:

@@ -24,7 +24,7 @@ from heedful.runs.evaluate import task_of
 from heedful.runs.folder import environment, read_json, write
 from heedful.runs.results import read_results
 from heedful.runs.seeds import ENOUGH, paired
-from heedful.runs.settings import Long
+from heedful.runs.settings import LongInputs
 from heedful.runs.style import BLUE, GREY, ORANGE, blank, prepare, title
 from heedful.runs.style import write as write_figure
 from heedful.tasks.task import evaluate
@@ -69,12 +69,12 @@ def verdict(
     quality = {}
     for name, (models, precision) in served.items():
         watch.said(f"measuring {NAMES[name]} on {split} in {precision}")
-        ask = partial(_asked, source=source, split=split, main=results["main"], long=settings.long)
+        ask = partial(_asked, source=source, split=split, metric=results["metric"], long_inputs=settings.long_inputs)
         quality[name] = spread([ask(each, precision) for each in models], precision)
     counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
-    shares = results["main"] == "accuracy" and source.kind is not Tagged  # of the examples
+    shares = results["metric"] == "accuracy" and source.kind is not Tagged  # of the examples
     grain = 1 / results["splits"][split]["numbers"]["count"] if shares else 0.0
-    return written(folder, (results["main"], split), quality, counts, speeds, grain)
+    return written(folder, (results["metric"], split), quality, counts, speeds, grain)
 
 
 def _models(run: Path, seeds: Sequence[int]) -> list[str]:
@@ -82,16 +82,18 @@ def _models(run: Path, seeds: Sequence[int]) -> list[str]:
     return [str((run / f"seed-{seed}" if len(seeds) > 1 else run) / RUN_MODEL) for seed in seeds]
 
 
-def _asked(place: str, precision: Precision, *, source: Source[Any], split: str, main: str, long: Long) -> float:
-    """The main number of a model in the precision in which it is served."""
+def _asked(
+    place: str, precision: Precision, *, source: Source[Any], split: str, metric: str, long_inputs: LongInputs
+) -> float:
+    """The metric of a model in the precision in which it is served."""
     engine = ready(place, precision)
-    task, engine.loaded = task_of(engine.loaded, source, split, long)
+    task, engine.loaded = task_of(engine.loaded, source, split, long_inputs)
     engine.cut = task.cut
-    return float(task.result(evaluate(task, engine, source.examples(split)))[main])
+    return float(task.result(evaluate(task, engine, source.examples(split)))[metric])
 
 
 def spread(numbers: Sequence[float], precision: str) -> dict[str, Any]:
-    """The main number with each seed, their mean and their standard deviation.
+    """The metric with each seed, their mean and their standard deviation.
 
     >>> spread([0.75], "int8")
     {'mean': 0.75, 'deviation': None, 'seeds': 1, 'numbers': [0.75], 'precision': 'int8'}
@@ -176,7 +178,7 @@ def _seconds(engine: Engine, inputs: Sequence[Any]) -> float:
 
 
 def compared(
-    main: str,
+    metric: str,
     split: str,
     quality: dict[str, Any],
     speeds: dict[str, Speed],
@@ -191,7 +193,7 @@ def compared(
     teacher, student = models["teacher"], models["student"]
     best, mine = teacher["quality"]["mean"], student["quality"]["mean"]
     found: dict[str, Any] = {
-        "main": main,
+        "metric": metric,
         "split": split,
         "models": models,
         "kept": mine / best if best > 0 else None,

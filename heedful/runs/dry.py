@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from heedful.data.bad import OnBadRow
 from heedful.runs.encoder_advice import reading_notes
 from heedful.runs.expected import timed
 from heedful.runs.finetune import prepare
@@ -72,12 +73,12 @@ def dry_run(
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, Any] | Overrides | None = None,
-    skip_bad_rows: bool = False,
+    on_bad_row: OnBadRow = "raise",
 ) -> Estimate:
     """Read the data, run a few steps in memory, and tell; an encoder that would be trained on the spot is not."""
     folder = Path(out)
     given = overrides_of(overrides, model=model, recipe=recipe, assignments=assignments)
-    plan = prepare(task, data, overrides=given, skip_bad_rows=skip_bad_rows)
+    plan = prepare(task, data, overrides=given, on_bad_row=on_bad_row)
     refuse_other(folder)
     train = replace(plan.settings.train, shard=1)  # one process looks: parts are as fast, and take less memory each
     init = plan.settings.init

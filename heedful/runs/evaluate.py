@@ -22,7 +22,7 @@ from heedful.runs.folder import DATA, SETTINGS, read_json, trained_on
 from heedful.runs.making import embedding, on_split, tokenizer_of
 from heedful.runs.reading import reading_of
 from heedful.runs.scoring import measure
-from heedful.runs.settings import Long, RewriteSettings, as_trained
+from heedful.runs.settings import LongInputs, RewriteSettings, as_trained
 from heedful.runs.survey import survey
 from heedful.settings import load_mapping, overlay
 from heedful.tasks.choose import Choose
@@ -46,7 +46,7 @@ GLUE_FOLDERS = {  # of each task: its entries in the suite, and the split that e
     "RTE": {"rte": "dev"},
     "WNLI": {"wnli": "dev"},
 }
-LONG: Long = "windows"
+LONG: LongInputs = "stride"
 WRITES = RewriteSettings()  # the usual, as it is written in an evaluation
 
 
@@ -55,7 +55,7 @@ class Evaluated:
     """What was found on one split."""
 
     split: str
-    main: str
+    metric: str
     numbers: dict[str, Any]
     intervals: dict[str, Any]
     stated: tuple[str, ...]  # about the data
@@ -71,9 +71,9 @@ def evaluate(
     checkpoint: str | int | None = None,
     split: str | None = None,
     settings: DataSettings | None = None,
-    long: Long | None = None,
+    long_inputs: LongInputs | None = None,
     writes: RewriteSettings | None = None,
-    bad_rows: BadRows | None = None,
+    on_bad_row: BadRows | None = None,
     predictions: Path | None = None,
     overwrite: bool = False,
     precision: PrecisionOrAuto = "float32",
@@ -84,7 +84,7 @@ def evaluate(
 
     `checkpoint` is "best", "last" or a step of a finished run, instead of the weights of its model.
     Data are read as the run read its own, unless `settings` say how; long texts are cut where the run cut them, or as
-    `long` says ("windows" or "cut"; a model that is given has no run and sees them in windows); one that writes does so
+    `long_inputs` says ("stride" or "truncate"; a model that is given has no run, so "stride"); one that writes does so
     as in its run, with as many beams and tokens, or as `writes` says.
     In a lower `precision` it answers as an engine does, whatever is lost, and "auto" is the one that an engine takes.
     Memory does not grow with the data but for Spearman's rho, thresholds and retrieval; results do not depend on
@@ -99,17 +99,17 @@ def evaluate(
             raise HeedfulError(f"this model is loaded already: to measure it in {precision}, give its folder")
         if checkpoint is not None:
             raise HeedfulError(f"this model is loaded already: for its checkpoint {checkpoint}, give the run's folder")
-        loaded, usual, trained = run, DataSettings(dev=0.0), LONG
+        loaded, usual, trained = run, DataSettings(dev_fraction=0.0), LONG
     else:
         place = run if checkpoint is None else checkpoint_of(run, str(checkpoint))
         loaded, taken = answering(place, precision, revision, device)
         usual, trained = reading_of(run, data)
-    source = source_for(loaded, data, settings or usual, bad_rows or Stop())
+    source = source_for(loaded, data, settings or usual, on_bad_row or Stop())
     if predictions is not None and predictions.exists():
         _keep_data(predictions, source)
     chosen = split or next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
     writes = writes or (WRITES if isinstance(run, Loaded) else writes_of(run))
-    task, loaded = task_of(loaded, source, chosen, long or trained, writes)
+    task, loaded = task_of(loaded, source, chosen, long_inputs or trained, writes)
     examples = source.examples(chosen)
     try:
         measured = measure(task, loaded, examples, predictions=predictions)
@@ -117,7 +117,7 @@ def evaluate(
         raise HeedfulError(f"{predictions or data} cannot be written or read: {error.strerror or error}") from error
     return Evaluated(
         split=chosen,
-        main=task.main,
+        metric=task.metric,
         numbers=task.told(measured),
         intervals=measured.intervals(),
         stated=source.stated,
@@ -145,18 +145,18 @@ def _keep_data(predictions: Path, source: Source[Any]) -> None:
             raise HeedfulError(f"{predictions} is the data itself: give another file")
 
 
-def source_for(loaded: Loaded, data: Any, settings: DataSettings, bad_rows: BadRows) -> Source[Any]:
+def source_for(loaded: Loaded, data: Any, settings: DataSettings, on_bad_row: BadRows) -> Source[Any]:
     """The data, read for what the model's head does; labels go by name, whatever their order.
 
     Rows with a label that the model does not know are bad ones; where no row could have another, that is an error.
     Tags are read as IOB2, and the answers of a head whose own labels have other marks are compared as IOB2 too.
     """
-    source: Source[Any] = read(data, kind_of(loaded).example, settings, bad_rows=bad_rows)
+    source: Source[Any] = read(data, kind_of(loaded).example, settings, on_bad_row=on_bad_row)
     head = loaded.config.head
     known = head.labels if isinstance(head, Classes | TokenClasses) else source.labels
     unknown = unsaid(source.labels, known, tags=kind_of(loaded) is Tag)
-    if unknown and (isinstance(bad_rows, Stop) or len(unknown) == len(source.labels)):
-        aside = ", or have rows with them set aside and counted: --bad-rows skip"
+    if unknown and (isinstance(on_bad_row, Stop) or len(unknown) == len(source.labels)):
+        aside = ", or have rows with them set aside and counted: --on-bad-row skip"
         raise HeedfulError(
             f"the data has the labels {', '.join(source.labels[:10])}, but {loaded.source} knows "
             f"{', '.join(known[:10])}: {', '.join(unknown[:5])} could never be right. Rename them in the data"
@@ -198,10 +198,10 @@ def writes_of(run: str | Path) -> RewriteSettings:
     given = load_mapping(path).get("task") if path.is_file() else None
     if isinstance(given, dict) and given.get("kind") == found.kind:
         found = overlay(found, given, source=f"{path}: task")
-    if found.main == "bleu" and not has_bleu():
+    if found.metric == "bleu" and not has_bleu():
         said = f"{run} led with BLEU, for which sacrebleu is missing: F1 leads; pip install 'heedful[translate]'"
         warnings.warn(said, HeedfulWarning, stacklevel=3)
-        return replace(found, main="f1")
+        return replace(found, metric="f1")
     return found
 
 
@@ -209,7 +209,7 @@ def task_of(
     loaded: Loaded,
     source: Source[Any],
     split: str,
-    long: Long = LONG,
+    long_inputs: LongInputs = LONG,
     writes: RewriteSettings = WRITES,
 ) -> tuple[Task, Loaded]:
     """The task of the model's head on a split, and the model as it answers there; one that writes does so like that."""
@@ -223,12 +223,13 @@ def task_of(
         more |= loaded.scores if more["scored"] else {}  # the range of those that it learned from
     elif kind is Rewrite:
         more = {"mark": marks(loaded.config.model, tokenizer_of(loaded)), "between": loaded.between}
-        more |= {"most": writes.most, "beams": writes.beams, "main": writes.main, "bleu": writes.bleu}
+        names = ("max_new_tokens", "num_beams", "metric", "bleu")
+        more |= {name: getattr(writes, name) for name in names}
         more["limit_written"] = loaded.limit_written
     elif isinstance(loaded.config.head, Classes | TokenClasses):
         more = {"labels": loaded.config.head.labels}
-    how: Any = "cut" if kind is Embed else long
-    task = kind(tokenizer=tokenizer_of(loaded), limit=loaded.limit, long=how, **more)
+    how: Any = "truncate" if kind is Embed else long_inputs
+    task = kind(tokenizer=tokenizer_of(loaded), limit=loaded.limit, long_inputs=how, **more)
     return on_split(task, loaded, survey(source, [split]), split) if kind is Extract else (task, loaded)
 
 
@@ -250,7 +251,7 @@ def suite(
             warnings.warn(f"{folder} is left out: {unfinished}", HeedfulWarning, stacklevel=2)
             continue
         for name, split in names.items():
-            measured = evaluate(loaded, place, split=split, long=as_trained(model)[1])
+            measured = evaluate(loaded, place, split=split, long_inputs=as_trained(model)[1])
             scores = GLUE[name].scores(_official(name, measured.numbers))
             about = {"split": split, "count": measured.numbers["count"], "model": str(model), "precision": taken}
             found[name] = scores | about

@@ -15,6 +15,7 @@ import torch
 
 from heedful.checkpoint import RUN_MODEL, Loaded, config_of, load, save
 from heedful.data import DataSettings, LeaveOut, MultiLabelled, Source, Stop, source_of
+from heedful.data.bad import OnBadRow
 from heedful.device import idle, precision
 from heedful.durable import put, whole
 from heedful.native import unused
@@ -57,7 +58,7 @@ from heedful.runs.settings import (
     told_apart,
     whole_groups,
 )
-from heedful.runs.survey import Survey, of_data, of_splits, refuse_dull, survey, undivided
+from heedful.runs.survey import Survey, of_splits, refuse_dull, survey, undivided
 from heedful.runs.timing import latency, memory
 from heedful.runs.word_baseline import has_word_baseline, score_words, seconds_allowed
 from heedful.settings import to_mapping
@@ -94,7 +95,7 @@ def finetune(
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, Any] | Overrides | None = None,
-    skip_bad_rows: bool = False,
+    on_bad_row: OnBadRow = "raise",
     watch: Watch | None = None,
     ranks: Ranks = ALONE,
 ) -> Finished:
@@ -105,7 +106,7 @@ def finetune(
     """
     folder, watch = Path(out), watch if watch and ranks.first else Watch()
     given = overrides_of(overrides, model=model, recipe=recipe, assignments=assignments)
-    plan = prepare(task, data, overrides=given, skip_bad_rows=skip_bad_rows)
+    plan = prepare(task, data, overrides=given, on_bad_row=on_bad_row)
     refuse_other(folder)
     train = decided(plan.settings.train, folder, ranks, watch.said)
     plan = replace(plan, settings=replace(pin(plan.settings, folder), train=train))
@@ -137,17 +138,16 @@ def prepare(
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, Any] | Overrides | None = None,
-    skip_bad_rows: bool = False,
+    on_bad_row: OnBadRow = "raise",
 ) -> Plan:
     """Look at the data, lay overrides over the defaults that follow from it, and refuse what could not be learned."""
     given = overrides_of(overrides, model=model, recipe=recipe, assignments=assignments)
     told = foresee(task, given)
     reading = told.data
-    with of_data():
-        source, found = _looked_at(task, data, reading, skip_bad_rows)
-        if lacking := undivided(source, found):
-            reading = replace(reading, dev=0.0)
-            source, found = _looked_at(task, data, reading, skip_bad_rows)
+    source, found = _looked_at(task, data, reading, on_bad_row)
+    if lacking := undivided(source, found):
+        reading = replace(reading, dev_fraction=0.0)
+        source, found = _looked_at(task, data, reading, on_bad_row)
     refuse_dull(source, found)
     kind = "multiple" if source.kind is MultiLabelled else task
     init = told.init
@@ -160,7 +160,7 @@ def prepare(
     fresh, count, together = not named, found.counts["train"], told_apart(told.task, found.low is not None)
     golds = targets(source, found.splits)
     words = bleu_words(golds)
-    cut = classic or told.long == "cut" or kind == "embed"  # an example is one sample, however long it is
+    cut = classic or told.long_inputs == "truncate" or kind == "embed"  # an example is one sample, however long it is
     settings, why = defaults(
         kind, count, fresh=fresh, width=width, classic=classic, writer=writer, together=together, words=words,
         characters=0 if cut else found.characters["train"],
@@ -179,8 +179,8 @@ def prepare(
     return Plan(settings=settings, source=source, survey=found, notes=(*empty, *bad), why=why)
 
 
-def _looked_at(task: str, data: Any, settings: DataSettings, skip_bad_rows: bool) -> tuple[Source[Any], Survey]:
-    source = source_of(task, data, settings, LeaveOut() if skip_bad_rows else Stop())
+def _looked_at(task: str, data: Any, settings: DataSettings, on_bad_row: OnBadRow) -> tuple[Source[Any], Survey]:
+    source = source_of(task, data, settings, LeaveOut() if on_bad_row == "skip" else Stop())
     return source, survey(source, ("train", *(split for split in source.splits if split != "train")))
 
 
@@ -307,12 +307,12 @@ class Run:
             self._save(loaded, folder)
         splits = {split: self._measured(task, loaded, split, folder) for split in self.measured}
         entry = checkpoints(fitted.best_step, fitted.best, trainer.step, fitted.last, settings.fit.keep)
-        unclear = undecided(entry, task.main, splits.get("dev", {}).get("intervals", {}).get(task.main))
+        unclear = undecided(entry, task.metric, splits.get("dev", {}).get("intervals", {}).get(task.metric))
         if unclear:
             self.watch.said(unclear)
         found = {
             "seed": seed,
-            "main": task.main,
+            "metric": task.metric,
             "best_step": fitted.best_step or trainer.step,
             "steps": trainer.step,
             "seconds": round(trainer.seconds, 1),
@@ -387,7 +387,7 @@ class Run:
         """An evaluation of a split; each rank makes the whole of it, so that none waits, and the first writes."""
         self.watch.said(f"measuring {split}")
         path = folder / f"predictions-{split}.jsonl" if folder and self.ranks.first else None
-        how = precision(self.settings.score, next(loaded.parameters()).device)
+        how = precision(self.settings.eval_precision, next(loaded.parameters()).device)
         task, loaded = on_split(task, loaded, self.survey, split)
         measured = measure(task, loaded, self.source.examples(split), precision=how, predictions=path)
         return {"numbers": task.told(measured), "intervals": measured.intervals()}
@@ -395,9 +395,9 @@ class Run:
     def _together(self, base: str, done: list[tuple[Path, dict[str, Any]]]) -> None:
         """Results over all seeds, with the model of the best of them on dev (of the first, where there is no dev)."""
         folder, best = done[0]
-        main = best["main"]
+        metric = best["metric"]
         if "dev" in self.measured:
-            folder, best = max(done, key=lambda each: float(each[1]["splits"]["dev"]["numbers"][main]))
+            folder, best = max(done, key=lambda each: float(each[1]["splits"]["dev"]["numbers"][metric]))
         if folder != self.folder:
             for name in (JOURNAL, *(f"predictions-{split}.jsonl" for split in self.measured)):
                 with whole(self.folder / name) as part, (folder / name).open("rb") as file:
@@ -406,7 +406,7 @@ class Run:
         loaded, about = load(self.folder / RUN_MODEL), environment()
         results = {
             "task": self.settings.task.kind,
-            "main": main,
+            "metric": metric,
             "labels": list(self.source.labels),
             "base": base,
             "seed": best["seed"],

@@ -13,9 +13,9 @@ def need_dev(settings: Any, found: Survey, lacking: str) -> None:
     """Refuse to calibrate thresholds without dev; what is `lacking` for one is told."""
     if "dev" not in found.splits and calibrates(settings, found):
         raise HeedfulError(
-            f"thresholds are calibrated on dev, and there is none: {lacking or 'set data.dev to a share of train'}"
+            f"thresholds are tuned on dev, but there is no dev split: {lacking or 'set data.dev_fraction'}"
             + ("; give a dev file, or " if lacking else ", or ")
-            + ("task.threshold=zero" if isinstance(settings.task, ExtractSettings) else "task.thresholds=half")
+            + ("task.no_answer_threshold=0" if isinstance(settings.task, ExtractSettings) else "task.thresholds=0.5")
         )
 
 
@@ -34,7 +34,7 @@ def unused_settings(settings: Any, found: Survey, *, classic: bool) -> None:
         ("fit.patience", settings.fit.patience and not dev, "it counts evaluations on dev, and there is none"),
         ("train.recompute", train.recompute and classic, "a classic model has no blocks to compute again"),
         ("train.compile", train.compile and classic, "a classic model has no blocks to compile"),
-        ("task.negatives", paired.negatives != usual.negatives, "pairs with scores have no negatives"),
+        ("task.group_size", paired.group_size != usual.group_size, "pairs with scores have no negatives"),
         ("task.scale", paired.scale != usual.scale, "pairs with scores learn their cosine itself"),
     ):
         if asked:
@@ -44,8 +44,8 @@ def unused_settings(settings: Any, found: Survey, *, classic: bool) -> None:
 def calibrates(settings: Any, found: Survey) -> bool:
     """Tell whether thresholds are fitted on dev."""
     match settings.task:
-        case MultipleSettings(thresholds="calibrated"):
+        case MultipleSettings(thresholds="tuned"):
             return True
-        case ExtractSettings(threshold="calibrated"):
+        case ExtractSettings(no_answer_threshold="tuned"):
             return found.impossible
     return False

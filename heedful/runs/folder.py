@@ -203,7 +203,7 @@ def begin(
             )
         return
     if source.sieve.bad:
-        again = reopened(SetAside(file=folder / BAD_ROWS, table="data"))
+        again = reopened(SetAside(file=folder / BAD_ROWS))
         for split in again.splits:
             deque(again.examples(split), maxlen=0)
     write(folder / ENVIRONMENT, environment())

@@ -40,9 +40,9 @@ from heedful.runs.settings import (
 from heedful.runs.survey import Survey
 from heedful.shipped import ENCODER
 from heedful.tasks.choose import Choose
-from heedful.tasks.classify import Classify, ClassifyMany
+from heedful.tasks.classify import THRESHOLD, Classify, ClassifyMany
 from heedful.tasks.embed import Embed
-from heedful.tasks.extract import MOST_TOKENS, NO_ANSWER, Extract, no_answer_row
+from heedful.tasks.extract import ANSWER_LIMIT, NO_ANSWER, Extract, no_answer_row
 from heedful.tasks.regress import Regress
 from heedful.tasks.rewrite import BETWEEN, Rewrite, marks
 from heedful.tasks.tag import Tag
@@ -55,6 +55,7 @@ Item = TypeVar("Item")
 
 LONGEST = 256  # tokens that an encoder reads that is trained on the spot
 MOST = 50_000  # examples whose texts it is trained on, and vocabularies are made of
+TUNED = "tuned"  # the value of settings of thresholds that are chosen on dev
 NUMBER = "score"  # what a regression's one output is called, unless a teacher calls it otherwise
 
 
@@ -161,33 +162,40 @@ def make_task(
     """The task, and the model with its head; it answers the labels of the data, or those."""
     labels = source.labels if labels is None else labels
     match settings.task:
-        case ClassifySettings(weights=weights):
-            task, made = _made(Classify, settings, loaded, labels=labels, weights=_weights(weights, labels, found))
-        case MultipleSettings(weights=weights):
-            positive = _positive_weights(weights, labels, found)
+        case ClassifySettings(class_weight=class_weight):
+            task, made = _made(Classify, settings, loaded, labels=labels, weights=_weights(class_weight, labels, found))
+        case MultipleSettings(class_weight=class_weight, thresholds=threshold):
+            positive = _positive_weights(class_weight, labels, found)
             task, made = _made(ClassifyMany, settings, loaded, labels=labels, weights=positive)
+            if threshold not in (THRESHOLD, TUNED):
+                made.thresholds = dict.fromkeys(labels, float(threshold))
         case RegressSettings():
             task, made = _regress(settings, found, loaded, labels or (NUMBER,))
         case TagSettings():
             task, made = _made(Tag, settings, loaded, labels=labels)
-        case ExtractSettings(most=most):
-            task, made = _made(Extract, settings, loaded, impossible=found.impossible, most=most)
+        case ExtractSettings(max_answer_tokens=max_answer_tokens, no_answer_threshold=threshold):
+            task, made = _made(
+                Extract, settings, loaded, impossible=found.impossible, max_answer_tokens=max_answer_tokens
+            )
             assert isinstance(task, Extract)
             task = replace(task, null_row=no_answer_row(made.config.head))
-            made.thresholds = {MOST_TOKENS: float(most)} if most != Extract.most else {}
+            made.thresholds = (
+                {ANSWER_LIMIT: float(max_answer_tokens)} if max_answer_tokens != Extract.max_answer_tokens else {}
+            )
             if found.impossible:
-                made.thresholds[NO_ANSWER] = 0.0
+                made.thresholds[NO_ANSWER] = 0.0 if threshold == TUNED else float(threshold)
         case ChooseSettings():
             task, made = _made(Choose, settings, loaded)
-        case EmbedSettings(negatives=negatives, scale=scale):
-            settings = replace(settings, long="cut")  # a text has one vector
-            how = embedding(found, negatives)
+        case EmbedSettings(group_size=group_size, scale=scale):
+            settings = replace(settings, long_inputs="truncate")  # a text has one vector
+            how = embedding(found, group_size)
             task, made = _made(Embed, settings, loaded, **how, scale=scale)
             made.scores = {name: how[name] for name in ("low", "high") if name in how}
-        case RewriteSettings(most=most, beams=beams, smoothing=smoothing, main=main, bleu=bleu):
+        case RewriteSettings() as chosen:
             mark = marks(loaded.config.model, tokenizer_of(loaded))
             between = "" if mark.start is not None else BETWEEN
-            how = {"most": most, "beams": beams, "smoothing": smoothing, "main": main, "bleu": bleu}
+            names = ("max_new_tokens", "num_beams", "label_smoothing", "metric", "bleu")
+            how = {name: getattr(chosen, name) for name in names}
             task, made = _made(Rewrite, settings, loaded, mark=mark, between=between, **how)
             assert isinstance(task, Rewrite)
             task, made.between = replace(task, limit_written=made.limit_written), between
@@ -197,10 +205,10 @@ def make_task(
     return task, made
 
 
-def embedding(found: Survey, negatives: int = 2) -> dict[str, Any]:
+def embedding(found: Survey, group_size: int = 2) -> dict[str, Any]:
     """How pairs are compared: with scores between 0, or the lowest, and the highest; else with each other."""
     if found.low is None or found.high is None:
-        return {"scored": False, "together": negatives}
+        return {"scored": False, "together": group_size}
     low = min(0.0, found.low)
     return {"scored": True, "low": low, "high": found.high if found.high > low else 1.0}
 
@@ -235,7 +243,7 @@ def _made(kind: type[Task], settings: FinetuneSettings, loaded: Loaded, **more: 
         if made.limit is not None and settings.max_length > made.limit:
             raise HeedfulError(f"max_length is {settings.max_length}, but {loaded.source} reads {made.limit} tokens")
         tokenizer = made.tokenizer = tokenizer.limited(settings.max_length)
-    return kind(tokenizer=tokenizer, limit=made.limit, long=settings.long, **more), made
+    return kind(tokenizer=tokenizer, limit=made.limit, long_inputs=settings.long_inputs, **more), made
 
 
 def notes(learned: Read) -> list[str]:
@@ -269,17 +277,17 @@ def tokenizer_of(loaded: Loaded) -> Tokenizer:
     return loaded.tokenizer
 
 
-def _weights(weights: str, labels: Sequence[str], found: Survey) -> tuple[float, ...]:
+def _weights(class_weight: str | None, labels: Sequence[str], found: Survey) -> tuple[float, ...]:
     """Of classes: examples / (classes * examples of the class); () where all weigh the same."""
-    if weights == "none":
+    if class_weight is None:
         return ()
     count = found.labels.total()
     return tuple(count / (len(labels) * max(1, found.labels[label])) for label in labels)
 
 
-def _positive_weights(weights: str, labels: Sequence[str], found: Survey) -> tuple[float, ...]:
+def _positive_weights(class_weight: str | None, labels: Sequence[str], found: Survey) -> tuple[float, ...]:
     """Of each label's positives: negatives / positives; () where all weigh the same."""
-    if weights == "none":
+    if class_weight is None:
         return ()
     count = next(iter(found.counts.values()))
     return tuple(max(1, count - found.labels[label]) / max(1, found.labels[label]) for label in labels)

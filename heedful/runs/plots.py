@@ -40,10 +40,10 @@ def draw(folder: Path) -> list[Path]:
 
 
 def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
-    results: dict[str, Any] = {"task": "", "main": "score", "splits": {}}
+    results: dict[str, Any] = {"task": "", "metric": "score", "splits": {}}
     if (folder / RESULTS).is_file():
         results = read_results(folder)
-    if (folder / JOURNAL).is_file() and (figure := curves(records(folder / JOURNAL), results["main"])):
+    if (folder / JOURNAL).is_file() and (figure := curves(records(folder / JOURNAL), results["metric"])):
         yield "curves", figure
     found = measured(results)
     if found is None:

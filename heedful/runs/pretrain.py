@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from heedful.checkpoint import RUN_MODEL, Loaded, load, save
-from heedful.data.bad import LeaveOut, SetAside, Sieve, Stop
+from heedful.data.bad import LeaveOut, OnBadRow, SetAside, Sieve, Stop
 from heedful.data.corpus import Progress, build, holds
 from heedful.data.documents import Reading, expand
 from heedful.data.order import mixed
@@ -98,7 +98,7 @@ def pretrain(
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, Any] | Overrides | None = None,
-    skip_bad_rows: bool = False,
+    on_bad_row: OnBadRow = "raise",
     watch: Watch | None = None,
     ranks: Ranks = ALONE,
 ) -> Pretrained:
@@ -121,14 +121,14 @@ def pretrain(
         assignments=assignments,
         overrides=overrides,
     )
-    return run(settings, out, skip_bad_rows=skip_bad_rows, watch=watch, ranks=ranks)
+    return run(settings, out, on_bad_row=on_bad_row, watch=watch, ranks=ranks)
 
 
 def run(
     settings: PretrainSettings,
     out: str | Path,
     *,
-    skip_bad_rows: bool = False,
+    on_bad_row: OnBadRow = "raise",
     watch: Watch | None = None,
     ranks: Ranks = ALONE,
 ) -> Pretrained:
@@ -141,14 +141,17 @@ def run(
     watch = watch if watch and ranks.first else Watch()
     settings = replace(pin(settings, folder), train=decided(settings.train, folder, ranks, watch.said))
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
-        return Run(settings, folder, watch, ranks, skip_bad_rows).run()
+        return Run(settings, folder, watch, ranks, on_bad_row).run()
 
 
 class Run:
     """Settings carried out in a folder."""
 
-    def __init__(self, settings: PretrainSettings, folder: Path, watch: Watch, ranks: Ranks, skips: bool) -> None:
-        self.settings, self.folder, self.watch, self.ranks, self.skips = settings, folder, watch, ranks, skips
+    def __init__(
+        self, settings: PretrainSettings, folder: Path, watch: Watch, ranks: Ranks, on_bad_row: OnBadRow
+    ) -> None:
+        self.settings, self.folder, self.watch, self.ranks = settings, folder, watch, ranks
+        self.on_bad_row = on_bad_row
 
     def run(self) -> Pretrained:
         """To the end, or until a stop is asked for."""
@@ -246,14 +249,14 @@ class Run:
                 self._same(given)
             return given
         if self.ranks.first:
-            rows = SetAside(file=self.folder / BAD_ROWS) if self.skips else Stop()
+            rows = SetAside(file=self.folder / BAD_ROWS) if self.on_bad_row == "skip" else Stop()
             build(
                 [Path(each) for each in self.settings.data],
                 tokenizer,
                 self.folder / CORPUS,
                 self.settings.corpus,
                 told=self._told(),
-                bad_rows=rows,
+                on_bad_row=rows,
                 but=self.folder,
             )
         self.ranks.wait()
@@ -391,7 +394,7 @@ class Run:
         results = {
             "task": "pretrain",
             "objective": self.settings.kind,
-            "main": next((name for name in found.numbers if name.endswith("_accuracy")), "loss"),
+            "metric": next((name for name in found.numbers if name.endswith("_accuracy")), "loss"),
             "base": self.base,
             "steps": trainer.step,
             "checkpoints": entry,

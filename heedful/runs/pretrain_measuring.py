@@ -49,4 +49,6 @@ def scored(objective: Pretext, shares: Sequence[dict[str, tuple[float, float]]])
     total = {"loss": loss}
     if (accuracy := terms[0].removesuffix("_loss") + "_accuracy") in numbers:
         total["perplexity"] = math.exp(min(numbers[terms[0]], 700.0))
-    return Scored(main=numbers.get(accuracy, -loss), tie=-loss, numbers=total | numbers | {"count": sums[terms[0]][1]})
+    return Scored(
+        metric_value=numbers.get(accuracy, -loss), tie=-loss, numbers=total | numbers | {"count": sums[terms[0]][1]}
+    )

@@ -35,12 +35,12 @@ class ProbeSet:
         self.probe = probe
         if not Path(probe.data).exists():
             raise HeedfulError(f"probe {probe.name}: {probe.data} does not exist; give a labelled file")
-        source = read(probe.data, KINDS[KIND_TASK[probe.kind]], DataSettings(dev=0.0))
+        source = read(probe.data, KINDS[KIND_TASK[probe.kind]], DataSettings(dev_fraction=0.0))
         examples = [example for split in source.splits for example in source.examples(split)]
         tokenizer = tokenizer.limited(min(MAX_LENGTH, tokenizer.max_length or MAX_LENGTH))
         self.targets: NDArray[np.float64]
         if probe.kind == "similarity":
-            pairs = [example for example in examples if isinstance(example, Scored) and example.pair is not None]
+            pairs = [example for example in examples if isinstance(example, Scored) and example.text_pair is not None]
             texts: list[str] = [text for pair in pairs for text in pair.texts]
             self.targets = np.array([pair.score for pair in pairs])
         elif probe.kind == "classify":

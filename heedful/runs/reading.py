@@ -8,7 +8,7 @@ from typing import Any
 
 from heedful.data import DataSettings
 from heedful.data.carried import by_names, carried, files_of
-from heedful.runs.settings import Long, as_trained
+from heedful.runs.settings import LongInputs, as_trained
 
 
 def settings_and_files(run: str | Path) -> tuple[DataSettings, tuple[str, ...]]:
@@ -24,7 +24,7 @@ def settings_and_files(run: str | Path) -> tuple[DataSettings, tuple[str, ...]]:
         return settings, ()
 
 
-def reading_of(run: str | Path, data: Any, chosen: DataSettings | None = None) -> tuple[DataSettings, Long]:
+def reading_of(run: str | Path, data: Any, chosen: DataSettings | None = None) -> tuple[DataSettings, LongInputs]:
     """Return the run's data settings that hold for `data`, and how it treats long texts; see `as_trained`.
 
     `chosen` are settings given by hand, which go over them.

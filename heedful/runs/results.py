@@ -15,7 +15,7 @@ RESULTS, JOURNAL = "results.json", "journal.jsonl"
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """results.json; it has at least "task", "main", and "splits" with "numbers" each."""
+    """results.json; it has at least "task", "metric", and "splits" with "numbers" each."""
     path = folder / RESULTS
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
@@ -24,10 +24,10 @@ def read_results(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise HeedfulError(f"{path} cannot be read: {error}") from None
     match found:
-        case {"task": str(), "main": str(), "splits": dict(splits)}:
+        case {"task": str(), "metric": str(), "splits": dict(splits)}:
             if all(isinstance(split, dict) and "numbers" in split for split in splits.values()):
                 return found
-    raise HeedfulError(f'{path} lacks "task", "main" or "splits" that have "numbers": no run of Heedful wrote it')
+    raise HeedfulError(f'{path} lacks "task", "metric" or "splits" that have "numbers": no run of Heedful wrote it')
 
 
 def measured(results: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
@@ -57,14 +57,14 @@ def as_float(value: Any) -> float:
 
 def seed_entry(found: dict[str, Any]) -> dict[str, Any]:
     """The entry of one seed in results.json: steps, seconds, and the metric of each split."""
-    scores = {split: each["numbers"][found["main"]] for split, each in found["splits"].items()}
+    scores = {split: each["numbers"][found["metric"]] for split, each in found["splits"].items()}
     shown = {name: found[name] for name in ("seed", "best_step", "steps", "seconds")}
     return shown | {"splits": scores}
 
 
 def across_seeds(found: list[dict[str, Any]], split: str) -> dict[str, Any]:
-    """Mean and standard deviation of the main number over seeds."""
-    scores = [each["splits"][split]["numbers"][each["main"]] for each in found]
+    """Mean and standard deviation of the metric over seeds."""
+    scores = [each["splits"][split]["numbers"][each["metric"]] for each in found]
     deviation = statistics.stdev(scores) if len(scores) > 1 else None
     return {"mean": statistics.fmean(scores), "deviation": deviation, "seeds": len(scores)}
 

@@ -99,8 +99,8 @@ def bleu_words(golds: Sequence[str]) -> Words | None:
 
 def need_words(task: TaskSettings, golds: Sequence[str]) -> None:
     """Refuse to compare models by a BLEU that is 0 for all of them, or a matter of few targets."""
-    if isinstance(task, RewriteSettings) and task.main == "bleu" and not fits(golds, task.bleu):
+    if isinstance(task, RewriteSettings) and task.metric == "bleu" and not fits(golds, task.bleu):
         raise HeedfulError(
-            f"task.main is bleu, which counts up to 4 words in a row, but most targets have fewer as task.bleu="
-            f"{task.bleu} parts them: set task.bleu=char, for Chinese zh, or let F1 of words compare: task.main=f1"
+            f"task.metric is bleu, which counts up to 4 words in a row, but most targets have fewer as task.bleu="
+            f"{task.bleu} parts them: set task.bleu=char, for Chinese zh, or let F1 of words compare: task.metric=f1"
         )

@@ -27,7 +27,7 @@ from heedful.tasks.task import Judged, Measure, Task, evaluate
 from heedful.train.fit import Scored
 from heedful.train.ranks import ALONE, Ranks
 
-SECOND = {  # decides between equal main numbers, the first of these that a task has: 1 where larger is better
+SECOND = {  # decides between equal metric values, the first of these that a task has: 1 where larger is better
     **{"loss": -1, "mse": -1, "exact": 1, "token_accuracy": 1, "mrr": 1},
     **{"pearson": 1, "accuracy": 1, "f1": 1},
 }
@@ -169,5 +169,5 @@ def scored(task: Task, shares: list[Measure]) -> Scored:
     """The evaluation that the shares of all ranks make, for ranking checkpoints."""
     found = task.result(merge_all(shares))
     numbers = {name: value for name, value in found.items() if isinstance(value, int | float) and math.isfinite(value)}
-    tie = next((sign * numbers[name] for name, sign in SECOND.items() if name in numbers and name != task.main), 0.0)
-    return Scored(main=float(found[task.main]), tie=tie, numbers=numbers)
+    tie = next((sign * numbers[name] for name, sign in SECOND.items() if name in numbers and name != task.metric), 0.0)
+    return Scored(metric_value=float(found[task.metric]), tie=tie, numbers=numbers)

@@ -20,8 +20,8 @@ from heedful.settings import load_mapping, overlay, to_mapping
 from heedful.train.settings import AdamW, Epochs, FitSettings, Noam, TrainSettings
 
 PRETRAINED = Pretrained()
-Long = Literal["windows", "cut"]
-Weights = Literal["none", "balanced"]  # balanced: examples / (classes * examples of the class)
+LongInputs = Literal["stride", "truncate"]
+ClassWeight = Literal["balanced"] | None  # balanced: examples / (classes * examples of the class)
 Words = Literal["13a", "intl", "zh", "char", "none"]  # into which BLEU parts texts, in the names of sacrebleu
 EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # from so many examples on
 TAG_EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 6.0), (500, 8.0), (0, 15.0))  # results/tag-epochs-2026-11-25.md
@@ -33,7 +33,7 @@ class ClassifySettings:
     """One label of several."""
 
     kind: Literal["classify"] = "classify"
-    weights: Weights = "none"
+    class_weight: ClassWeight = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +41,12 @@ class MultipleSettings:
     """Any number of labels."""
 
     kind: Literal["multiple"] = "multiple"
-    weights: Weights = "none"  # balanced: a label's positives weigh as much as its negatives
-    thresholds: Literal["half", "calibrated"] = "half"  # calibrated: each label's best F1 on dev
+    class_weight: ClassWeight = None  # balanced: a label's positives weigh as much as its negatives
+    thresholds: float | Literal["tuned"] = 0.5  # probability from which a label is given; tuned: best F1 on dev
+
+    def __post_init__(self) -> None:
+        if self.thresholds != "tuned" and not 0 < self.thresholds < 1:
+            raise HeedfulError(f'thresholds is {self.thresholds}; expected a number between 0 and 1, or "tuned"')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,12 +68,12 @@ class ExtractSettings:
     """A span of the context."""
 
     kind: Literal["extract"] = "extract"
-    threshold: Literal["zero", "calibrated"] = "calibrated"  # of no answer: the best F1 on dev, or 0
-    most: int = 30  # tokens of an answer
+    no_answer_threshold: float | Literal["tuned"] = "tuned"  # lead of "no answer" over an answer; tuned: on dev
+    max_answer_tokens: int = 30  # saved with the model
 
     def __post_init__(self) -> None:
-        if self.most < 1:
-            raise HeedfulError(f"most is {self.most}; expected a whole number of tokens from 1")
+        if self.max_answer_tokens < 1:
+            raise HeedfulError(f"max_answer_tokens is {self.max_answer_tokens}; expected a whole number from 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,12 +88,12 @@ class EmbedSettings:
     """A vector."""
 
     kind: Literal["embed"] = "embed"
-    negatives: int = 32  # pairs without scores that are told apart from each other
+    group_size: int = 32  # pairs in a group of in-batch negatives, for pairs without scores
     scale: float = 20.0  # of their cosines
 
     def __post_init__(self) -> None:
-        if self.negatives < 2:
-            raise HeedfulError(f"negatives is {self.negatives}; expected 2 pairs or more to be told apart")
+        if self.group_size < 2:
+            raise HeedfulError(f"group_size is {self.group_size}; expected a whole number of pairs from 2")
         if not 0 < self.scale < float("inf"):
             raise HeedfulError(f"scale is {self.scale}; expected a number above 0")
 
@@ -99,18 +103,18 @@ class RewriteSettings:
     """A text for a text."""
 
     kind: Literal["rewrite"] = "rewrite"
-    most: int = 128  # tokens that are written in an evaluation
-    beams: int = 1  # that are followed there; 1: the most probable token each time
-    smoothing: float = 0.0  # this share of the target is spread over the vocabulary (Szegedy et al. 2016, section 7)
-    main: Literal["f1", "bleu"] = "f1"  # by which models are compared; bleu needs sacrebleu
+    max_new_tokens: int = 128  # per text in evaluations
+    num_beams: int = 1  # in evaluations; 1: greedy
+    label_smoothing: float = 0.0  # share of the target spread over the vocabulary (Szegedy et al. 2016, section 7)
+    metric: Literal["f1", "bleu"] = "f1"  # ranks models; bleu needs sacrebleu
     bleu: Words = "13a"  # that it counts; char: characters, for texts without spaces or of few words
 
     def __post_init__(self) -> None:
-        for name in ("most", "beams"):
+        for name in ("max_new_tokens", "num_beams"):
             if getattr(self, name) < 1:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected a whole number from 1")
-        if not 0 <= self.smoothing < 1:
-            raise HeedfulError(f"smoothing is {self.smoothing}; expected a share from 0 to below 1")
+        if not 0 <= self.label_smoothing < 1:
+            raise HeedfulError(f"label_smoothing is {self.label_smoothing}; expected a share from 0 to below 1")
 
 
 TaskSettings = (
@@ -146,8 +150,8 @@ class FinetuneSettings:
     fit: FitSettings = FitSettings()
     seeds: int = 1  # runs with train.seed, train.seed + 1, ...
     max_length: int | None = None  # tokens of a sequence, in training and afterwards; None: as many as the model reads
-    long: Long = "windows"  # longer texts: windows that overlap by half, or the end is cut off
-    score: Literal["float32", "bfloat16"] = "float32"  # precision of the last evaluation
+    long_inputs: LongInputs = "stride"  # longer texts: windows that overlap by half, or the end is dropped
+    eval_precision: Literal["float32", "bfloat16"] = "float32"  # precision of the final evaluation
     baseline: bool = True  # score a bag of words too (classify, regress), or the model before training (embed)
 
     def __post_init__(self) -> None:
@@ -226,7 +230,7 @@ def whole_groups(train: TrainSettings, together: int) -> None:
     if train.batch % together:
         raise HeedfulError(
             f"train.batch is {train.batch}, but an update takes whole groups of {together} pairs that are learned "
-            f"together: set train.batch to {together} or a multiple of it (task.negatives says how many they are)"
+            f"together: set train.batch to {together} or a multiple of it (task.group_size)"
         )
 
 
@@ -243,14 +247,14 @@ def _to_write(writer: Seq2Seq, examples: int, words: Words | None) -> tuple[Fine
     else:
         rate = float(f"{(4000 * writer.shape.width) ** -0.5:.1e}")
         what, optimiser, schedule = "a Transformer", AdamW(rate=rate, betas=(0.9, 0.98), eps=1e-9), Noam(warmup=0.1)
-    main: Literal["f1", "bleu"] = "bleu" if words is not None and _has_bleu() else "f1"
-    if main == "f1":
+    metric: Literal["f1", "bleu"] = "bleu" if words is not None and _has_bleu() else "f1"
+    if metric == "f1":
         why = "most targets have fewer than 4 characters" if _has_bleu() else "sacrebleu, for BLEU, is not installed"
         by = f", compared by F1 of words, since {why}"
     else:
         by = ", compared by BLEU of characters, since most targets have fewer than 4 words" if words == "char" else ""
     settings = FinetuneSettings(
-        task=RewriteSettings(smoothing=0.1, main=main, bleu=words or "13a"),
+        task=RewriteSettings(label_smoothing=0.1, metric=metric, bleu=words or "13a"),
         train=TrainSettings(length=Epochs(count=epochs), batch=batch, optimiser=optimiser, schedule=schedule),
         fit=FitSettings(evaluate=max(1.0, epochs / 15)),
     )
@@ -265,7 +269,9 @@ def summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str] = ()) -
     """How a run trains: defaults for what `why` names, but for what was set by hand."""
     train = settings.train
     length = f"{train.length.count:g} {train.length.kind}"
-    smoothing = f", label smoothing {settings.task.smoothing:g}" if isinstance(settings.task, RewriteSettings) else ""
+    smoothing = (
+        f", label smoothing {settings.task.label_smoothing:g}" if isinstance(settings.task, RewriteSettings) else ""
+    )
     said = f"{why}: {length}, batches of {train.batch}, rate {train.optimiser.rate:g}{smoothing}"
     return said + (f"; set by hand: {', '.join(by_hand)}" if by_hand else "")
 
@@ -286,26 +292,26 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 def changed(settings: Any, usual: Any) -> list[str]:
     """What is not as usual, as --set takes it.
 
-    >>> changed(DataSettings(dev=0.2, columns={"text": "review"}), DataSettings())
-    ['columns.text=review', 'dev=0.2']
+    >>> changed(DataSettings(dev_fraction=0.2, columns={"text": "review"}), DataSettings())
+    ['columns.text=review', 'dev_fraction=0.2']
     """
     now, before = (dict(flat(to_mapping(each))) for each in (settings, usual))
     return [f"{name}={value}" for name, value in now.items() if name not in before or value != before[name]]
 
 
-def as_trained(run: str | Path) -> tuple[DataSettings, Long]:
+def as_trained(run: str | Path) -> tuple[DataSettings, LongInputs]:
     """How a run read its data and long texts, without a dev split that is made; what is no run has the usual."""
     path = Path(run) / "settings.toml"
     table = load_mapping(path) if path.is_file() else {}
     data, given = DataSettings(), table.get("data")
     if isinstance(given, Mapping):  # text to pre-train on is named
         data = overlay(data, given, source=f"{path}: data")
-    return replace(data, dev=0.0), table.get("long", "windows")
+    return replace(data, dev_fraction=0.0), table.get("long_inputs", "stride")
 
 
 def told_apart(task: TaskSettings, scored: bool) -> int:
     """How many samples are learned together."""
-    return task.negatives if isinstance(task, EmbedSettings) and not scored else 1
+    return task.group_size if isinstance(task, EmbedSettings) and not scored else 1
 
 
 def known_task(task: str) -> None:
@@ -345,11 +351,11 @@ def resolve(overrides: Overrides, usual: FinetuneSettings) -> Resolved[FinetuneS
     """Lay overrides over the defaults of a task, which they may not change."""
     resolved, kind = overrides.resolve(usual), usual.task.kind
     task = resolved.settings.task
-    if isinstance(task, RewriteSettings) and task.main == "bleu" and not _has_bleu():
+    if isinstance(task, RewriteSettings) and task.metric == "bleu" and not _has_bleu():
         raise SettingError(
-            "task.main is bleu, which sacrebleu measures, which is not installed: "
-            "pip install 'heedful[translate]', or let models be compared by F1 of words: task.main=f1",
-            path="task.main",
+            "task.metric is bleu, which sacrebleu measures, which is not installed: "
+            "pip install 'heedful[translate]', or let models be compared by F1 of words: task.metric=f1",
+            path="task.metric",
         )
     if task.kind != kind:
         name = "classify" if kind == "multiple" else kind

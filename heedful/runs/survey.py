@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any
 
 from heedful.data import Choices, Labelled, MultiLabelled, Pair, Question, Scored, Source, Tagged
-from heedful.data.bad import in_table, shown
+from heedful.data.bad import shown
 from heedful.data.check import label_doubt
 from heedful.data.tags import OUTSIDE
 from heedful.errors import HeedfulError
 
 LARGEST = 1e30  # score that is learned: weights in float32 have room for it
 FINE = 100 * 2.0**-23  # the least deviation for each unit of distance from 0: the last layer's bias is in float32
-
-
-@contextmanager
-def of_data() -> Iterator[None]:
-    """Where data are read for a run, whose settings have those of the data in a table."""
-    try:
-        yield
-    except HeedfulError as error:
-        raise HeedfulError(in_table(str(error), "data")) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,11 +132,11 @@ def refuse_dull(source: Source[Any], found: Survey) -> None:
     """Data from which nothing can be learned are an error."""
     if source.kind in (Labelled, MultiLabelled) and len(found.labels) < (2 if source.kind is Labelled else 1):
         named = " and ".join(f'the label "{label}"' for label in found.labels) or "no label"
-        made = "; some of it was made dev, and data.dev=0 leaves all in train" if source.made_dev else ""
+        made = "; some of it was made dev, and data.dev_fraction=0 leaves all in train" if source.made_dev else ""
         raise HeedfulError(f"all examples of train have {named}: there is nothing to tell apart{made}")
     doubt = label_doubt(found.labels, sum(found.counts.values())) if source.kind in (Labelled, MultiLabelled) else ""
     if doubt:
-        raise HeedfulError(in_table(doubt, "data"))
+        raise HeedfulError(doubt)
     if source.labels == (OUTSIDE,):
         raise HeedfulError(f'all words of train have the tag "{OUTSIDE}": there is nothing to tell apart')
     if source.kind is Scored and max(map(abs, (found.low or 0.0, found.high or 0.0))) > LARGEST:

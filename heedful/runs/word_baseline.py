@@ -148,7 +148,7 @@ class WordBaseline:
 
     def fit(self, examples: Sequence[Any]) -> None:
         """Learn from examples; raise ValueError where they have no words, or one label alone."""
-        self.pairs = any(example.pair is not None for example in examples)
+        self.pairs = any(example.text_pair is not None for example in examples)
         outputs = len(self.task.labels) if isinstance(self.task, Classify) and len(self.task.labels) > 2 else 1
         self._vectorizer.max_features = max(1, WEIGHTS // (outputs * (3 if self.pairs else 1)))
         with warnings.catch_warnings():
@@ -179,7 +179,7 @@ class WordBaseline:
 
     def _texts(self, examples: Sequence[Any]) -> list[str]:
         """All first texts, and where there are pairs all second ones after them."""
-        second = [example.pair or "" for example in examples] if self.pairs else []
+        second = [example.text_pair or "" for example in examples] if self.pairs else []
         return [example.text for example in examples] + second
 
     def _fitted(self, examples: Sequence[Any]) -> Any:
@@ -222,7 +222,7 @@ def score_words(
 
     Thresholds of labels are fitted on dev where those of `loaded` are. The result is plain data: what was fitted, on
     how many rows, in how many "seconds", and for each split "numbers", "intervals" and the "difference" of the model's
-    main number and this one's, with its 95 % interval; or, where nothing can be fitted, "why".
+    metric and this one's, with its 95 % interval; or, where nothing can be fitted, "why".
     """
     outputs = len(task.labels) if isinstance(task, ClassifyMany) or len(task.labels) > 2 else 1
     counts = {split: found.counts[split] for split in ("train", *splits)}
@@ -257,22 +257,22 @@ def score_words(
 
 def measure_words(words: WordBaseline, given: Sequence[tuple[int, Any]]) -> Measure:
     """Answer numbered examples and measure the answers."""
-    measure = _main_alone(words.task)
+    measure = _metric_alone(words.task)
     for chunk in chunks(given, CHUNK):
         examples = [example for _, example in chunk]
         measure = words.task.measured(measure, examples, words.answers(examples), [number for number, _ in chunk])
     return measure
 
 
-def _main_alone(task: Task) -> Measure:
-    """A measure whose only bootstrap is that of the main number: bootstraps cost more than the linear model."""
+def _metric_alone(task: Task) -> Measure:
+    """A measure whose only bootstrap is that of the metric: bootstraps cost more than the linear model."""
     measure = task.measure()
-    return replace(measure, spreads={task.main: measure.spreads[task.main]})
+    return replace(measure, spreads={task.metric: measure.spreads[task.metric]})
 
 
 def _as_answered(task: Task, given: Sequence[tuple[int, Any]], lines: Iterator[dict[str, Any]]) -> Measure:
     """Measure the model's answers to the same examples, as its predictions have them."""
-    measure, examples = _main_alone(task), dict(given)
+    measure, examples = _metric_alone(task), dict(given)
     wanted = (line for line in lines if line["n"] in examples)
     while chunk := list(islice(wanted, CHUNK)):
         ids = [line["n"] for line in chunk]
@@ -286,8 +286,8 @@ def _compared(task: Task, theirs: Measure, ours: Measure, given: Sequence[tuple[
         "numbers": {name: value for name, value in numbers.items() if isinstance(value, float)} | {"count": len(given)},
         "intervals": theirs.intervals(),
     }
-    values = [measure.spreads[task.main].values() for measure in (ours, theirs)]
-    difference = {"value": mine[task.main] - numbers[task.main]}
+    values = [measure.spreads[task.metric].values() for measure in (ours, theirs)]
+    difference = {"value": mine[task.metric] - numbers[task.metric]}
     return found | {"difference": difference | paired_difference(values[0], values[1], count=len(given))}
 
 

@@ -237,7 +237,7 @@ async def generate(call: Call, body: s.GenerateBody) -> Any:
         how = Beam(width=body.num_beams, best=body.num_beams)
     elif body.temperature is not None:
         how = Sample(temperature=body.temperature)
-    writing = Writing(how=how, most=most, seed=body.seed)
+    writing = Writing(how=how, max_new_tokens=most, seed=body.seed)
     return like(body.inputs, await call.ask(lane, many(body.inputs), writing=writing))
 
 

@@ -80,7 +80,7 @@ def _real(plan: Plan, data: Path) -> Outcome:
     place = place if place.is_dir() else data
     source = read(place, Labelled, DataSettings())
     if source.made_dev and "test" in source.splits:
-        source = read(place, Labelled, DataSettings(dev=0.0))
+        source = read(place, Labelled, DataSettings(dev_fraction=0.0))
     measured = "dev" if "dev" in source.splits else "test"
     if not {"train", measured} <= set(source.splits):
         raise HeedfulError(f"{data} has the splits {', '.join(source.splits)}; train, and dev or test, are needed")

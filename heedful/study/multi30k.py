@@ -26,8 +26,8 @@ PLACE = ("tasks", "multi30k")  # where it is in a folder of data sets
 FILES = {"train": "train", "dev": "val", "test": "test_2016_flickr"}
 EVERY_ARM = (
     "init.tokenizer.vocab_size=8000",
-    "task.smoothing=0.1",
-    "task.most=60",
+    "task.label_smoothing=0.1",
+    "task.max_new_tokens=60",
     "train.batch=128",
     "fit.evaluate=1",
 )
@@ -75,7 +75,7 @@ class _Told(Watch):
         self.arm, self._said = arm, said
 
     def scored(self, step: int, scored: Scored, best: bool) -> None:
-        self._said(f"{self.arm}, step {step}: BLEU on dev {scored.main:.4f}{', the best' if best else ''}")
+        self._said(f"{self.arm}, step {step}: BLEU on dev {scored.metric_value:.4f}{', the best' if best else ''}")
 
 
 def run(plan: Plan, data: Path) -> Outcome:

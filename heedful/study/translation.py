@@ -86,7 +86,7 @@ def pieces(given: Sequence[Rewritten]) -> Tokenizer:
 def task_of(loaded: Loaded, tokenizer: Tokenizer) -> Rewrite:
     """To write the sentence in English."""
     mark = marks(loaded.config.model, tokenizer)
-    return Rewrite(tokenizer=tokenizer, limit=loaded.limit, mark=mark, most=LONGEST)
+    return Rewrite(tokenizer=tokenizer, limit=loaded.limit, mark=mark, max_new_tokens=LONGEST)
 
 
 def measured(loaded: Loaded, task: Rewrite, given: Sequence[Rewritten]) -> dict[str, float]:

@@ -46,7 +46,7 @@ class Answerer:
     items: Callable[[Any], list[Item] | None]  # what the tokenizer reads; None: the input has another form
     answer: Callable[[Any, list[Window], Setting], Answer]
     places: Callable[[list[Encoded], Tokenizer], list[Place]] | None = None  # the tokens to score; None: whole windows
-    long: Literal["windows", "cut", "refuse"] = "windows"  # what happens to more tokens than the model reads
+    long_inputs: Literal["stride", "truncate", "refuse"] = "stride"  # what to do with more tokens than the model reads
     windows: Callable[[list[Encoded], int | None], list[list[Encoded]]] | None = None  # of items that go together
     writes: Writes | None = None  # texts; None: the head's scores answer
     brief: Callable[[Any, Setting], list[Any]] | None = None  # what is kept of the scores of places; None: all of them
@@ -78,9 +78,9 @@ def all_windows(
     answerer: Answerer, items: list[Item], encoded: list[Encoded], limit: int | None
 ) -> list[list[Encoded]]:
     """The windows of each of the items of one input."""
-    if answerer.long == "cut":
+    if answerer.long_inputs == "truncate":
         return [[each] for each in encoded]
-    if answerer.long == "refuse" and limit is not None and max(map(len, encoded)) > limit:
+    if answerer.long_inputs == "refuse" and limit is not None and max(map(len, encoded)) > limit:
         longest = max(map(len, encoded))
         raise HeedfulError(
             f"it has {longest} tokens, but this model reads {limit}, and its answer needs all of them at once: "

@@ -90,7 +90,7 @@ class Choose(Task):
 
     example: ClassVar[type[Example]] = Choices
     head: ClassVar[str] = "choice"
-    main: str = "accuracy"
+    metric: str = "accuracy"
 
     def items(self, example: Any) -> list[Item]:
         return [(example.prompt, candidate) for candidate in example.candidates]
@@ -99,7 +99,7 @@ class Choose(Task):
         return {"prompt": example.prompt, "choices": list(example.candidates)}
 
     def windows(self, items: list[Item], seen: list[Encoded]) -> list[list[Encoded]]:
-        return [[each] for each in seen] if self.long == "cut" else prompt_windows(seen, self.limit)
+        return [[each] for each in seen] if self.long_inputs == "truncate" else prompt_windows(seen, self.limit)
 
     def learn(self, example: Choices, seen: list[list[Encoded]]) -> list[Sample]:
         return [

@@ -81,7 +81,7 @@ class Texts(Task):
     head: ClassVar[str] = "classes"
 
     def items(self, example: Any) -> list[Item]:
-        return [example.text if example.pair is None else (example.text, example.pair)]
+        return [example.text if example.text_pair is None else (example.text, example.text_pair)]
 
     def ask(self, example: Any) -> Any:
         return self.items(example)[0]
@@ -116,7 +116,7 @@ class Classify(Texts):
     """One label of several: cross-entropy; classes may weigh differently."""
 
     example: ClassVar[type[Example]] = Labelled
-    main: str = "accuracy"
+    metric: str = "accuracy"
     weights: tuple[float, ...] = ()  # of the classes in the loss; (): all 1
 
     def target(self, example: Labelled) -> int:
@@ -179,7 +179,7 @@ class ClassifyMany(Texts):
     """Any number of labels: the mean over the labels of binary cross-entropies; positives may weigh more."""
 
     example: ClassVar[type[Example]] = MultiLabelled
-    main: str = "micro_f1"
+    metric: str = "micro_f1"
     problem: ClassVar[Problem] = "multiple"
     weights: tuple[float, ...] = ()  # of each label's positives; (): all 1
 

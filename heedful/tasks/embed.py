@@ -18,7 +18,7 @@ from heedful.objectives.base import exact, pack, weights, wide
 from heedful.tasks.base import Answer, Answerer, Setting, Window, read_text
 from heedful.tasks.metrics import Result, Retrieval
 from heedful.tasks.regress import correlated, correlation
-from heedful.tasks.task import Judged, Long, Measure, Task
+from heedful.tasks.task import Judged, LongInputs, Measure, Task
 from heedful.tokenizer import Encoded, Item
 
 
@@ -46,8 +46,10 @@ def compare(given: Any, windows: list[Window], setting: Setting) -> Answer:
     }
 
 
-EMBED = Answerer(expects='texts, like ["a text"]', items=read_text, answer=answer, long="cut")
-COMPARE = Answerer(expects='pairs to compare, like [("a text", "another")]', items=both, answer=compare, long="cut")
+EMBED = Answerer(expects='texts, like ["a text"]', items=read_text, answer=answer, long_inputs="truncate")
+COMPARE = Answerer(
+    expects='pairs to compare, like [("a text", "another")]', items=both, answer=compare, long_inputs="truncate"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,20 +64,18 @@ class Embed(Task):
 
     example: ClassVar[type[Example]] = Pair
     head: ClassVar[str] = "embedding"
-    main: str = ""  # "": Spearman's rho with scores, else the accuracy of finding the second text
-    long: Long = "cut"
+    metric: str = ""  # "": Spearman's rho with scores, else the accuracy of finding the second text
+    long_inputs: LongInputs = "truncate"
     scored: bool  # whether pairs have scores
     low: float = 0.0  # the score of texts that have nothing in common
     high: float = 1.0  # the score of texts that say the same
     scale: float = 20.0  # of the cosines of unscored pairs
 
     def __post_init__(self) -> None:
-        if not self.main:
-            object.__setattr__(self, "main", "spearman" if self.scored else "accuracy")
-        if self.long != "cut":
-            raise HeedfulError(
-                f'long is "{self.long}": a text has one vector, so its end can only be cut: long = "cut"'
-            )
+        if not self.metric:
+            object.__setattr__(self, "metric", "spearman" if self.scored else "accuracy")
+        if self.long_inputs != "truncate":
+            raise HeedfulError(f'long_inputs is "{self.long_inputs}", but a text has one vector: set it to "truncate"')
         if self.scored and not self.low < self.high:
             raise HeedfulError(f"scores go from {self.low} to {self.high}: low must be below high")
         if not self.scored and self.together < 2:
@@ -84,10 +84,10 @@ class Embed(Task):
             )
 
     def items(self, example: Any) -> list[Item]:
-        return [example.a, example.b]
+        return [example.anchor, example.positive]
 
     def ask(self, example: Any) -> Any:
-        return (example.a, example.b)
+        return (example.anchor, example.positive)
 
     def learn(self, example: Pair, seen: list[list[Encoded]]) -> list[Sample]:
         first, second = (windows[0] for windows in seen)
@@ -128,7 +128,7 @@ class Embed(Task):
             said = [answer["similarity"] for answer in answers]
             return correlated(measure, said, [self.target(example) for example in examples], ids)
         vectors = np.array([answer["vectors"] for answer in answers])
-        pairs = measure.metrics["pairs"].updated(ids, vectors, [example.b for example in examples])
+        pairs = measure.metrics["pairs"].updated(ids, vectors, [example.positive for example in examples])
         return Measure(metrics={"pairs": pairs})
 
     def result(self, measure: Measure) -> Result:

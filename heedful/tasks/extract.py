@@ -20,9 +20,9 @@ from heedful.tasks.metrics import Result, SquadScore, SquadThreshold, answer_sco
 from heedful.tasks.task import Judged, Measure, Task, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
-LONGEST = 30  # tokens of an answer, unless a threshold says how many
+MAX_ANSWER_TOKENS = 30  # tokens of an answer, unless a threshold says how many
 NO_ANSWER = "no_answer"  # the threshold that was calibrated, where some questions have no answer
-MOST_TOKENS = "most"  # the threshold of tokens, where it is not LONGEST
+ANSWER_LIMIT = "max_answer_tokens"  # kept beside thresholds where it is not MAX_ANSWER_TOKENS
 
 
 def items(given: Any) -> list[Item] | None:
@@ -52,7 +52,7 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
     for number, mine in starts.items():
         window = windows[number]
         last = max(place for place, segment in enumerate(window.encoded.segments) if segment == 1)
-        start, stop, score = best_span(window.scores, mine, last, most_of(setting.thresholds))
+        start, stop, score = best_span(window.scores, mine, last, max_answer_tokens_of(setting.thresholds))
         if best is None or score > best[0]:
             best = score, window, start, stop
     found: Answer = {"answer": "", "start": 0, "end": 0, "score": None}
@@ -78,16 +78,18 @@ def no_answer_row(head: Head | None) -> int:
     return -1 if isinstance(head, SpanHead) and head.no_answer == "last" else 0
 
 
-def most_of(thresholds: Mapping[str, float]) -> int:
+def max_answer_tokens_of(thresholds: Mapping[str, float]) -> int:
     """The tokens that an answer has at most."""
-    return int(thresholds.get(MOST_TOKENS, LONGEST))
+    return int(thresholds.get(ANSWER_LIMIT, MAX_ANSWER_TOKENS))
 
 
-def best_span(scores: Tensor, starts: list[int], last: int, most: int = LONGEST) -> tuple[int, int, float]:
+def best_span(
+    scores: Tensor, starts: list[int], last: int, max_answer_tokens: int = MAX_ANSWER_TOKENS
+) -> tuple[int, int, float]:
     """The start among `starts` and the end, at most `last`, with the largest sum of scores[:, 0] and scores[:, 1]."""
-    ends = F.pad(scores[: last + 1, 1], (0, most - 1), value=float("-inf")).unfold(0, most, 1)
+    ends = F.pad(scores[: last + 1, 1], (0, max_answer_tokens - 1), value=float("-inf")).unfold(0, max_answer_tokens, 1)
     sums = scores[starts, :1] + ends[starts]  # [starts, lengths]
-    index, length = divmod(int(sums.argmax()), most)
+    index, length = divmod(int(sums.argmax()), max_answer_tokens)
     return starts[index], starts[index] + length, float(sums[index, length])
 
 
@@ -111,9 +113,9 @@ class Extract(Task):
 
     example: ClassVar[type[Example]] = Question
     head: ClassVar[str] = "span"
-    main: str = "f1"
+    metric: str = "f1"
     impossible: bool  # whether some questions have no answer
-    most: int = LONGEST  # tokens of an answer
+    max_answer_tokens: int = MAX_ANSWER_TOKENS
     null_row: int = 0  # of a window: the one that "no answer" is learned at, see `no_answer_row`
 
     def items(self, example: Any) -> list[Item]:
@@ -138,10 +140,12 @@ class Extract(Task):
 
     def remarks(self, example: Question, seen: list[list[Encoded]]) -> list[str]:
         found = super().remarks(example, seen)
-        if example.answers and len(example.answers[0].text.encode(errors="replace")) >= self.most:  # else too few bytes
+        if (
+            example.answers and len(example.answers[0].text.encode(errors="replace")) >= self.max_answer_tokens
+        ):  # else too few bytes
             places = filter(None, touched(seen[0], example.context, example.answers[0]))
-            if any(stop - start >= self.most for start, stop in places):
-                found.append(f"have an answer of more tokens than are ever answered with (task.most={self.most})")
+            if any(stop - start >= self.max_answer_tokens for start, stop in places):
+                found.append(f"have an answer that is longer than task.max_answer_tokens={self.max_answer_tokens}")
         return found
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:

@@ -14,5 +14,5 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
 
 
 FOLLOWING = Answerer(
-    expects='pairs of texts, like [("first text", "second text")]', items=read_pair, answer=answer, long="refuse"
+    expects='pairs of texts, like [("first text", "second text")]', items=read_pair, answer=answer, long_inputs="refuse"
 )

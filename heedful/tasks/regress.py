@@ -33,7 +33,7 @@ class Regress(Texts):
     """
 
     example: ClassVar[type[Example]] = Scored
-    main: str = "pearson"  # ranks of scores that are nearly the same are noise, by which a poor step may be the best
+    metric: str = "pearson"  # ranks of scores that are nearly the same are noise, by which a poor step may be the best
     problem: ClassVar[Problem] = "regression"
     mean: float = 0.0
     deviation: float = 1.0

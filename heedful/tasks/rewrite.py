@@ -34,12 +34,12 @@ class Writing:
     """How an engine writes."""
 
     how: How = field(default_factory=Greedy)
-    most: int = 128  # tokens
+    max_new_tokens: int = 128
     seed: int = 0  # of samples
 
     def __post_init__(self) -> None:
-        if self.most < 1:
-            raise HeedfulError(f"most is {self.most}: give how many tokens may be written, from 1")
+        if self.max_new_tokens < 1:
+            raise HeedfulError(f"max_new_tokens is {self.max_new_tokens}; expected a whole number from 1")
 
 
 class Marks(NamedTuple):
@@ -121,7 +121,7 @@ def start_writing(loaded: Loaded, tokenizer: Tokenizer, given: Packed, writing: 
         head,
         prompts,
         writing.how,
-        most=writing.most,
+        max_new_tokens=writing.max_new_tokens,
         stop=[mark.stop],
         source=source,
         seed=writing.seed,
@@ -145,7 +145,7 @@ def _said(written: Written, tokenizer: Tokenizer) -> Answer:
 
 
 REWRITE = Answerer(
-    expects='texts, like ["a text"]', items=read_text, answer=answer, long="refuse", writes=start_writing
+    expects='texts, like ["a text"]', items=read_text, answer=answer, long_inputs="refuse", writes=start_writing
 )
 
 
@@ -153,30 +153,32 @@ REWRITE = Answerer(
 class Rewrite(Task):
     """The mean of -log p of each token of the rewriting and of its end, given the text and all tokens before it.
 
-    With smoothing s a token's loss is (1 - s) (-log p) + s times the mean of -log p over the vocabulary. A model with
-    encoder and decoder reads the text with the first; one with a decoder alone reads the text, a line end and the
-    rewriting, and learns the latter.
+    With label smoothing s a token's loss is (1 - s) (-log p) + s times the mean of -log p over the vocabulary. A
+    model with encoder and decoder reads the text with the encoder; a decoder-only model reads the text, a line end and
+    the target, and learns the target.
     """
 
     example: ClassVar[type[Example]] = Rewritten
     head: ClassVar[str] = "next_token"
-    main: str = "f1"
+    metric: str = "f1"
     mark: Marks
     between: str = ""  # after the text, where the decoder goes on from it
     limit_written: int | None = None  # tokens that a rewriting may have; None: any number
-    most: int = 128  # tokens that are written in an evaluation
-    beams: int = 1  # that are followed there
+    max_new_tokens: int = 128  # per text in evaluations
+    num_beams: int = 1  # in evaluations; 1: greedy
     bleu: Words = "13a"  # that it counts
-    smoothing: float = 0.0
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.main == "bleu" and not has_bleu():
-            raise HeedfulError(f"{NEEDED}; or let models be compared by F1 of words: task.main=f1")
+        if self.metric == "bleu" and not has_bleu():
+            raise HeedfulError(f"{NEEDED}; or let models be compared by F1 of words: task.metric=f1")
 
     @property
     def writing(self) -> Writing:
         """How an evaluation writes."""
-        return Writing(how=Beam(width=self.beams) if self.beams > 1 else Greedy(), most=self.most)
+        return Writing(
+            how=Beam(width=self.num_beams) if self.num_beams > 1 else Greedy(), max_new_tokens=self.max_new_tokens
+        )
 
     def items(self, example: Any) -> list[Item]:
         return [example.text + self.between, example.rewritten]
@@ -192,7 +194,7 @@ class Rewrite(Task):
             if limit is not None and length > limit:
                 raise HeedfulError(
                     f"text and rewriting have {text} and {said} tokens, the end among them, but this model reads "
-                    f'{limit} at once: leave the example out, or cut its end: long = "cut"'
+                    f'{limit} at once: leave the example out, or cut its end: long_inputs = "truncate"'
                 )
         return [[each] for each in seen]
 
@@ -210,7 +212,7 @@ class Rewrite(Task):
             if wrong := next((pair for pair in zip(chunk, texts, strict=True) if len(pair[1]) > self.limit), None):
                 raise HeedfulError(
                     f"{wrong[0].file}:{wrong[0].line}: the text has {len(wrong[1])} tokens, but this model reads "
-                    f'{self.limit} at once: leave the example out, or cut its end: long = "cut"'
+                    f'{self.limit} at once: leave the example out, or cut its end: long_inputs = "truncate"'
                 )
 
     @property
@@ -225,7 +227,7 @@ class Rewrite(Task):
 
     def _encode(self, items: list[Item]) -> list[Encoded]:
         """Texts and rewritings, by turns."""
-        most = self.cut, self._cut_at(self.limit_written if self.long == "cut" else None)
+        most = self.cut, self._cut_at(self.limit_written if self.long_inputs == "truncate" else None)
         sides = (encode_cut(self.tokenizer, items[at::2], self.between, each) for at, each in enumerate(most))
         return [each for both in zip(*sides, strict=True) for each in both]
 
@@ -241,8 +243,10 @@ class Rewrite(Task):
     def remarks(self, example: Rewritten, seen: list[list[Encoded]]) -> list[str]:
         (rewritten,) = seen[1]
         said, found = self._said(rewritten), Task.remarks(self, example, seen)
-        if len(said) > self.most:
-            found.append(f"have rewritings that are longer than evaluations write (task.most={self.most})")
+        if len(said) > self.max_new_tokens:
+            found.append(
+                f"have rewritings that are longer than evaluations write (task.max_new_tokens={self.max_new_tokens})"
+            )
         if not rewritten.dropped and self.tokenizer.decode(said[:-1]).strip() != example.rewritten.strip():
             found.append(
                 "have rewritings that the tokenizer does not give back as they were: what is written differs in case, "
@@ -269,7 +273,7 @@ class Rewrite(Task):
         return weighted(self.lost(self.scores(loaded, batch), batch), batch.weights)
 
     def lost(self, scores: Tensor, batch: Batch) -> Tensor:
-        return F.cross_entropy(scores, batch.targets, reduction="none", label_smoothing=self.smoothing)
+        return F.cross_entropy(scores, batch.targets, reduction="none", label_smoothing=self.label_smoothing)
 
     def measure(self) -> Measure:
         spreads = {"exact": spread(2, mean_of), "f1": spread(2, mean_of)}
@@ -310,7 +314,9 @@ class Rewrite(Task):
             if bleu.blunt:
                 notes.append(f"BLEU says little here: most right texts have fewer than {ORDER} words as it counts them")
         if texts.unfinished:
-            notes.append(f"texts cut off before their end: {texts.unfinished:,} (task.most={self.most})")
+            notes.append(
+                f"texts cut off before their end: {texts.unfinished:,} (task.max_new_tokens={self.max_new_tokens})"
+            )
         return shown | {"notes": notes}
 
     def judge(self, example: Rewritten, answer: Answer) -> Judged:

@@ -132,11 +132,11 @@ class Tag(Task):
 
     example: ClassVar[type[Example]] = Tagged
     head: ClassVar[str] = "tokens"
-    main: str = ""  # "": F1 of entities, or accuracy where labels mark none
+    metric: str = ""  # "": F1 of entities, or accuracy where labels mark none
 
     def __post_init__(self) -> None:
-        if not self.main:
-            object.__setattr__(self, "main", "f1" if self.entities else "accuracy")
+        if not self.metric:
+            object.__setattr__(self, "metric", "f1" if self.entities else "accuracy")
 
     @property
     def entities(self) -> bool:

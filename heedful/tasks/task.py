@@ -25,7 +25,7 @@ from heedful.tasks.base import Answer, windows
 from heedful.tasks.metrics import Bootstrap, Result, Sure
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
-Long = Literal["windows", "cut"]  # more tokens than the model reads: windows that overlap by half, or the end is lost
+LongInputs = Literal["stride", "truncate"]  # longer than the model reads: windows that overlap by half, or no end
 CHUNK = 512  # examples that are tokenized, or asked, together
 SEED = 0  # of bootstrap intervals
 LEAST = 1e-12  # a probability below it counts as that much in a loss
@@ -143,9 +143,9 @@ class Task(Objective, ABC):
     tokenizer: Tokenizer
     limit: int | None  # tokens of a sequence
     labels: tuple[str, ...] = ()
-    main: str  # the number of `result` by which models are compared, the larger the better
+    metric: str  # the number of `result` by which models are compared, the larger the better
     together: int = 1
-    long: Long = "windows"  # in learning, and where a run measures itself
+    long_inputs: LongInputs = "stride"  # in training and evaluation
 
     @abstractmethod
     def items(self, example: Any) -> list[Item]:
@@ -209,7 +209,7 @@ class Task(Objective, ABC):
 
     @abstractmethod
     def result(self, measure: Measure) -> Result:
-        """The numbers, `main` among them; what is no number is detail."""
+        """The numbers, `metric` among them; what is no number is detail."""
 
     def told(self, measure: Measure) -> Result:
         """The numbers, and in their notes what was cut."""
@@ -270,7 +270,7 @@ class Task(Objective, ABC):
     @property
     def cut(self) -> int | None:
         """The tokens after which an input is cut off; None: it is not."""
-        return self.limit if self.long == "cut" else None
+        return self.limit if self.long_inputs == "truncate" else None
 
     def _encode(self, items: list[Item]) -> list[Encoded]:
         if self.cut is None:

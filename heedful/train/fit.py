@@ -37,14 +37,14 @@ DIGITS = 9  # after the point: sums over several ranks differ below that, and a 
 class Scored:
     """Numbers of one evaluation, of which two rank checkpoints: the larger is the better."""
 
-    main: float
+    metric_value: float  # larger is better
     numbers: dict[str, Any]
-    tie: float = 0.0  # decides where the main numbers are equal, as minus the loss
+    tie: float = 0.0  # decides where metric values are equal, as minus the loss
 
     @property
     def rank(self) -> tuple[float, float]:
         """The two numbers that decide, rounded."""
-        return round(self.main, DIGITS), round(self.tie, DIGITS)
+        return round(self.metric_value, DIGITS), round(self.tie, DIGITS)
 
 
 Why = Literal["done", "patience", "asked"]  # "asked": a signal, and the run can go on from where it is
@@ -57,7 +57,7 @@ class Fitted:
     why: Why
     best_step: int  # 0: there was no evaluation
     best: float | None
-    last: float | None  # main number of the last evaluation
+    last: float | None  # metric of the last evaluation
     resumed_from: int
 
 
@@ -100,8 +100,8 @@ def fit(
     trainer.stopping = True, leaves the step or the share that is running, makes a checkpoint of the last whole step and
     ends in "asked"; ranks that heard no signal finish their shares first. A second SIGINT is an ordinary one.
 
-    The best evaluation is the one with the largest main number, then the largest `tie`, then the latest. `save_last` is
-    called after training, on all ranks and with the last weights in the model, where those of an earlier step become
+    The best evaluation is the one with the largest metric value, then the largest `tie`, then the latest. `save_last`
+    is called after training, on all ranks and with the last weights in the model, where those of an earlier step become
     the model.
     """
     return _Run(trainer, folder, settings, evaluate, score, save_last, watch or Watch()).run()
@@ -130,9 +130,9 @@ class _Run:
         self.best: float | None = None
         self.best_tie = 0.0
         self.best_step = 0
-        self.last: float | None = None  # main number of the last evaluation
+        self.last: float | None = None  # metric of the last evaluation
         self.kept: dict[str, Tensor] = {}  # the weights of the best evaluation
-        self.since = 0  # evaluations since the main number was last raised
+        self.since = 0  # evaluations since the metric last improved
         self.looked = 0  # the step of the last evaluation
         self.looking = False  # whether a signal may leave an evaluation now
         self.every = max(1, round(settings.evaluate * trainer.order.steps))
@@ -205,16 +205,16 @@ class _Run:
         if not self._must_look():
             return False
         scored, step = self._scored(), self.trainer.step
-        given = {"its main number": scored.main, **scored.numbers}
+        given = {"its metric": scored.metric_value, **scored.numbers}
         if odd := [name for name, each in given.items() if isinstance(each, float) and not math.isfinite(each)]:
             shown = " and ".join(f"{given[name]} for {name}" for name in odd)
             raise DivergedError(f"step {step}: the evaluation gave {shown}, so the model is no result. {STEADY}")
-        before = None if self.best is None else Scored(main=self.best, tie=self.best_tie, numbers={}).rank
+        before = None if self.best is None else Scored(metric_value=self.best, tie=self.best_tie, numbers={}).rank
         raised, better = before is None or scored.rank[0] > before[0], before is None or scored.rank >= before
-        self._write({"step": step, "dev": scored.numbers, "main": scored.main, "best": better})
-        self.looked, self.last, self.since = step, scored.main, 0 if raised else self.since + 1
+        self._write({"step": step, "dev": scored.numbers, "metric_value": scored.metric_value, "best": better})
+        self.looked, self.last, self.since = step, scored.metric_value, 0 if raised else self.since + 1
         if better:
-            self.best, self.best_tie, self.best_step = scored.main, scored.tie, step
+            self.best, self.best_tie, self.best_step = scored.metric_value, scored.tie, step
             if self.settings.keep == "best":
                 self.kept = {name: each.detach().clone() for name, each in self._weights().items()}
         self.watch.scored(step, scored, better)

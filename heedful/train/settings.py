@@ -178,7 +178,7 @@ class FitSettings:
     """When to look and what to keep."""
 
     evaluate: float = 1.0  # epochs between two evaluations on dev
-    patience: int = 0  # evaluations without a larger main number after which training stops; 0: never
+    patience: int = 0  # evaluations without a better metric after which training stops; 0: never
     keep: Literal["best", "last"] = "best"  # the weights that become the model
     save_minutes: float = 5.0  # between two checkpoints; there is one after each evaluation too
     checkpoints: int = 2  # that stay

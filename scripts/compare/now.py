@@ -138,7 +138,7 @@ def run_of(folder: Path, *, names: bool = True) -> Probes:
     return {
         "journal": [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()],
         "weights": shared.weights(folder / "model" / "model.safetensors", names=names),
-        "results": {key: without(results[key]) for key in ("task", "main", "splits", "seeds") if key in results},
+        "results": {key: without(results[key]) for key in ("task", "metric", "splits", "seeds") if key in results},
         "settings": tomllib.loads((folder / "settings.toml").read_text()),
         "predictions": {
             path.stem.partition("-")[2]: [json.loads(line) for line in path.read_text().splitlines()]
@@ -552,11 +552,11 @@ def decoding(work: Path, quick: bool) -> Probes:
         for precision in ("float32", "bfloat16"):
             for name, how in ways.items():
                 if precision == "float32":
-                    engine = Engine(folder, writing=Writing(how=how, most=12, seed=3))
+                    engine = Engine(folder, writing=Writing(how=how, max_new_tokens=12, seed=3))
                 else:
                     import torch
 
-                    engine = Engine(folder, dtype=torch.bfloat16, writing=Writing(how=how, most=12, seed=3))
+                    engine = Engine(folder, dtype=torch.bfloat16, writing=Writing(how=how, max_new_tokens=12, seed=3))
                 found[f"{family} {name} {precision}"] = engine(["a b c", "h", "d e a a b"])
     return found
 

@@ -12,7 +12,12 @@ from heedful.data.carried import carried, files_of
 from heedful.errors import HeedfulError
 
 TRAINED = DataSettings(
-    columns={"text": 2, "label": 1}, encoding="latin-1", header=False, delimiter=";", quoting="literal", dev=0.0
+    columns={"text": 2, "label": 1},
+    encoding="latin-1",
+    header=False,
+    delimiter=";",
+    quoting="literal",
+    dev_fraction=0.0,
 )
 
 
@@ -29,17 +34,17 @@ def test_all_holds_for_a_file_like_those_of_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.jsonl", "a.json", "a.parquet", "a.txt"])
 def test_nothing_holds_for_another_format(tmp_path: Path, name: str) -> None:
-    assert for_file(tmp_path, name, b"", ("train.csv",)) == DataSettings(dev=0.0)
-    named = DataSettings(columns={"text": ("title", "body"), "label": 1}, dev=0.0)
+    assert for_file(tmp_path, name, b"", ("train.csv",)) == DataSettings(dev_fraction=0.0)
+    named = DataSettings(columns={"text": ("title", "body"), "label": 1}, dev_fraction=0.0)
     assert for_file(tmp_path, name, b"", ("train.csv",), named).columns == {"text": ("title", "body")}
 
 
 def test_a_format_that_was_set_holds_for_names_like_the_runs(tmp_path: Path) -> None:
-    trained = DataSettings(format="tsv", columns={"text": 2}, encoding="latin-1", dev=0.0)
+    trained = DataSettings(format="tsv", columns={"text": 2}, encoding="latin-1", dev_fraction=0.0)
     assert for_file(tmp_path, "a.csv", b"", ("train.csv",), trained) == trained
     assert for_file(tmp_path, "a.data", b"", ("train.data",), trained) == trained
-    assert for_file(tmp_path, "a.jsonl", b"", ("train.csv",), trained) == DataSettings(dev=0.0)
-    assert for_file(tmp_path, "a.jsonl", b"", (), trained) == DataSettings(dev=0.0)
+    assert for_file(tmp_path, "a.jsonl", b"", ("train.csv",), trained) == DataSettings(dev_fraction=0.0)
+    assert for_file(tmp_path, "a.jsonl", b"", (), trained) == DataSettings(dev_fraction=0.0)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +73,7 @@ def test_a_file_in_utf8_is_not_read_in_another_encoding(tmp_path: Path) -> None:
 def test_a_first_row_that_may_be_a_header_is_refused(tmp_path: Path) -> None:
     for first, ok in (("id,phrase", False), ("42,Who wrote it?", True)):
         (tmp_path / "a.csv").write_text(f"{first}\n1,Who wrote Hamlet?\n2,What is rain?\n")
-        settings = DataSettings(columns={"text": 2, "label": 1}, dev=0.0)
+        settings = DataSettings(columns={"text": 2, "label": 1}, dev_fraction=0.0)
         if not ok:
             with pytest.raises(HeedfulError, match="may name the columns"):
                 read(tmp_path / "a.csv", settings=settings)
@@ -78,7 +83,7 @@ def test_a_first_row_that_may_be_a_header_is_refused(tmp_path: Path) -> None:
 
 
 def _as(settings: DataSettings) -> dict[str, Any]:
-    return {"columns": settings.columns, "dev": settings.dev}
+    return {"columns": settings.columns, "dev_fraction": settings.dev_fraction}
 
 
 def test_files_that_data_consist_of(tmp_path: Path) -> None:

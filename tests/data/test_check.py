@@ -29,7 +29,7 @@ def report(path: Path, **files: list[tuple[str, str]]) -> Report:
     for name, rows in files.items():
         lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
         (path / f"{name}.jsonl").write_text("\n".join(lines))
-    return check(read(path, settings=DataSettings(dev=0.0), bad_rows=LeaveOut()))
+    return check(read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut()))
 
 
 def test_findings(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_another_measure(tmp_path: Path) -> None:
         return len(example.text)
 
     found = check(
-        read(tmp_path / "a.txt", settings=DataSettings(dev=0.0)), limit=4, length=characters, unit="characters"
+        read(tmp_path / "a.txt", settings=DataSettings(dev_fraction=0.0)), limit=4, length=characters, unit="characters"
     )
     assert "train: 1 longer than 4 characters, like a.txt:2" in found.lines()
 
@@ -137,7 +137,7 @@ def test_texts_that_are_rewritten(tmp_path: Path) -> None:
 def test_labels_that_look_like_ids_are_doubted(tmp_path: Path) -> None:
     ids = report(tmp_path, train=[(f"the cat {n}", f"id-{n}") for n in range(120)])
     assert "120 different labels for 120 examples" in ids.doubt and ids.doubt in ids.lines()
-    assert "--set columns.label=NAME" in ids.doubt
+    assert "--set data.columns.label=NAME" in ids.doubt
     one_shot = [(f"the cat {n}", f"label {n}") for n in range(30)]
     more = [(f"the dog {n}", f"label {n % 30}") for n in range(60)]
     assert not report(tmp_path, train=one_shot, dev=more).doubt, "labels that come again are labels"

@@ -14,7 +14,7 @@ from heedful.data.folders import as_said
 from heedful.errors import HeedfulError
 from heedful.runs.overrides import override
 
-PLAIN = DataSettings(dev=0.0)
+PLAIN = DataSettings(dev_fraction=0.0)
 
 
 def written(folder: Path, files: dict[str, str | bytes]) -> Path:
@@ -115,7 +115,7 @@ NEWS = {
 
 def test_newsgroups_in_latin_1(tmp_path: Path) -> None:
     folder = written(tmp_path / "news", NEWS)
-    settings = DataSettings(dev=0.0, encoding="latin-1")
+    settings = DataSettings(dev_fraction=0.0, encoding="latin-1")
     source = read(folder, None, settings)
     assert rows(source) == [
         ("alt.atheism", "From: a@b.c\nSubject: Re: tea\n\n> quoted\nAn answer."),
@@ -127,7 +127,7 @@ def test_newsgroups_in_latin_1(tmp_path: Path) -> None:
     assert read(folder, None, override(settings, ["label_until=."])).labels == ("alt", "comp")
     with pytest.raises(HeedfulError, match=r"37261:3:.* byte 0xe9 is no utf-8"):
         rows(read(folder, None, PLAIN))
-    skipped = read(folder, None, PLAIN, bad_rows=LeaveOut())
+    skipped = read(folder, None, PLAIN, on_bad_row=LeaveOut())
     assert len(rows(skipped)) == 1 and sum(skipped.sieve.bad.values()) == 1
 
 
@@ -148,7 +148,7 @@ def test_errors_name_the_place(tmp_path: Path) -> None:
         rows(read(folder, None, PLAIN), "test")
     folder = written(tmp_path / "c", {"x/1": "a\nb\n", "x/2": "c d e f\0", "x/3": "", "y/1": "d" * 90})
     (folder / "y/2").write_bytes("a text".encode("utf-16-le"))
-    found = read(folder, None, DataSettings(dev=0.0, longest=80), bad_rows=LeaveOut())
+    found = read(folder, None, DataSettings(dev_fraction=0.0, max_row_bytes=80), on_bad_row=LeaveOut())
     assert rows(found) == [("x", "a\nb"), ("x", "")]
     assert [str(bad).rpartition("c/")[2] for bad in found.sieve.first] == [
         "x/2:1:8: holds a NUL character: the file is damaged or no text",
@@ -172,18 +172,21 @@ def test_what_is_no_folder_of_classes_keeps_its_message(tmp_path: Path) -> None:
 
 def test_a_folder_of_a_project_is_no_data(tmp_path: Path) -> None:
     code = {"src/a.py": "a", "tests/b.py": "b", "Makefile": "all:", "setup.toml": "x"}
-    with pytest.raises(HeedfulError, match="say --set format=class-folders or class-files"):
+    with pytest.raises(HeedfulError, match=r"say --set data\.format=class-folders or class-files"):
         read(written(tmp_path / "a", code), None, PLAIN)
-    assert read(tmp_path / "a", None, DataSettings(format="class-folders", dev=0.0)).labels == ("src", "tests")
-    assert read(tmp_path / "a", None, DataSettings(format="class-files", dev=0.0)).labels == ("Makefile", "setup.toml")
+    assert read(tmp_path / "a", None, DataSettings(format="class-folders", dev_fraction=0.0)).labels == ("src", "tests")
+    assert read(tmp_path / "a", None, DataSettings(format="class-files", dev_fraction=0.0)).labels == (
+        "Makefile",
+        "setup.toml",
+    )
     mail = written(tmp_path / "b", {"spam/0001.7c5": "a", "ham/0002.8d6": "b"})
-    assert read(mail, None, DataSettings(format="class-folders", dev=0.0)).labels == ("ham", "spam")
+    assert read(mail, None, DataSettings(format="class-folders", dev_fraction=0.0)).labels == ("ham", "spam")
 
 
 def test_files_for_splits_go_before_folders(tmp_path: Path) -> None:
     folder = written(tmp_path / "a", {"train.csv": "text,label\na,x\n", "x/1.txt": "b", "y/1.txt": "c"})
     assert rows(read(folder, None, PLAIN)) == [("x", "a")]
-    assert rows(read(folder, None, DataSettings(dev=0.0, format="class-folders"))) == [("x", "b"), ("y", "c")]
+    assert rows(read(folder, None, DataSettings(dev_fraction=0.0, format="class-folders"))) == [("x", "b"), ("y", "c")]
 
 
 def test_check_counts_them(tmp_path: Path) -> None:
@@ -196,7 +199,7 @@ GROWTH = """
 import resource, sys
 from pathlib import Path
 from heedful.data import DataSettings, read
-source = read(Path(sys.argv[1]), settings=DataSettings(dev=0.0))
+source = read(Path(sys.argv[1]), settings=DataSettings(dev_fraction=0.0))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 count = sum(1 for _ in source.examples("train"))
 print(count, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)

@@ -14,7 +14,7 @@ from heedful.errors import HeedfulError
 
 def opened(path: Path, data: Any, kind: Any = None, **settings: Any) -> Source[Any]:
     path.write_text(data if isinstance(data, str) else "\n".join(map(json.dumps, data)))
-    return read(path, kind, DataSettings(dev=0.0, **settings), bad_rows=LeaveOut())
+    return read(path, kind, DataSettings(dev_fraction=0.0, **settings), on_bad_row=LeaveOut())
 
 
 def test_given_columns(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_given_columns(tmp_path: Path) -> None:
         (
             "good,1\nbad,0\n",
             None,
-            r'There is no header that is understood; a row is "good", "1". Say --set columns.text=NUMBER',
+            r'There is no header that is understood; a row is "good", "1". Say --set data.columns.text=NUMBER',
         ),
         (
             "text,stars\na,1\n",
@@ -50,9 +50,9 @@ def test_given_columns(tmp_path: Path) -> None:
         (
             "text,review,label\na,b,1\n",
             None,
-            '"text" and "review" could each be the text: say which, as --set columns.text=text',
+            '"text" and "review" could each be the text: say which, as --set data.columns.text=text',
         ),
-        ("text,stars\na,1\n", {"labl": "stars"}, 'column "labl" is not one of text, label, pair'),
+        ("text,stars\na,1\n", {"labl": "stars"}, 'column "labl" is not one of text, label, text_pair'),
     ],
 )
 def test_columns_that_are_not_there(tmp_path: Path, data: str, columns: Any, message: str) -> None:
@@ -63,13 +63,13 @@ def test_columns_that_are_not_there(tmp_path: Path, data: str, columns: Any, mes
 def test_pairs_and_kinds(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     source = opened(path, [{"premise": "a", "hypothesis": "b", "label": "x"}])
-    assert list(source.examples("train")) == [Labelled(text="a", pair="b", label="x")]
+    assert list(source.examples("train")) == [Labelled(text="a", text_pair="b", label="x")]
     source = opened(path, [{"sentence1": "a", "sentence2": "b", "score": 3}])
-    assert list(source.examples("train")) == [Scored(text="a", pair="b", score=3.0)]
+    assert list(source.examples("train")) == [Scored(text="a", text_pair="b", score=3.0)]
     source = opened(path, [{"anchor": "a", "positive": "b"}])
-    assert list(source.examples("train")) == [Pair(a="a", b="b")]
+    assert list(source.examples("train")) == [Pair(anchor="a", positive="b")]
     source = opened(path, [{"sentence1": "a", "sentence2": "b", "score": 3}], Pair)
-    assert list(source.examples("train")) == [Pair(a="a", b="b", score=3.0)]
+    assert list(source.examples("train")) == [Pair(anchor="a", positive="b", score=3.0)]
     source = opened(path, [{"tokens": ["a", "b"], "tags": ["O", "S-X"]}, {"tokens": ["a"], "tags": ["O", "O"]}])
     assert list(source.examples("train")) == [Tagged(words=("a", "b"), tags=("O", "B-X"))]
     assert str(source.sieve.first[0]).endswith(":2:tags: has 2 tags for 1 words")
@@ -79,14 +79,20 @@ def test_pairs_and_kinds(tmp_path: Path) -> None:
     ("data", "columns", "name"),
     [
         ("sentence1,sentence2,label\na,b,0\nc,d,1\n", {}, "label"),  # PAWS, MRPC
-        ("question1,question2,is_duplicate\na,b,1\nc,d,1\n", {"a": "question1", "b": "question2"}, "is_duplicate"),
+        (
+            "question1,question2,is_duplicate\na,b,1\nc,d,1\n",
+            {"anchor": "question1", "positive": "question2"},
+            "is_duplicate",
+        ),
         ("anchor,positive,number,Quality\na,b,7,1\nc,d,8,0\n", {}, "Quality"),
         ("anchor,positive,gold_label\na,b,entailment\nc,d,neutral\n", {}, "gold_label"),
     ],
 )
 def test_a_label_beside_two_texts_is_not_passed_over(tmp_path: Path, data: str, columns: Any, name: str) -> None:
     path = tmp_path / "a.csv"
-    what = rf'"{name}" beside the two texts would not .* --set columns.score={name} where .*: --set columns.score=..\]'
+    what = (
+        rf'"{name}" beside the two texts would not .* --set data.columns.score={name} .*: --set data.columns.score=..\]'
+    )
     with pytest.raises(HeedfulError, match=what):
         opened(path, data, Pair, columns=columns)
     source = opened(path, data, Pair, columns=columns | {"score": ()})
@@ -96,7 +102,7 @@ def test_a_label_beside_two_texts_is_not_passed_over(tmp_path: Path, data: str, 
         scored = opened(path, data, Pair, columns=columns | {"score": name})
         assert {each.score for each in scored.examples("train")} <= {0.0, 1.0}
     with pytest.raises(HeedfulError, match="column 3 beside the two texts"):
-        opened(path, "x,y,0\nz,w,1\n", Pair, columns={"a": 1, "b": 2})
+        opened(path, "x,y,0\nz,w,1\n", Pair, columns={"anchor": 1, "positive": 2})
 
 
 OPTIONS = ["in Rome", "at home"]
@@ -193,7 +199,7 @@ def test_choices_in_columns_differ_in_number(tmp_path: Path) -> None:
     source = opened(tmp_path / "a.csv", header + "q,yes,,no,yes\n", Choices)
     assert not list(source.examples("train"))
     with pytest.raises(HeedfulError, match=r"a\.csv:2:choice2: is empty, but a candidate after it is not"):
-        list(read(tmp_path / "a.csv", Choices, DataSettings(dev=0.0)).examples("train"))
+        list(read(tmp_path / "a.csv", Choices, DataSettings(dev_fraction=0.0)).examples("train"))
 
 
 def test_candidates_that_are_numbers(tmp_path: Path) -> None:
@@ -212,7 +218,7 @@ def test_columns_of_formats_that_have_no_names(tmp_path: Path) -> None:
         ({"tags": 5}, "has 4 columns, and column 5 was asked for"),
     ):
         with pytest.raises(HeedfulError, match=message):
-            list(read(path, settings=DataSettings(dev=0.0, columns=columns)).examples("train"))
+            list(read(path, settings=DataSettings(dev_fraction=0.0, columns=columns)).examples("train"))
     with pytest.raises(HeedfulError, match=r"plain text, where columns\.text cannot be chosen"):
         opened(tmp_path / "a.txt", "a text\n", columns={"text": 1})
 
@@ -229,7 +235,7 @@ def test_tagged_sentences_in_tsv(tmp_path: Path) -> None:
 def test_splits_have_the_same_columns(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text,text2,label\na,b,x\n")
     (tmp_path / "dev.csv").write_text("text,label\na,x\n")
-    with pytest.raises(HeedfulError, match=r"train\.csv has a column for pair, and .*dev\.csv has none"):
+    with pytest.raises(HeedfulError, match=r"train\.csv has a column for text_pair, and .*dev\.csv has none"):
         read(tmp_path)
 
 
@@ -254,7 +260,7 @@ def test_columns_of_squad_and_of_glue_cannot_be_chosen(tmp_path: Path) -> None:
     (tmp_path / "RTE").mkdir()
     (tmp_path / "RTE" / "train.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n")
     with pytest.raises(HeedfulError, match=r"GLUE's RTE, where columns\.label cannot be chosen"):
-        read(tmp_path / "RTE", settings=DataSettings(dev=0.0, columns={"label": "index"}))
+        read(tmp_path / "RTE", settings=DataSettings(dev_fraction=0.0, columns={"label": "index"}))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_schemes(tmp_path: Path, name: str) -> None:
     (tmp_path / "train.txt").write_text(
         "-DOCSTART- -X- O\n\n" + "\r\n".join(lines) + "\n\n\n-DOCSTART- -X- O\n\nend NN O"
     )
-    source = read(tmp_path / "train.txt", settings=DataSettings(dev=0.0))
+    source = read(tmp_path / "train.txt", settings=DataSettings(dev_fraction=0.0))
     found = list(source.examples("train"))
     assert [(each.line, each.words[0], each.tags) for each in found] == [(3, "word0", tuple(IOB2)), (16, "end", ("O",))]
     assert f"tags are {name}" + ("" if name == "IOB2" else ", read as IOB2") in source.stated
@@ -102,7 +102,7 @@ def test_bad_lines_spoil_their_sentence(tmp_path: Path) -> None:
     data = good + "a B-X\nb\nc d e\n\n" + good + "a B-X\nb \xff O\n\n" + "a B-X\n\0 O\n\n" + good + "a\tB-X\n\tO\n"
     path = tmp_path / "a.conll"
     path.write_bytes(data.encode("latin-1"))
-    source = read(path, settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+    source = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
     assert [each.line for each in source.examples("train")] == [1, 8, 17]
     assert [str(bad).removeprefix(f"{path}:")[:40] for bad in source.sieve.first] == [
         "5: has one column, expected a word and i",
@@ -117,7 +117,7 @@ def test_bad_lines_spoil_their_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", [b"\xff a O", b"Title", b"a \0 O"])
 def test_a_bad_first_line_says_nothing_of_the_others(tmp_path: Path, first: bytes) -> None:
     (tmp_path / "a.conll").write_bytes(first + b"\n\na x B-X\nb y O\n\nc z O\n")
-    source = read(tmp_path / "a.conll", settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+    source = read(tmp_path / "a.conll", settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
     assert [each.words for each in source.examples("train")] == [("a", "b"), ("c",)]
 
 
@@ -130,11 +130,11 @@ def test_a_first_line_that_names_the_columns(
 ) -> None:
     path, (one, two) = tmp_path / f"a.{suffix}", tags.split()
     path.write_text(f"{header}\nThe\t{one}\ndog\t{two}\n\nA\t{one}\n")
-    source = read(path, kind, DataSettings(dev=0.0))
+    source = read(path, kind, DataSettings(dev_fraction=0.0))
     assert [each.words for each in source.examples("train")] == [("The", "dog"), ("A",)]  # type: ignore[attr-defined]
     assert f"{path.name}: its first line names the columns, unless header=false is set" in source.stated
     if tags == "DT NN":
-        kept = source_of("tag", path, DataSettings(dev=0.0, header=False), LeaveOut())
+        kept = source_of("tag", path, DataSettings(dev_fraction=0.0, header=False), LeaveOut())
         assert next(kept.examples("train")).words == (header.split()[-2], "The", "dog")
 
 
@@ -149,24 +149,24 @@ def test_a_first_line_that_names_the_columns(
 )
 def test_a_first_line_that_only_looks_as_if_it_named_columns(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.tsv").write_text(text)
-    source = read(tmp_path / "a.tsv", Tagged, DataSettings(dev=0.0))
+    source = read(tmp_path / "a.tsv", Tagged, DataSettings(dev_fraction=0.0))
     assert next(source.examples("train")).words[0] == text.split("\t")[0]
-    given = read(tmp_path / "a.tsv", Tagged, DataSettings(dev=0.0, header=True))
+    given = read(tmp_path / "a.tsv", Tagged, DataSettings(dev_fraction=0.0, header=True))
     assert text.split("\t")[0] not in [word for each in given.examples("train") for word in each.words]
 
 
 def test_a_table_of_sentences_stays_one(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("words\ttags\n\nThe dog\tDT NN\n\nhi\tUH\n")
-    source = read(tmp_path / "a.tsv", Tagged, DataSettings(dev=0.0))
+    source = read(tmp_path / "a.tsv", Tagged, DataSettings(dev_fraction=0.0))
     assert [each.words for each in source.examples("train")] == [("The", "dog"), ("hi",)]
 
 
 def test_white_space_inside_words(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text("5\u00a0000 B-X\nthe end\u2009x\tO\n")
-    source = read(tmp_path / "a.conll", settings=DataSettings(dev=0.0))
+    source = read(tmp_path / "a.conll", settings=DataSettings(dev_fraction=0.0))
     assert next(source.examples("train")).words == ("5\u00a0000", "the end\u2009x")
     (tmp_path / "b.conll").write_text("New York\tB-X\nis\tO\n")
-    assert next(read(tmp_path / "b.conll", settings=DataSettings(dev=0.0)).examples("train")).words == (
+    assert next(read(tmp_path / "b.conll", settings=DataSettings(dev_fraction=0.0)).examples("train")).words == (
         "New York",
         "is",
     )
@@ -174,7 +174,7 @@ def test_white_space_inside_words(tmp_path: Path) -> None:
 
 def test_no_blank_lines(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text("word B-X\n" * 200)
-    source = read(tmp_path / "a.conll", settings=DataSettings(longest=2000), bad_rows=LeaveOut())
+    source = read(tmp_path / "a.conll", settings=DataSettings(max_row_bytes=2000), on_bad_row=LeaveOut())
     assert not list(source.examples("train"))
     assert "a sentence of more than 200 characters: is a blank line missing" in source.sieve.first[0].reason
 

@@ -180,7 +180,7 @@ def test_a_line_without_end_is_a_bad_row(tmp_path: Path, tokenizer: Tokenizer) -
     (tmp_path / "a.txt").write_text("Rain fell.\n" + "x" * 10_000_001 + "\nBoats came.\n")
     with pytest.raises(HeedfulError, match=r"a.txt:2: is longer than 10,000,000 bytes, the most that a row may have"):
         build([tmp_path / "a.txt"], tokenizer, tmp_path / "out")
-    corpus = build([tmp_path / "a.txt"], tokenizer, tmp_path / "out", bad_rows=LeaveOut())
+    corpus = build([tmp_path / "a.txt"], tokenizer, tmp_path / "out", on_bad_row=LeaveOut())
     assert len(corpus) == 2 and list(corpus.about["bad_rows"].values()) == [1]
 
 
@@ -193,8 +193,8 @@ def test_bad_rows_are_set_aside_once(tmp_path: Path, tokenizer: Tokenizer, monke
     with monkeypatch.context() as patch:
         patch.setattr(module, "finish", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            build([file], tokenizer, tmp_path / "out", bad_rows=policy)
-    assert len(build([file], tokenizer, tmp_path / "out", bad_rows=policy)) == 4
+            build([file], tokenizer, tmp_path / "out", on_bad_row=policy)
+    assert len(build([file], tokenizer, tmp_path / "out", on_bad_row=policy)) == 4
     assert [json.loads(line)["line"] for line in policy.file.read_text().splitlines()] == [1, 6]
 
 
@@ -205,7 +205,7 @@ def test_a_corpus_is_the_same_however_its_paths_are_spelled(
     file.write_text(file.read_text() + "{\n")
     monkeypatch.chdir(tmp_path)
     spelled = file, Path("a.jsonl"), Path("..") / tmp_path.name / "a.jsonl"
-    made = [build([path], tokenizer, tmp_path / str(n), bad_rows=LeaveOut()) for n, path in enumerate(spelled)]
+    made = [build([path], tokenizer, tmp_path / str(n), on_bad_row=LeaveOut()) for n, path in enumerate(spelled)]
     assert [each.about["bad_rows"] for each in made] == [{"a.jsonl": 1}] * 3
     assert len({each.digest for each in made}) == 1
 

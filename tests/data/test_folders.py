@@ -40,6 +40,6 @@ def test_split_names_are_words_of_the_file_name(name: str, split: str) -> None:
 def test_wnut_as_published(tmp_path: Path) -> None:
     for name in ("wnut17train.conll", "emerging.dev.conll", "emerging.test.annotated"):
         (tmp_path / name).write_text("Ada\tB-person\nhere\tO\n\n")
-    source = read(tmp_path, Tagged, DataSettings(dev=0.0))
+    source = read(tmp_path, Tagged, DataSettings(dev_fraction=0.0))
     assert source.splits == ("train", "dev", "test")
     assert [len(list(source.examples(split))) for split in source.splits] == [1, 1, 1]

@@ -41,10 +41,10 @@ def test_layouts(tmp_path: Path, task: str) -> None:
     expected = {
         "CoLA": [Labelled(text="He ran.", label="1"), Labelled(text='Ran he "and.', label="0")],
         "SST-2": [Labelled(text="fine ", label="1")],
-        "QQP": [Labelled(text="Why?", pair="How?", label="0")],
-        "QNLI": [Labelled(text="Why?", pair="So.", label="entailment")],
-        "RTE": [Labelled(text="A.", pair="B.", label="not_entailment")],
-        "WNLI": [Labelled(text="A.", pair="B.", label="1")],
+        "QQP": [Labelled(text="Why?", text_pair="How?", label="0")],
+        "QNLI": [Labelled(text="Why?", text_pair="So.", label="entailment")],
+        "RTE": [Labelled(text="A.", text_pair="B.", label="not_entailment")],
+        "WNLI": [Labelled(text="A.", text_pair="B.", label="1")],
     }[task]
     assert [*source.examples("train"), *source.examples("dev")] in (expected, expected[::-1])
     assert f"GLUE's {task}; quotes are characters like others" in source.stated
@@ -61,8 +61,8 @@ def test_scores(tmp_path: Path) -> None:
         "test.tsv": STS.replace("\tscore", ""),
         "original/sts-test.tsv": "g\tf\t2012\t1\t3.2\tA.\tB.\ng\tf\t2012\t1\t1\tC.\tD.\tn\tn\n",
     }
-    source = read(folder(tmp_path / "STS-B", files), bad_rows=LeaveOut())
-    assert list(source.examples("dev")) == [Scored(text='A "b.', pair="C.", score=5.0)]
+    source = read(folder(tmp_path / "STS-B", files), on_bad_row=LeaveOut())
+    assert list(source.examples("dev")) == [Scored(text='A "b.', text_pair="C.", score=5.0)]
     assert source.sieve.first[0].column == "score"
     assert [each.score for each in source.examples("test")] == [3.2, 1.0]
     assert "test: original/sts-test.tsv, since the labels of test.tsv are hidden" in source.stated

@@ -21,7 +21,7 @@ TAGGED_TEXTS = "__label__tea __label__milk Milk first ?\n__label__tea How hot ?\
 
 
 def opened(path: Path, kind: Any = None, **settings: Any) -> Source[Any]:
-    return read(path, kind, DataSettings(dev=0.0, **settings))
+    return read(path, kind, DataSettings(dev_fraction=0.0, **settings))
 
 
 def test_trec_questions_in_latin_1(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_trec_questions_in_latin_1(tmp_path: Path) -> None:
     assert source.labels == ("DESC:def", "DESC:manner", "HUM:ind", "NUM:count")
     told = "train_5500.label: each line has a label, then its text (format=label-text)"
     assert told in source.stated and any('label_until=":" makes "DESC:manner"' in each for each in source.stated)
-    with pytest.raises(HeedfulError, match=r"train_5500\.label:1:.*byte 0xe9 .*--set encoding=cp1252"):
+    with pytest.raises(HeedfulError, match=r"train_5500\.label:1:.*byte 0xe9 .*--set data.encoding=cp1252"):
         list(opened(path).examples("train"))
 
 
@@ -40,7 +40,7 @@ def test_trec_questions_in_latin_1(tmp_path: Path) -> None:
 def test_coarse_labels_are_a_setting(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text(QUESTIONS, encoding="utf-8")
-    settings = override(DataSettings(dev=0.0), ["label_until=:"])
+    settings = override(DataSettings(dev_fraction=0.0), ["label_until=:"])
     source = source_of("classify", path, settings, LeaveOut())
     assert source.labels == ("DESC", "HUM", "NUM")
     assert [each.label for each in source.examples("train")] == ["DESC", "NUM", "DESC", "HUM"]
@@ -52,16 +52,16 @@ def test_coarse_labels_are_a_setting(tmp_path: Path, name: str) -> None:
 def test_fasttext_labels(tmp_path: Path) -> None:
     path = tmp_path / "cooking.train"
     path.write_text(TAGGED_TEXTS)
-    source = source_of("classify", path, DataSettings(dev=0.0), LeaveOut())
+    source = source_of("classify", path, DataSettings(dev_fraction=0.0), LeaveOut())
     assert list(source.examples("train")) == [
         MultiLabelled(labels=("tea", "milk"), text="Milk first ?"),
         MultiLabelled(labels=("tea",), text="How hot ?"),
         MultiLabelled(labels=("cake",), text="Too dry ?"),
     ]
     path.write_text(TAGGED_TEXTS.replace(" __label__milk", ""))
-    source = source_of("classify", path, DataSettings(dev=0.0), LeaveOut())
+    source = source_of("classify", path, DataSettings(dev_fraction=0.0), LeaveOut())
     assert [each.label for each in source.examples("train")] == ["tea", "tea", "cake"]
-    source = source_of("classify", path, DataSettings(dev=0.0, columns={"labels": "labels"}), LeaveOut())
+    source = source_of("classify", path, DataSettings(dev_fraction=0.0, columns={"labels": "labels"}), LeaveOut())
     assert source.kind is MultiLabelled and source.labels == ("cake", "tea")
 
 
@@ -69,7 +69,9 @@ def test_several_labels_late_in_a_file_count(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("__label__tea How hot ?\n" * 9000 + TAGGED_TEXTS)
     assert opened(path).kind is MultiLabelled
-    with pytest.raises(HeedfulError, match=r"a\.txt:9001: has 2 labels, expected one: --set columns\.labels=labels"):
+    with pytest.raises(
+        HeedfulError, match=r"a\.txt:9001: has 2 labels, expected one: --set data.columns\.labels=labels"
+    ):
         list(opened(path, Labelled).examples("train"))
 
 

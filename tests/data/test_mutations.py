@@ -71,7 +71,7 @@ def test_damage(tmp_path: Path, name: str, rounds: int) -> None:
     for _ in range(rounds):
         (tmp_path / name).write_bytes(damaged(SEEDS[name], chance))
         try:
-            check(read(tmp_path / name, settings=DataSettings(dev=0.2), bad_rows=LeaveOut())).lines()
+            check(read(tmp_path / name, settings=DataSettings(dev_fraction=0.2), on_bad_row=LeaveOut())).lines()
         except HeedfulError as error:
             said.append(str(error))
     assert all(str(tmp_path / name) in each for each in said)

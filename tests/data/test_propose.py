@@ -17,7 +17,7 @@ NEWS = "".join(f'"{number % 4 + 1}","title number {number}","a longer text of ne
 
 def opened(path: Path, data: str, kind: Any = None, **settings: Any) -> Any:
     path.write_text(data, encoding="utf-8")
-    return read(path, kind, DataSettings(dev=0.0, **settings))
+    return read(path, kind, DataSettings(dev_fraction=0.0, **settings))
 
 
 @pytest.mark.parametrize("kind", [None, Labelled])
@@ -36,7 +36,7 @@ def test_a_label_and_a_text_are_taken_and_echoed(tmp_path: Path, kind: Any) -> N
 def test_several_texts_are_proposed_in_one_message(tmp_path: Path) -> None:
     what = (
         r"There is no header .* Columns 2, 3 look like the text and column 1 looks like the label \(4 values\): "
-        r"say --set columns\.text='\[2, 3\]' \(joined\) --set columns\.label=1"
+        r"say --set data.columns\.text='\[2, 3\]' \(joined\) --set data.columns\.label=1"
     )
     with pytest.raises(HeedfulError, match=what):
         opened(tmp_path / "a.csv", NEWS, Labelled)
@@ -58,7 +58,9 @@ def test_several_texts_are_proposed_in_one_message(tmp_path: Path) -> None:
 )
 def test_a_first_row_that_may_be_a_header_is_asked_about(tmp_path: Path, data: str) -> None:
     path, kind = tmp_path / ("a.tsv" if "\t" in data else "a.csv"), Scored if "Wert" in data else Labelled
-    with pytest.raises(HeedfulError, match=r"The first row, .* may name the columns: say --set header=true if it does"):
+    with pytest.raises(
+        HeedfulError, match=r"The first row, .* may name the columns: say --set data.header=true if it does"
+    ):
         opened(path, data, kind)
     if kind is Labelled:
         source = opened(path, data, kind, header=False)
@@ -72,7 +74,7 @@ def test_scores_and_texts_alone(tmp_path: Path) -> None:
     )
     rows = "".join(f"a text of number {n}\n" for n in range(5))
     assert next(opened(tmp_path / "b.csv", rows, Plain).examples("train")) == Plain(text="a text of number 0")
-    with pytest.raises(HeedfulError, match=r"a row is \"a\", \"1\". Say --set columns"):
+    with pytest.raises(HeedfulError, match=r"a row is \"a\", \"1\". Say --set data.columns"):
         opened(tmp_path / "c.csv", "a,1\nb,2\n", Labelled)
 
 
@@ -86,5 +88,5 @@ def test_the_text_is_found_where_no_label_is_needed(tmp_path: Path) -> None:
 def test_a_test_file_without_labels_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text(MESSAGES)
     (tmp_path / "test.csv").write_text("see you at the door\nwin a prize\nit rains again\nit is open today\n")
-    source = read(tmp_path, Labelled, DataSettings(dev=0.0))
+    source = read(tmp_path, Labelled, DataSettings(dev_fraction=0.0))
     assert source.splits == ("train",) and "test: has no label, so it is left out" in source.stated

@@ -13,7 +13,7 @@ import pytest
 
 from heedful.data import Choices, DataSettings, LeaveOut, Question, Source, check, read
 
-WHOLE = DataSettings(dev=0.0)
+WHOLE = DataSettings(dev_fraction=0.0)
 
 
 COUNT = """
@@ -89,7 +89,9 @@ def test_questions(
 
 def test_topics(data_dir: Path) -> None:
     folder = data_dir / "tasks/ag_news"
-    source = read(folder / "ag_news_csv/test.csv", settings=DataSettings(dev=0.0, columns={"text": (2, 3), "label": 1}))
+    source = read(
+        folder / "ag_news_csv/test.csv", settings=DataSettings(dev_fraction=0.0, columns={"text": (2, 3), "label": 1})
+    )
     assert Counter(each.label for each in source.examples("train")) == dict.fromkeys("1234", 1_900)  # type: ignore[attr-defined]
     report = check(read(folder / "subset_7k", settings=DataSettings(columns={"text": 1, "label": 2})))
     assert {name: split.examples for name, split in report.splits.items()} == {
@@ -113,7 +115,7 @@ def test_choices_of_train(data_dir: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_reviews(data_dir: Path) -> None:
-    report = check(read(data_dir / "tasks/imdb", settings=WHOLE, bad_rows=LeaveOut()))
+    report = check(read(data_dir / "tasks/imdb", settings=WHOLE, on_bad_row=LeaveOut()))
     train, test = report.splits["train"], report.splits["test"]
     assert dict(train.labels) == dict(test.labels) == {"neg": 12_500, "pos": 12_500}
     assert (train.repeated, test.repeated) == (96, 199)

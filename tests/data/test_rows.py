@@ -25,7 +25,7 @@ def rows(source: Source[Any], split: str = "train") -> list[Any]:
 
 def opened(path: Path, data: str | bytes, **settings: Any) -> Source[Any]:
     """All of a file as train, bad rows left out."""
-    return read(written(path, data), settings=DataSettings(dev=0.0, **settings), bad_rows=LeaveOut())
+    return read(written(path, data), settings=DataSettings(dev_fraction=0.0, **settings), on_bad_row=LeaveOut())
 
 
 def said(source: Source[Any]) -> list[str]:
@@ -82,14 +82,14 @@ def test_parquet(tmp_path: Path) -> None:
 
     table = pyarrow.table({"text": ["a", None, "c"] * 300, "label": [1, 0, 1] * 300})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    source = read(tmp_path / "a.parquet", settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+    source = read(tmp_path / "a.parquet", settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
     assert rows(source)[:2] == [(1, "a", "1"), (3, "c", "1")]
     assert len(rows(source)) == 600
     assert said(source)[0] == "2:text: is missing"
     kept = {"info": {"features": {"label": {"names": ["neg", "pos"], "_type": "ClassLabel"}}}}
     table = table.replace_schema_metadata({"huggingface": json.dumps(kept)})
     pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
-    source = read(tmp_path / "b.parquet", settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+    source = read(tmp_path / "b.parquet", settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
     assert (rows(source)[0], source.labels) == ((1, "a", "pos"), ("neg", "pos"))
     with pytest.raises(HeedfulError, match=r"c\.parquet: is no Parquet file that can be read"):
         read(written(tmp_path / "c.parquet", "text,label"))
@@ -117,7 +117,7 @@ def test_parquet_whose_dictionary_stands_for_far_more_text(tmp_path: Path) -> No
     text = pyarrow.DictionaryArray.from_arrays(once, pyarrow.array(["x y " * 2_500]))
     for name, column in (("a.parquet", text), ("b.parquet", text.cast(pyarrow.string()))):
         pyarrow.parquet.write_table(pyarrow.table({"text": column, "label": ["a"] * count}), tmp_path / name)
-        source = read(tmp_path / name, settings=DataSettings(dev=0.0))
+        source = read(tmp_path / name, settings=DataSettings(dev_fraction=0.0))
         with pytest.raises(HeedfulError, match=r"100 times its size \(10,\d+,\d+ characters up to row 1,\d+\)"):
             sum(1 for _ in source.examples("train"))
 
@@ -163,14 +163,14 @@ def test_bad_csv(tmp_path: Path, data: str | bytes, message: str, left: str) -> 
     assert len(said(source)) == 1 and said(source)[0].startswith(message)
     assert rows(source) and source.sieve.bad == {str(tmp_path / "a.csv"): 1}, "read twice, counted once"
     with pytest.raises(HeedfulError) as error:
-        rows(read(tmp_path / "a.csv", settings=DataSettings(dev=0.0)))
+        rows(read(tmp_path / "a.csv", settings=DataSettings(dev_fraction=0.0)))
     assert str(error.value).startswith(f"{tmp_path / 'a.csv'}:{message}")
-    assert str(error.value).endswith("(mend it, or have such rows set aside and counted: --bad-rows skip)")
+    assert str(error.value).endswith("(mend it, or have such rows set aside and counted: --on-bad-row skip)")
 
 
 def test_an_endless_quote_costs_one_row(tmp_path: Path) -> None:
     body = "".join(f"text {number},{number % 2}\n" for number in range(1000))
-    source = opened(tmp_path / "a.csv", 'text,label\n"open,1\n' + body, longest=300)
+    source = opened(tmp_path / "a.csv", 'text,label\n"open,1\n' + body, max_row_bytes=300)
     assert len(rows(source)) == 1000
     assert said(source) == ["2: is longer than 300 characters: is a quote not closed?"]
 
@@ -219,21 +219,25 @@ def test_scores_and_several_labels(tmp_path: Path) -> None:
     source = opened(tmp_path / "c.csv", "text,rude,odd\na,1,0\nb,1,1\nc,2,0\n", columns=columns)
     assert [each.labels for each in source.examples("train")] == [("rude",), ("rude", "odd")]
     assert said(source) == ['4:rude: is "2", expected 0 or 1']
-    source = read(written(tmp_path / "d.csv", "text,labels\na,x|y\nb,\n"), MultiLabelled, DataSettings(dev=0.0))
+    source = read(
+        written(tmp_path / "d.csv", "text,labels\na,x|y\nb,\n"), MultiLabelled, DataSettings(dev_fraction=0.0)
+    )
     assert ([each.labels for each in source.examples("train")], source.labels) == ([("x", "y"), ()], ("x", "y"))
 
 
 def test_set_aside(tmp_path: Path) -> None:
     data, aside = "text,label\na,1\nb\n" + "x" * 500 + "\nc,2\n", tmp_path / "aside.jsonl"
-    source = read(written(tmp_path / "a.csv", data), settings=DataSettings(dev=0.0), bad_rows=SetAside(file=aside))
+    source = read(
+        written(tmp_path / "a.csv", data), settings=DataSettings(dev_fraction=0.0), on_bad_row=SetAside(file=aside)
+    )
     assert len(rows(source)) == len(rows(source)) == 2
     found = [json.loads(line) for line in aside.read_text().splitlines()]
     assert [(each["line"], each["column"], each["text"]) for each in found] == [(3, "", "b"), (4, "", "x" * 200)]
     assert found[0]["file"] == str(tmp_path / "a.csv") and found[0]["reason"].startswith("has 1 cells")
     with pytest.raises(HeedfulError, match=r"aside\.jsonl: exists already; bad rows are set aside in a new file"):
-        rows(read(tmp_path / "a.csv", bad_rows=SetAside(file=aside)))
+        rows(read(tmp_path / "a.csv", on_bad_row=SetAside(file=aside)))
     with pytest.raises(HeedfulError, match="bad rows cannot be set aside there: No such file or directory"):
-        rows(read(tmp_path / "a.csv", bad_rows=SetAside(file=tmp_path / "no" / "aside.jsonl")))
+        rows(read(tmp_path / "a.csv", on_bad_row=SetAside(file=tmp_path / "no" / "aside.jsonl")))
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:
@@ -273,7 +277,7 @@ def test_objects(tmp_path: Path) -> None:
     features = {"text": Features(), "label": Features(["bad", "good"])}
     train = Data([{"text": "a", "label": 1}, {"text": "b", "label": 0}, {"text": "c", "label": 2}], features)
     hidden = Data([{"text": "a", "label": -1}], features)
-    source = read({"train": train, "validation": train, "test": hidden}, bad_rows=LeaveOut())
+    source = read({"train": train, "validation": train, "test": hidden}, on_bad_row=LeaveOut())
     assert source.splits == ("train", "dev")
     assert source.labels == ("bad", "good"), "in the order of the features"
     assert rows(source) == [(1, "a", "good"), (2, "b", "bad")]
@@ -283,7 +287,7 @@ def test_objects(tmp_path: Path) -> None:
     tags = Features(feature=Features(["O", "B-PER", "I-PER"]))
     source = read(Data([{"tokens": ["Ada", "ran"], "ner_tags": [1, 0]}], {"tokens": Features(), "ner_tags": tags}))
     assert next(source.examples("train")).tags == ("B-PER", "O")
-    source = read(Data([{"text": "a"}, 5], None), settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+    source = read(Data([{"text": "a"}, 5], None), settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
     assert [each.text for each in source.examples("train")] == ["a"]
     assert said(source) == ["2: is int, expected a mapping from columns to values"]
     with pytest.raises(HeedfulError, match="expected a folder, files, a mapping from splits to files, or a data set"):
@@ -305,7 +309,7 @@ def test_what_follows_json_is_not_lost(tmp_path: Path, data: str) -> None:
 
 def test_utf_16_without_a_mark_needs_its_order(tmp_path: Path) -> None:
     data = "text,label\na,x\n".encode("utf-16-le")
-    with pytest.raises(HeedfulError, match="no byte order mark: say --set encoding=utf-16-le"):
+    with pytest.raises(HeedfulError, match=r"no byte order mark: say --set data\.encoding=utf-16-le"):
         opened(tmp_path / "a.csv", data, encoding="utf-16")
     assert len(list(opened(tmp_path / "a.csv", data, encoding="utf-16-le").examples("train"))) == 1
 
@@ -313,17 +317,17 @@ def test_utf_16_without_a_mark_needs_its_order(tmp_path: Path) -> None:
 def test_a_column_that_the_first_object_lacks(tmp_path: Path) -> None:
     data = '{"text": "a", "label": "x"}\n{"text": "b", "text2": "c", "label": "y"}\n'
     with pytest.raises(HeedfulError, match=r"a\.jsonl:1:text2: is missing"):
-        list(read(written(tmp_path / "a.jsonl", data), settings=DataSettings(dev=0.0)).examples("train"))
+        list(read(written(tmp_path / "a.jsonl", data), settings=DataSettings(dev_fraction=0.0)).examples("train"))
 
 
 def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     """One of its values would be lost."""
     (tmp_path / "a.jsonl").write_text('{"text": "a", "label": "x"}\n{"text": "a", "text": "b", "label": "x"}\n')
     with pytest.raises(HeedfulError, match=r'a.jsonl:2: .*an object has the key "text" twice'):
-        list(read(tmp_path / "a.jsonl", settings=DataSettings(dev=0.0)).examples("train"))
+        list(read(tmp_path / "a.jsonl", settings=DataSettings(dev_fraction=0.0)).examples("train"))
     (tmp_path / "a.json").write_text('[{"text": "a", "label": "x", "label": "y"}]')
     with pytest.raises(HeedfulError, match='an object has the key "label" twice'):
-        list(read(tmp_path / "a.json", settings=DataSettings(dev=0.0)).examples("train"))
+        list(read(tmp_path / "a.json", settings=DataSettings(dev_fraction=0.0)).examples("train"))
 
 
 def test_a_bad_byte_in_a_text_of_several_lines_costs_that_row_alone(tmp_path: Path) -> None:
@@ -335,8 +339,8 @@ def test_a_bad_byte_in_a_text_of_several_lines_costs_that_row_alone(tmp_path: Pa
 
 def test_a_row_of_tsv_with_quoted_cells_says_how_to_read_it(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text('text\tlabel\n"a\tb"\tx\n')
-    with pytest.raises(HeedfulError, match="if they wrap cells, say --set quoting=quoted"):
-        rows(read(tmp_path / "a.tsv", settings=DataSettings(dev=0.0)))
+    with pytest.raises(HeedfulError, match=r"if they wrap cells, say --set data\.quoting=quoted"):
+        rows(read(tmp_path / "a.tsv", settings=DataSettings(dev_fraction=0.0)))
     assert rows(opened(tmp_path / "a.tsv", 'text\tlabel\n"a\tb"\tx\n', quoting="quoted")) == [(2, "a\tb", "x")]
 
 
@@ -375,10 +379,10 @@ def test_label_names_that_come_with_the_data(tmp_path: Path) -> None:
         HeedfulError, match=r'b\.parquet comes with the labels "negative", "positive", but .*a\.parquet'
     ):
         read([one, other])
-    source = read([one, turned], settings=DataSettings(dev=0.0))
+    source = read([one, turned], settings=DataSettings(dev_fraction=0.0))
     assert [each.label for each in source.examples("train")] == ["neg", "pos", "pos", "neg"]
     more = written(tmp_path / "d.csv", "text,label\nc,pos\nd,good\n")
     for dev, found in ((0.0, "abc"), (1e-9, "abc")):
-        source = read([one, more], settings=DataSettings(dev=dev), bad_rows=LeaveOut())
+        source = read([one, more], settings=DataSettings(dev_fraction=dev), on_bad_row=LeaveOut())
         assert "".join(each.text for each in source.examples("train")) == found
         assert said(source) == ['3: the label "good" is not among those that come with train: "neg", "pos"']

@@ -44,8 +44,8 @@ def test_a_dev_split_is_made(tmp_path: Path) -> None:
     other = texts(read(tmp_path / "b.csv", settings=DataSettings(columns={"text": "text", "label": "label"})), "dev")
     assert {each.lower() for each in other} == set(dev), "neither order nor case nor labels matter"
     assert set(texts(read(tmp_path / "a.csv", settings=DataSettings(seed=1)), "dev")) != set(dev)
-    assert set(texts(read(tmp_path / "a.csv", settings=DataSettings(dev=0.2)), "dev")) > set(dev)
-    assert read(tmp_path / "a.csv", settings=DataSettings(dev=0.0)).splits == ("train",)
+    assert set(texts(read(tmp_path / "a.csv", settings=DataSettings(dev_fraction=0.2)), "dev")) > set(dev)
+    assert read(tmp_path / "a.csv", settings=DataSettings(dev_fraction=0.0)).splits == ("train",)
     assert dev[:6:2] == ["text 1", "text 19", "text 29"], "on every machine"
 
 
@@ -97,7 +97,7 @@ def test_files_by_split(tmp_path: Path) -> None:
     for several in (["a", "c"], ["c", "a"]):
         part = read({"train": path / "b.csv", "test": [path / f"{name}.csv" for name in several]})
         assert "test" not in part.splits and "test: has no label, so it is left out" in part.stated
-    assert read([path / "a.csv", path / "b.csv"], settings=DataSettings(dev=0.0)).splits == ("train",)
+    assert read([path / "a.csv", path / "b.csv"], settings=DataSettings(dev_fraction=0.0)).splits == ("train",)
     with pytest.raises(HeedfulError, match='there is no split "tset", but train, dev'):
         next(source.examples("tset"))
     with pytest.raises(HeedfulError, match=r"splits are val, dev, expected train, dev, test, each once"):
@@ -112,7 +112,7 @@ def test_labels(tmp_path: Path) -> None:
     assert source.labels == ("9", "10")
     with pytest.raises(HeedfulError, match=r'dev\.csv:3: the label "8" is not in train, which has "9", "10"'):
         texts(source, "dev")
-    source = read(path, Labelled, bad_rows=LeaveOut())
+    source = read(path, Labelled, on_bad_row=LeaveOut())
     assert texts(source, "dev") == texts(source, "dev") == ["a", "c"]
     assert source.sieve.bad == {str(path / "dev.csv"): 1}
     (path / "train.csv").write_text("text,label\n" + "".join(f"a,{number}.5\n" for number in range(10_001)))
@@ -122,9 +122,9 @@ def test_labels(tmp_path: Path) -> None:
 
 def test_settings() -> None:
     for settings, message in [
-        ({"dev": 1.0}, "dev is 1.0, expected a share from 0 up to 1"),
+        ({"dev_fraction": 1.0}, "dev_fraction is 1.0, expected a share from 0 up to 1"),
         ({"delimiter": "||"}, "delimiter is .*, expected one character"),
-        ({"longest": 0}, "longest is 0"),
+        ({"max_row_bytes": 0}, "max_row_bytes is 0"),
         ({"label_until": ""}, "label_until is"),
     ]:
         with pytest.raises(HeedfulError, match=message):
@@ -139,7 +139,7 @@ GROWTH = """
 import resource, sys
 from pathlib import Path
 from heedful.data import DataSettings, LeaveOut, read
-source = read(Path(sys.argv[1]), settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+source = read(Path(sys.argv[1]), settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 count = sum(1 for _ in source.examples("train"))
 print(count, sum(source.sieve.bad.values()), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
@@ -215,7 +215,7 @@ def test_a_bad_row_that_is_met_in_opening_is_set_aside_once(tmp_path: Path) -> N
     ):
         (tmp_path / name).write_text(data)
         aside = tmp_path / f"aside-{name}"
-        source = source_of("classify", tmp_path / name, DataSettings(dev=0.0), SetAside(file=aside))
+        source = source_of("classify", tmp_path / name, DataSettings(dev_fraction=0.0), SetAside(file=aside))
         assert texts(source, "train") == ["a"] and source.kind is (Labelled if name == "a.jsonl" else MultiLabelled)
         assert len(aside.read_text().splitlines()) == 1 and source.sieve.bad == {str(tmp_path / name): 1}
 
@@ -223,15 +223,23 @@ def test_a_bad_row_that_is_met_in_opening_is_set_aside_once(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("files", "settings", "message"),
     [
-        (("a.csv", "b.csv"), {"dev": 0.2}, r"--set dev=0\.2 would change nothing: a dev split is given; leave it out"),
-        (("a.csv", "b.csv"), {"seed": 3}, "--set seed=3 would change nothing: a dev split is given"),
-        (("a.jsonl",), {"header": True}, "--set header=True would change nothing: no file is CSV, TSV or CoNLL"),
-        (("a.jsonl",), {"delimiter": ";"}, "--set delimiter=; would change nothing: no file is CSV or TSV"),
-        (("a.parquet",), {"quoting": "quoted"}, "--set quoting=quoted would change nothing: no file is CSV or TSV"),
-        (("a.parquet",), {"encoding": "cp1252"}, "--set encoding=cp1252 would change nothing: no file is text"),
-        (("a.csv", "b.csv"), {"dev": 0.0, "header": True, "encoding": "cp1252", "quoting": "quoted"}, ""),
+        (
+            ("a.csv", "b.csv"),
+            {"dev_fraction": 0.2},
+            r"--set data.dev_fraction=0\.2 would change nothing: a dev split is given; leave it out",
+        ),
+        (("a.csv", "b.csv"), {"seed": 3}, "--set data.seed=3 would change nothing: a dev split is given"),
+        (("a.jsonl",), {"header": True}, "--set data.header=True would change nothing: no file is CSV, TSV or CoNLL"),
+        (("a.jsonl",), {"delimiter": ";"}, "--set data.delimiter=; would change nothing: no file is CSV or TSV"),
+        (
+            ("a.parquet",),
+            {"quoting": "quoted"},
+            "--set data.quoting=quoted would change nothing: no file is CSV or TSV",
+        ),
+        (("a.parquet",), {"encoding": "cp1252"}, "--set data.encoding=cp1252 would change nothing: no file is text"),
+        (("a.csv", "b.csv"), {"dev_fraction": 0.0, "header": True, "encoding": "cp1252", "quoting": "quoted"}, ""),
         (("a.csv", "a.jsonl"), {"header": True, "delimiter": ","}, ""),
-        (("a.csv",), {"dev": 0.2, "seed": 3}, ""),
+        (("a.csv",), {"dev_fraction": 0.2, "seed": 3}, ""),
         (("a.jsonl", "a.parquet"), {"encoding": "cp1252"}, ""),
     ],
 )

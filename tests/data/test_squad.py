@@ -22,7 +22,7 @@ def asked(name: str, *answers: tuple[str, Any], **more: Any) -> dict[str, Any]:
 def opened(path: Path, *questions: Any, indent: int | None = None) -> Source[Any]:
     data = {"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": list(questions)}]}], "version": "x"}
     path.write_text(json.dumps(data, indent=indent))
-    return read(path, settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+    return read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
 
 
 def test_questions(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_bad_questions(tmp_path: Path, question: Any, message: str) -> None:
 def test_bad_paragraphs_and_files(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('{"data": [{"paragraphs": [{"qas": []}, 5, {"context": "x", "qas": 1}]}]}')
-    source = read(path, settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+    source = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
     assert not list(source.examples("train"))
     assert [bad.column for bad in source.sieve.first] == [
         "data[0].paragraphs[0].context",
@@ -97,7 +97,7 @@ def test_bad_paragraphs_and_files(tmp_path: Path) -> None:
         list(read(path).examples("train"))
     path.write_text('{"data": [{"paragraphs": [{"context": "x"')
     with pytest.raises(HeedfulError, match=r"the file ends"):
-        list(read(path, settings=DataSettings(format="squad"), bad_rows=LeaveOut()).examples("train"))
+        list(read(path, settings=DataSettings(format="squad"), on_bad_row=LeaveOut()).examples("train"))
 
 
 def test_flat_columns(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_flat_columns(tmp_path: Path) -> None:
         {"id": 9, "question": "Who?", "context": CONTEXT, "answers": "Bob"},
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    source = read(tmp_path / "a.jsonl", settings=DataSettings(dev=0.0), bad_rows=LeaveOut())
+    source = read(tmp_path / "a.jsonl", settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
     found = list(source.examples("train"))
     assert [(each.id, each.answers, each.impossible) for each in found] == [
         ("7", (Span("Bob", 13),), False),

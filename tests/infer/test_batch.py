@@ -249,9 +249,9 @@ def test_columns_are_found_or_given(single: Engine, folders: dict[str, Path], tm
         answers([row]), single(["the cat sat"])
     )
     for columns, told in (
-        ({"context": "says"}, 'column "context" is not one of text, pair'),
+        ({"context": "says"}, 'column "context" is not one of text, text_pair'),
         ({"text": "sayz"}, 'did you mean "says"'),
-        ({"a": "says"}, 'column "a" is not one of text, pair'),
+        ({"a": "says"}, 'column "a" is not one of text, text_pair'),
     ):
         with pytest.raises(HeedfulError, match=told):
             predict_files(single, file, tmp_path / "b", data=DataSettings(columns=columns))
@@ -428,7 +428,7 @@ def test_another_run_is_refused_by_name(single: Engine, folders: dict[str, Path]
     with pytest.raises(HeedfulError, match='model was "sha256:'):
         predict_files(folders["multiple"], file, out, JSONL)
     with pytest.raises(HeedfulError, match="data longest was"):
-        predict_files(single, file, out, JSONL, data=DataSettings(longest=1000))
+        predict_files(single, file, out, JSONL, data=DataSettings(max_row_bytes=1000))
     changed = file.read_text(encoding="utf-8").replace("paris", "berne")
     file.write_text(changed, encoding="utf-8")
     with pytest.raises(HeedfulError, match=r"files in.jsonl sha256 was"):

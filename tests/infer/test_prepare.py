@@ -94,7 +94,7 @@ def test_laid_out_layers_write_the_same(
     given = {"prompts": prompts} if family == "gpt2" else {"prompts": Packed.of([[0], [0]]), "source": prompts}
     for how in (Greedy(), Beam(width=3)):
         found, expected = (
-            write(each.model, each.head, how=how, most=8, stop=[], **given)  # type: ignore[arg-type]
+            write(each.model, each.head, how=how, max_new_tokens=8, stop=[], **given)  # type: ignore[arg-type]
             for each in (changed, plain)
         )
         for one, other in zip(found, expected, strict=True):

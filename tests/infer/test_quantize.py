@@ -52,8 +52,8 @@ def test_what_is_far_slower_is_looked_at_briefly(folder: Path, monkeypatch: pyte
         lambda engine, pieces: asked.append((engine.way.precision, len(pieces))) or usual(engine, pieces),
     )
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=3.5)
-    found = tried(folder, main=lambda engine: {"float32": 0.5, "bfloat16": 0.5}[engine.way.precision])  # type: ignore[union-attr]
-    assert [each.brief for each in found] == [False, False, True] and found[2].main is None
+    found = tried(folder, measure_metric=lambda engine: {"float32": 0.5, "bfloat16": 0.5}[engine.way.precision])  # type: ignore[union-attr]
+    assert [each.brief for each in found] == [False, False, True] and found[2].metric_value is None
     assert "it is not faster: " in found[2].refused and 0 < found[2].scores < 0.5
     sizes = dict(asked)
     assert 0 < sizes["int8"] < sizes["float32"] == sizes["bfloat16"]
@@ -69,13 +69,13 @@ def test_a_precision_may_not_change_the_scores_much(folder: Path, monkeypatch: p
 def test_a_precision_may_not_lose_quality(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
-    found = tried(folder, bounds=Bounds(scores=9.0), main=lambda engine: main[engine.way.precision])  # type: ignore[union-attr]
+    found = tried(folder, bounds=Bounds(scores=9.0), measure_metric=lambda engine: main[engine.way.precision])  # type: ignore[union-attr]
     assert verdicts(found) == {
         "float32": "",
         "bfloat16": "",
-        "int8": "the main number falls from 0.9000 to 0.8800, and 0.005 is allowed",
+        "int8": "the metric falls from 0.9000 to 0.8800, and 0.005 is allowed",
     }
-    assert [each.main for each in found] == [0.90, 0.896, 0.88] and "main number 0.8960" in found[1].line()
+    assert [each.metric_value for each in found] == [0.90, 0.896, 0.88] and "metric 0.8960" in found[1].line()
 
 
 def test_what_is_refused_is_an_error_with_its_measurement(
@@ -171,7 +171,13 @@ BAD_TRIALS: list[Any] = [
         {"trials": [{"a": 1}]},
     ),
     *({"precision": "int4"}, {"precision": "int8"}, {"speed": float("nan")}, {"speed": 0.0}, {"speed": "1"}),
-    *({"speed": True}, {"scores": None}, {"scores": float("inf")}, {"main": float("nan")}, {"main": "1"}),
+    *(
+        {"speed": True},
+        {"scores": None},
+        {"scores": float("inf")},
+        {"metric_value": float("nan")},
+        {"metric_value": "1"},
+    ),
     *({"refused": None}, {"refused": "yes"}, {"brief": 1}, {"more": 1}),
 ]
 
@@ -291,10 +297,10 @@ def test_a_bench_without_data_keeps_what_one_with_data_refused(
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
     wide = Bounds(scores=9.0)
-    first = tried(folder, bounds=wide, main=lambda engine: main[engine.way.precision])  # type: ignore[union-attr]
+    first = tried(folder, bounds=wide, measure_metric=lambda engine: main[engine.way.precision])  # type: ignore[union-attr]
     assert fastest(tried(folder, bounds=wide, anew=True)) == fastest(first) == "bfloat16"
     assert fastest(tried(folder, bounds=wide)) == "bfloat16"
-    assert verdicts(tried(folder, bounds=Bounds(scores=9.0, main=0.1)))["int8"] == ""  # other bounds, another verdict
+    assert verdicts(tried(folder, bounds=Bounds(scores=9.0, metric=0.1)))["int8"] == ""  # other bounds, another verdict
 
 
 def test_one_number_is_something_to_compare_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,8 +320,8 @@ def test_float32_that_is_not_finite_is_an_error(
     if main is None:
         usual = module._scores
         monkeypatch.setattr(module, "_scores", lambda engine, pieces: usual(engine, pieces) * float("nan"))
-    with pytest.raises(HeedfulError, match=r"in float32 its scores, or its main number \(.*\), are not finite"):
-        tried(folder, main=None if main is None else lambda engine: main)
+    with pytest.raises(HeedfulError, match=r"in float32 its scores, or its metric \(.*\), are not finite"):
+        tried(folder, measure_metric=None if main is None else lambda engine: main)
 
 
 def test_what_was_found_without_measuring_ways_is_kept_apart(

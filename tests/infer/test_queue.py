@@ -476,7 +476,7 @@ class Steps(Decoding):
         self.log.append("+".join(self.texts.values()))
         if self.steps == 2 and any("!" in text for text in self.texts.values()):
             raise RuntimeError("poisoned")
-        last = self.steps + 1 == self.most
+        last = self.steps + 1 == self.max_new_tokens
         ended = {number: text for number, text in self.texts.items() if last or len(text) <= self.steps + 1}
         self.texts = {number: text for number, text in self.texts.items() if number not in ended}
         self.done = not self.texts
@@ -490,7 +490,7 @@ class Steps(Decoding):
 class Writer(Fake):
     """One that writes what it reads again, a letter in each step."""
 
-    writing = Writing(most=1_000)
+    writing = Writing(max_new_tokens=1_000)
 
     def __init__(self, seconds: float = 0.005) -> None:
         super().__init__(seconds)
@@ -502,7 +502,7 @@ class Writer(Fake):
     def decode(self, pieces: Sequence[Piece], writing: Any = None) -> Decoding:
         texts = [bytes(piece.encoded.ids).decode() for piece in pieces]
         self.batches.append(texts)
-        return Steps(texts, writing.most, self.seconds, self.steps)
+        return Steps(texts, writing.max_new_tokens, self.seconds, self.steps)
 
     def answer(self, asked: Asked, scores: Sequence[Any], *, top_k: int = 5) -> dict[str, Any]:
         ((written, *_),) = scores
@@ -515,7 +515,7 @@ def test_a_long_decoding_lets_other_models_in_between(made: Any, monkeypatch: py
     writes, reads = queue.lane(writer), queue.lane(other)
 
     async def main() -> None:
-        long = asyncio.create_task(writes.ask(["l" * 200], deadline=soon(60), writing=Writing(most=200)))
+        long = asyncio.create_task(writes.ask(["l" * 200], deadline=soon(60), writing=Writing(max_new_tokens=200)))
         await until(lambda: len(writer.steps) > 2)
         waits = []
         for _ in range(10):
@@ -538,7 +538,7 @@ def test_a_short_decoding_passes_a_long_one_of_its_model(made: Any, monkeypatch:
     lane, ends = queue.lane(writer), []
 
     async def one(text: str, most: int) -> None:
-        assert (await lane.ask([text], deadline=soon(60), writing=Writing(most=most)))[0] == [{"text": text}]
+        assert (await lane.ask([text], deadline=soon(60), writing=Writing(max_new_tokens=most)))[0] == [{"text": text}]
         ends.append(text)
 
     async def main() -> None:
@@ -567,7 +567,7 @@ def test_decodings_held_at_once_are_few(made: Any, monkeypatch: pytest.MonkeyPat
         tasks = []
         for n in range(150, 50, -20):  # each is due before those that were begun
             before = len(writer.steps)
-            tasks.append(asyncio.create_task(lane.ask(["x" * n], deadline=soon(60), writing=Writing(most=n))))
+            tasks.append(asyncio.create_task(lane.ask(["x" * n], deadline=soon(60), writing=Writing(max_new_tokens=n))))
             await until(lambda before=before: len(writer.steps) > before + 2)
         await asyncio.gather(*tasks)
         watching.cancel()
@@ -586,7 +586,7 @@ def test_texts_leave_a_decoding_when_nobody_waits_and_when_they_are_done(
 
     async def main() -> None:
         first = await held(lane, writer_gate(writer))
-        how: Any = {"writing": Writing(most=100)}
+        how: Any = {"writing": Writing(max_new_tokens=100)}
         cancelled = asyncio.create_task(lane.ask(["c" * 100], deadline=soon(), **how))
         left = asyncio.create_task(lane.ask(["g" * 100], deadline=soon(), left=gone.is_set, **how))
         late = asyncio.create_task(lane.ask(["d" * 100], deadline=soon(1.0), **how))
@@ -639,7 +639,7 @@ def test_a_text_on_which_a_decoding_fails_fails_alone(n: int, poison: set[int], 
             f"{number:02}" + "." * (number % 5) + "!!" * (number in poison) + "?" * (number in nan)
             for number in range(n)
         ]
-        how: Any = {"deadline": soon(100_000), "writing": Writing(most=9)}
+        how: Any = {"deadline": soon(100_000), "writing": Writing(max_new_tokens=9)}
         tasks = [asyncio.create_task(lane.ask([text], **how)) for text in texts]
         await until(lambda: queue.tokens == sum(map(len, texts)) + 9 * n)
         writer.go.set()
@@ -667,7 +667,7 @@ def test_texts_written_in_slices_are_those_of_the_engine_alone(
     engine, queue = Engine(make_writer(tmp_path)), made()
     writes, reads = queue.lane(engine), queue.lane(Fake())
     texts = ["a b c", "d", "h g f e d c", "b b"]
-    writing = {most: Writing(how=how, most=most, seed=most) for most in (1, 7, 30)}
+    writing = {most: Writing(how=how, max_new_tokens=most, seed=most) for most in (1, 7, 30)}
 
     async def main() -> dict[int, Any]:
         tasks = {

@@ -262,9 +262,9 @@ def test_the_decoder_writes_as_the_engine_does(tmp_path: Path) -> None:
     loaded.tokenizer = ending(word_tokenizer(WORDS))
     inside = Inside(loaded, TEXT, target=TEXT[:11])
     assert not inside.written and [view.part for view in inside.views] == ["encoder", "decoder", "cross"]
-    found = writing(inside, most=6, beams=2)
+    found = writing(inside, max_new_tokens=6, num_beams=2)
     assert found["steps"] and found["steps"][0]["candidates"][0]["text"] == found["steps"][0]["token"]
-    (answer,) = heedful.Engine(loaded, writing=Writing(most=6))([TEXT])
+    (answer,) = heedful.Engine(loaded, writing=Writing(max_new_tokens=6))([TEXT])
     assert abs(found["greedy"]["log_probability"] - answer["log_probability"]) < 1e-4
     assert found["greedy"]["text"] == answer["text"] and len(found["beams"]) == 2
     assert inside.weights("cross", 1).shape == (4, len(inside.sides["target"]), len(inside.sides["source"]))

@@ -30,7 +30,7 @@ def both(folder: Path, family: str) -> tuple[Any, heedful.Loaded, int]:
     assert ours.head is not None
     free = [
         set(one[0].tokens[1:])
-        for one in write(ours.model, ours.head, how=Greedy(), most=MOST, stop=[], **given(family))
+        for one in write(ours.model, ours.head, how=Greedy(), max_new_tokens=MOST, stop=[], **given(family))
     ]
     often = Counter(token for tokens in free for token in tokens)
     return theirs, ours, min(token for token, count in often.items() if count < len(PROMPTS))
@@ -66,7 +66,7 @@ def stripped(tokens: list[int], family: str, prompt: list[int], stop: int) -> li
 def test_greedy_is_theirs_token_by_token(tmp_path: Path, family: str) -> None:
     theirs, ours, stop = both(tmp_path, family)
     assert ours.head is not None
-    found = write(ours.model, ours.head, how=Greedy(), most=MOST, stop=[stop], **given(family))
+    found = write(ours.model, ours.head, how=Greedy(), max_new_tokens=MOST, stop=[stop], **given(family))
     expected = [
         stripped(
             theirs_writes(theirs, family, prompt, stop, do_sample=False).sequences[0].tolist(), family, prompt, stop
@@ -91,7 +91,7 @@ def test_greedy_is_theirs_token_by_token(tmp_path: Path, family: str) -> None:
 def test_beams_are_theirs(tmp_path: Path, family: str, how: Beam, their_own: dict[str, Any]) -> None:
     theirs, ours, stop = both(tmp_path, family)
     assert ours.head is not None
-    found = search(ours.model, ours.head, how=how, most=MOST, stop=[stop], **given(family))
+    found = search(ours.model, ours.head, how=how, max_new_tokens=MOST, stop=[stop], **given(family))
     for prompt, written in zip(PROMPTS, found, strict=True):
         out = theirs_writes(
             theirs,
@@ -114,8 +114,8 @@ def test_beams_are_theirs(tmp_path: Path, family: str, how: Beam, their_own: dic
 def test_one_beam_is_greedy(tmp_path: Path, family: str) -> None:
     _, ours, stop = both(tmp_path, family)
     assert ours.head is not None
-    greedy = write(ours.model, ours.head, how=Greedy(), most=MOST, stop=[stop], **given(family))
-    beam = write(ours.model, ours.head, how=Beam(width=1), most=MOST, stop=[stop], **given(family))
+    greedy = write(ours.model, ours.head, how=Greedy(), max_new_tokens=MOST, stop=[stop], **given(family))
+    beam = write(ours.model, ours.head, how=Beam(width=1), max_new_tokens=MOST, stop=[stop], **given(family))
     assert [each[0].tokens for each in greedy] == [each[0].tokens for each in beam]
     for one, other in zip(greedy, beam, strict=True):
         assert abs(one[0].log_probability - other[0].log_probability) < 1e-9
@@ -128,7 +128,7 @@ def test_one_beam_is_greedy_where_tokens_are_equally_likely(tmp_path: Path, fami
     assert ours.head is not None
     head: Any = ours.head
     for scores in (lambda rows, batch: head(rows, batch) * 0, lambda rows, batch: head(rows, batch).round()):
-        how: dict[str, Any] = {"most": MOST, "stop": [], **given(family)}
+        how: dict[str, Any] = {"max_new_tokens": MOST, "stop": [], **given(family)}
         greedy = write(ours.model, scores, how=Greedy(), **how)
         beam = write(ours.model, scores, how=Beam(width=1), **how)
         assert [each[0].tokens for each in greedy] == [each[0].tokens for each in beam]
@@ -166,7 +166,14 @@ def test_with_a_cache_is_without(tmp_path: Path, name: str) -> None:
     texts = [list(each) for each in ([[0]] * len(PROMPTS) if "source" in reads else PROMPTS)]
     seen = 0
     for step in stream(
-        ours.model, ours.head, how=Sample(temperature=2.0), most=9, stop=[stop], distribution=True, seed=5, **reads
+        ours.model,
+        ours.head,
+        how=Sample(temperature=2.0),
+        max_new_tokens=9,
+        stop=[stop],
+        distribution=True,
+        seed=5,
+        **reads,
     ):
         assert step.distribution is not None
         for row, number in enumerate(step.sequences):
@@ -185,14 +192,14 @@ def test_with_a_cache_is_without(tmp_path: Path, name: str) -> None:
 def test_what_is_written_does_not_depend_on_the_company(tmp_path: Path, how: How) -> None:
     ours, stop = made("gpt2", tmp_path)
     assert ours.head is not None
-    together = write(ours.model, ours.head, Packed.of(PROMPTS), how, most=MOST, stop=[stop], seed=1)
-    fewer = write(ours.model, ours.head, Packed.of(PROMPTS[:2]), how, most=MOST, stop=[stop], seed=1)
+    together = write(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop], seed=1)
+    fewer = write(ours.model, ours.head, Packed.of(PROMPTS[:2]), how, max_new_tokens=MOST, stop=[stop], seed=1)
     assert [[each.tokens for each in one] for one in together[:2]] == [[each.tokens for each in one] for one in fewer]
-    turned = write(ours.model, ours.head, Packed.of(PROMPTS[::-1]), how, most=MOST, stop=[stop], seed=1)[::-1]
+    turned = write(ours.model, ours.head, Packed.of(PROMPTS[::-1]), how, max_new_tokens=MOST, stop=[stop], seed=1)[::-1]
     assert [[each.tokens for each in one] for one in together] == [[each.tokens for each in one] for one in turned]
-    again = write(ours.model, ours.head, Packed.of(PROMPTS), how, most=MOST, stop=[stop], seed=1)
+    again = write(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop], seed=1)
     assert [[each.tokens for each in one] for one in together] == [[each.tokens for each in one] for one in again]
-    other = write(ours.model, ours.head, Packed.of(PROMPTS), how, most=MOST, stop=[stop], seed=2)
+    other = write(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop], seed=2)
     same = [[each.tokens for each in one] for one in together] == [[each.tokens for each in one] for one in other]
     assert same == (not isinstance(how, Sample))
 
@@ -218,7 +225,7 @@ def test_decodings_that_take_turns_write_what_each_writes_alone(tmp_path: Path, 
     ours, stop = made(name, tmp_path)
     assert ours.head is not None
     batches = {
-        (number, most): {"how": how, "most": most, "stop": [stop], "seed": number}
+        (number, most): {"how": how, "max_new_tokens": most, "stop": [stop], "seed": number}
         | given("gpt2" if name == "gpt2" else "t5")
         for number, how in enumerate(HOWS)
         for most in (1, 4, 11)
@@ -252,8 +259,8 @@ def test_sequences_that_are_dropped_leave_the_others_as_they_are(tmp_path: Path,
         return scores
 
     prompts = Packed.of(PROMPTS)
-    alone = write(ours.model, ours.head, prompts, how, most=MOST, stop=[stop], seed=1)
-    decoding = decode(ours.model, score, prompts, how, most=MOST, stop=[stop], seed=1)
+    alone = write(ours.model, ours.head, prompts, how, max_new_tokens=MOST, stop=[stop], seed=1)
+    decoding = decode(ours.model, score, prompts, how, max_new_tokens=MOST, stop=[stop], seed=1)
     found = {}
     for step in range(MOST):
         if step == 2:
@@ -264,7 +271,7 @@ def test_sequences_that_are_dropped_leave_the_others_as_they_are(tmp_path: Path,
     for number, written in found.items():
         assert [each.tokens for each in written] == [each.tokens for each in alone[number]]
     assert max(rows[3:], default=0) <= 2 * (how.width if isinstance(how, Beam) else 1)
-    decoding = decode(ours.model, score, prompts, how, most=MOST, stop=[stop])
+    decoding = decode(ours.model, score, prompts, how, max_new_tokens=MOST, stop=[stop])
     decoding.drop(range(4))
     assert decoding.done
 
@@ -301,11 +308,11 @@ def test_what_cannot_be_written() -> None:
     ours, _ = made("shaw", Path())
     assert ours.head is not None
     with pytest.raises(heedful.HeedfulError, match="takes no source: only a model with an encoder reads one"):
-        write(ours.model, ours.head, Packed.of([[1]]), Greedy(), most=2, stop=[0], source=Packed.of([[1]]))
+        write(ours.model, ours.head, Packed.of([[1]]), Greedy(), max_new_tokens=2, stop=[0], source=Packed.of([[1]]))
     with pytest.raises(heedful.HeedfulError, match=r"sequences \[1\] are empty"):
-        write(ours.model, ours.head, Packed.of([[1], []]), Greedy(), most=2, stop=[0])
+        write(ours.model, ours.head, Packed.of([[1], []]), Greedy(), max_new_tokens=2, stop=[0])
     with pytest.raises(heedful.HeedfulError, match=r"call eval\(\) before it writes"):
-        write(ours.train().model, ours.head, Packed.of([[1]]), Greedy(), most=2, stop=[0])
+        write(ours.train().model, ours.head, Packed.of([[1]]), Greedy(), max_new_tokens=2, stop=[0])
     for wrong in ({"temperature": 0.0}, {"temperature": 1e-7}, {"temperature": math.nan}, {"top_k": 0}, {"top_p": 1.5}):
         with pytest.raises(heedful.HeedfulError, match=f"{next(iter(wrong))} is"):
             Sample(**wrong)  # type: ignore[arg-type]
@@ -320,8 +327,10 @@ def test_what_cannot_be_written() -> None:
 def test_sources_may_all_be_empty(tmp_path: Path, how: How) -> None:
     ours, stop = made("transformer", tmp_path)
     assert ours.head is not None
-    alone = write(ours.model, ours.head, Packed.of([[1]]), how, most=5, stop=[stop], source=Packed.of([[]]))
-    beside = write(ours.model, ours.head, Packed.of([[1], [1]]), how, most=5, stop=[stop], source=Packed.of([[], [5]]))
+    alone = write(ours.model, ours.head, Packed.of([[1]]), how, max_new_tokens=5, stop=[stop], source=Packed.of([[]]))
+    beside = write(
+        ours.model, ours.head, Packed.of([[1], [1]]), how, max_new_tokens=5, stop=[stop], source=Packed.of([[], [5]])
+    )
     assert [each.tokens for each in alone[0]] == [each.tokens for each in beside[0]]
 
 
@@ -330,7 +339,7 @@ def test_each_prompt_has_a_source(tmp_path: Path, how: How) -> None:
     ours, _ = made("transformer", tmp_path)
     assert ours.head is not None
     with pytest.raises(heedful.HeedfulError, match=r"^there are 2 prompts, but 1 sources: give each prompt its own$"):
-        write(ours.model, ours.head, Packed.of([[1], [1]]), how, most=2, stop=[0], source=Packed.of([[5]]))
+        write(ours.model, ours.head, Packed.of([[1], [1]]), how, max_new_tokens=2, stop=[0], source=Packed.of([[5]]))
 
 
 @pytest.mark.parametrize("how", [Greedy(), Sample(), Beam(width=3, best=2)])
@@ -339,11 +348,11 @@ def test_writing_ends_where_positions_end(tmp_path: Path, how: How) -> None:
     ours, _ = made("gpt2", tmp_path)
     assert ours.head is not None
     prompts = Packed.of([[5, 6, 7], [8] * 40, [9] * 30])
-    found = write(ours.model, ours.head, prompts, how, most=60, stop=[])
+    found = write(ours.model, ours.head, prompts, how, max_new_tokens=60, stop=[])
     assert [len(each[0].tokens) for each in found] == [38, 1, 11]
     assert not any(each.complete for one in found for each in one)
     with pytest.raises(heedful.HeedfulError, match="has 41 tokens, but the model has positions for 40"):
-        write(ours.model, ours.head, Packed.of([[5] * 41]), how, most=60, stop=[])
+        write(ours.model, ours.head, Packed.of([[5] * 41]), how, max_new_tokens=60, stop=[])
 
 
 def test_penalties_are_their_formulas() -> None:
@@ -357,7 +366,7 @@ def test_a_penalty_decides_between_short_and_long(tmp_path: Path) -> None:
     ours, stop = made("gpt2", tmp_path)
     assert ours.head is not None
     how = Beam(width=4, best=4, penalty="gnmt", strength=1.5, ends="sure")
-    for written in write(ours.model, ours.head, Packed.of(PROMPTS), how, most=MOST, stop=[stop]):
+    for written in write(ours.model, ours.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop]):
         scores = [each.score for each in written]
         assert scores == sorted(scores, reverse=True)
         for each in written:
@@ -373,7 +382,7 @@ def test_with_bfloat16_products(tmp_path: Path, name: str, how: How) -> None:
     assert ours.head is not None
     reads = given("t5" if ours.model.encoder is not None else "gpt2")
     with torch.autocast("cpu", torch.bfloat16):
-        found = write(ours.model, ours.head, how=how, most=5, stop=[stop], **reads)
+        found = write(ours.model, ours.head, how=how, max_new_tokens=5, stop=[stop], **reads)
     assert len(found) == len(PROMPTS) and all(each[0].log_probability < 0 for each in found)
 
 
@@ -381,6 +390,6 @@ def test_scores_that_are_not_numbers_are_written_on_as_the_greatest(tmp_path: Pa
     _, ours, _ = both(tmp_path, next(iter(FAMILIES)))
     assert ours.head is not None
     head: Any = ours.head
-    how: dict[str, Any] = {"most": 3, "stop": [], **given(next(iter(FAMILIES)))}
+    how: dict[str, Any] = {"max_new_tokens": 3, "stop": [], **given(next(iter(FAMILIES)))}
     found = write(ours.model, lambda rows, batch: head(rows, batch) * float("nan"), how=Beam(width=2), **how)
     assert all(len(each[0].tokens) == 3 for each in found)

@@ -135,7 +135,9 @@ def test_token_by_token_is_all_at_once(name: str) -> None:
     texts = [[1] for _ in SOURCE]
     reads = {"prompts": Packed.of(texts), "source": Packed.of(SOURCE)}
     how = Sample(temperature=2.0)
-    for at in stream(loaded.model, loaded.head, how=how, most=6, stop=[2, 3, 4], distribution=True, seed=5, **reads):
+    for at in stream(
+        loaded.model, loaded.head, how=how, max_new_tokens=6, stop=[2, 3, 4], distribution=True, seed=5, **reads
+    ):
         assert at.distribution is not None
         for row, number in enumerate(at.sequences):
             whole = loaded(Packed.of([SOURCE[number]]), Packed.of([texts[number]]))[-1].log_softmax(-1)
@@ -224,7 +226,7 @@ def test_beams_that_miss_nothing_find_the_best_of_all(penalty: Any) -> None:
         if end == stop or n == most - 1
     ]  # fmt: skip
     reads = {"prompts": Packed.of([[1], [1]]), "source": Packed.of(sources)}
-    found = write(loaded.model, loaded.head, how=how, most=most, stop=[stop], **reads)
+    found = write(loaded.model, loaded.head, how=how, max_new_tokens=most, stop=[stop], **reads)
     for source, (best,) in zip(sources, found, strict=True):
         scores = loaded(Packed.of([source] * len(texts)), Packed.of([[1, *text[:-1]] for text in texts])).log_softmax(
             -1

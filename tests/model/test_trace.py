@@ -131,7 +131,7 @@ def test_while_writing(tmp_path: Path) -> None:
     del theirs
     ours, source = heedful.load(tmp_path, dtype=torch.float64), Packed.of([[5, 6, 7, 8], [9, 10]])
     assert ours.head is not None
-    written = write(ours.model, ours.head, Packed.of([[0], [0]]), Greedy(), most=4, stop=[], source=source)
+    written = write(ours.model, ours.head, Packed.of([[0], [0]]), Greedy(), max_new_tokens=4, stop=[], source=source)
     tokens = [[0, *each[0].tokens[:-1]] for each in written]
     whole = Trace()
     ours.model(source, Packed.of(tokens), trace=whole)

@@ -62,12 +62,12 @@ class Leaves(Watch):
 
 @pytest.mark.parametrize(("kind", "main"), [("embed", "spearman"), ("together", "accuracy")])
 def test_embed_reports_the_score_before_training(kind: str, main: str, tmp_path: Path, bare: Path) -> None:
-    given, settings = data(kind, tmp_path / "data"), {"task.negatives": 4} if kind == "together" else {}
+    given, settings = data(kind, tmp_path / "data"), {"task.group_size": 4} if kind == "together" else {}
     done = tune("embed", given, tmp_path / "run", settings, model=bare)
     found = done.results["baseline"]
     source = read(given)
     splits = survey(source, ("train", "dev", "test"))
-    task, loaded = make_task(FinetuneSettings(task=EmbedSettings(negatives=4)), source, splits, heedful.load(bare))
+    task, loaded = make_task(FinetuneSettings(task=EmbedSettings(group_size=4)), source, splits, heedful.load(bare))
     for split in ("dev", "test"):
         expected = task.result(measure(task, loaded, source.examples(split)))[main]
         assert found["splits"][split]["numbers"][main] == pytest.approx(expected, abs=1e-6)

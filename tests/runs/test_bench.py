@@ -43,8 +43,8 @@ def test_every_precision_is_measured(run: Path) -> None:
     assert [each.trial.precision for each in found.sheets] == ["float32", "bfloat16", "int8"]
     for sheet in found.sheets:
         assert sheet.latency.keys() == {"16"} and 0 < sheet.latency["16"]["p50"] <= sheet.latency["16"]["p99"]
-        assert sheet.throughput > 0 and sheet.resident > 1e7 and sheet.trial.main is not None
-    assert (found.main == "accuracy" and found.split == "rows") or found.split
+        assert sheet.throughput > 0 and sheet.resident > 1e7 and sheet.trial.metric_value is not None
+    assert (found.metric == "accuracy" and found.split == "rows") or found.split
     assert found.taken in [each.trial.precision for each in found.sheets if not each.trial.refused]
     assert json.loads((run / "bench.json").read_text())["taken"] == found.taken
 
@@ -53,7 +53,9 @@ def test_the_command_shows_and_writes(run: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit, match="0"):
         main(["bench", str(run), "--json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert len(found["sheets"]) == 3 and found["main"] is None and math.isfinite(found["sheets"][2]["trial"]["scores"])
+    assert (
+        len(found["sheets"]) == 3 and found["metric"] is None and math.isfinite(found["sheets"][2]["trial"]["scores"])
+    )
     with pytest.raises(SystemExit, match="0"):
         main(["bench", str(run), "--data", str(run.parent / "rows.csv")])
     out = capsys.readouterr().out
@@ -74,12 +76,12 @@ def test_what_is_far_slower_is_not_timed(
 
 
 def test_long_texts_are_cut_where_the_run_cut_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (run / "settings.toml").write_text('long = "cut"\n')
+    (run / "settings.toml").write_text('long_inputs = "truncate"\n')
     seen, usual = [], evaluation.measure
-    seeing = lambda task, *given, **more: seen.append(task.long) or usual(task, *given, **more)  # noqa: E731
+    seeing = lambda task, *given, **more: seen.append(task.long_inputs) or usual(task, *given, **more)  # noqa: E731
     monkeypatch.setattr(evaluation, "measure", seeing)
     bench(run, data=run.parent / "rows.csv")
-    assert seen and set(seen) == {"cut"}
+    assert seen and set(seen) == {"truncate"}
 
 
 @pytest.mark.slow

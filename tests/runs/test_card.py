@@ -155,7 +155,7 @@ def test_quality_table(tmp_path: Path) -> None:
     assert named["examples"] == ["400", "50"] and named["loss"][0] == "NaN"
     assert named["macro_f1"] == [f"{each['numbers']['macro_f1']:.3f}" for each in found["splits"].values()]
     assert "confusion" not in named and "count" not in named
-    found["main"] = "macro_f1"
+    found["metric"] = "macro_f1"
     assert rows(card(tmp_path, found, dev=lines), "## Quality")[2][0] == "**macro_f1**"
 
 
@@ -182,18 +182,20 @@ def test_what_the_numbers_are_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep", ["best", "last"])
 def test_thresholds_that_were_fitted_on_dev(tmp_path: Path, keep: str) -> None:
     results = made.results("multiple", "micro_f1", {"dev": made.labelled(["x", "y"])})
-    settings = {"task": {"kind": "multiple", "thresholds": "calibrated"}, "fit": {"keep": keep}}
+    settings = {"task": {"kind": "multiple", "thresholds": "tuned"}, "fit": {"keep": keep}}
     seeds = [{"seed": 1, "best_step": 9, "steps": 10, "seconds": 2.0, "splits": {"dev": 0.5}}]
     text = card(tmp_path, results | {"settings": settings, "seeds": seeds, "seed": 1})
     assert ", and thresholds were fitted on dev; so the numbers of dev are a little too good." in text
     chosen = "by which the model was chosen and " if keep == "best" else ""
     assert f"what is known comes from dev, {chosen}on which its thresholds were fitted." in text
     extract = made.results("extract", "f1", {"dev": {"f1": 0.5, "best_f1_threshold": -1.0, "count": 9}})
-    settings = {"task": {"kind": "extract", "threshold": "calibrated"}, "fit": {"keep": keep}}
+    settings = {"task": {"kind": "extract", "no_answer_threshold": "tuned"}, "fit": {"keep": keep}}
     extract |= {"settings": settings, "seeds": seeds, "seed": 1}
     assert "thresholds were fitted on dev" in card(tmp_path, extract)
     del extract["splits"]["dev"]["numbers"]["best_f1_threshold"]
-    assert "thresholds" not in card(tmp_path, extract).replace('"threshold"', ""), "every question has an answer"
+    assert "thresholds" not in card(tmp_path, extract).replace('"no_answer_threshold"', ""), (
+        "every question has an answer"
+    )
 
 
 def test_a_note_of_several_splits_stands_there_once(tmp_path: Path) -> None:

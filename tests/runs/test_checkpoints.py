@@ -32,7 +32,7 @@ class Falling:
     def __call__(self, task: Any, shares: list[Any]) -> Scored:
         self.number += 1
         found = self.score(task, shares)
-        return Scored(main=found.main - self.number, tie=found.tie, numbers=found.numbers)
+        return Scored(metric_value=found.metric_value - self.number, tie=found.tie, numbers=found.numbers)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_finished_run_keeps_best_and_last_weights_and_no_state(
     assert last == checkpoint(run, str(entry["last"]["step"])) == run / "checkpoints" / "last"
     for which, number in (("best", 1), ("last", 4)):
         numbers = evaluate(run, given, split="dev", checkpoint=which).numbers
-        assert numbers["accuracy"] == pytest.approx(entry[which]["main"] + number, abs=1e-6)
+        assert numbers["accuracy"] == pytest.approx(entry[which]["metric_value"] + number, abs=1e-6)
     (first, second) = (Engine(each)(["the dog ran"])[0]["probabilities"] for each in (run, last))
     assert first != second
 
@@ -108,7 +108,7 @@ def test_of_several_seeds_the_checkpoints_are_those_of_the_chosen_one(
 def test_without_dev_there_is_the_last_alone(tmp_path: Path) -> None:
     given = data("single", tmp_path / "data")
     run = tmp_path / "run"
-    found = tune("classify", given / "train.csv", run, MANY | {"data.dev": 0.0}).results
+    found = tune("classify", given / "train.csv", run, MANY | {"data.dev_fraction": 0.0}).results
     assert found["checkpoints"]["best"] is None and checkpoint(run, "last") == run
     with pytest.raises(HeedfulError, match="was not evaluated on dev"):
         checkpoint(run, "best")
@@ -141,7 +141,7 @@ def test_the_sentence_is_in_the_results_and_told(tmp_path: Path, given: Path, mo
 
     with monkeypatch.context() as patch:
         scores = iter((0.51, 0.5, 0.5, 0.5))
-        patch.setattr(module, "scored", lambda task, shares: Scored(main=next(scores), numbers={}))
+        patch.setattr(module, "scored", lambda task, shares: Scored(metric_value=next(scores), numbers={}))
         found = tune("classify", given, tmp_path / "run", MANY, watch=Told()).results
     (sentence,) = [each for each in told if each.startswith("dev is too small to choose")]
     assert sentence in found["notes"] and "0.0100 above" in sentence
@@ -152,7 +152,7 @@ def test_the_sentence_is_in_the_results_and_told(tmp_path: Path, given: Path, mo
     [("worst", "use best, last, or the number"), ("7", "has no weights of step 7"), ("-1", "use best, last")],
 )
 def test_checkpoints_that_are_not_there(tmp_path: Path, which: str, match: str) -> None:
-    about = {"task": "classify", "main": "accuracy", "splits": {}, "checkpoints": entry(3, 3, 0.0)}
+    about = {"task": "classify", "metric": "accuracy", "splits": {}, "checkpoints": entry(3, 3, 0.0)}
     (tmp_path / "results.json").write_text(json.dumps(about))
     with pytest.raises(HeedfulError, match=match):
         checkpoint(tmp_path, which)

@@ -26,7 +26,7 @@ def losses(values: list[Any]) -> list[made.Line]:
 
 JOURNALS = {
     "one step": losses([0.5]),
-    "one step and one look": [*losses([0.5]), {"step": 1, "dev": {"loss": 0.4}, "main": 0.5, "best": True}],
+    "one step and one look": [*losses([0.5]), {"step": 1, "dev": {"loss": 0.4}, "metric_value": 0.5, "best": True}],
     "constant": losses([0.5] * 50),
     "zero": [line | {"rate": 0.0, "loss": 0.0} for line in losses([0.0] * 50)],
     "all of it not finite": losses([NAN] * 5),
@@ -37,11 +37,11 @@ JOURNALS = {
     "negative": losses([-0.5, -0.6, -1000.0]),
     "long": losses([math.sin(n) + 2 for n in range(7001)]),
     "long and not finite": losses([NAN] * 7001),
-    "looks of no number": [*losses([0.5] * 20), {"step": 10, "dev": {}, "main": "NaN", "best": False}],
-    "looks without a best one": [*losses([0.5] * 20), {"step": 10, "dev": {}, "main": 0.5, "best": False}],
+    "looks of no number": [*losses([0.5] * 20), {"step": 10, "dev": {}, "metric_value": "NaN", "best": False}],
+    "looks without a best one": [*losses([0.5] * 20), {"step": 10, "dev": {}, "metric_value": 0.5, "best": False}],
     "left out": [line | {"left_out": True} for line in losses([NAN, 0.5])],
     "no epochs": [line | {"epoch": 0.0} for line in losses([0.5, 0.4])],
-    "a formula in the name": [*losses([0.5] * 20), {"step": 10, "dev": {}, "main": 0.5, "best": True}],
+    "a formula in the name": [*losses([0.5] * 20), {"step": 10, "dev": {}, "metric_value": 0.5, "best": True}],
 }
 
 
@@ -56,12 +56,12 @@ def test_every_journal_is_drawn(tmp_path: Path, name: str) -> None:
 def test_an_empty_journal_is_not_drawn(tmp_path: Path) -> None:
     made.journal(tmp_path, [])
     assert draw(tmp_path) == []
-    assert curves([{"step": 3, "dev": {}, "main": 0.5, "best": True}], "accuracy") is None
+    assert curves([{"step": 3, "dev": {}, "metric_value": 0.5, "best": True}], "accuracy") is None
 
 
 def test_the_columns() -> None:
-    lines = [*losses([0.5, "NaN"]), {"step": 2, "dev": {"loss": 0.3, "accuracy": 1}, "main": 1.0, "best": True}]
-    lines += [*losses([0.1])[:1], {"step": 3, "dev": {}, "main": 0.9, "best": False}]
+    lines = [*losses([0.5, "NaN"]), {"step": 2, "dev": {"loss": 0.3, "accuracy": 1}, "metric_value": 1.0, "best": True}]
+    lines += [*losses([0.1])[:1], {"step": 3, "dev": {}, "metric_value": 0.9, "best": False}]
     course = Course.of(iter(lines))
     assert course.step.tolist() == [1, 2, 1] and course.looked.tolist() == [2, 3]
     np.testing.assert_array_equal(course.loss, [0.5, NAN, 0.1])
@@ -79,10 +79,10 @@ def test_panels_and_axes() -> None:
     assert loss.lines[0].get_ydata().tolist() == [line["loss"] for line in updates]
     looks = [line for line in lines if "dev" in line]
     assert loss.lines[2].get_ydata().tolist() == [line["dev"]["loss"] for line in looks]
-    assert score.lines[0].get_ydata().tolist() == [line["main"] for line in looks]
-    best = max(looks, key=lambda line: line["main"])
-    assert score.lines[1].get_xydata().tolist() == [[best["step"], best["main"]]]
-    assert score.texts[0].get_text() == f"best: {best['main']:.4g}, step {best['step']}"
+    assert score.lines[0].get_ydata().tolist() == [line["metric_value"] for line in looks]
+    best = max(looks, key=lambda line: line["metric_value"])
+    assert score.lines[1].get_xydata().tolist() == [[best["step"], best["metric_value"]]]
+    assert score.texts[0].get_text() == f"best: {best['metric_value']:.4g}, step {best['step']}"
     assert rate.lines[0].get_ydata().tolist() == [line["rate"] for line in updates]
     assert all(axes.get_xlim()[0] == 0 for axes in figure.axes)
     (top,) = loss.child_axes

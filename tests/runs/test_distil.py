@@ -64,7 +64,7 @@ def test_a_verdict_cuts_long_texts_where_the_run_does(
 ) -> None:
     rows = [{"text": "the cat sat " * 100, "label": "good"}, {"text": "the dog ran", "label": "bad"}]
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source, cut = read(tmp_path / "long.jsonl", settings=DataSettings(dev=0.0)), []
+    source, cut = read(tmp_path / "long.jsonl", settings=DataSettings(dev_fraction=0.0)), []
 
     def told(*given: Any) -> Any:
         measure = evaluate(*given)
@@ -72,8 +72,10 @@ def test_a_verdict_cuts_long_texts_where_the_run_does(
         return measure
 
     monkeypatch.setattr(distil_verdict, "evaluate", told)
-    for long in ("cut", "windows"):
-        distil_verdict._asked(str(teacher), "float32", source=source, split="train", main="accuracy", long=long)
+    for long in ("truncate", "stride"):
+        distil_verdict._asked(
+            str(teacher), "float32", source=source, split="train", metric="accuracy", long_inputs=long
+        )
     assert [each != Cut() for each in cut] == [True, False]
 
 
@@ -237,7 +239,7 @@ RELATED = ("student.width=32", "student.heads=2", "loss.relations.heads=2")
         ("layers=1", ["outputs.top=3"], "outputs.top is for a vocabulary"),
         ("layers=1", ["loss.relations.heads=7"], "cannot be parted into 7 heads"),
         ("layers=1", ["more.times=1"], "replaced by a masked language model, and .* has no such head"),
-        ("bag", ["data.dev=0", "student.skipgram_steps=-1"], "steps"),
+        ("bag", ["data.dev_fraction=0", "student.skipgram_steps=-1"], "steps"),
         ("bag", ["verdict.texts=0"], "texts is 0; expected a whole number from 1"),
         ("bag", ["verdict.rounds=-3"], "rounds is -3; expected a whole number from 1"),
         (
@@ -322,7 +324,7 @@ def test_hidden_tokens_are_distilled_on_text(tmp_path: Path) -> None:
     teacher, text = of_text(tmp_path)
     wishes = [*MASKED, "student.family=distilbert", "verdict.alone=none"]
     done = distil(teacher, text, tmp_path / "run", student="layers=1", losses="triple", assignments=wishes)
-    assert done.results["verdict"]["main"] == "mlm_accuracy"
+    assert done.results["verdict"]["metric"] == "mlm_accuracy"
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "Beside its teacher" in card and "going on from 1 of the layers of teacher, taught by teacher:" in card
     assert "loss.soft = 5.0" in card and "pretrain.max_seq_length = 16" in card and "model.size" not in card
@@ -497,8 +499,10 @@ def test_what_can_be_foreseen_is_refused_before_anything_is_written(
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = [tmp_path / "train.jsonl", tmp_path / "test.jsonl"]
-    with pytest.raises(HeedfulError, match=r"thresholds are calibrated on dev, and there is none.*task.threshold=zero"):
-        distil(span, files, no, student="layers=1", assignments=[*ALONE, "data.dev=0"])
+    with pytest.raises(
+        HeedfulError, match=r"thresholds are tuned on dev, but there is no dev split.*task.no_answer_threshold=0"
+    ):
+        distil(span, files, no, student="layers=1", assignments=[*ALONE, "data.dev_fraction=0"])
     other = make(tmp_path / "other", "bare")
     words = (other / "vocab.txt").read_text().splitlines()
     (other / "vocab.txt").write_text("".join(f"{word if word != 'the' else 'xyz'}\n" for word in words))
@@ -522,9 +526,9 @@ def test_bad_rows_of_text_are_left_out_where_that_is_asked_for(tmp_path: Path) -
     files.mkdir()
     (files / "text.jsonl").write_text("\n".join([*lines[:9], "{broken", *lines[9:]]) + "\n")
     given: dict[str, Any] = {"student": "layers=1", "assignments": [*MASKED[:-1]]}
-    with pytest.raises(HeedfulError, match="--bad-rows skip"):
+    with pytest.raises(HeedfulError, match="--on-bad-row skip"):
         distil(teacher, files, run, **given)
-    done = distil(teacher, files, run, skip_bad_rows=True, **given)
+    done = distil(teacher, files, run, on_bad_row="skip", **given)
     read = [json.loads((run / each / "results.json").read_text())["corpus"] for each in ("", "alone")]
     assert read[0] == read[1], "alone it reads the same text, and no file of the run"
     models = done.results["verdict"]["models"]
@@ -580,7 +584,7 @@ def test_a_file_of_no_texts_is_refused(tmp_path: Path) -> None:
 
 def test_texts_that_pairs_are_measured_on_are_not_learned(tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("one two\nnew\nThree four\nfresh\n")
-    measured = [Pair(a="one two", b="x"), Pair(a="y", b="three four")]
+    measured = [Pair(anchor="one two", positive="x"), Pair(anchor="y", positive="three four")]
     found = read_unlabelled(
         [str(tmp_path / "more.txt")], "embed", "embedding", (), DataSettings(), measured, but=tmp_path / "run"
     )
@@ -623,12 +627,12 @@ def test_dev_is_parted_as_the_teacher_parted_it(tmp_path: Path) -> None:
     teacher, rows = make(tmp_path / "teacher", "single"), as_csv(tmp_path / "rows.csv", classified(60))
     assert planned(teacher, rows).settings.data == DataSettings(), "no run"
     facts = {"files": {"rows.csv": file_hash(rows)}, "trained_on": ["rows.csv"], "made_dev": True}
-    (teacher / "settings.toml").write_text("[data]\ndev = 0.3\nseed = 5\n")
+    (teacher / "settings.toml").write_text("[data]\ndev_fraction = 0.3\nseed = 5\n")
     (teacher / "data.json").write_text(json.dumps(facts))
     found = planned(teacher, rows)
-    assert (found.settings.data, found.notes) == (DataSettings(dev=0.3, seed=5), ())
-    assert planned(teacher, rows, "data.dev=0.2").notes == (), "a part of the teacher's dev"
-    for wish in ("data.dev=0.4", "data.seed=1"):
+    assert (found.settings.data, found.notes) == (DataSettings(dev_fraction=0.3, seed=5), ())
+    assert planned(teacher, rows, "data.dev_fraction=0.2").notes == (), "a part of the teacher's dev"
+    for wish in ("data.dev_fraction=0.4", "data.seed=1"):
         (note,) = planned(teacher, rows, wish).notes
         assert note.startswith("the teacher has learned from texts of dev: its quality there is what it remembers")
     other = as_csv(tmp_path / "other.csv", classified(60, seed=3))
@@ -637,7 +641,7 @@ def test_dev_is_parted_as_the_teacher_parted_it(tmp_path: Path) -> None:
     assert note.startswith("the teacher has learned from texts of test")
     (teacher / "data.json").write_text(json.dumps(facts | {"made_dev": False}))
     assert len(planned(teacher, rows).notes) == 1, "it had another dev, and learned from all of this file"
-    (teacher / "settings.toml").write_text("[data]\ndev = 0.0\n")
+    (teacher / "settings.toml").write_text("[data]\ndev_fraction = 0.0\n")
     with pytest.raises(HeedfulError, match=r"neither dev nor test .* that the teacher has not learned from"):
         planned(teacher, rows)
 
@@ -652,11 +656,13 @@ def test_data_are_read_as_the_teachers_run_read_its_own(tmp_path: Path) -> None:
     text = "".join(f"{row['label']}:x,caf\xe9 {row['text']}\n" for row in rows)
     (tmp_path / "data.csv").write_bytes(b"stars,review\n" + text.encode("latin-1"))
     found = planned(teacher, tmp_path / "data.csv")
-    assert found.settings.data.columns == {"text": "review", "label": "stars"} and found.settings.data.dev == 0.1
+    assert (
+        found.settings.data.columns == {"text": "review", "label": "stars"} and found.settings.data.dev_fraction == 0.1
+    )
     assert next(found.source.examples("train")).text.startswith("café ") and not any(
         ":" in x for x in found.source.labels
     )
-    assert found.notes[0].startswith("data are read as the teacher's run read its own: columns.text=review")
+    assert found.notes[0].startswith("data are read as the teacher's run read its own: data.columns.text=review")
     assert planned(teacher, tmp_path / "data.csv", "data.encoding=cp1252").settings.data.encoding == "cp1252"
     (tmp_path / "data.jsonl").write_text(
         "".join(
@@ -767,12 +773,12 @@ def test_texts_are_answered_until_it_has_taken_long_enough(
 @pytest.mark.parametrize(
     ("kind", "found", "wishes", "want"),
     [
-        ("span", {"most": 60.0}, [], 60),
+        ("span", {"max_answer_tokens": 60.0}, [], 60),
         ("span", {}, [], 30),
-        ("span", {"most": 60.0}, ["task.most=9"], 9),
-        ("multiple", {"good": 0.3}, [], "calibrated"),
-        ("multiple", {"good": 0.3}, ["task.thresholds=half"], "half"),
-        ("multiple", {}, [], "half"),
+        ("span", {"max_answer_tokens": 60.0}, ["task.max_answer_tokens=9"], 9),
+        ("multiple", {"good": 0.3}, [], "tuned"),
+        ("multiple", {"good": 0.3}, ["task.thresholds=0.5"], 0.5),
+        ("multiple", {}, [], 0.5),
     ],
 )
 def test_a_student_answers_as_its_teacher_does(
@@ -786,4 +792,4 @@ def test_a_student_answers_as_its_teacher_does(
     overrides = overrides_of(taught.source, assignments=wishes)
     held = data({"span": "extract"}.get(kind, kind), tmp_path / "data")
     task: Any = prepare(taught, overrides, held, but=tmp_path / "run").settings.task
-    assert (task.most if kind == "span" else task.thresholds) == want
+    assert (task.max_answer_tokens if kind == "span" else task.thresholds) == want

@@ -97,7 +97,7 @@ def test_a_search_without_dev_says_that_it_chose_on_test(tmp_path: Path, teacher
     files.mkdir()
     for name in ("train.csv", "test.csv"):
         (files / name).write_bytes((labelled / name).read_bytes())
-    wishes = [*ALONE, "data.dev=0"]
+    wishes = [*ALONE, "data.dev_fraction=0"]
     done = search(teacher, files, tmp_path / "run", shapes=["bag"], assignments=wishes, watch=told)
     assert done.results["search"]["split"] == "test"
     assert f"bag is taken, {distil_search.FLATTERED}" in told.sentences
@@ -121,7 +121,7 @@ def test_a_search_goes_by_the_time_of_what_is_trained(
         trained.append((asked.student, among))
         speed = {"precision": "float32", "p99": 9.0, "texts_per_second": 1.0, "tokens_per_second": 1.0}
         mine = speed | {"p50": times[asked.student], "parameters": 7, "quality": {"mean": 0.9}}
-        verdict = {"main": "accuracy", "split": "dev", "kept": 1.0, "models": {"student": mine}}
+        verdict = {"metric": "accuracy", "split": "dev", "kept": 1.0, "models": {"student": mine}}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "verdict.json").write_text(json.dumps(verdict))
         return Finished(folder=folder, why="done", results={"verdict": verdict})

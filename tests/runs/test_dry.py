@@ -63,7 +63,7 @@ def test_minutes_decide_by_themselves(tmp_path: Path) -> None:
 
 def test_bad_rows_are_counted_and_not_written(tmp_path: Path) -> None:
     given = as_csv(tmp_path / "a.csv", [*classified(24), {"text": "x", "label": ""}])
-    found = estimated(given, skip_bad_rows=True)
+    found = estimated(given, on_bad_row="skip")
     assert "bad rows of a.csv that are left out: 1" in found.notes and os.listdir(tmp_path) == ["a.csv"]
     with pytest.raises(HeedfulError, match=r"a\.csv:26:label: is empty"):
         estimated(given)

@@ -94,20 +94,22 @@ def test_a_run_from_the_encoder_that_ships_advises(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(expected, "PROBE", 1)
     monkeypatch.setattr(module, "latency", lambda loaded: {"latency": {}, "throughput": 1})
     monkeypatch.setattr(module, "draw", lambda folder: [])
-    given, short = german(tmp_path / "rows.csv"), ("train.length={kind='steps', count=1}", "data.dev=0")
+    given, short = german(tmp_path / "rows.csv"), ("train.length={kind='steps', count=1}", "data.dev_fraction=0")
     done = heedful.finetune("classify", given, tmp_path / "run", assignments=short)
     (told,) = [note for note in done.results["notes"] if "--model" in note]
     assert "do not look English" in told
     assert "do not look English" in (tmp_path / "run" / "model" / "README.md").read_text()
     assert told in dry.dry_run("classify", given, tmp_path / "dry", assignments=short).notes
     other = make(tmp_path / "other", "bare")
-    done = tune("classify", given, tmp_path / "named", {"data.dev": 0, "train.length.count": 1}, model=other)
+    done = tune("classify", given, tmp_path / "named", {"data.dev_fraction": 0, "train.length.count": 1}, model=other)
     assert not [note for note in done.results["notes"] if "--model" in note]
 
 
 @pytest.mark.parametrize(("longest", "count"), [("", 2), ("max_length=64", 1)])
 def test_a_length_of_the_users_own_is_not_blamed_on_the_encoder(longest: str, count: int, tmp_path: Path) -> None:
-    plan = prepare("classify", german(tmp_path / "rows.csv", 30), assignments=("data.dev=0", *filter(None, [longest])))
+    plan = prepare(
+        "classify", german(tmp_path / "rows.csv", 30), assignments=("data.dev_fraction=0", *filter(None, [longest]))
+    )
     task, _ = make_task(plan.settings, plan.source, plan.survey, heedful.load(ENCODER))
     said = reading_notes(plan.settings, plan.source, plan.survey, task, task.read(plan.source.examples("train")))
     assert sum("--model" in sentence for sentence in said) == count

@@ -77,10 +77,10 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", TASKS)
 def test_the_numbers_of_the_run_itself(kind: str, tmp_path: Path) -> None:
     given = data(kind, tmp_path / "data")
-    done = tune(TASKS[kind], given, tmp_path / "run", {"task.thresholds": "calibrated"} if kind == "multiple" else None)
+    done = tune(TASKS[kind], given, tmp_path / "run", {"task.thresholds": "tuned"} if kind == "multiple" else None)
     for split, expected in done.results["splits"].items():
         again = evaluate(tmp_path / "run", given, split=split, predictions=tmp_path / f"{split}.jsonl")
-        assert (again.split, again.main) == (split, done.results["main"])
+        assert (again.split, again.metric) == (split, done.results["metric"])
         assert json.loads(json.dumps([again.numbers, again.intervals])) == [expected["numbers"], expected["intervals"]]
         assert (tmp_path / f"{split}.jsonl").read_bytes() == (tmp_path / f"run/predictions-{split}.jsonl").read_bytes()
     assert evaluate(tmp_path / "run", given).split == "test", "unless another is asked for"
@@ -91,7 +91,7 @@ def test_a_dev_split_that_was_made_is_made_again(tmp_path: Path) -> None:
     done = tune("classify", given, tmp_path / "run")
     dev = done.results["splits"]["dev"]["numbers"]
     assert 0 < dev["count"] < 20
-    assert evaluate(tmp_path / "run", given, split="dev", settings=DataSettings(dev=0.1)).numbers == dev
+    assert evaluate(tmp_path / "run", given, split="dev", settings=DataSettings(dev_fraction=0.1)).numbers == dev
     everything = evaluate(tmp_path / "run", given)
     assert (everything.split, everything.numbers["count"]) == ("train", 60), "one file is measured whole"
 
@@ -180,7 +180,7 @@ def test_a_head_with_other_marks_than_the_data(tmp_path: Path, marks: str) -> No
         loaded.head.out.bias[4] = 1e3  # type: ignore[union-attr]
     rows = [{"words": ["Ann"], "tags": ["S-PER"]}] * 3 + [{"words": ["Ann", "Lee"], "tags": ["B-PER", "E-PER"]}]
     found = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), predictions=tmp_path / "said.jsonl")
-    assert found.main == "f1" and found.numbers["token_accuracy"] == 4 / 5
+    assert found.metric == "f1" and found.numbers["token_accuracy"] == 4 / 5
     assert (found.numbers["precision"], found.numbers["recall"]) == (3 / 5, 3 / 4)
     assert found.numbers["strict_f1"] == found.numbers["f1"] == pytest.approx(2 / 3)
     said = [json.loads(line)["said"] for line in (tmp_path / "said.jsonl").read_text().splitlines()]
@@ -194,7 +194,7 @@ def test_bad_rows(single: Path, tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=r"a\.csv:3:label: is empty, expected a label"):
         evaluate(single / "run", tmp_path / "a.csv")
     aside = SetAside(file=tmp_path / "aside.jsonl")
-    found = evaluate(single / "run", tmp_path / "a.csv", bad_rows=aside)
+    found = evaluate(single / "run", tmp_path / "a.csv", on_bad_row=aside)
     assert found.numbers["count"] == 1 and found.bad_rows == {str(tmp_path / "a.csv"): 1}
     assert json.loads(aside.file.read_text())["line"] == 3
 
@@ -204,7 +204,7 @@ def test_rows_with_labels_that_a_model_does_not_know(single: Path, tmp_path: Pat
     folder.mkdir()
     (folder / "train.csv").write_text("text,label\nthe cat,good\nthe dog,ugly\n")
     (folder / "test.csv").write_text("text,label\nthe cat,bad\nthe dog,ugly\nthe cow,good\n")
-    found = evaluate(single / "run", folder, bad_rows=aside)
+    found = evaluate(single / "run", folder, on_bad_row=aside)
     assert found.numbers["count"] == 2 and found.bad_rows == {str(folder / "test.csv"): 1}
     assert 'the label \\"ugly\\" is not one that the model knows: \\"bad\\", \\"good\\"' in aside.file.read_text()
     with pytest.raises(HeedfulError, match=r"could never be right\. Rename them in the data, or have rows .* skip$"):
@@ -212,10 +212,10 @@ def test_rows_with_labels_that_a_model_does_not_know(single: Path, tmp_path: Pat
     (tmp_path / "none.csv").write_text("text,label\nthe cat,ugly\n")
     for bad_rows in (LeaveOut(), Stop()):
         with pytest.raises(HeedfulError, match=r"ugly could never be right\. Rename them in the data$"):
-            evaluate(single / "run", tmp_path / "none.csv", bad_rows=bad_rows)
+            evaluate(single / "run", tmp_path / "none.csv", on_bad_row=bad_rows)
     loaded = attach(load(make(tmp_path / "bare", "bare")), "tokens", labels=("O", "B-PER", "I-PER", "E-PER", "S-PER"))
     rows = [{"words": ["Ann", "Lee"], "tags": tags} for tags in (["B-PER", "I-PER"], ["B-ORG", "O"], ["O", "O"])]
-    found = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), bad_rows=LeaveOut())
+    found = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), on_bad_row=LeaveOut())
     assert found.numbers["count"] == 2 and sum(found.bad_rows.values()) == 1
 
 
@@ -318,7 +318,7 @@ def test_shares_of_ranks_make_the_whole(kind: str, tmp_path: Path) -> None:
     given = data(kind, tmp_path / "data")
     tune(TASKS[kind], given, tmp_path / "run", {"train.length.count": 1})
     loaded = load(tmp_path / "run")
-    source = source_for(loaded, given, DataSettings(dev=0.0), Stop())
+    source = source_for(loaded, given, DataSettings(dev_fraction=0.0), Stop())
     task, loaded = task_of(loaded, source, "test")
     whole = measure(task, loaded, source.examples("test"))
     parts = [measure(task, loaded, source.examples("test"), ranks=Ranks(rank=rank, size=3)) for rank in range(3)]
@@ -436,7 +436,7 @@ def test_pairs_are_compared_on_the_scale_that_was_learned(tmp_path: Path) -> Non
     assert [line["badness"] for line in said] == pytest.approx(errors) and errors
     assert found.numbers["mse"] == pytest.approx(sum(error**2 for error in errors) / len(errors))
     plain = as_lines(tmp_path / "plain.jsonl", [{"a": row["a"], "b": row["b"]} for row in rows])
-    assert evaluate(tmp_path / "run", plain).main == "accuracy", "these have no scores"
+    assert evaluate(tmp_path / "run", plain).metric == "accuracy", "these have no scores"
 
 
 def test_predictions_that_cannot_be_written(single: Path, tmp_path: Path) -> None:
@@ -503,17 +503,17 @@ def test_a_suite_of_several_runs(tmp_path: Path) -> None:
 def test_a_suite_cuts_long_texts_where_its_run_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = glue(tmp_path / "glue")
     make(tmp_path / "runs" / "CoLA" / "model", "single")
-    (tmp_path / "runs" / "CoLA" / "settings.toml").write_text('long = "cut"\n')
+    (tmp_path / "runs" / "CoLA" / "settings.toml").write_text('long_inputs = "truncate"\n')
     asked: list[Any] = []
 
     def evaluated(*given: Any, **more: Any) -> Any:
-        asked.append(more["long"])
+        asked.append(more["long_inputs"])
         raise HeedfulError("enough")
 
     monkeypatch.setattr(evaluation, "evaluate", evaluated)
     with pytest.raises(HeedfulError, match="enough"):
         suite(tmp_path / "runs", given)
-    assert asked == ["cut"]
+    assert asked == ["truncate"]
 
 
 def test_f1_of_the_suite_is_that_of_its_class_whatever_the_order(tmp_path: Path) -> None:

@@ -55,9 +55,9 @@ TASKS = {  # the kind of invented data -> the task, its setting, and its main nu
     "together": ("embed", "embed", "accuracy"),
 }
 MORE: dict[str, dict[str, Any]] = {
-    "classes": {"task.weights": "balanced"},
-    "multiple": {"task.thresholds": "calibrated", "task.weights": "balanced"},
-    "together": {"task.negatives": 4},
+    "classes": {"task.class_weight": "balanced"},
+    "multiple": {"task.thresholds": "tuned", "task.class_weight": "balanced"},
+    "together": {"task.group_size": 4},
 }
 ALWAYS = {
     *("settings.toml", "environment.json", "data.json", "journal.jsonl", "results.csv", "results.json", "seed.json"),
@@ -125,7 +125,7 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, bare: Path, monkeypatch: p
     assert "heedful" in card and main in card
 
     results = done.results
-    assert (results["task"], results["main"], results["base"]) == (setting, main, str(bare))
+    assert (results["task"], results["metric"], results["base"]) == (setting, main, str(bare))
     assert results["seed"] == 1 and [each["seed"] for each in results["seeds"]] == [1]
     assert set(results["splits"]) == {"dev", "test"} == set(results["spread"])
     for split, found in results["splits"].items():
@@ -174,15 +174,15 @@ def check_table(folder: Path, main: str) -> None:
             name: escape_cell(str(value)) for name, value in flat.items() if name != "dev"
         }
     losses = [record for record in records if "loss" in record]
-    looks = [record for record in records if "main" in record]
+    looks = [record for record in records if "metric_value" in record]
     assert [record["step"] for record in losses] == list(range(1, len(losses) + 1))
     assert len(looks) == 2, "after each of the two epochs"
     results = strict(folder / "results.json")
     best = [record for record in looks if record["best"]][-1]
-    assert best["main"] == max(record["main"] for record in looks)
+    assert best["metric_value"] == max(record["metric_value"] for record in looks)
     assert results["seeds"][0]["best_step"] == best["step"] and results["seeds"][0]["steps"] == losses[-1]["step"]
     if results["task"] not in ("multiple", "extract"):  # whose thresholds were calibrated after the last look
-        assert results["splits"]["dev"]["numbers"][main] == pytest.approx(best["main"], abs=1e-6)
+        assert results["splits"]["dev"]["numbers"][main] == pytest.approx(best["metric_value"], abs=1e-6)
 
 
 @torch.no_grad()
@@ -252,7 +252,7 @@ def check_tags(model: Path, words: list[str], answer: Any) -> None:
 
 def test_classes_weigh_by_how_rare_they_are(tmp_path: Path) -> None:
     rows = [{"text": f"the cat {number}", "label": "x" if number < 9 else "y"} for number in range(12)]
-    source = read(as_csv(tmp_path / "a.csv", rows), None, DataSettings(dev=0.0))
+    source = read(as_csv(tmp_path / "a.csv", rows), None, DataSettings(dev_fraction=0.0))
     loaded = module.start(Scratch(layers=1, width=32), source, {"train": 9}, 1, None, lambda text: None)
 
     def weights(kind: Any) -> Any:
@@ -271,7 +271,7 @@ def test_a_label_that_only_dev_has_weighs_something(tmp_path: Path) -> None:
         for seed in range(200)
         if "rare" not in survey(read(as_csv(tmp_path / "a.csv", rows), None, DataSettings(seed=seed)), ["train"]).labels
     )
-    settings = {"data.seed": rare, "task.weights": "balanced", "train.length.count": 1}
+    settings = {"data.seed": rare, "task.class_weight": "balanced", "train.length.count": 1}
     done = tune("classify", tmp_path / "a.csv", tmp_path / "run", settings)
     assert done.results["labels"] == ["bad", "good", "rare"]
     told = 'dev has labels that nothing is learned of, since no example of train has them: "rare" (1)'
@@ -296,15 +296,15 @@ def test_tags_that_only_dev_has_are_told(tmp_path: Path) -> None:
 def test_thresholds_are_calibrated_on_dev(tmp_path: Path) -> None:
     given = data("multiple", tmp_path / "data")
     scores = {}
-    for how in ("half", "calibrated"):
-        done = tune("classify", given, tmp_path / how, {"task.thresholds": how})
+    for how in (0.5, "tuned"):
+        done = tune("classify", given, tmp_path / str(how), {"task.thresholds": how})
         scores[how] = done.results["splits"]["dev"]["numbers"]["labels"]
-        thresholds = load(tmp_path / how).thresholds
-        assert set(thresholds) == (set(invented.NAMES) if how == "calibrated" else set())
-        assert thresholds == strict(tmp_path / how / "model" / "heedful.json").get("thresholds", {})
-    assert all(each["f1"] >= scores["half"][label]["f1"] for label, each in scores["calibrated"].items())
-    assert any(each["f1"] > scores["half"][label]["f1"] for label, each in scores["calibrated"].items())
-    for line in lines(tmp_path / "calibrated" / "predictions-dev.jsonl"):
+        thresholds = load(tmp_path / str(how)).thresholds
+        assert set(thresholds) == (set(invented.NAMES) if how == "tuned" else set())
+        assert thresholds == strict(tmp_path / str(how) / "model" / "heedful.json").get("thresholds", {})
+    assert all(each["f1"] >= scores[0.5][label]["f1"] for label, each in scores["tuned"].items())
+    assert any(each["f1"] > scores[0.5][label]["f1"] for label, each in scores["tuned"].items())
+    for line in lines(tmp_path / "tuned" / "predictions-dev.jsonl"):
         shares = line["answer"]["probabilities"]
         assert line["said"] == [label for label in shares if shares[label] >= thresholds[label]]
 
@@ -327,7 +327,7 @@ def test_the_threshold_of_no_answer(tmp_path: Path) -> None:
     numbers = done.results["splits"]["dev"]["numbers"]
     assert numbers["f1"] == pytest.approx(numbers["best_f1"], abs=1e-9), "it is the best one on dev"
     assert load(tmp_path / "run").thresholds == {NO_ANSWER: numbers["best_f1_threshold"]}
-    zero = tune("extract", given, tmp_path / "zero", {"task.threshold": "zero"})
+    zero = tune("extract", given, tmp_path / "zero", {"task.no_answer_threshold": 0})
     assert load(tmp_path / "zero").thresholds == {NO_ANSWER: 0.0}
     assert zero.results["splits"]["dev"]["numbers"]["f1"] <= numbers["f1"]
     plain = tune("extract", data("extract", tmp_path / "plain"), tmp_path / "always")
@@ -339,16 +339,16 @@ def test_long_answers_are_counted_and_given_where_it_is_said(tmp_path: Path) -> 
     asked = {"question": "which ?", "context": words, "answers": {"text": [words], "answer_start": [0]}}
     given = as_lines(tmp_path / "a.jsonl", [asked | {"id": str(number)} for number in range(6)])
     data = {"train": given, "dev": given}
-    told = "6 training examples have an answer of more tokens than are ever answered with (task.most=30)"
+    told = "6 training examples have an answer that is longer than task.max_answer_tokens=30"
     few = tune("extract", data, tmp_path / "few")
     assert told in few.results["notes"] and load(tmp_path / "few").thresholds == {}
-    many = tune("extract", data, tmp_path / "many", {"task.most": 200, "train.length.count": 40})
+    many = tune("extract", data, tmp_path / "many", {"task.max_answer_tokens": 200, "train.length.count": 40})
     assert not [note for note in many.results["notes"] if "an answer of" in note]
-    assert load(tmp_path / "many").thresholds == {"most": 200.0}
+    assert load(tmp_path / "many").thresholds == {"max_answer_tokens": 200.0}
     assert many.results["splits"]["dev"]["numbers"]["f1"] > few.results["splits"]["dev"]["numbers"]["f1"]
     assert len(Engine(tmp_path / "many")([{"question": "which ?", "context": words}])[0]["answer"].split()) > 30
-    with pytest.raises(HeedfulError, match="most is 0; expected a whole number of tokens from 1"):
-        tune("extract", data, tmp_path / "none", {"task.most": 0})
+    with pytest.raises(HeedfulError, match="max_answer_tokens is 0; expected a whole number from 1"):
+        tune("extract", data, tmp_path / "none", {"task.max_answer_tokens": 0})
 
 
 def test_questions_without_answers_in_dev_alone(tmp_path: Path) -> None:
@@ -390,8 +390,8 @@ def test_scores_of_pairs_have_a_range(tmp_path: Path) -> None:
     assert done.results["scores"] == {"low": 0.0, "high": 5.0} == load(tmp_path / "run").scores
     for line in lines(tmp_path / "run" / "predictions-dev.jsonl"):
         assert line["badness"] == pytest.approx(abs(line["said"] - line["gold"] / 5))
-    other = tune("embed", data("together", tmp_path / "pairs"), tmp_path / "other", {"task.negatives": 3})
-    assert other.results["main"] == "accuracy" and "mrr" in other.results["splits"]["dev"]["numbers"]
+    other = tune("embed", data("together", tmp_path / "pairs"), tmp_path / "other", {"task.group_size": 3})
+    assert other.results["metric"] == "accuracy" and "mrr" in other.results["splits"]["dev"]["numbers"]
 
 
 def test_numbers_in_any_unit_are_learned(tmp_path: Path, bare: Path) -> None:
@@ -434,7 +434,7 @@ def about(folder: Path, name: str) -> dict[str, float]:
 
 def test_the_batch_that_is_said_is_the_one_that_is_used(tmp_path: Path) -> None:
     told, given = Told(), data("together", tmp_path / "data")
-    done = tune("embed", given, tmp_path / "run", {"task.negatives": 12, "train.length.count": 1}, watch=told)
+    done = tune("embed", given, tmp_path / "run", {"task.group_size": 12, "train.length.count": 1}, watch=told)
     assert any("batches of 12," in sentence for sentence in told.sentences)
     assert tomllib.loads((tmp_path / "run/settings.toml").read_text())["train"]["batch"] == 12
     assert done.results["seeds"][0]["steps"] == 2, "24 pairs"
@@ -445,7 +445,7 @@ def test_the_batch_that_is_said_is_the_one_that_is_used(tmp_path: Path) -> None:
 
 
 def test_texts_of_pairs_that_are_cut_are_said(tmp_path: Path) -> None:
-    settings = {"task.negatives": 4, "max_length": 8, "train.length.count": 1, "data.dev": 0.3}
+    settings = {"task.group_size": 4, "max_length": 8, "train.length.count": 1, "data.dev_fraction": 0.3}
     rows = [{"a": f"the dog ran {n} " * 9, "b": f"the cat sat {n}"} for n in range(20)]
     done = tune("embed", as_lines(tmp_path / "a.jsonl", rows), tmp_path / "run", settings)
     assert any("were cut: " in note for note in done.results["notes"])
@@ -467,7 +467,7 @@ def test_what_is_cut_in_measuring_is_said(tmp_path: Path, bare: Path, kind: str,
         with next(given.glob("dev.*")).open("a") as file:
             file.write(f"\n{long}\n{long}")
     run = tmp_path / "run"
-    done = tune(task, given, run, {"long": "cut", "train.length.count": 1}, model=bare)
+    done = tune(task, given, run, {"long_inputs": "truncate", "train.length.count": 1}, model=bare)
     assert not any("cut" in note for note in done.results["notes"]), "nothing of train"
     said = f"examples longer than the model reads, which were cut: 2 ({2 * (120 + 2 - 48)} tokens)"
     splits = {split: found["numbers"]["notes"] for split, found in done.results["splits"].items()}
@@ -498,7 +498,7 @@ def test_long_first_texts_and_questions_end_a_run_too(tmp_path: Path, bare: Path
         done = tune(task, given, tmp_path / f"{kind}-run", model=bare)
         windows = [line["answer"]["windows"] for line in lines(tmp_path / f"{kind}-run" / "predictions-dev.jsonl")]
         assert max(windows) > 3 and done.results["splits"]["dev"]["numbers"]["count"] == len(windows), name
-        cut = tune(task, given, tmp_path / f"{kind}-cut", {"long": "cut"}, model=bare)
+        cut = tune(task, given, tmp_path / f"{kind}-cut", {"long_inputs": "truncate"}, model=bare)
         assert cut.results["splits"]["dev"]["numbers"]["count"] == len(windows)
 
 
@@ -541,7 +541,9 @@ def test_sequences_have_the_length_that_was_asked_for(tmp_path: Path, bare: Path
     assert load(tmp_path / "run").limit == 12, "and the model is served as it was trained"
     assert {line["answer"]["windows"] for line in lines(tmp_path / "run" / "predictions-dev.jsonl")} <= {1, 2}
     told = Told()
-    cut = tune("classify", given, tmp_path / "cut", {"max_length": 12, "long": "cut"}, model=bare, watch=told)
+    cut = tune(
+        "classify", given, tmp_path / "cut", {"max_length": 12, "long_inputs": "truncate"}, model=bare, watch=told
+    )
     (note,) = (text for text in told.sentences if "cut" in text)
     assert (
         note.startswith("4 training examples are longer than the model reads and were cut: ")
@@ -619,7 +621,7 @@ def test_seeds_are_chosen_by_dev_alone(
         return made | {"numbers": made["numbers"] | {"accuracy": next(scores)}}
 
     monkeypatch.setattr(module.Run, "_measured", pretended)
-    done = tune("classify", given, tmp_path / "run", {"data.dev": 0, "seeds": 3})
+    done = tune("classify", given, tmp_path / "run", {"data.dev_fraction": 0, "seeds": 3})
     assert done.results["seed"] == chosen and set(done.results["splits"]) == {split}
     assert [each["splits"] for each in done.results["seeds"]] == [{split: 0.2}, {split: 0.9}, {split: 0.5}]
     said = "that of seed 2, the best of 3 on dev;" if split == "dev" else "that of seed 1, the first of 3;"
@@ -631,30 +633,33 @@ def test_seeds_are_chosen_by_dev_alone(
 
 def test_without_dev(tmp_path: Path) -> None:
     given = as_csv(tmp_path / "a.csv", classified(20))
-    done = tune("classify", given, tmp_path / "run", {"data.dev": 0})
+    done = tune("classify", given, tmp_path / "run", {"data.dev_fraction": 0})
     assert done.results["splits"] == {} == done.results["spread"]
     assert done.results["seeds"][0]["best_step"] == done.results["seeds"][0]["steps"] == 4
     assert (
-        not list((tmp_path / "run").glob("predictions-*")) and "main" not in lines(tmp_path / "run/journal.jsonl")[-1]
+        not list((tmp_path / "run").glob("predictions-*"))
+        and "metric_value" not in lines(tmp_path / "run/journal.jsonl")[-1]
     )
     assert "Nothing was measured" in (tmp_path / "run" / "model" / "README.md").read_text()
     with pytest.raises(
-        HeedfulError, match=r"calibrated on dev, and there is none: set data\.dev .*task\.thresholds=half"
+        HeedfulError, match=r"tuned on dev, but there is no dev split: set data\.dev_fraction .*task\.thresholds=half"
     ):
         tune("classify", as_lines(tmp_path / "m.jsonl", invented.labelled(20)), tmp_path / "m",
-             {"data.dev": 0, "task.thresholds": "calibrated"})  # fmt: skip
+             {"data.dev_fraction": 0, "task.thresholds": "tuned"})  # fmt: skip
     (tmp_path / "q.json").write_text(json.dumps(invented.questions(9, impossible=True)))
-    with pytest.raises(HeedfulError, match=r"set data\.dev .*task\.threshold=zero"):
-        tune("extract", tmp_path / "q.json", tmp_path / "q", {"data.dev": 0})
+    with pytest.raises(HeedfulError, match=r"set data\.dev_fraction .*task\.no_answer_threshold=0"):
+        tune("extract", tmp_path / "q.json", tmp_path / "q", {"data.dev_fraction": 0})
     assert not (tmp_path / "m").exists() and not (tmp_path / "q").exists(), "refused before anything was begun"
 
 
 def test_a_dev_split_that_would_be_empty_is_left_out(tmp_path: Path) -> None:
     told, given = Told(), as_csv(tmp_path / "a.csv", classified(6))
     empty = next(
-        seed for seed in range(100) if not list(read(given, None, DataSettings(dev=0.02, seed=seed)).examples("dev"))
+        seed
+        for seed in range(100)
+        if not list(read(given, None, DataSettings(dev_fraction=0.02, seed=seed)).examples("dev"))
     )
-    done = tune("classify", given, tmp_path / "run", {"data.dev": 0.02, "data.seed": empty}, watch=told)
+    done = tune("classify", given, tmp_path / "run", {"data.dev_fraction": 0.02, "data.seed": empty}, watch=told)
     said = "chosen by a hash of their texts, none of the 6 examples would be in it, so all are train"
     assert f"no dev split can be made: {said}" in told.sentences
     assert done.results["splits"] == {} and f"no dev split can be made: {said}" in done.results["notes"]
@@ -740,14 +745,14 @@ def test_what_is_set_aside_names_settings_as_the_run_has_them(tmp_path: Path) ->
     given.write_bytes(given.read_bytes() + "café,good\n".encode("latin-1"))
     with pytest.raises(HeedfulError, match=r"say --set data\.encoding=cp1252, or iconv"):
         tune("classify", given, tmp_path / "run")
-    tune("classify", given, tmp_path / "run", skip_bad_rows=True)
+    tune("classify", given, tmp_path / "run", on_bad_row="skip")
     (aside,) = lines(tmp_path / "run" / "bad-rows.jsonl")
     assert "say --set data.encoding=cp1252, or iconv" in aside["reason"]
 
 
 def test_bad_rows_are_set_aside_and_counted(tmp_path: Path) -> None:
     given, run, told = with_bad_rows(tmp_path / "data"), tmp_path / "run", Told()
-    done = tune("classify", given, run, skip_bad_rows=True, watch=told)
+    done = tune("classify", given, run, on_bad_row="skip", watch=told)
     aside = lines(run / "bad-rows.jsonl")
     assert Counter((Path(row["file"]).name, row["line"]) for row in aside) == {
         ("train.csv", 26): 1, ("train.csv", 27): 1, ("test.csv", 10): 1
@@ -757,7 +762,7 @@ def test_bad_rows_are_set_aside_and_counted(tmp_path: Path) -> None:
     for name, count in (("train", 2), ("test", 1)):
         assert f"bad rows of {name}.csv that are left out: {count}" in done.results["notes"]
     assert f"bad rows are set aside in {run / 'bad-rows.jsonl'}" in told.sentences
-    assert tune("classify", given, run, skip_bad_rows=True).results == done.results, "the same command again"
+    assert tune("classify", given, run, on_bad_row="skip").results == done.results, "the same command again"
 
 
 def test_bad_rows_of_files_that_are_called_the_same(tmp_path: Path) -> None:
@@ -767,7 +772,7 @@ def test_bad_rows_of_files_that_are_called_the_same(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         files.append(tmp_path / name / "train.jsonl")
         files[-1].write_text("broken\n" * number + '{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n')
-    settings = FinetuneSettings(task=ClassifySettings(), data=DataSettings(dev=0.0))
+    settings = FinetuneSettings(task=ClassifySettings(), data=DataSettings(dev_fraction=0.0))
     source = source_of("classify", files, settings.data, LeaveOut())
     assert len(list(source.examples("train"))) == 4
     (tmp_path / "run").mkdir()
@@ -835,7 +840,7 @@ def test_a_run_starts_from_another_run_of_another_task(tmp_path: Path, bare: Pat
         ("classify", {"init.layers": 6}, 'init.layers is for init.kind = "scratch" or'),
         (
             "classify",
-            {"data.dev": 0, "fit.patience": 2},
+            {"data.dev_fraction": 0, "fit.patience": 2},
             "fit.patience would change nothing: it counts",
         ),
         ("classify", {"init.kind": "classic", "train.recompute": "true"}, "train.recompute would change nothing"),
@@ -857,7 +862,7 @@ def test_a_dev_of_one_score_chooses_nothing(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match="all scores of dev are the same"):
         module.prepare("regress", tmp_path)
     assert module.prepare("regress", tmp_path, assignments=["fit.keep=last"]).settings.fit.keep == "last"
-    alone = module.prepare("regress", tmp_path / "train.jsonl", assignments=["data.dev=0.001", "data.seed=3"])
+    alone = module.prepare("regress", tmp_path / "train.jsonl", assignments=["data.dev_fraction=0.001", "data.seed=3"])
     assert "dev" not in alone.survey.splits or "dev" not in alone.survey.alike
 
 

@@ -37,7 +37,7 @@ from heedful.train.settings import TrainSettings
 
 ROOT = Path(__file__).parents[2]
 TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
-MANY = {"task.thresholds": "calibrated"}  # what all tests here run on
+MANY = {"task.thresholds": "tuned"}  # what all tests here run on
 
 
 @pytest.fixture(autouse=True)
@@ -139,12 +139,12 @@ def test_other_settings_are_refused_by_name(steady: tuple[Path, Any]) -> None:
             {"train.batch": 4},
             r"holds a run with other settings: train\.batch was 16 and is 4 now\. Give another folder",
         ),
-        ({"task.thresholds": "half"}, r"task\.thresholds was 'calibrated' and is 'half' now\."),
+        ({"task.thresholds": 0.5}, r"task\.thresholds was 'tuned' and is 0.5 now\."),
         (
             {"train.length": "{kind = 'steps', count = 9}"},
             r"train\.length\.count was 2\.0 and is 9 now; train\.length\.kind was 'epochs' and is 'steps' now",
         ),
-        ({"train.batch": 1, "train.seed": 9, "seeds": 3, "long": "cut", "init.width": 64}, "; and more"),
+        ({"train.batch": 1, "train.seed": 9, "seeds": 3, "long_inputs": "truncate", "init.width": 64}, "; and more"),
     ):
         dropped = "train.length.count" if "train.length" in settings else ""
         given_now = [each for each in assignments(MANY | settings) if each.partition("=")[0] != dropped]
@@ -535,7 +535,7 @@ def test_t6_a_run_that_diverges_after_a_checkpoint_keeps_its_settings(tmp_path: 
 def test_two_ranks_make_one_run(tmp_path: Path) -> None:
     given = as_csv(tmp_path / "a.csv", [*classified(40), {"text": "x", "label": ""}])
     run = tmp_path / "run"
-    words = ["--nproc-per-node", "2", "--module", "heedful", *command(given, run, {}), "--bad-rows", "skip"]
+    words = ["--nproc-per-node", "2", "--module", "heedful", *command(given, run, {}), "--on-bad-row", "skip"]
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -547,6 +547,6 @@ def test_two_ranks_make_one_run(tmp_path: Path) -> None:
     assert done.stdout.count("The run is in") == 1
     results = json.loads((run / "results.json").read_text())
     assert results["data"]["bad_rows"] == {"a.csv": 1}
-    alone = tune("classify", given, tmp_path / "alone", skip_bad_rows=True)
+    alone = tune("classify", given, tmp_path / "alone", on_bad_row="skip")
     assert results["splits"].keys() == alone.results["splits"].keys()
     assert len((run / "predictions-dev.jsonl").read_text().splitlines()) == results["splits"]["dev"]["numbers"]["count"]

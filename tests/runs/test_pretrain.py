@@ -217,7 +217,7 @@ def check_numbers(kind: str, folder: Path, results: dict[str, Any]) -> None:
     losses = [f"{name}_loss" for name in terms]
     accuracies = [f"{name}_accuracy" for name in terms if name != "hidden_states"]
     assert set(numbers) == {"loss", "perplexity", "count", *losses, *accuracies}
-    assert all(0 <= numbers[name] <= 1 for name in accuracies) and results["main"] == accuracies[0]
+    assert all(0 <= numbers[name] <= 1 for name in accuracies) and results["metric"] == accuracies[0]
     weights = {"rtd": 50.0, "hidden_states": 10.0}
     total = sum(weights.get(name, 1.0) * numbers[f"{name}_loss"] for name in terms)
     assert numbers["loss"] == pytest.approx(total)
@@ -225,7 +225,7 @@ def check_numbers(kind: str, folder: Path, results: dict[str, Any]) -> None:
     written = lines(folder)
     assert [line["step"] for line in written if "loss" in line] == [1, 2, 3, 4, 5]
     looks = {line["step"]: line for line in written if "dev" in line}
-    assert list(looks) == [3, 5] and looks[5]["dev"] == numbers and looks[5]["main"] == numbers[accuracies[0]]
+    assert list(looks) == [3, 5] and looks[5]["dev"] == numbers and looks[5]["metric_value"] == numbers[accuracies[0]]
     assert all(line["norm"] > 0 for line in written if "loss" in line)
 
 
@@ -725,7 +725,7 @@ def test_what_became_of_the_text_is_told(tmp_path: Path, known: Path) -> None:
         "train.length.count": 1,
     }
     seen, run = Seen(), tmp_path / "run"
-    done = go([text, tmp_path / "rows_1.jsonl"], run, "mlm", more, tokenizer=str(known), watch=seen, skip_bad_rows=True)
+    done = go([text, tmp_path / "rows_1.jsonl"], run, "mlm", more, tokenizer=str(known), watch=seen, on_bad_row="skip")
     told = [
         "text.txt: lines are sentences, and blank lines part documents",
         'rows_1.jsonl: columns: text="text"',

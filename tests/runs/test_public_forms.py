@@ -99,7 +99,7 @@ def test_published_forms_are_trained_on_and_measured(tmp_path: Path, name: str) 
     with (tmp_path / "answers.csv").open(encoding="utf-8", newline="") as file:
         answers = list(csv.DictReader(file))
     assert len(answers) == 40 and not any(row["error"] for row in answers)
-    how = DataSettings(dev=0.0, encoding=settings.get("data.encoding"))
+    how = DataSettings(dev_fraction=0.0, encoding=settings.get("data.encoding"))
     texts = {example.texts[0] for example in read(data, settings=how).examples("test" if name != "subj" else "train")}
     assert {row["input.text"] for row in answers} == texts
     again = tune("classify", data, tmp_path / "run", settings)

@@ -29,7 +29,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         lines = [{"right": False, "input": "a"}, {"right": True, "input": "b"}, {"right": False, "input": "c"}]
         lines += [{"right": False, "input": name} for name in ("d", "beyond those that are shown")]
         (folder / "predictions-test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return Finished(folder=folder, why="done", results={"main": "accuracy"})
+        return Finished(folder=folder, why="done", results={"metric": "accuracy"})
 
     monkeypatch.setattr(module, "finetune", finetune)
     monkeypatch.setattr(module, "Engine", lambda folder: lambda texts: [{"label": "x"} for _ in texts])
@@ -39,7 +39,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_an_earlier_one_is_replaced(tmp_path: Path, runs: list[Path]) -> None:
     folder = tmp_path / "a b"
     done = quickstart(folder)
-    assert done is not None and done.results == {"main": "accuracy"}
+    assert done is not None and done.results == {"metric": "accuracy"}
     assert [line["input"] for line in done.mistakes] == ["a", "c", "d"]
     assert [answer["label"] for answer in done.answers] == ["x"] * 3 and all(a["text"] for a in done.answers)
     assert (folder / MARK).read_text() == MARKED

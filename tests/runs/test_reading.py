@@ -15,7 +15,9 @@ from heedful.runs.reading import reading_of, settings_and_files
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run that read a file by numbers of columns."""
-    (tmp_path / "settings.toml").write_text("long = 'cut'\n[data]\ndev = 0.2\ncolumns = {text = 2, label = 1}\n")
+    (tmp_path / "settings.toml").write_text(
+        "long_inputs = 'truncate'\n[data]\ndev_fraction = 0.2\ncolumns = {text = 2, label = 1}\n"
+    )
     return tmp_path
 
 
@@ -26,7 +28,9 @@ def known(run: Path, columns: dict[str, list[str]] | None) -> None:
 def test_numbers_become_names_where_the_runs_files_had_a_header(run: Path) -> None:
     known(run, {"text": ["phrase"], "label": ["kind"]})
     settings, names = settings_and_files(run)
-    assert settings == DataSettings(dev=0.0, columns={"text": "phrase", "label": "kind"}) and names == ("a.csv",)
+    assert settings == DataSettings(dev_fraction=0.0, columns={"text": "phrase", "label": "kind"}) and names == (
+        "a.csv",
+    )
     for columns in (None, {"text": ["2"], "label": ["1"]}):
         known(run, columns)
         assert settings_and_files(run)[0].columns == {"text": 2, "label": 1}
@@ -36,18 +40,21 @@ def test_what_holds_for_other_data(run: Path) -> None:
     known(run, {"text": ["2"], "label": ["1"]})
     (run / "same.csv").write_text("x,Who wrote it?\n")
     (run / "named.csv").write_text("label,id,text\nx,7,Who wrote it?\n")
-    assert reading_of(run, run / "same.csv") == (DataSettings(dev=0.0, columns={"text": 2, "label": 1}), "cut")
-    assert reading_of(run, [run / "named.csv"]) == (DataSettings(dev=0.0), "cut")
+    assert reading_of(run, run / "same.csv") == (
+        DataSettings(dev_fraction=0.0, columns={"text": 2, "label": 1}),
+        "truncate",
+    )
+    assert reading_of(run, [run / "named.csv"]) == (DataSettings(dev_fraction=0.0), "truncate")
     assert reading_of(run, run / "named.csv", DataSettings(header=False))[0].columns == {"text": 2, "label": 1}
-    assert reading_of(run / "none", run / "same.csv") == (DataSettings(dev=0.0), "windows")
+    assert reading_of(run / "none", run / "same.csv") == (DataSettings(dev_fraction=0.0), "stride")
 
 
 def test_a_source_knows_the_columns_of_its_roles(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("kind,phrase\nx,Rain again\n")
     (tmp_path / "b.csv").write_text("x,Rain again\n")
-    settings = DataSettings(columns={"text": 2, "label": 1}, dev=0.0)
+    settings = DataSettings(columns={"text": 2, "label": 1}, dev_fraction=0.0)
     named = read(
-        tmp_path / "a.csv", Labelled, DataSettings(**{"columns": settings.columns, "header": True, "dev": 0.0})
+        tmp_path / "a.csv", Labelled, DataSettings(**{"columns": settings.columns, "header": True, "dev_fraction": 0.0})
     )
     assert by_names(settings, named.columns).columns == {"text": "phrase", "label": "kind"}
     assert by_names(settings, read(tmp_path / "b.csv", Labelled, settings).columns) == settings

@@ -38,9 +38,9 @@ def test_test_comes_before_dev() -> None:
         (None, "has no results.json: no run has come to its end there"),
         ("{", "cannot be read"),
         ("[" * 100_000, "cannot be read"),
-        ("[]", 'lacks "task", "main" or "splits"'),
-        ('{"task": "tag", "main": "f1"}', 'lacks "task", "main" or "splits"'),
-        ('{"task": "tag", "main": "f1", "splits": {"dev": {}}}', 'lacks "task", "main" or "splits"'),
+        ("[]", 'lacks "task", "metric" or "splits"'),
+        ('{"task": "tag", "metric": "f1"}', 'lacks "task", "metric" or "splits"'),
+        ('{"task": "tag", "metric": "f1", "splits": {"dev": {}}}', 'lacks "task", "metric" or "splits"'),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, text: str | None, match: str) -> None:

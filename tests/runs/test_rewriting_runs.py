@@ -41,7 +41,7 @@ from heedful.train.loop import Step, Trainer
 
 ROWS = [(f"{who} sees {what} today", f"yesterday {who} saw {what}") for who in ("ada", "ben", "eva", "dan") for what in
         ("a cat", "the dog", "a tree", "birds", "the sea", "him")]  # fmt: skip
-SETTINGS = ("train.length.count=3", "train.optimiser.rate=5e-3", "task.most=12")
+SETTINGS = ("train.length.count=3", "train.optimiser.rate=5e-3", "task.max_new_tokens=12")
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_a_token_that_is_a_space_is_shown_as_one() -> None:
 @pytest.mark.parametrize("name", ["both", "alone"])
 def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     done = finetune("rewrite", given / "data.csv", out=tmp_path / "run", model=given / name, assignments=SETTINGS)
-    assert done.why == "done" and done.results["main"] == "f1"
+    assert done.why == "done" and done.results["metric"] == "f1"
     numbers = done.results["splits"]["dev"]["numbers"]
     assert numbers.keys() == {"exact", "f1", "count", "bleu", "signature", "notes"} and numbers["count"] > 0
     lines = [json.loads(line) for line in (tmp_path / "run/predictions-dev.jsonl").read_text().splitlines()]
@@ -123,12 +123,12 @@ def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFix
 
     def predict(*more: str) -> str:
         with pytest.raises(SystemExit) as stop:
-            main(["predict", str(tmp_path / "run"), "ada sees the cat today", "--most", "5", *more])
+            main(["predict", str(tmp_path / "run"), "ada sees the cat today", "--max-new-tokens", "5", *more])
         assert not stop.value.code
         return capsys.readouterr().out
 
     assert len(predict().splitlines()) == 3
-    (beams,) = map(json.loads, predict("--beams", "3", "--json").splitlines())
+    (beams,) = map(json.loads, predict("--num-beams", "3", "--json").splitlines())
     assert len(beams["others"]) == 2 and beams["tokens"] <= 5
     assert len({predict("--temperature", "2", "--seed", seed) for seed in "123456"}) > 1
 
@@ -137,7 +137,7 @@ def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch
     """With its beams, its tokens and what leads; a run that led with BLEU, with F1 where that cannot be measured."""
     monkeypatch.setattr(module, "latency", lambda loaded: {})
     monkeypatch.setattr(module, "draw", lambda folder: [])
-    run, wishes = tmp_path / "run", (*SETTINGS, "task.beams=3", "task.main=bleu")
+    run, wishes = tmp_path / "run", (*SETTINGS, "task.num_beams=3", "task.metric=bleu")
     done = finetune("rewrite", given / "data.csv", out=run, model=given / "both", assignments=wishes)
 
     def again(name: str) -> Evaluated:
@@ -145,7 +145,7 @@ def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch
         return evaluate(run, given / "data.csv", **how)
 
     found = again("dev.jsonl")
-    assert found.main == done.results["main"] == "bleu"
+    assert found.metric == done.results["metric"] == "bleu"
     assert json.loads(json.dumps(found.numbers)) == done.results["splits"]["dev"]["numbers"]
     assert (tmp_path / "dev.jsonl").read_bytes() == (run / "predictions-dev.jsonl").read_bytes()
     whole = evaluate(
@@ -154,7 +154,7 @@ def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch
     assert whole.numbers == found.numbers, "as bench measures it"
     monkeypatch.setattr(evaluation, "has_bleu", lambda: False)
     with pytest.warns(HeedfulWarning, match=r"run led with BLEU, for which sacrebleu is missing: F1 leads"):
-        assert again("other.jsonl").main == "f1"
+        assert again("other.jsonl").metric == "f1"
 
 
 def test_what_leads_is_known_before_the_work(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,10 +162,10 @@ def test_what_leads_is_known_before_the_work(given: Path, tmp_path: Path, monkey
     monkeypatch.setattr(settings, "_has_bleu", lambda: False)
     wishes = ("init.kind=transformer",)
     plan = prepare("rewrite", given / "data.csv", assignments=wishes)
-    assert isinstance(plan.settings.task, RewriteSettings) and plan.settings.task.main == "f1"
+    assert isinstance(plan.settings.task, RewriteSettings) and plan.settings.task.metric == "f1"
     assert "compared by F1 of words, since sacrebleu, for BLEU, is not installed" in plan.why
-    with pytest.raises(HeedfulError, match=r"^task.main is bleu, which sacrebleu measures, which is not installed"):
-        prepare("rewrite", given / "none.csv", assignments=(*wishes, "task.main=bleu"))
+    with pytest.raises(HeedfulError, match=r"^task.metric is bleu, which sacrebleu measures, which is not installed"):
+        prepare("rewrite", given / "none.csv", assignments=(*wishes, "task.metric=bleu"))
 
 
 @pytest.mark.parametrize(
@@ -189,12 +189,12 @@ def test_bleu_leads_only_where_it_can(tmp_path: Path, targets: list[str], leads:
         return plan.settings.task, plan.why
 
     task, said = planned()
-    assert (task.main, task.bleu) == (leads, words) and why in said and ("compared by" in said) == bool(why)
-    assert planned("task.main=f1")[0].main == "f1"
+    assert (task.metric, task.bleu) == (leads, words) and why in said and ("compared by" in said) == bool(why)
+    assert planned("task.metric=f1")[0].metric == "f1"
     if not why:
         return
-    with pytest.raises(HeedfulError, match=r"^task.main is bleu, .* most targets have fewer as task.bleu=13a parts"):
-        planned("task.main=bleu", "task.bleu=13a")
+    with pytest.raises(HeedfulError, match=r"^task.metric is bleu, .* most targets have fewer as task.bleu=13a parts"):
+        planned("task.metric=bleu", "task.bleu=13a")
     if "我" in targets[0]:
         assert planned("task.bleu=zh")[0] == replace(task, bleu="zh")
 
@@ -208,13 +208,18 @@ def test_pieces_that_do_not_give_texts_back(tmp_path: Path, wishes: tuple[str, .
     rows = [("he is known", "He is known."), ("he is well known", "he is well-known."), ("it is a cat", "it is a cat.")]
     with (tmp_path / "data.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("source", "target"), *rows])
-    small = ("init.kind=transformer", "init.layers=1", "init.width=16", "init.heads=2", "data.dev=0")
-    given = (*small, "init.tokenizer.vocab_size=300", *(f"init.tokenizer.{wish}" for wish in wishes), "task.most=3")
+    small = ("init.kind=transformer", "init.layers=1", "init.width=16", "init.heads=2", "data.dev_fraction=0")
+    given = (
+        *small,
+        "init.tokenizer.vocab_size=300",
+        *(f"init.tokenizer.{wish}" for wish in wishes),
+        "task.max_new_tokens=3",
+    )
     plan = prepare("rewrite", tmp_path / "data.csv", assignments=given)
-    base = start(plan.settings.start, plan.source, plan.survey.counts, 0, None, lambda text: None)
+    base = start(plan.settings.init, plan.source, plan.survey.counts, 0, None, lambda text: None)
     task, _ = make_task(plan.settings, plan.source, plan.survey, base)
     told = notes(task.read(plan.source.examples("train")))
-    assert "3 training examples have rewritings that are longer than evaluations write (task.most=3)" in told
+    assert "3 training examples have rewritings that are longer than evaluations write (task.max_new_tokens=3)" in told
     assert sum(int(note.split()[0]) for note in told if "the tokenizer does not give back" in note) == changed
     right = [{"text": text} for _, text in rows]
     found = task.result(task.measured(task.measure(), list(plan.source.examples("train")), right, range(3)))
@@ -260,13 +265,13 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     assert one == other and parted.results["splits"] == whole.results["splits"]
     if name not in FRESH:
         return
-    assert whole.results["main"] == "bleu"
+    assert whole.results["metric"] == "bleu"
     signature = whole.results["splits"]["dev"]["numbers"]["signature"]
     assert signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
     assert signature in (tmp_path / "whole/model/README.md").read_text().replace("\\", "")
     loaded = load(tmp_path / "whole")
     for line in (tmp_path / "whole/predictions-dev.jsonl").read_text().splitlines():
-        (again,) = heedful.Engine(loaded, writing=Writing(most=12))([json.loads(line)["input"]])
+        (again,) = heedful.Engine(loaded, writing=Writing(max_new_tokens=12))([json.loads(line)["input"]])
         assert again["text"] == json.loads(line)["said"]
 
     found = alignment(loaded, *ROWS[0])
@@ -290,7 +295,7 @@ def test_each_transformer_writes_what_it_was_trained_to(positions: Any, norm_at:
     assert loaded.head is not None
     texts, reads = [[1], [1]], {"prompts": Packed.of([[1], [1]]), "source": Packed.of(source)}
     how = Sample(temperature=2.0)
-    for at in stream(loaded.model, loaded.head, how=how, most=4, stop=[], distribution=True, **reads):
+    for at in stream(loaded.model, loaded.head, how=how, max_new_tokens=4, stop=[], distribution=True, **reads):
         assert at.distribution is not None
         for row, number in enumerate(at.sequences):
             whole = loaded(Packed.of([source[number]]), Packed.of([texts[number]]))[-1].log_softmax(-1)
@@ -315,7 +320,7 @@ def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Pa
     """A longer text is refused, or cut; its rewriting is learned and written whole."""
     rows = [("one two", "twenty one words " * 6), ("three", "and a few more " * 5)] * 4
     look = "init.rnn.look={kind = 'global', score = 'location', longest = 6}"
-    wishes = (*SETTINGS, *TWO, "init.rnn.width=16", "init.tokenizer.vocab_size=300", look, "data.dev=0")
+    wishes = (*SETTINGS, *TWO, "init.rnn.width=16", "init.tokenizer.vocab_size=300", look, "data.dev_fraction=0")
     data = tmp_path / "data.csv"
 
     def write_rows() -> None:
@@ -326,15 +331,15 @@ def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Pa
     finetune("rewrite", data, tmp_path / "run", assignments=wishes)
     loaded = load(tmp_path / "run")
     assert loaded.limit == 6 and loaded.limit_written is None
-    (said,) = heedful.Engine(loaded, writing=Writing(most=40))(["one two"])
+    (said,) = heedful.Engine(loaded, writing=Writing(max_new_tokens=40))(["one two"])
     assert said["tokens"] == 40 or said["complete"]
     assert evaluate(tmp_path / "run", data, split="train").numbers["f1"] >= 0
     rows.append(("one two " * 6, "twenty one words " * 6))
     write_rows()
     with pytest.raises(HeedfulError, match=r"data.csv:10: .* but this model reads 6 at once: .* cut its end"):
         finetune("rewrite", data, tmp_path / "refused", assignments=wishes)
-    plan = prepare("rewrite", data, assignments=(*wishes, "long=cut"))
-    base = start(plan.settings.start, plan.source, plan.survey.counts, 0, None, lambda text: None)
+    plan = prepare("rewrite", data, assignments=(*wishes, "long_inputs=truncate"))
+    base = start(plan.settings.init, plan.source, plan.survey.counts, 0, None, lambda text: None)
     learned = make_task(plan.settings, plan.source, plan.survey, base)[0].read(plan.source.examples("train"))
     first, last = learned.samples[0], learned.samples[-1]
     assert learned.cut == 1 and last.bounds[1] == 6 and len(last.target) == len(first.target) > 6
@@ -390,7 +395,10 @@ def test_what_cannot_run(given: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         with pytest.raises(HeedfulError, match=message):
             finetune(task, given / "data.csv", out=tmp_path / "c", model=named, assignments=wishes)
     for arguments, told in (
-        (["predict", str(given / "both"), "a", "--beams", "2", "--temperature", "1"], "nothing is drawn then"),
+        (
+            ["predict", str(given / "both"), "a", "--num-beams", "2", "--temperature", "1"],
+            "beam search does not sample",
+        ),
         (["predict", str(given / "both"), "a", "--pair", "b"], "--pair is not for this model: its next_token head"),
     ):
         with pytest.raises(SystemExit) as stop:

@@ -191,9 +191,9 @@ def test_the_published_recipe_is_the_published_one() -> None:
         ),
         (["reinit_layers=-1"], "--set: init: reinit_layers is -1; expected a whole number from 0"),
         (["task.kind=regress"], 'task.kind is "regress", but the task, classify, and its data decide it'),
-        (["task.weigths=balanced"], 'task.weigths is not a setting (did you mean "task.weights"?)'),
-        (["task.thresholds=best"], '--set: task.thresholds is "best", expected one of "half", "calibrated"'),
-        (["data.dev=1"], "--set: data: dev is 1.0, expected a share from 0 up to 1"),
+        (["task.class_wieght=balanced"], 'task.class_wieght is not a setting (did you mean "task.class_weight"?)'),
+        (["task.thresholds=best"], '--set: task.thresholds is "best", expected a number or "tuned"'),
+        (["data.dev_fraction=1"], "--set: data: dev_fraction is 1.0, expected a share from 0 up to 1"),
         (["long"], '--set: "long" is not of the form name=value'),
         (["seeds=2", "seeds=3"], "--set seeds=2 and --set seeds=3 both set seeds"),
     ],
@@ -236,15 +236,15 @@ def test_a_recipe_that_is_not_there_and_a_task_that_is_not_known(tmp_path: Path)
 
 
 def test_classify_takes_settings_of_many_labels_before_it_has_seen_the_data() -> None:
-    given = "task.thresholds=calibrated"
-    assert early("classify", given).task == MultipleSettings(thresholds="calibrated")
+    given = "task.thresholds=tuned"
+    assert early("classify", given).task == MultipleSettings(thresholds="tuned")
     with pytest.raises(HeedfulError, match=r"task\.thresholds is for task\.kind = .multiple."):
         wished("classify", None, given)  # one label, as it turned out
     with pytest.raises(HeedfulError, match=r"task\.thresholds is for task\.kind = .multiple."):
         early("tag", given)
 
 
-@pytest.mark.parametrize("given", [{"negatives": 1}, {"scale": 0.0}])
+@pytest.mark.parametrize("given", [{"group_size": 1}, {"scale": 0.0}])
 def test_settings_of_a_task_are_checked(given: dict[str, Any]) -> None:
     with pytest.raises(HeedfulError, match=r"expected"):
         EmbedSettings(**given)

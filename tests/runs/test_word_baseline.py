@@ -53,12 +53,12 @@ def task_of(kind: type[Task], labels: tuple[str, ...] = ("no", "yes"), **more: A
 
 
 @pytest.mark.parametrize(
-    ("kind", "task", "main", "settings"),
+    ("kind", "task", "metric", "settings"),
     [
         ("single", "classify", "accuracy", {}),
         ("pair", "classify", "accuracy", {}),
-        ("classes", "classify", "accuracy", {"task.weights": "balanced"}),
-        ("multiple", "classify", "micro_f1", {"task.weights": "balanced", "task.thresholds": "calibrated"}),
+        ("classes", "classify", "accuracy", {"task.class_weight": "balanced"}),
+        ("multiple", "classify", "micro_f1", {"task.class_weight": "balanced", "task.thresholds": "tuned"}),
         ("regress", "regress", "pearson", {}),
     ],
 )
@@ -129,7 +129,7 @@ def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_without_dev_and_test_there_is_none(tmp_path: Path) -> None:
     given = data("single", tmp_path / "data", {"train": 24})
-    done = tune("classify", given, tmp_path / "run", {"data.dev": 0.0})
+    done = tune("classify", given, tmp_path / "run", {"data.dev_fraction": 0.0})
     assert "baseline" not in done.results and not done.results["splits"]
 
 
@@ -137,7 +137,7 @@ def test_texts_without_words_end_no_run(tmp_path: Path) -> None:
     rows = [{"text": "! ?"[: n % 3 + 1], "label": "ab"[n % 2]} for n in range(24)]
     for split in ("train", "test"):
         as_csv(tmp_path / f"{split}.csv", rows)
-    done = tune("classify", tmp_path, tmp_path / "run", {"data.dev": 0.0})
+    done = tune("classify", tmp_path, tmp_path / "run", {"data.dev_fraction": 0.0})
     assert "empty vocabulary" in done.results["baseline"]["why"]
     assert comparisons(done.results)[0].startswith("a bag of words could not be fitted: empty vocabulary")
     assert not warning(done.results) and not table_rows(done.results)
@@ -154,13 +154,13 @@ def test_pairs_are_told_apart_by_the_words_that_both_have() -> None:
     for n in range(600):
         first = draw.choice(words)
         second = first if n % 2 else draw.choice([each for each in words if each != first])
-        examples.append(Labelled(text=f"{first} {draw.choice(words)}", pair=second, label=["no", "yes"][n % 2]))
+        examples.append(Labelled(text=f"{first} {draw.choice(words)}", text_pair=second, label=["no", "yes"][n % 2]))
     bag = WordBaseline(task_of(Classify))
     bag.fit(examples[:400])
     held = examples[400:]
     right = [each["label"] == example.label for each, example in zip(bag.answers(held), held, strict=True)]
     assert sum(right) / len(right) > 0.95
-    scored = [Scored(text=e.text, pair=e.pair, score=float(e.label == "yes")) for e in examples]
+    scored = [Scored(text=e.text, text_pair=e.text_pair, score=float(e.label == "yes")) for e in examples]
     numbers = WordBaseline(task_of(Regress, ("score",)))
     numbers.fit(scored[:400])
     said = [answer["numbers"]["score"] for answer in numbers.answers(scored[400:])]
@@ -270,7 +270,7 @@ def results(low: float, high: float, **more: Any) -> dict[str, Any]:
     }
     baseline = {"name": "a bag of words", "seconds": 0.41, "rows": 9, "of": 9, "splits": {"test": each}} | more
     splits = {"test": {"numbers": {"accuracy": 0.912, "count": 100}}}
-    return {"task": "classify", "main": "accuracy", "splits": splits, "baseline": baseline}
+    return {"task": "classify", "metric": "accuracy", "splits": splits, "baseline": baseline}
 
 
 def test_a_line_beside_the_score() -> None:

@@ -219,13 +219,13 @@ def test_masks_are_filled_as_alone(served: Running, engines: dict[str, Engine]) 
 
 def test_texts_are_written_as_alone(served: Running, engines: dict[str, Engine]) -> None:
     port, texts = served.port, ["a b", "c d e", "h"]
-    alone_greedily = Engine(engines["write"].loaded, writing=Writing(most=3))(["a"])[0]["text"]
+    alone_greedily = Engine(engines["write"].loaded, writing=Writing(max_new_tokens=3))(["a"])[0]["text"]
     for how, more in (
         (Greedy(), {}),
         (Beam(width=2, best=2), {"num_beams": 2}),
         (Sample(temperature=1.5), {"temperature": 1.5, "seed": 3}),
     ):
-        alone = Engine(engines["write"].loaded, writing=Writing(how=how, most=5, seed=3))(texts)
+        alone = Engine(engines["write"].loaded, writing=Writing(how=how, max_new_tokens=5, seed=3))(texts)
         found = ask(port, "/generate", {"inputs": texts, "max_new_tokens": 5} | more).json
         assert [each["text"] for each in found] == [each["text"] for each in alone]
     assert ask(port, "/generate", {"inputs": "a", "num_beams": 2, "temperature": 1.0}).status == 422

@@ -121,7 +121,7 @@ def test_a_candidate_that_alone_is_too_long_is_windowed(prompt: str) -> None:
 
 
 def test_the_end_is_cut_where_that_is_asked_for() -> None:
-    read = task(limit=SHORT, long="cut").read([LONG])
+    read = task(limit=SHORT, long_inputs="truncate").read([LONG])
     (sample,) = read.samples
     assert (sample.target, sample.weight, read.cut, read.windowed) == (2, 1.0, 1, 0)
     assert [stop - start for start, stop in zip(sample.bounds, sample.bounds[1:], strict=False)] == [SHORT] * 3
@@ -179,7 +179,7 @@ def test_an_evaluation_agrees_with_transformers() -> None:
             right.append(int(logits.argmax()) == example.answer)
     measure = evaluate(made, Engine(both("choice").ours), examples)
     found = made.result(measure)
-    assert found["accuracy"] == found[made.main] == sum(right) / len(right)
+    assert found["accuracy"] == found[made.metric] == sum(right) / len(right)
     assert found["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-6)
     interval = measure.intervals()["accuracy"]
     assert interval["low"] < found["accuracy"] < interval["high"]

@@ -22,16 +22,16 @@ LABELS = ("bad", "fair", "good")
 TEXTS = [
     Labelled(text="the cat sat on the mat .", label="good"),
     Labelled(text="who ran ?", label="bad"),
-    Labelled(text="she lives in paris", pair="where", label="good"),
+    Labelled(text="she lives in paris", text_pair="where", label="good"),
     Labelled(text="", label="fair"),
-    Labelled(text="ada wrote it", pair="", label="bad"),
+    Labelled(text="ada wrote it", text_pair="", label="bad"),
 ]
 SETS = [
-    MultiLabelled(text=each.text, pair=each.pair, labels=labels)
+    MultiLabelled(text=each.text, text_pair=each.text_pair, labels=labels)
     for each, labels in zip(TEXTS, [("bad", "good"), (), ("good",), ("bad", "fair", "good"), ("fair",)], strict=True)
 ]
 LONG = Labelled(text=long_text(50), label="fair")
-LONG_PAIR = Labelled(text="who lives here ?", pair=long_text(50), label="bad")
+LONG_PAIR = Labelled(text="who lives here ?", text_pair=long_text(50), label="bad")
 
 
 def task(**more: Any) -> Classify:
@@ -47,7 +47,7 @@ def many(**more: Any) -> ClassifyMany:
 def inputs(examples: list[Any]) -> dict[str, torch.Tensor]:
     """A padded batch as transformers makes it; alone, an empty second text would count as none."""
     backend = both("single").tokenizer
-    made = [backend([each.text], None if each.pair is None else [each.pair]) for each in examples]
+    made = [backend([each.text], None if each.text_pair is None else [each.text_pair]) for each in examples]
     rows = [{name: column[0] for name, column in each.items()} for each in made]
     return dict(backend.pad(rows, return_tensors="pt"))
 
@@ -85,18 +85,23 @@ def test_long_texts_are_windows_that_weigh_one_together(example: Labelled) -> No
     for window in windows:
         tokens = text_of(window).split()
         assert tokens[0] == "[CLS]" and tokens[-1] == "[SEP]"
-        text = tokens[tokens.index("[SEP]") + 1 if example.pair else 1 : -1]
-        if example.pair:
+        text = tokens[tokens.index("[SEP]") + 1 if example.text_pair else 1 : -1]
+        if example.text_pair:
             assert tokens[:6] == ["[CLS]", "who", "lives", "here", "?", "[SEP]"]
-        overlap = len(seen) and (SHORT - (7 if example.pair else 2)) - (SHORT - (7 if example.pair else 2)) // 2
+        overlap = (
+            len(seen) and (SHORT - (7 if example.text_pair else 2)) - (SHORT - (7 if example.text_pair else 2)) // 2
+        )
         assert seen[len(seen) - overlap :] == text[:overlap]
         seen += text[overlap:]
     assert seen == [tokenizer().name(id) for id in tokenizer().encode(example.texts[-1]).ids[1:-1]]
 
 
 def test_the_end_is_cut_where_that_is_asked_for() -> None:
-    read = task(limit=SHORT, long="cut").read([LONG, TEXTS[0], LONG_PAIR])
-    tokens = [len(tokenizer().encode((each.text, each.pair) if each.pair else each.text)) for each in (LONG, LONG_PAIR)]
+    read = task(limit=SHORT, long_inputs="truncate").read([LONG, TEXTS[0], LONG_PAIR])
+    tokens = [
+        len(tokenizer().encode((each.text, each.text_pair) if each.text_pair else each.text))
+        for each in (LONG, LONG_PAIR)
+    ]
     assert [len(each) for each in read.samples] == [SHORT, 9, SHORT]
     assert (read.cut, read.cut_tokens, read.windowed) == (2, sum(tokens) - 2 * SHORT, 0)
     assert [each.weight for each in read.samples] == [1.0] * 3
@@ -195,7 +200,7 @@ def test_an_evaluation_agrees_with_sklearn() -> None:
     assert intervals.keys() == {"accuracy", "macro_f1"}
     for name, each in intervals.items():
         assert 0 < each["low"] < found[name] < each["high"] < 1 and each["count"] == len(examples), name
-    assert found[task().main] == found["accuracy"]
+    assert found[task().metric] == found["accuracy"]
 
 
 def test_two_labels_have_f1_of_the_second_and_many_have_no_interval_of_f1() -> None:
@@ -235,7 +240,7 @@ def test_many_labels_agree_with_sklearn() -> None:
         assert measure.intervals().keys() == {"micro_f1", "subset_accuracy", "macro_f1"}
         interval = measure.intervals()["macro_f1"]
         assert interval["low"] <= found["macro_f1"] <= interval["high"]
-        assert found[many().main] == found["micro_f1"]
+        assert found[many().metric] == found["micro_f1"]
 
 
 # -- mistakes -----------------------------------------------------------------------------------------------------

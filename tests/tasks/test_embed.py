@@ -25,16 +25,16 @@ from heedful.tasks.task import evaluate
 from tests.learning import SHORT, both, learned, text_of, tokenizer
 
 PAIRS = [
-    Pair(a="the cat sat", b="on the mat"),
-    Pair(a="who ?", b="ada wrote it"),
-    Pair(a="in paris", b="she lives here ."),
-    Pair(a="", b="x"),
-    Pair(a="the dog", b="ran to france"),
-    Pair(a="it is love", b="love"),
-    Pair(a="first", b="program"),
+    Pair(anchor="the cat sat", positive="on the mat"),
+    Pair(anchor="who ?", positive="ada wrote it"),
+    Pair(anchor="in paris", positive="she lives here ."),
+    Pair(anchor="", positive="x"),
+    Pair(anchor="the dog", positive="ran to france"),
+    Pair(anchor="it is love", positive="love"),
+    Pair(anchor="first", positive="program"),
 ]
 SCORED = [
-    Pair(a=each.a, b=each.b, score=score)
+    Pair(anchor=each.anchor, positive=each.positive, score=score)
     for each, score in zip(PAIRS, (0.0, 5.0, 2.5, 1.0, 4.0, 4.5, 3.0), strict=True)
 ]
 
@@ -81,14 +81,14 @@ def test_a_sample_is_both_texts_of_a_pair() -> None:
         [s.types for s in read.samples]
     ).any()
     assert scored(low=-5.0).read(SCORED[:1]).samples[0].target == 0.5
-    long = task(limit=SHORT).read([Pair(a=long_text(60), b="x")])
+    long = task(limit=SHORT).read([Pair(anchor=long_text(60), positive="x")])
     whole = len(tokenizer().encode(long_text(60)))
     assert (long.cut, long.cut_tokens, long.windowed) == (1, whole - SHORT, 0)
     assert long.samples[0].bounds == (0, SHORT, SHORT + 3)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"long": "windows"}, '^long is "windows": a text has one vector, so its end can only be cut: long = "cut"$'),
+    ({"long_inputs": "stride"}, '^long_inputs is "stride", but a text has one vector: set it to "truncate"$'),
     ({"together": 1}, "^together is 1: pairs are told apart from others, so 2 or more are needed$"),
     ({"scored": True, "low": 2.0, "high": 2.0}, r"^scores go from 2\.0 to 2\.0: low must be below high$"),
 ]
@@ -137,7 +137,7 @@ def test_a_second_text_that_is_the_same_is_not_told_apart() -> None:
         for start in range(0, 7, together):
             group = range(start, min(start + together, 7))
             for i in group:
-                rivals = [np.exp(20 * a[i] @ b[j]) for j in group if pairs[j].b != pairs[i].b]
+                rivals = [np.exp(20 * a[i] @ b[j]) for j in group if pairs[j].positive != pairs[i].positive]
                 own = np.exp(20 * a[i] @ b[i])
                 expected -= np.log(own / (own + sum(rivals)))
         loss = learned(made, ours, pairs)
@@ -180,7 +180,7 @@ def test_scored_pairs_are_correlated() -> None:
     measure = evaluate(made, Engine(model()), SCORED)
     found = made.result(measure)
     cosines, gold = F.cosine_similarity(*vectors()).numpy(), np.array([each.score for each in SCORED])
-    assert found["spearman"] == found[made.main] == pytest.approx(scipy.stats.spearmanr(cosines, gold)[0], abs=1e-9)
+    assert found["spearman"] == found[made.metric] == pytest.approx(scipy.stats.spearmanr(cosines, gold)[0], abs=1e-9)
     assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(cosines, gold)[0], abs=1e-5)
     assert found["mse"] == pytest.approx(((cosines - gold / 5) ** 2).mean(), abs=1e-5)
     for name, interval in measure.intervals().items():
@@ -195,7 +195,7 @@ def test_unscored_pairs_are_found_among_all() -> None:
     a, b = (F.normalize(each, dim=-1).numpy() for each in vectors())
     order = (-a @ b.T).argsort(1)
     ranks = [1 + list(row).index(number) for number, row in enumerate(order)]
-    assert found["accuracy"] == found[made.main] == sum(rank == 1 for rank in ranks) / 7
+    assert found["accuracy"] == found[made.metric] == sum(rank == 1 for rank in ranks) / 7
     assert found["mrr"] == pytest.approx(sum(1 / rank for rank in ranks) / 7)
     assert found["count"] == 7 and found["notes"] == [] and measure.intervals().keys() == {"accuracy", "mrr"}
 
@@ -210,7 +210,11 @@ def test_pairs_with_the_same_second_text_are_no_rivals() -> None:
 def test_texts_that_are_cut_are_counted(made: Embed) -> None:
     ours = copy(model())
     ours.tokenizer = tokenizer().limited(SHORT)
-    pairs = [*SCORED, Pair(a=long_text(60), b=long_text(60), score=1.0), Pair(a=long_text(60), b="x", score=2.0)]
+    pairs = [
+        *SCORED,
+        Pair(anchor=long_text(60), positive=long_text(60), score=1.0),
+        Pair(anchor=long_text(60), positive="x", score=2.0),
+    ]
     lost = 3 * (len(tokenizer().encode(long_text(60))) - SHORT)
     said = f"examples longer than the model reads, which were cut: 2 ({lost} tokens)"
     halves = [evaluate(made, Engine(ours), pairs, first=rank, step=2) for rank in (0, 1)]

@@ -136,9 +136,9 @@ def test_answers_that_are_too_long_to_be_given_are_counted() -> None:
     words = "a b c d e f g h i j k l m n o p"
     examples = [question("what ?", words, words[:size]) for size in (9, 11, 31)]  # 5, 6 and 16 tokens
     for most, count in ((16, 0), (15, 1), (5, 2), (4, 3)):
-        remark = f"have an answer of more tokens than are ever answered with (task.most={most})"
-        assert task(most=most).read(examples).remarks == ({remark: count} if count else {})
-    assert task(most=1).read([question("why ?", words), *EXAMPLES[:2]]).remarks == {}
+        remark = f"have an answer that is longer than task.max_answer_tokens={most}"
+        assert task(max_answer_tokens=most).read(examples).remarks == ({remark: count} if count else {})
+    assert task(max_answer_tokens=1).read([question("why ?", words), *EXAMPLES[:2]]).remarks == {}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_targets_are_all_tokens_that_the_answer_touches(context: str, answer: st
 
 def test_answers_in_what_is_cut_off_are_left_out() -> None:
     words = long_text(60)
-    made = task(long="cut", limit=SHORT)
+    made = task(long_inputs="truncate", limit=SHORT)
     tokens = tokenizer().encode(("who ?", words)).offsets[4 : SHORT - 1]
     last, stop = tokens[-1]
     inside = question("who ?", words, words[last:stop], at=last)
@@ -258,7 +258,7 @@ def test_scores_are_over_all_gold_answers() -> None:
     f1 = (1.0, 1.0, 2 / 3)  # the words of "Ada wrote"; articles and points do not count; "dog" of "dog ran"
     assert found["exact"] == 1 / 3 and found["f1"] == pytest.approx(sum(f1) / 3)
     assert found["version"] == "1.1" and found["count"] == 30 and "best_f1" not in found
-    assert found[made.main] == found["f1"]
+    assert found[made.metric] == found["f1"]
     intervals = measure.intervals()
     for name in ("exact", "f1"):
         assert 0 < intervals[name]["low"] < found[name] < intervals[name]["high"] < 1, name

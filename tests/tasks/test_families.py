@@ -42,7 +42,10 @@ EXAMPLES: dict[str, tuple[type, list[Any], dict[str, Any]]] = {  # kind of head 
     "choice": (Choose, [Choices(prompt="the cat", candidates=("sat", "ran to paris"), answer=0)], {}),
     "embedding": (
         Embed,
-        [Pair(a="the cat sat", b="a cat", score=1.0), Pair(a="the dog", b="paris is in france", score=0.0)],
+        [
+            Pair(anchor="the cat sat", positive="a cat", score=1.0),
+            Pair(anchor="the dog", positive="paris is in france", score=0.0),
+        ],
         {"scored": True},
     ),
     "next_token": (Rewrite, [Rewritten(text="the cat", rewritten="a cat"), Rewritten(text="he", rewritten="she")], {}),
@@ -85,9 +88,9 @@ def test_learn_and_answer(family: str, kind: str) -> None:
     moved = {name for name, each in made.named().items() if each.grad is not None and each.grad.abs().sum() > 0}
     assert any("blocks" in name for name in moved) and "embedding.tokens.weight" in moved
     assert all(bool(each.grad.isfinite().all()) for each in made.named().values() if each.grad is not None)
-    engine = heedful.Engine(made.eval(), writing=Writing(most=5))
+    engine = heedful.Engine(made.eval(), writing=Writing(max_new_tokens=5))
     numbers = task.result(evaluate(task, engine, examples))
-    assert 0 <= abs(numbers[task.main]) <= 1
+    assert 0 <= abs(numbers[task.metric]) <= 1
     asked = [task.ask(example) for example in examples]
     alone = [engine([each])[0] for each in asked]
     assert json.dumps(engine(asked)[0].get("label")) == json.dumps(alone[0].get("label"))

@@ -21,7 +21,7 @@ from tests.learning import SHORT, both, learned, same_gradients, tokenizer
 
 EXAMPLES = [
     Scored(text="the cat sat on the mat .", score=4.5),
-    Scored(text="who ran ?", pair="it ran", score=-1.0),
+    Scored(text="who ran ?", text_pair="it ran", score=-1.0),
     Scored(text="", score=0.25),
 ]
 
@@ -44,7 +44,7 @@ def measured(said: Any, gold: Any) -> Any:
 
 def test_loss_and_gradient() -> None:
     pair = both("regression")
-    made = [pair.tokenizer([each.text], None if each.pair is None else [each.pair]) for each in EXAMPLES]
+    made = [pair.tokenizer([each.text], None if each.text_pair is None else [each.text_pair]) for each in EXAMPLES]
     batch = pair.tokenizer.pad([{name: c[0] for name, c in each.items()} for each in made], return_tensors="pt")
     targets = torch.tensor([each.score for each in EXAMPLES], dtype=torch.float64)
     expected = pair.theirs(**batch, labels=targets).loss
@@ -88,7 +88,7 @@ def test_an_evaluation_agrees_with_scipy() -> None:
     assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(said, gold)[0], abs=1e-6)
     assert found["spearman"] == pytest.approx(scipy.stats.spearmanr(said, gold)[0], abs=1e-6)
     assert found["mse"] == pytest.approx(((said - gold) ** 2).mean(), abs=1e-5)
-    assert found[task().main] == found["pearson"]
+    assert found[task().metric] == found["pearson"]
     judged = [task().judge(example, each) for example, each in zip(examples, answers(said), strict=True)]
     assert [each.badness for each in judged] == pytest.approx(np.abs(said - gold).tolist())
     assert {each.right for each in judged} == {None}

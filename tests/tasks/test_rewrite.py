@@ -126,7 +126,7 @@ def test_the_loss_is_theirs(kind: str) -> None:
 def test_trap_36_label_smoothing_counts_tokens_and_nothing_else(kind: str) -> None:
     """torch's cross_entropy over lines that are filled up, whose filling it ignores; and the formula, text by text."""
     _, loaded, task = pair(kind)
-    task = replace(task, smoothing=0.2)
+    task = replace(task, label_smoothing=0.2)
     samples = task.read(EXAMPLES).samples
     batch = task.batch(samples, [0, 0, 0])
     found = task.loss(loaded, batch)
@@ -148,7 +148,7 @@ def test_trap_44_the_end_is_not_counted(kind: str) -> None:
     """What is measured has no end in it, and neither has what is right; greedily is one beam."""
     _, loaded, task = pair(kind)
     engine = heedful.Engine(loaded, writing=task.writing)
-    assert isinstance(task.writing.how, Greedy) and replace(task, beams=4).writing.how == Beam(width=4)
+    assert isinstance(task.writing.how, Greedy) and replace(task, num_beams=4).writing.how == Beam(width=4)
     asked = [each.text for each in EXAMPLES]
     one = heedful.Engine(loaded, writing=Writing(how=Beam(width=1)))(asked)
     answers = engine(asked)
@@ -164,7 +164,7 @@ def test_trap_44_the_end_is_not_counted(kind: str) -> None:
 @KINDS
 def test_answers_are_their_greedy_ones(kind: str) -> None:
     theirs, loaded, _ = pair(kind)
-    engine = heedful.Engine(loaded, writing=Writing(most=6))
+    engine = heedful.Engine(loaded, writing=Writing(max_new_tokens=6))
     assert engine.kind == "next_token"
     for example, answer in zip(EXAMPLES, engine([each.text for each in EXAMPLES]), strict=True):
         read = [*ids(example.text), 1 if kind == "both" else VOCABULARY.index("\n")]
@@ -186,18 +186,20 @@ def test_answers_are_their_greedy_ones(kind: str) -> None:
 @KINDS
 def test_beams_and_samples(kind: str) -> None:
     _, loaded, _ = pair(kind)
-    (answer,) = heedful.Engine(loaded, writing=Writing(how=Beam(width=3, best=3), most=5))(["red one"])
+    (answer,) = heedful.Engine(loaded, writing=Writing(how=Beam(width=3, best=3), max_new_tokens=5))(["red one"])
     assert len(answer["others"]) == 2 and {"text", "log_probability"} <= answer["others"][0].keys()
     texts = {
-        heedful.Engine(loaded, writing=Writing(how=Sample(temperature=3.0), most=5, seed=seed))(["red"])[0]["text"]
+        heedful.Engine(loaded, writing=Writing(how=Sample(temperature=3.0), max_new_tokens=5, seed=seed))(["red"])[0][
+            "text"
+        ]
         for seed in range(6)
     }
     assert len(texts) > 1
-    engine = heedful.Engine(loaded, writing=Writing(how=Sample(temperature=3.0), most=5, seed=4))
+    engine = heedful.Engine(loaded, writing=Writing(how=Sample(temperature=3.0), max_new_tokens=5, seed=4))
     asked = ["red", "green two blue", "one", "blue one two three"]
     assert [each["text"] for each in engine(asked)] == [engine([each])[0]["text"] for each in asked]
-    with pytest.raises(HeedfulError, match="most is 0"):
-        Writing(most=0)
+    with pytest.raises(HeedfulError, match="max_new_tokens is 0"):
+        Writing(max_new_tokens=0)
 
 
 @KINDS
@@ -210,7 +212,7 @@ def test_it_learns_to_turn_words_around(kind: str) -> None:
     trainer = Trainer(learner, task, samples, settings)
     losses = [step.loss for step in trainer]
     assert losses[-1] < 0.1 * losses[0]
-    engine = heedful.Engine(learner, writing=Writing(most=8))
+    engine = heedful.Engine(learner, writing=Writing(max_new_tokens=8))
     measure = evaluate(task, engine, EXAMPLES)
     # this toy tokenizer's decoder puts no spaces between words
     assert [answer["text"] for answer in engine([each.text for each in EXAMPLES])] == [
@@ -229,8 +231,8 @@ def test_what_is_too_long_is_refused_or_cut() -> None:
         task.read([long])
     with pytest.raises(HeedfulError, match=r"^data\.csv:7: the text has 31 tokens, but this model reads 24 at once"):
         task.check([EXAMPLES[0], long])
-    replace(task, long="cut").check([long])
-    read = replace(task, long="cut").read([long])
+    replace(task, long_inputs="truncate").check([long])
+    read = replace(task, long_inputs="truncate").read([long])
     assert read.cut == 1 and max(map(len, read.samples)) <= 24
 
 
@@ -258,7 +260,7 @@ def test_what_fits_exactly_is_learned(kind: str, ends: bool, text: int, rewritin
     with pytest.raises(HeedfulError, match="but this model reads 24 at once"):
         task.read([replace(example, rewritten=example.rewritten + " two")])
     long = Rewritten(text=example.text * 2, rewritten=example.rewritten * 2)
-    (sample,) = replace(task, long="cut").read([long]).samples
+    (sample,) = replace(task, long_inputs="truncate").read([long]).samples
     assert max(stop - start for start, stop in pairwise(sample.bounds)) <= 24
 
 
@@ -269,22 +271,22 @@ def test_what_cannot_be_written_is_told_before_the_training() -> None:
     found = task.read(examples).remarks
     assert list(found.values()) == [2], "a space between words, which this decoder leaves out, and a word it lacks"
     assert "the tokenizer does not give back as they were" in next(iter(found))
-    found = replace(task, most=2).read(examples[:1] + EXAMPLES).remarks
-    assert found["have rewritings that are longer than evaluations write (task.most=2)"] == 2
+    found = replace(task, max_new_tokens=2).read(examples[:1] + EXAMPLES).remarks
+    assert found["have rewritings that are longer than evaluations write (task.max_new_tokens=2)"] == 2
 
 
 @KINDS
 def test_what_was_cut_off_is_counted(kind: str) -> None:
     """In any parts; a note says how many there were."""
     _, loaded, task = pair(kind)
-    task = replace(task, most=1)
+    task = replace(task, max_new_tokens=1)
     engine = heedful.Engine(loaded, writing=task.writing)
     answers = engine([each.text for each in EXAMPLES])
     unfinished = sum(not answer["complete"] for answer in answers)
     assert evaluate(task, engine, EXAMPLES).metrics["texts"].unfinished == unfinished
     answers = [answer | {"complete": number == 1} for number, answer in enumerate(answers)]
     parts = [task.measured(task.measure(), EXAMPLES[a:b], answers[a:b], range(a, b)) for a, b in ((0, 1), (1, 3))]
-    assert "texts cut off before their end: 2 (task.most=1)" in task.told(merge_all(parts))["notes"]
+    assert "texts cut off before their end: 2 (task.max_new_tokens=1)" in task.told(merge_all(parts))["notes"]
 
 
 def test_a_copy_is_no_correction() -> None:
@@ -302,7 +304,7 @@ def test_a_copy_is_no_correction() -> None:
 def test_what_is_cut_keeps_what_stands_before_the_rewriting() -> None:
     """In learning and in the engine alike; the text loses its end, and the loss is counted."""
     _, loaded, task = pair("alone")
-    task = replace(task, long="cut")
+    task = replace(task, long_inputs="truncate")
     long = Rewritten(text=" ".join(["red"] * 30), rewritten="one")
     (sample,), cut = task.read([long]).samples, task.cut
     assert cut == 12 and task.read([long]).cut_tokens == 19
@@ -332,11 +334,11 @@ def test_a_model_that_learned_nothing_goes_on_from_the_text_itself(tmp_path: Pat
     """What stands between text and rewriting belongs to what was learned; it is kept in the folder."""
     _, loaded, _ = pair("alone")
     given = ["red one"]
-    learned = heedful.Engine(loaded, writing=Writing(most=4))(given)
+    learned = heedful.Engine(loaded, writing=Writing(max_new_tokens=4))(given)
     heedful.save(loaded, tmp_path / "kept")
     assert load(tmp_path / "kept").between == BETWEEN
     loaded.between = ""
-    plain = heedful.Engine(loaded, writing=Writing(most=4))
+    plain = heedful.Engine(loaded, writing=Writing(max_new_tokens=4))
     assert plain(given) != learned and plain(["red one\n"]) == learned
     heedful.save(loaded, tmp_path / "plain")
     assert load(tmp_path / "plain").between == ""
@@ -354,7 +356,7 @@ def test_nothing_is_gone_on_from_as_from_the_token_that_ends_a_text() -> None:
     loaded.between = ""
     with torch.no_grad():
         new = theirs.generate(torch.tensor([[1]]), max_new_tokens=6, do_sample=False, eos_token_id=1, pad_token_id=0)
-    engine = heedful.Engine(loaded, writing=Writing(most=6))
+    engine = heedful.Engine(loaded, writing=Writing(max_new_tokens=6))
     (alone,), (beside, some) = engine([""]), engine(["", "red one"])
     assert alone == beside and alone["text"] == loaded.tokenizer.decode(new[0, 1:].tolist()).strip()
     assert some["log_probability"] == pytest.approx(engine(["red one"])[0]["log_probability"])
@@ -378,7 +380,7 @@ def test_a_decoder_goes_on_without_what_closes_a_text() -> None:
     words.post_processor = processors.TemplateProcessing(single="</s> $A </s>", special_tokens=[("</s>", 1)])
     loaded.tokenizer = Tokenizer(words, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
     loaded.between = ""
-    engine, texts = heedful.Engine(loaded, writing=Writing(most=6)), ["red one", "", "blue"]
+    engine, texts = heedful.Engine(loaded, writing=Writing(max_new_tokens=6)), ["red one", "", "blue"]
     for text, answer in zip(texts, engine(texts), strict=True):
         read = torch.tensor([[1, *(ids(text) if text else [])]])
         with torch.no_grad():
@@ -387,7 +389,7 @@ def test_a_decoder_goes_on_without_what_closes_a_text() -> None:
         assert answer["text"] == loaded.tokenizer.decode(new).strip()
         inside = Inside(loaded, text)
         assert inside.source.tokens.tolist() == read[0].tolist()
-        assert written_of(inside, most=6, beams=2)["greedy"]["text"] == answer["text"]
+        assert written_of(inside, max_new_tokens=6, num_beams=2)["greedy"]["text"] == answer["text"]
     (plain,) = engine.encode(["red"])
     loaded.between = BETWEEN
     (taught,) = engine.encode(["red"])

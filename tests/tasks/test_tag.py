@@ -107,7 +107,7 @@ def test_every_word_is_learned_once_where_it_sees_most(kind: str, words: list[st
 
 def test_cut_sentences_lose_words_and_say_so() -> None:
     example = Tagged(words=tuple(WORDY), tags=("O",) * len(WORDY))
-    read = task(long="cut", limit=SHORT).read([example])
+    read = task(long_inputs="truncate", limit=SHORT).read([example])
     (sample,) = read.samples
     assert (read.cut, read.cut_tokens) == (1, len(tokenizer().encode(Words(WORDY))) - SHORT)
     assert len(sample) == SHORT and len(sample.target[0]) < len(WORDY)
@@ -167,7 +167,7 @@ def answered(tags: list[str | None], shares: list[float | None] | None = None) -
 
 def test_lenient_and_strict_scores_agree_with_seqeval() -> None:
     made = task(labels=LABELS)
-    assert made.entities and made.main == "f1"
+    assert made.entities and made.metric == "f1"
     gold = [
         ["B-PER", "I-PER", "O"],
         ["O", "B-LOC", "I-LOC", "I-LOC"],
@@ -184,7 +184,7 @@ def test_lenient_and_strict_scores_agree_with_seqeval() -> None:
     examples = [Tagged(words=("w",) * len(tags), tags=tuple(tags)) for tags in gold]
     measure = made.measured(made.measure(), examples, [answered(list(tags)) for tags in said], range(40))
     found = made.result(measure)
-    assert found["f1"] == found[made.main] == pytest.approx(seqeval.metrics.f1_score(gold, said))
+    assert found["f1"] == found[made.metric] == pytest.approx(seqeval.metrics.f1_score(gold, said))
     assert found["strict_f1"] == pytest.approx(seqeval.metrics.f1_score(gold, said, mode="strict", scheme=IOB2))
     assert found["f1"] > found["strict_f1"] and found["scheme"] == "conlleval"
     assert found["token_accuracy"] == pytest.approx(seqeval.metrics.accuracy_score(gold, said))
@@ -197,7 +197,7 @@ def test_lenient_and_strict_scores_agree_with_seqeval() -> None:
 def test_an_evaluation_through_the_engine_has_every_word() -> None:
     """Long sentences are windowed, a word without pieces is outside; predictions are those of transformers."""
     made = task()  # X is no mark of an entity, so these labels are plain
-    assert not made.entities and made.main == "accuracy"
+    assert not made.entities and made.metric == "accuracy"
     long = Tagged(words=tuple(WORDY), tags=tuple(NAMES[n % len(NAMES)] for n in range(100)))
     examples = [*EXAMPLES, long]
     asked: list[tuple[int, Any]] = []
@@ -251,8 +251,8 @@ def test_words_of_which_nothing_is_said_are_wrong_among_plain_labels() -> None:
 )
 def test_what_is_compared_follows_the_labels(labels: tuple[str, ...], entities: bool) -> None:
     made = task(labels=labels)
-    assert (made.entities, made.main) == (entities, "f1" if entities else "accuracy")
-    assert task(labels=labels, main="precision").main == "precision"
+    assert (made.entities, made.metric) == (entities, "f1" if entities else "accuracy")
+    assert task(labels=labels, metric="precision").metric == "precision"
 
 
 def test_words_of_tags_with_a_leading_dash_are_no_entities() -> None:
@@ -275,7 +275,7 @@ def test_heads_with_other_marks_are_compared_as_iob2(name: str) -> None:
     """Data is always read as IOB2, whatever the labels of the model are."""
     said = OTHER_MARKS[name]
     made = task(labels=tuple(dict.fromkeys(["O", *said])))
-    assert (made.entities, made.main) == (True, "f1")
+    assert (made.entities, made.metric) == (True, "f1")
     gold = ("B-PER", "O", "B-LOC", "I-LOC", "I-LOC", "B-LOC", "B-PER", "I-PER")
     example, spoiled = Tagged(words=("w",) * 8, tags=gold), Tagged(words=("w",) * 8, tags=("O", *gold[1:]))
     answer = answered(list(said))

@@ -62,8 +62,8 @@ def examples(name: str) -> list[Any]:
             Choices(prompt=text, candidates=tuple(WORDS[n % 4 : n % 4 + 2 + n % 3]), answer=n % 2)
             for n, text in enumerate(TEXTS)
         ],
-        "scored": [Pair(a=text, b=WORDS[n % 10], score=n / 21) for n, text in enumerate(TEXTS)],
-        "pairs": [Pair(a=text, b=" ".join(text.split()[::-1])) for text in TEXTS],
+        "scored": [Pair(anchor=text, positive=WORDS[n % 10], score=n / 21) for n, text in enumerate(TEXTS)],
+        "pairs": [Pair(anchor=text, positive=" ".join(text.split()[::-1])) for text in TEXTS],
     }
     return some[name]
 
@@ -181,7 +181,7 @@ def test_an_evaluation_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch
     assert told(name, evaluate(made, ask(name), examples(name))) == expected
     if size == 7:
         found, _ = told(name, evaluate(made, Engine(model_of(name)), examples(name)))
-        assert found[made.main] == pytest.approx(expected[0][made.main], abs=1e-5)
+        assert found[made.metric] == pytest.approx(expected[0][made.metric], abs=1e-5)
 
 
 def test_the_row_that_cannot_be_asked_is_named() -> None:
@@ -212,8 +212,8 @@ def test_an_evaluation_does_not_depend_on_ranks(name: str, ranks: int) -> None:
 def test_the_number_to_compare_by_is_there_and_is_larger_when_better(name: str) -> None:
     made = task_of(name)
     found, intervals = told(name, evaluate(made, ask(name), examples(name)))
-    assert isinstance(found[made.main], float)
-    assert found[made.main] <= 1
+    assert isinstance(found[made.metric], float)
+    assert found[made.metric] <= 1
     assert found["count"] == COUNT
     for key, interval in intervals.items():
         assert interval["low"] <= found[key] <= interval["high"], key
@@ -221,7 +221,7 @@ def test_the_number_to_compare_by_is_there_and_is_larger_when_better(name: str) 
 
 @each_task
 def test_what_is_cut_is_counted_and_said(name: str) -> None:
-    made, limit = replace(task_of(name), limit=8, long="cut"), 8
+    made, limit = replace(task_of(name), limit=8, long_inputs="truncate"), 8
     given = examples(name)
     read = made.read(given)
     loaded = copy(model_of(name))

@@ -44,7 +44,7 @@ class Told(Watch):
             trainer.stopping = True
 
     def scored(self, step: int, scored: Scored, best: bool) -> None:
-        self.scores.append((step, scored.main, best))
+        self.scores.append((step, scored.metric_value, best))
 
     def said(self, text: str) -> None:
         self.texts.append(text)
@@ -97,13 +97,13 @@ def test_what_a_run_leaves(whole: tuple[Run, Fitted]) -> None:
     assert [record["step"] for record in found if "loss" in record] == list(range(1, 13))
     assert [record["step"] for record in found if "dev" in record] == [2, 4, 6, 8, 10, 12]
     assert list(found[0]) == ["step", "epoch", "loss", "rate", "norm"]
-    assert found[2] | {"main": 0, "dev": 0} == {"step": 2, "dev": 0, "main": 0, "best": True}
+    assert found[2] | {"metric_value": 0, "dev": 0} == {"step": 2, "dev": 0, "metric_value": 0, "best": True}
     assert steps(run.folder) == ["step-00000011", "step-00000012"]
     assert sorted(os.listdir(run.folder)) == ["journal.jsonl", "state"]
     assert end == Fitted(why="done", best_step=end.best_step, best=end.best, last=end.last, resumed_from=0)
     assert (
         end.best_step in (6, 8)
-        and end.best == found[-1 - found[::-1].index(next(r for r in found[::-1] if r.get("best")))]["main"]
+        and end.best == found[-1 - found[::-1].index(next(r for r in found[::-1] if r.get("best")))]["metric_value"]
     )
 
 
@@ -152,21 +152,21 @@ def test_when_it_evaluates(tmp_path: Path, evaluate: float, length: int, expecte
 
 def test_patience_ends_it(tmp_path: Path) -> None:
     scores = iter([0.1, 0.3, 0.2, 0.3, 0.2, 0.9])
-    run = Run(tmp_path, lambda trainer: Scored(main=next(scores), numbers={}))
+    run = Run(tmp_path, lambda trainer: Scored(metric_value=next(scores), numbers={}))
     end = run.fit(patience=3)
     assert end == Fitted(why="patience", best_step=8, best=0.3, last=0.2, resumed_from=0)  # 8 is as good
     assert run.trainer.step == 10 and steps(tmp_path)[-1] == "step-00000010"
     assert same(run.now(), run.weights[8])
-    again = Run(tmp_path, lambda trainer: Scored(main=1.0, numbers={}))
+    again = Run(tmp_path, lambda trainer: Scored(metric_value=1.0, numbers={}))
     told = Told()
     assert again.fit(told, patience=3) == Fitted(why="patience", best_step=8, best=0.3, last=0.2, resumed_from=10)
     assert told.steps == [] and same(again.now(), run.now())
-    more = Run(tmp_path, lambda trainer: Scored(main=next(scores), numbers={}))
+    more = Run(tmp_path, lambda trainer: Scored(metric_value=next(scores), numbers={}))
     assert more.fit(patience=0) == Fitted(why="done", best_step=12, best=0.9, last=0.9, resumed_from=10)
 
 
 TIED = {  # main number and tie of six evaluations, at steps 2 to 12; the best one
-    "the main number decides": ([(0.1, 9.0), (0.5, 0.0), (0.4, 9.0), (0.3, 0.0), (0.2, 0.0), (0.1, 9.0)], 4),
+    "the metric decides": ([(0.1, 9.0), (0.5, 0.0), (0.4, 9.0), (0.3, 0.0), (0.2, 0.0), (0.1, 9.0)], 4),
     "then the tie": ([(0.5, -0.3), (0.5, -0.1), (0.5, -0.2), (0.4, 0.0), (0.5, -0.3), (0.5, -0.4)], 4),
     "then the later step": ([(0.5, -0.1), (0.5, -0.1), (0.5, -0.2), (0.5, -0.1), (0.5, -0.2), (0.4, 0.0)], 8),
     "in nine digits": ([(0.5, -0.1), (0.5 + 1e-12, -0.2), (0.5, -0.1 - 1e-12), (0.4, 0.0), (0.4, 0.0), (0.4, 0.0)], 6),
@@ -182,7 +182,7 @@ def test_equal_evaluations_are_ranked_by_the_tie_and_then_the_later_step(
 
     def score(trainer: Trainer) -> Scored:
         main, tie = scores[trainer.step // 2 - 1]
-        return Scored(main=main, tie=tie, numbers={})
+        return Scored(metric_value=main, tie=tie, numbers={})
 
     if stopped:  # what decides is in the checkpoint
         assert Run(tmp_path, score).fit(Told(stop=9)).why == "asked"
@@ -194,7 +194,7 @@ def test_equal_evaluations_are_ranked_by_the_tie_and_then_the_later_step(
 
 
 def test_a_better_tie_does_not_reset_patience(tmp_path: Path) -> None:
-    run = Run(tmp_path, lambda trainer: Scored(main=0.5, tie=trainer.step, numbers={}))
+    run = Run(tmp_path, lambda trainer: Scored(metric_value=0.5, tie=trainer.step, numbers={}))
     end = run.fit(patience=2)
     assert (end.why, end.best_step, run.trainer.step) == ("patience", 6, 6)
 
@@ -202,7 +202,7 @@ def test_a_better_tie_does_not_reset_patience(tmp_path: Path) -> None:
 def test_the_last_weights_are_handed_over_where_others_become_the_model(tmp_path: Path) -> None:
     for name, steps, keep in (("early", [3, 2, 1], "best"), ("late", [1, 2, 3], "best"), ("last", [3, 2, 1], "last")):
         scores, seen = iter(steps), []
-        run = Run(tmp_path / name, lambda trainer, scores=scores: Scored(main=next(scores), numbers={}))
+        run = Run(tmp_path / name, lambda trainer, scores=scores: Scored(metric_value=next(scores), numbers={}))
         how = settings({}, {"keep": keep, "evaluate": 1.0})[1]
         fit(
             run.trainer,
@@ -217,14 +217,14 @@ def test_the_last_weights_are_handed_over_where_others_become_the_model(tmp_path
 
 
 def test_an_evaluation_that_says_nothing_is_refused(tmp_path: Path) -> None:
-    run = Run(tmp_path, lambda trainer: Scored(main=math.nan, numbers={}))
-    with pytest.raises(DivergedError, match=r"^step 2: the evaluation gave nan for its main number, so the model is"):
+    run = Run(tmp_path, lambda trainer: Scored(metric_value=math.nan, numbers={}))
+    with pytest.raises(DivergedError, match=r"^step 2: the evaluation gave nan for its metric, so the model is"):
         run.fit()
 
 
 def test_a_loss_that_is_no_number_beside_a_good_score_is_refused(tmp_path: Path) -> None:
     numbers = {"loss": math.nan, "accuracy": 1.0, "perplexity": math.inf, "count": 3}
-    run = Run(tmp_path, lambda trainer: Scored(main=1.0, numbers=numbers))
+    run = Run(tmp_path, lambda trainer: Scored(metric_value=1.0, numbers=numbers))
     with pytest.raises(
         DivergedError, match=r"^step 2: the evaluation gave nan for loss and inf for perplexity, so .*rate"
     ):
@@ -461,14 +461,14 @@ def test_t10_a_signal_at_the_very_end_is_heard(tmp_path: Path) -> None:
 
 def test_t10_a_signal_where_patience_ends_is_heard(tmp_path: Path) -> None:
     scores = iter([0.3, 0.2])
-    run = Run(tmp_path, lambda trainer: Scored(main=next(scores), numbers={}))
+    run = Run(tmp_path, lambda trainer: Scored(metric_value=next(scores), numbers={}))
 
     class Late(Told):
         def scored(self, step: int, scored: Scored, best: bool) -> None:
             run.trainer.stopping = not best
 
     assert run.fit(Late(), patience=1).why == "asked"
-    again = Run(tmp_path, lambda trainer: Scored(main=1.0, numbers={}))
+    again = Run(tmp_path, lambda trainer: Scored(metric_value=1.0, numbers={}))
     assert again.fit(patience=1).why == "patience" and again.trainer.step == run.trainer.step
 
 

@@ -163,7 +163,7 @@ def trainer(task: str = "classify", dropout: float = 0.1, ranks: Ranks = ALONE, 
 def wave(trainer: Trainer) -> Scored:
     """The best is at step 7, or beside it; it depends on the weights too."""
     score = -abs(trainer.step - 7) + trainer.loaded.named()["embedding.norm.bias"].sum().item()
-    return Scored(main=score, numbers={"score": score})
+    return Scored(metric_value=score, numbers={"score": score})
 
 
 class Spy(Objective):
