@@ -6,6 +6,7 @@ of segments are planned as ranges of the corpus, and put into rows by best fit.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,30 +101,38 @@ class Rows(Sequence[Sample]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steady:
-    """So many sequences in each row, the last of them padding that fills it up, so that no shape ever changes."""
+    """One shape for all rows: the same number of tokens and of sequences, reached by sequences of padding."""
 
-    sequences: int
-    pad: int
+    sequences: int  # at most `sequences - 1` of text
+    pad: int  # token id
+    longest: int | None = None  # tokens of a sequence that the model has positions for; None: any number
 
     def room(self, size: int) -> tuple[int, int]:
-        """Tokens and sequences of text: each sequence of padding has a token at least."""
-        if self.sequences < 2 or size <= self.sequences:
+        """The most tokens and sequences of text in a row of `size` tokens.
+
+        Raises:
+            HeedfulError: If `sequences` leaves no room for text.
+        """
+        if self.sequences < 2 or size <= self.total(size):
             raise HeedfulError(
                 f"sequences_per_pack is {self.sequences}; expected a number from 2 to below the {size} of a row"
             )
-        return size - self.sequences, self.sequences - 1
+        return size - self.total(size), self.sequences - 1
+
+    def total(self, size: int) -> int:
+        """Sequences of a row, with enough of padding to fill a row without text."""
+        return self.sequences + (0 if self.longest is None else math.ceil(size / self.longest) - 1)
 
     def filled(self, sample: Sample, size: int) -> Sample:
-        """The sample with padding; the labels of that are -1."""
-        missing, free = self.sequences - len(sample.bounds) + 1, size - len(sample)
-        bounds = *sample.bounds, *range(len(sample) + 1, len(sample) + missing), size
+        """The sample with padding, split evenly over its sequences of padding, whose labels are -1."""
+        missing, free = self.total(size) - len(sample.bounds) + 1, size - len(sample)
         target = sample.target
         if target is not None:
             target = np.pad(target, [(0, missing), *[(0, 0)] * (target.ndim - 1)], constant_values=-1)
         return Sample(
             tokens=np.pad(sample.tokens, (0, free), constant_values=self.pad),
             types=np.pad(sample.types, (0, free)),
-            bounds=bounds,
+            bounds=(*sample.bounds, *(len(sample) + free * number // missing for number in range(1, missing + 1))),
             target=target,
             filler=free,
         )

@@ -361,7 +361,7 @@ def _steady(pieces: Pieces) -> Steady | None:
         )
     if pad is None:
         raise HeedfulError("this tokenizer has no padding token, to fill up rows with: unset sequences_per_pack")
-    return Steady(sequences=sequences, pad=pad)
+    return Steady(sequences=sequences, pad=pad, longest=max(pieces.settings.lengths))
 
 
 def _rows(

@@ -55,6 +55,16 @@ def test_every_row_has_one_shape(lengths: tuple[int, ...]) -> None:
         assert (chosen < sum(lengths)).all() and len(set(chosen.tolist())) == len(chosen)
 
 
+@pytest.mark.parametrize(("sequences", "lengths"), [(2, (30,)), (2, (3,)), (4, (3, 3, 3)), (4, (20, 20))])
+def test_no_padding_is_longer_than_the_model_has_positions(sequences: int, lengths: tuple[int, ...]) -> None:
+    steady = Steady(sequences=sequences, pad=0, longest=32)
+    filled = steady.filled(sample(*lengths), 64)
+    parts = np.diff(filled.bounds)
+    assert len(filled) == 64 and len(parts) == steady.total(64) == sequences + 1
+    assert parts.min() >= 1 and parts.max() <= 32
+    assert steady.room(64) == (64 - sequences - 1, sequences - 1)
+
+
 def test_the_loss_is_that_without_filling(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertForPreTraining", torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
