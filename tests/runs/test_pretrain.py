@@ -572,7 +572,7 @@ def test_what_is_advised_is_taken_in_the_same_folder(tmp_path: Path) -> None:
     text, run = write(tmp_path / "text.txt", documents(12, seed=3)), tmp_path / "run"
     made = [run / "tokenizer" / "tokenizer.json", run / "corpus" / "manifest.json"]
     few = {"eval_fraction": 0.001, "train.length.count": 1}
-    with pytest.raises(HeedfulError, match=r"the number of documents, 1, is too small .* or set corpus\.documents"):
+    with pytest.raises(HeedfulError, match=r"the number of documents, 1, is too small .* or set corpus\.sample_by"):
         go(text, run, more=few | {"corpus.sample_by": "document"})
     with (
         pytest.warns(HeedfulWarning, match="corpus was made with other settings of the text, and is made anew"),
@@ -972,7 +972,7 @@ def test_trap_38_few_sequences_and_repeated_lines(tmp_path: Path, text: Path, kn
     with pytest.warns(HeedfulWarning, match="a step has about [4-8] sequences: with 8 or fewer.*raise train.batch"):
         go(text, tmp_path / "few", more=few, tokenizer=str(known))
     twice = write(tmp_path / "twice.txt", [*documents(60), *documents(60)])
-    with pytest.warns(HeedfulWarning, match=r'5\d % of the (documents|segments) .* set corpus\.duplicates = "exact"'):
+    with pytest.warns(HeedfulWarning, match=r'5\d % of the (documents|segments) .* set corpus\.dedup = "exact"'):
         go(twice, tmp_path / "twice", more={"train.length.count": 1}, tokenizer=str(known))
     one = {"train.length.count": 1, "corpus.dedup": "exact"}
     with warnings.catch_warnings():

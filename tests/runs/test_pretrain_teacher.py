@@ -98,7 +98,7 @@ class StopAfter(Watch):
 
     def step(self, step: Step, trainer: Trainer) -> None:
         learned: Any = trainer.objective
-        self.seen.append((step.number, trainer.order.batch, learned.names, learned.rate))
+        self.seen.append((step.number, trainer.order.batch, learned.names, learned.mask_prob))
         trainer.stopping = trainer.stopping or step.number == self.at
 
 
