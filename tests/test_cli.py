@@ -36,7 +36,7 @@ from heedful.runs.finetune import Finished
 ROOT = Path(__file__).parent.parent
 VERBS = (
     *("quickstart", "recipe", "models", "tokenizer", "check", "pretrain", "finetune", "distil", "evaluate"),
-    *("convert", "predict", "look", "bench", "kernels", "export", "serve", "study"),
+    *("convert", "predict", "look", "bench", "kernels", "export", "push", "serve", "study"),
 )
 HELPED = ("predict", "quickstart", "finetune", "evaluate", "recipe")
 TEXT = [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.cli import bench, distil, export, kernels, look, pretrain, serve, study, train
+from heedful.cli import bench, distil, export, kernels, look, pretrain, push, serve, study, train
 from heedful.cli.generation import writing_of
 from heedful.cli.show import clean, facts_of, note, show, show_warning, table, write_json
 from heedful.cli.streams import drop_stdout, open_streams
@@ -346,6 +346,7 @@ app.command()(look.look)
 app.command()(bench.bench)
 app.command()(kernels.kernels)
 app.command()(export.export)
+app.command()(push.push)
 app.command()(serve.serve)
 app.command()(study.study)
 

@@ -18,6 +18,7 @@ from heedful.runs.baseline import comparisons, warning
 from heedful.runs.card_use import METRICS, TASKS, usage
 from heedful.runs.results import as_float, measured, predictions, read_results
 
+MISTAKES_HEADING = "## The worst mistakes on dev"  # of the section that quotes texts of the data
 MISTAKES = 5  # that are shown
 LONGEST = 240  # characters of a text that is quoted
 MANY = 30  # rows of a table from which it is folded
@@ -274,9 +275,9 @@ def _mistakes(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
     wrong = (line for line in lines if line["right"] is False or (line["right"] is None and line["gold"] is not None))
     rows = [_mistake(line, results) for line in islice(wrong, MISTAKES)]
     if rows:
-        yield ["## The worst mistakes on dev"]
+        yield [MISTAKES_HEADING]
         yield table(["text", "right", "said"], rows)
-        yield ["They are quoted from the data: leave them out before you publish a model of private texts."]
+        yield ["They are quoted from the data. `heedful push` leaves them out unless --with-examples is given."]
 
 
 def _mistake(line: dict[str, Any], results: dict[str, Any]) -> list[str]:
