@@ -297,7 +297,7 @@ def variants(work: Path, model: Path) -> Probes:
         ),
         "small batches": settings(train__tokens=64, train__recompute="true", train__optimiser__clip="none"),
         "bfloat16": settings(train__precision="bfloat16"),
-        "weights": settings(task__weights="balanced", init__reinit_layers=1, fit__evaluate=0.5, fit__keep="last"),
+        "weights": settings(task__class_weight="balanced", init__reinit_layers=1, fit__evaluate=0.5, fit__keep="last"),
         "epochs": settings(train__length__kind="epochs", train__length__count=2, fit__patience=1, seeds=2),
     }
     found, bare = Probes(), settings(baseline="false")

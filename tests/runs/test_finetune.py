@@ -260,8 +260,8 @@ def test_classes_weigh_by_how_rare_they_are(tmp_path: Path) -> None:
         return task.weights  # type: ignore[attr-defined]
 
     assert weights(ClassifySettings()) == ()
-    assert weights(ClassifySettings(weights="balanced")) == (12 / (2 * 9), 12 / (2 * 3))
-    assert weights(MultipleSettings(weights="balanced")) == (3 / 9, 9 / 3)
+    assert weights(ClassifySettings(class_weight="balanced")) == (12 / (2 * 9), 12 / (2 * 3))
+    assert weights(MultipleSettings(class_weight="balanced")) == (3 / 9, 9 / 3)
 
 
 def test_a_label_that_only_dev_has_weighs_something(tmp_path: Path) -> None:
@@ -642,12 +642,12 @@ def test_without_dev(tmp_path: Path) -> None:
     )
     assert "Nothing was measured" in (tmp_path / "run" / "model" / "README.md").read_text()
     with pytest.raises(
-        HeedfulError, match=r"tuned on dev, but there is no dev split: set data\.dev_fraction .*task\.thresholds=half"
+        HeedfulError, match=r"tuned on dev, but there is no dev split: set data\.dev_fraction.*task\.thresholds=0.5"
     ):
         tune("classify", as_lines(tmp_path / "m.jsonl", invented.labelled(20)), tmp_path / "m",
              {"data.dev_fraction": 0, "task.thresholds": "tuned"})  # fmt: skip
     (tmp_path / "q.json").write_text(json.dumps(invented.questions(9, impossible=True)))
-    with pytest.raises(HeedfulError, match=r"set data\.dev_fraction .*task\.no_answer_threshold=0"):
+    with pytest.raises(HeedfulError, match=r"set data\.dev_fraction.*task\.no_answer_threshold=0"):
         tune("extract", tmp_path / "q.json", tmp_path / "q", {"data.dev_fraction": 0})
     assert not (tmp_path / "m").exists() and not (tmp_path / "q").exists(), "refused before anything was begun"
 
