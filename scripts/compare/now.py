@@ -276,7 +276,7 @@ def training(work: Path, quick: bool) -> Probes:
         if quick and name not in ("classify", "tag", "questions"):
             continue
         data = shared.write_data(work / f"data-{kind}", kind)
-        more = settings(task__negatives=4) if kind == "pairs" else []
+        more = settings(task__group_size=4) if kind == "pairs" else []
         more += [] if name == "classify" else settings(baseline="false")
         out = work / f"run-{name.replace(' ', '-')}"
         call("finetune", task, data, "--model", model, "--out", out, *STEPS, *more)
@@ -340,7 +340,7 @@ def variants(work: Path, model: Path) -> Probes:
 def rewriting(work: Path, quick: bool) -> Probes:
     """Thirty steps of a text for a text, from random weights."""
     data = shared.write_data(work / "data-texts", "texts")
-    pieces = settings(init__tokenizer__vocab_size=300, task__most=8)
+    pieces = settings(init__tokenizer__vocab_size=300, task__max_new_tokens=8)
     small = settings(
         init__kind="transformer",
         init__layers=1,
@@ -350,7 +350,7 @@ def rewriting(work: Path, quick: bool) -> Probes:
     )
     starts = {"Transformer": small}
     if not quick:
-        starts["beams"] = [*small, *settings(task__beams=3, init__positions="rotary")]
+        starts["beams"] = [*small, *settings(task__num_beams=3, init__positions="rotary")]
         starts["recurrent"] = settings(init__kind="recurrent", init__rnn__width=16)
     found: Probes = {}
     for name, given in starts.items():
@@ -588,9 +588,9 @@ def predictions(work: Path, quick: bool) -> Probes:
     found["embed"] = answers(call("predict", make_embedder(work / "embed"), *texts, "--json"))
     letters = make_generator(work / "gpt2", "gpt2")
     for name, words in (
-        ("greedy", ["--most", "6"]),
-        ("beams", ["--most", "6", "--beams", "3"]),
-        ("sampling", ["--most", "6", "--temperature", "1.5", "--seed", "4"]),
+        ("greedy", ["--max-new-tokens", "6"]),
+        ("beams", ["--max-new-tokens", "6", "--num-beams", "3"]),
+        ("sampling", ["--max-new-tokens", "6", "--temperature", "1.5", "--seed", "4"]),
     ):
         found[name] = answers(call("predict", letters, "a b c", "d", *words, "--json"))
     data = shared.write_data(work / "data", "single") / "test.csv"
