@@ -99,7 +99,7 @@ def common(task: str, epochs: float, run: Run, steps: int = 0) -> list[str]:
     return [
         *length,
         *cut,
-        f"train.batch={plan.batch}",
+        f"train.batch_size={plan.batch}",
         f"max_length={plan.longest}",
         "data.dev_fraction=0",
         "fit.keep=last",
@@ -109,7 +109,7 @@ def common(task: str, epochs: float, run: Run, steps: int = 0) -> list[str]:
 def teacher(task: str, run: Run) -> Path:
     """MiniLM, fine-tuned once."""
     folder = run.folder / f"{task}-teacher"
-    more = [*common(task, PLANS[task].epochs, run), f"train.optimiser.rate={PLANS[task].rate}"]
+    more = [*common(task, PLANS[task].epochs, run), f"train.optimizer.lr={PLANS[task].rate}"]
     if heedful.finetune(KINDS[task], data(task, run), folder, model=minilm(), assignments=more).why != "done":
         raise SystemExit(130)
     return folder
@@ -124,7 +124,7 @@ def student(
         quick = ("verdict.rounds=3", "verdict.precision=float32", "verdict.alone=none")
         wishes += [each for each in quick if each not in more]
     if not name.startswith(("bilstm", "attention", "tiny")):
-        wishes.append("train.optimiser.rate=1e-4")
+        wishes.append("train.optimizer.lr=1e-4")
     if run.judge:
         (folder / VERDICT).unlink(missing_ok=True)
     began = time.monotonic()

@@ -105,7 +105,7 @@ def scored(task: str, start: str, model: str, seed: int, rate: float | None = No
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         found = start_of(start, model, Path(scratch))
-        more = [f"train.seed={seed}", *([] if rate is None else [f"train.optimiser.rate={rate}"])]
+        more = [f"train.seed={seed}", *([] if rate is None else [f"train.optimizer.lr={rate}"])]
         done = finetune(kind, data_of(task), Path(scratch) / "run", model=found, assignments=more)
         splits = {name: each["numbers"] for name, each in done.results["splits"].items()}
         settings = done.results["settings"]["train"]
@@ -120,8 +120,8 @@ def scored(task: str, start: str, model: str, seed: int, rate: float | None = No
         "dev": splits.get("dev", {}).get(main),
         "baseline": baseline,
         "length": settings["length"],
-        "batch": settings["batch"],
-        "rate": settings["optimiser"]["rate"],
+        "batch": settings["batch_size"],
+        "rate": settings["optimizer"]["lr"],
         "minutes": round((time.monotonic() - began) / 60, 1),
     }
 

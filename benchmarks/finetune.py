@@ -87,8 +87,8 @@ def main() -> None:
     learned = made.read(task.train)
     settings = TrainSettings(
         length=Epochs(count=plan.epochs),
-        batch=plan.batch,
-        optimiser=AdamW(rate=plan.rate, layer_decay=given.layer_decay),
+        batch_size=plan.batch,
+        optimizer=AdamW(lr=plan.rate, layer_decay=given.layer_decay),
         precision=given.precision,
         seed=given.seed,
     )

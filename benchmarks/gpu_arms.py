@@ -178,7 +178,7 @@ Make = Callable[[Given, str, "torch.device", ExitStack, str], Callable[[Given], 
 
 
 def packed(made: Given, folder: str, device: torch.device, stack: ExitStack, backend: str) -> Any:
-    """Heedful's model, objective and optimiser in a plain loop, on batches that lie on the device."""
+    """Heedful's model, objective and optimizer in a plain loop, on batches that lie on the device."""
     import torch
 
     import heedful
@@ -189,7 +189,7 @@ def packed(made: Given, folder: str, device: torch.device, stack: ExitStack, bac
     if backend:
         stack.enter_context(Compiled(loaded, backend=backend))
     parameters = {name: each for name, each in loaded.named().items() if each.requires_grad}
-    optimizer = Optimizer(parameters, AdamW(rate=RATE))
+    optimizer = Optimizer(parameters, AdamW(lr=RATE))
 
     def step(batch: Batch) -> float:
         with torch.autocast(device.type, torch.bfloat16):
@@ -223,8 +223,8 @@ def trainer(made: Given, folder: str, device: torch.device, stack: ExitStack, ba
             stack.enter_context(Compiled(loaded, backend=backend))
         settings = TrainSettings(
             length=Steps(count=10**9),
-            batch=1,
-            optimiser=AdamW(rate=RATE),
+            batch_size=1,
+            optimizer=AdamW(lr=RATE),
             schedule=Constant(),
             precision="bfloat16",
             seed=SEED,

@@ -81,8 +81,8 @@ def packed(job: Job, folder: str, given: Round) -> Epoch:
     keep_freed()
     settings = TrainSettings(
         length=Steps(count=10**9),
-        batch=job.batch,
-        optimiser=AdamW(rate=RATE),
+        batch_size=job.batch,
+        optimizer=AdamW(lr=RATE),
         schedule=Constant(),
         precision="bfloat16" if job.precision == "bfloat16" else "float32",
         seed=SEED,

@@ -19,7 +19,7 @@ ABOUT = """The multiplications and additions that the real tokens of a record ne
 machine: {rates} GFLOP/s, the fastest way of each, 4,096 x 768 with 768 x 3,072, {rounds} rounds,
 rounding to int8 counted. For L layers of width d a sequence of s tokens needs L (24 d^2 s + 4 d s^2), training three
 times that, and BERT-Mini's head 2 d^2 + 2 d V for each token that is asked for. Everything else that a step does is
-time in which nothing is counted: embeddings, norms, activations, dropout, packing, the optimiser. A
+time in which nothing is counted: embeddings, norms, activations, dropout, packing, the optimizer. A
 record of another day may be of another machine."""
 PRECISIONS = ("float32", "bfloat16", "int8")
 

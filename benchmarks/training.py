@@ -99,8 +99,8 @@ def packed(job: Job, folder: str, given: Examples) -> Epoch:
     ]
     settings = TrainSettings(
         length=Steps(count=10**9),
-        batch=job.batch,
-        optimiser=AdamW(rate=RATE),
+        batch_size=job.batch,
+        optimizer=AdamW(lr=RATE),
         schedule=Constant(),
         precision="bfloat16" if job.precision == "bfloat16" else "float32",
         seed=SEED,
@@ -158,16 +158,16 @@ def mover(model: Any, rate: float) -> Callable[[], None]:
 
     from heedful.train.optim import AdamW
 
-    same = AdamW(rate=rate)
+    same = AdamW(lr=rate)
     groups = [
-        {"params": [each for each in model.parameters() if each.ndim >= 2], "weight_decay": same.decay},
+        {"params": [each for each in model.parameters() if each.ndim >= 2], "weight_decay": same.weight_decay},
         {"params": [each for each in model.parameters() if each.ndim < 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=same.rate, betas=same.betas, eps=same.eps, fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=same.lr, betas=same.betas, eps=same.eps, fused=True)
 
     def move() -> None:
-        assert same.clip is not None
-        torch.nn.utils.clip_grad_norm_(model.parameters(), same.clip)
+        assert same.max_grad_norm is not None
+        torch.nn.utils.clip_grad_norm_(model.parameters(), same.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

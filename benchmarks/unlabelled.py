@@ -64,7 +64,7 @@ def gone_on(folder: Path, minutes: float) -> dict[str, Any]:
         folder / "gone-on",
         model=minilm(),
         duration=f"{minutes}m",
-        assignments=["eval_every_steps=100", "train.batch=4", "train.optimiser.rate=1e-4", "corpus.dedup=exact"],
+        assignments=["eval_every_steps=100", "train.batch_size=4", "train.optimizer.lr=1e-4", "corpus.dedup=exact"],
     )
     journal = [json.loads(line) for line in (folder / "gone-on" / "journal.jsonl").read_text().splitlines()]
     looks = [(line["step"], line["dev"]["mlm_loss"], line["dev"]["mlm_accuracy"]) for line in journal if "dev" in line]

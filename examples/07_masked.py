@@ -14,9 +14,9 @@ import heedful
 from heedful.study.toy.stories import stories
 
 SMALL = (
-    "model.layers=1", "model.width=64", "model.heads=2", "max_seq_length=32", "pack_length=256", "train.batch=4",
+    "model.layers=1", "model.width=64", "model.heads=2", "max_seq_length=32", "pack_length=256", "train.batch_size=4",
     "eval_fraction=0.1", "corpus.sample_by=paragraph",
-    "train.length.kind=steps", "train.optimiser.rate=4e-3", "vocabulary.vocabulary=300",
+    "train.length.kind=steps", "train.optimizer.lr=4e-3", "vocabulary.vocabulary=300",
 )  # fmt: skip
 TEXT = "the music is [MASK] good ."
 

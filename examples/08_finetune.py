@@ -22,7 +22,7 @@ def main(epochs: float = 3) -> dict[str, object]:
         run = Path(folder) / "run"
         sample = Path(heedful.__file__).parent / "assets" / "intents"
         shutil.copytree(sample, Path(folder) / "intents")
-        how = (f"train.length.count={epochs}", "train.optimiser.rate=5e-4")
+        how = (f"train.length.count={epochs}", "train.optimizer.lr=5e-4")
         done = heedful.finetune("classify", Path(folder) / "intents", run, assignments=how)
         return {
             "numbers": {split: each["numbers"] for split, each in done.results["splits"].items()},

@@ -24,7 +24,7 @@ _PARTS = (path.stem for path in (pathlib.Path(__file__).parents[1] / "heedful").
 _ALL = [f"heedful.{part}" for part in _PARTS if part not in ("__init__", "cli")]  # typer gives cli contexts of its own
 jaxtyping.install_import_hook(_ALL if "HEEDFUL_CHECK_ALL" in os.environ else _CHECKED, "checking.check")
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
-os.environ["HEEDFUL_MEASURE"] = "off"  # how a model is computed does not depend on the moment
+os.environ["HEEDFUL_AUTOTUNE"] = "off"  # how a model is computed does not depend on the moment
 os.environ["HEEDFUL_CACHE"] = ""
 os.environ["HEEDFUL_KERNELS"] = "off"  # but where a test asks for `native`
 os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start, as here, so that sums are alike

@@ -86,7 +86,7 @@ def course(steps: int = 300, looks: int = 6, seed: int = 0, epochs: float = 3.0)
     for step in range(1, steps + 1):
         loss = 0.25 + 0.9 * np.exp(-4 * step / steps) + draw.normal(0, 0.08)
         rate = 5e-5 * min(10 * step / steps, (steps - step) / (0.9 * steps))
-        lines.append({"step": step, "epoch": epochs * step / steps, "loss": float(loss), "rate": rate, "norm": 1.0})
+        lines.append({"step": step, "epoch": epochs * step / steps, "loss": float(loss), "lr": rate, "grad_norm": 1.0})
         if looks and step % max(1, steps // looks) == 0:
             main = float(0.92 - 0.4 * np.exp(-5 * step / steps) - 0.02 * (step > 0.8 * steps))
             dev = {"accuracy": main, "loss": float(0.35 + 0.6 * np.exp(-5 * step / steps) + 0.1 * step / steps)}
@@ -134,7 +134,7 @@ def results(task: str, main: str, splits: dict[str, Result], **more: Any) -> dic
         "throughput": 41_250,
         "machine": "EPYC, 2 cores, avx2",
         "versions": {"heedful": "0.1.0", "torch": "2.13.0"},
-        "settings": {"task": {"kind": task}, "train": {"seed": 1, "batch": 32}},
+        "settings": {"task": {"kind": task}, "train": {"seed": 1, "batch_size": 32}},
         "notes": ["3,200 training examples are 3,200 samples of 64,000 tokens"],
     } | more
 

@@ -497,12 +497,12 @@ def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatc
     given = tuned / "data"
     (tmp_path / "recipe.toml").write_text("[train]\nbacth = 3\n")
     (tmp_path / "bad.csv").write_text("text,label\na,x\nb\n")
-    diverges = sets(**{"train.optimiser.rate": 1e30, "train.schedule": "{kind = 'constant'}"})
+    diverges = sets(**{"train.optimizer.lr": 1e30, "train.schedule": "{kind = 'constant'}"})
     for arguments, message in (
         (["clasify", given], '"clasify" is no task (did you mean "classify"?): use one of classify, regress'),
         (
             ["classify", given, "--set", "train.bacth=3"],
-            '--set: train.bacth is not a setting (did you mean "train.batch"?)',
+            '--set: train.bacth is not a setting (did you mean "train.batch_size"?)',
         ),
         (["classify", given, "--recipe", "recipe.toml"], "recipe.toml: train.bacth is not a setting (did you mean"),
         (["classify", given, "--recipe", "no.toml"], "no.toml: there is no such file"),

@@ -26,7 +26,7 @@ SMALL = {
     "model.layers": 1,
     "model.width": 32,
     "model.heads": 2,
-    "train.batch": 8,
+    "train.batch_size": 8,
     "train.precision": "float32",
     "max_seq_length": 32,
     "pack_length": 64,
@@ -170,7 +170,7 @@ def test_a_time_budget(run: Any, text: Path, tmp_path: Path) -> None:
     settings = from_file(PretrainSettings, tmp_path / "run" / "settings.toml")
     assert settings.train.length == Minutes(count=1 / 60)
     last = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
-    rates = [each["rate"] for each in last if "rate" in each]
+    rates = [each["lr"] for each in last if "lr" in each]
     assert rates[-1] < 0.3 * max(rates), "the schedule follows the clock"
 
 
@@ -179,7 +179,9 @@ def test_a_recipe_alone(run: Any, text: Path, tmp_path: Path, monkeypatch: pytes
     Path("mine.toml").write_text(
         f'data = ["{text}"]\nmax_seq_length = 32\n[objective]\nkind = "mlm+sop"\n[train]\nbatch = 8\n', encoding="utf-8"
     )
-    more = {name: value for name, value in (SMALL | STEPS).items() if name not in ("max_seq_length", "train.batch")}
+    more = {
+        name: value for name, value in (SMALL | STEPS).items() if name not in ("max_seq_length", "train.batch_size")
+    }
     given = [part for name, value in more.items() for part in ("--set", f"{name}={value}")]
     done = run("pretrain", "mine.toml", "--json", *given)
     found = json.loads(done.out)

@@ -16,7 +16,7 @@ from heedful.cli import main
 
 PRETRAIN = ["--set", "model.layers=1", "--set", "model.width=16", "--set", "model.heads=2"]
 PRETRAIN += ["--set", "max_seq_length=32", "--set", "pack_length=64", "--set", "eval_fraction=0.1"]
-PRETRAIN += ["--set", "train.length.count=2", "--set", "train.batch=12"]
+PRETRAIN += ["--set", "train.length.count=2", "--set", "train.batch_size=12"]
 
 
 def ended(words: list[str]) -> Any:
@@ -31,7 +31,7 @@ def test_it_calls_torchrun(verb: list[str], tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("torch.distributed.run.run", called.append)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     data = as_csv(tmp_path / "a.csv", classified(4))
-    rest = [*verb, str(data), "--out", str(tmp_path / "run"), "--set", "train.batch=4"]
+    rest = [*verb, str(data), "--out", str(tmp_path / "run"), "--set", "train.batch_size=4"]
     assert not ended([*rest[:2], "--nproc", "3", *rest[2:]])
     (args,) = called
     assert (args.nproc_per_node, args.standalone, args.module) == ("3", True, True)
@@ -53,10 +53,10 @@ def test_two_processes_make_one_run(tmp_path: Path, shard: str) -> None:
     """The folder that is published has the same files and the same names, whoever had which part."""
     found = documents(90)
     data = corpus_of(tmp_path, found, trained(found)).folder
-    calm = ["--set", "train.optimiser.eps=1e-2", "--set", "train.optimiser.rate=2e-2"]
+    calm = ["--set", "train.optimizer.eps=1e-2", "--set", "train.optimizer.lr=2e-2"]
     calm += ["--set", "train.precision=float32"]
     left = []
-    for number, more in enumerate([["--nproc", "2", "--set", f"train.shard={shard}"], []]):
+    for number, more in enumerate([["--nproc", "2", "--set", f"train.data_parallel_shard_degree={shard}"], []]):
         out = tmp_path / str(number)
         assert not ended(["pretrain", str(data), "--out", str(out), *PRETRAIN, *calm, *more])
         files = {path.name: path.read_bytes() for path in (out / "model").iterdir() if path.name != "README.md"}

@@ -20,7 +20,7 @@ def found(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     """What the example of that number gives, run in a folder of its own, with so little training."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HEEDFUL_MEASURE", "off")
+    monkeypatch.setenv("HEEDFUL_AUTOTUNE", "off")
     monkeypatch.setattr(timing, "ROUNDS", 5)
     number, arguments = request.param
     threads = torch.get_num_threads()

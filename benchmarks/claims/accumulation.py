@@ -37,9 +37,9 @@ HEADS = {
 }
 CUTS = ((1, 8), (4, 2), (8, 1))  # micro-batches, samples of each
 SAMPLES, LENGTH, VOCABULARY, MASK, NO_LABEL = 8, 12, 1000, 4, -100
-CLIPPED = AdamW(rate=1e-3)  # eps 1e-8, decay 0.01, clip 1
+CLIPPED = AdamW(lr=1e-3)  # eps 1e-8, decay 0.01, clip 1
 # sums of gradients far below eps: p <- p - rate g / (0 + eps) = p - g
-DESCENT = AdamW(rate=1e6, eps=1e6, betas=(0.0, 0.0), decay=0.0, bias_correction=False, clip=None)
+DESCENT = AdamW(lr=1e6, eps=1e6, betas=(0.0, 0.0), weight_decay=0.0, bias_correction=False, max_grad_norm=None)
 OPTIMISERS = {"gradient descent": DESCENT, "AdamW": CLIPPED}
 
 
@@ -126,10 +126,10 @@ def optimizer(model: Any, settings: AdamW) -> torch.optim.Optimizer:
     if settings is DESCENT:
         return torch.optim.SGD(model.parameters(), lr=1.0)
     groups = [
-        {"params": [each for each in model.parameters() if each.ndim >= 2], "weight_decay": settings.decay},
+        {"params": [each for each in model.parameters() if each.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [each for each in model.parameters() if each.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=settings.rate, betas=settings.betas, eps=settings.eps)
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
 
 
 def reference(head: str, folder: Path, settings: AdamW) -> Done:
@@ -139,8 +139,8 @@ def reference(head: str, folder: Path, settings: AdamW) -> Done:
     loss = model(**{name: torch.tensor([each[name] for each in given]) for name in given[0]}).loss
     chosen = optimizer(model, settings)
     loss.backward()
-    if settings.clip is not None:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+    if settings.max_grad_norm is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
     chosen.step()
     with tempfile.TemporaryDirectory() as out:
         model.save_pretrained(out)
@@ -159,7 +159,7 @@ def theirs(head: str, folder: Path, settings: AdamW, parts: int, size: int) -> D
             max_steps=1,
             per_device_train_batch_size=size,
             gradient_accumulation_steps=parts,
-            max_grad_norm=settings.clip or 0.0,
+            max_grad_norm=settings.max_grad_norm or 0.0,
             logging_strategy="no",
             save_strategy="no",
             report_to=[],
@@ -179,9 +179,9 @@ def ours(head: str, folder: Path, settings: AdamW, parts: int, size: int) -> Don
     samples = [Sample.of([each.tokens], [[0] * LENGTH], target=(each.places, each.labels)) for each in examples(head)]
     chosen = TrainSettings(
         length=Steps(count=1),
-        batch=SAMPLES,
-        tokens=size * LENGTH,
-        optimiser=settings,
+        batch_size=SAMPLES,
+        max_tokens_per_microbatch=size * LENGTH,
+        optimizer=settings,
         schedule=Constant(),
         precision="float32",
     )

@@ -10,7 +10,7 @@ import typer
 
 from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, table, write_json
-from heedful.cli.train import AsJson, KeepState, OnBadRow, Out, Recipe, Track, of_state, on_bad_row_of, tracked
+from heedful.cli.train import AsJson, KeepCheckpoints, OnBadRow, Out, Recipe, Track, keeping, on_bad_row_of, tracked
 from heedful.errors import HeedfulError
 
 
@@ -41,10 +41,10 @@ def pretrain(
     out: Out = None,
     recipe: Recipe = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting, as max_seq_length=256 or train.batch=8.")
+        list[str] | None, typer.Option("--set", help="A setting, as max_seq_length=256 or train.batch_size=8.")
     ] = None,
     on_bad_row: OnBadRow = "raise",
-    keep_state: KeepState = False,
+    keep_checkpoints: KeepCheckpoints = False,
     track: Track = None,
     nproc: Nproc = 0,
     as_json: AsJson = False,
@@ -71,7 +71,7 @@ def pretrain(
         duration=duration,
         recipe=recipe,
         assignments=assignments or (),
-        flags=of_state(keep_state),
+        flags=keeping(keep_checkpoints),
     )
     if not settings.data:
         raise HeedfulError("no text was given: heedful pretrain FILES, or a recipe with data = [...]")

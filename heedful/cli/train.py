@@ -27,8 +27,8 @@ OnBadRow = Annotated[str, typer.Option("--on-bad-row", help='"raise", or "skip":
 Checkpoint = Annotated[
     str | None, typer.Option(help="Which weights of a finished RUN: best, last, or a step; else those of its model.")
 ]
-KeepState = Annotated[
-    bool, typer.Option("--keep-state", help="Keep all checkpoints, with the optimizer, when the run is finished.")
+KeepCheckpoints = Annotated[
+    bool, typer.Option("--keep-checkpoints", help="Keep all checkpoints, with the optimizer, when the run is finished.")
 ]
 
 
@@ -117,7 +117,7 @@ def finetune(
         list[str] | None, typer.Option("--set", help="A setting, as train.length.count=3 or seeds=3.")
     ] = None,
     on_bad_row: OnBadRow = "raise",
-    keep_state: KeepState = False,
+    keep_checkpoints: KeepCheckpoints = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Tell steps, time, memory and disk; train nothing.")
     ] = False,
@@ -133,7 +133,7 @@ def finetune(
     from heedful.data.folders import as_said
     from heedful.runs.settings import foresee, overrides_of
 
-    overrides = overrides_of(model=model, recipe=recipe, assignments=assignments or (), flags=of_state(keep_state))
+    overrides = overrides_of(model=model, recipe=recipe, assignments=assignments or (), flags=keeping(keep_checkpoints))
     foresee(task, overrides)  # refuses what is wrong before torch is imported
     if nproc and dry_run:
         raise HeedfulError("--nproc would change nothing: a dry run looks in one process; leave one of them out")
@@ -252,9 +252,9 @@ def evaluate(
     show_split(data[0].name if whole else done.split, done.numbers, done.intervals)
 
 
-def of_state(keep_state: bool) -> dict[str, dict[str, Any]]:
-    """The setting of --keep-state where it is given."""
-    return {"--keep-state": {"fit.keep_state": True}} if keep_state else {}
+def keeping(checkpoints: bool) -> dict[str, dict[str, Any]]:
+    """The setting of --keep-checkpoints where the flag is given."""
+    return {"--keep-checkpoints": {"fit.keep_checkpoints": True}} if checkpoints else {}
 
 
 def tracked(watch: Watch, track: list[str] | None) -> Watch:

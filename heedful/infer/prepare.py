@@ -28,7 +28,7 @@ from heedful.nn.linear import FUSED, Laid, Panels, Rounded, cannot_lay, cannot_p
 from heedful.nn.native import usable
 
 Linears = Literal["plain", "laid", "panels", "rounded"]
-MEASURE = "HEEDFUL_MEASURE"  # "off": the same way on every machine, for the same bits, and not the fastest one
+MEASURE = "HEEDFUL_AUTOTUNE"  # "off": the same way on every machine, for the same bits, and not the fastest one
 ROWS = (16, 1024)  # of the linear layers that are timed: one short text, a batch
 TEXTS = (256, 128, *[64] * 6, *[24] * 10)  # tokens of the texts whose attention is timed
 ROUNDS = 7
@@ -123,7 +123,7 @@ def _as_it_is(x: Tensor) -> Tensor:
 
 
 def measures() -> bool:
-    """Whether ways are measured at all: not where HEEDFUL_MEASURE is off."""
+    """Whether ways are measured at all: not where HEEDFUL_AUTOTUNE is off."""
     return os.environ.get(MEASURE) != "off"
 
 

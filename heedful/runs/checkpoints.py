@@ -87,7 +87,7 @@ def checkpoint(run: str | Path, which: str) -> Path:
     raise HeedfulError(
         f"{run} has no weights of {f'step {step}' if named else f'its {which} checkpoint, step {step}'}: it has "
         f"{'those of step' if len(known) == 1 else 'those of steps'} {', '.join(map(str, known))}; a run keeps more "
-        "with fit.keep_state"
+        "with fit.keep_checkpoints"
     )
 
 

@@ -135,7 +135,7 @@ def _learn(loaded: Loaded, texts: Sequence[str], steps: int, seed: int) -> str:
     unknown = [] if tokenizer.special.unknown is None else [tokenizer.special.unknown]
     width = loaded.config.model.embedding.width
     objective = SkipGram.of(samples, tokenizer.size, ignored=unknown, width=width)
-    how = TrainSettings(length=Steps(count=steps), batch=64, optimiser=AdamW(rate=1e-2), seed=seed)
+    how = TrainSettings(length=Steps(count=steps), batch_size=64, optimizer=AdamW(lr=1e-2), seed=seed)
     began = time.monotonic()
     losses = [step.loss for step in Trainer(loaded, objective, samples, how)]
     return (

@@ -45,7 +45,7 @@ class Course:
         updates, looks, best = [], [], float("nan")
         for line in lines:
             if "loss" in line:
-                updates.append([as_float(line.get(name)) for name in ("step", "epoch", "loss", "rate")])
+                updates.append([as_float(line.get(name)) for name in ("step", "epoch", "loss", "lr")])
             elif "dev" in line:
                 looks.append(
                     [as_float(each) for each in (line["step"], line["dev"].get("loss"), line.get("metric_value"))]

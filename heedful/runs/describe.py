@@ -25,7 +25,7 @@ Kind = Literal["table", "dict", "value"]  # a dict has keys of any name
 class Setting:
     """One setting; where several kinds of a table have it, there is one entry for each of them."""
 
-    path: str  # from the root, as "train.batch"
+    path: str  # from the root, as "train.batch_size"
     type: Any  # the annotation
     default: Any  # dataclasses.MISSING if it has to be given
     choices: tuple[Any, ...] = ()  # values of a Literal

@@ -181,7 +181,7 @@ class _Distillation:
         """As many steps as the student has made, or as many passes; in steps dev is seen as often as by the student."""
         train, fit = self.settings.train, self.settings.fit
         mine, labelled = self.student.sizes()
-        per, less = -(-mine // train.batch), -(-labelled // train.batch)
+        per, less = -(-mine // train.batch_size), -(-labelled // train.batch_size)
         match train.length:
             case Steps(count=steps):
                 epochs = steps / per
@@ -192,7 +192,7 @@ class _Distillation:
                 steps = round(fmean(made))
                 epochs = steps / per
         if self.settings.verdict.alone == "steps":
-            return Steps(count=steps), replace(fit, evaluate=fit.evaluate * per / less)
+            return Steps(count=steps), replace(fit, eval_every_epochs=fit.eval_every_epochs * per / less)
         return Epochs(count=epochs), fit
 
 
@@ -306,7 +306,7 @@ class _Student(Run):
         if self._lessons is None:
             self._lessons = self._read(task, loaded)
         lessons, kind = self._lessons, KIND[self.planned.task]
-        batch = self.asked.train.batch
+        batch = self.asked.train.batch_size
         alone = GROUP if batch % GROUP == 0 else max(2, batch)
         together = task.together if task.together > 1 else alone  # vectors are compared in the groups of the task
         objective = Distilled(

@@ -381,7 +381,7 @@ def settled(
         teacher="?",
         data=data,
         train=replace(usual.train, length=length),
-        fit=replace(usual.fit, evaluate=1.0),
+        fit=replace(usual.fit, eval_every_epochs=1.0),
     )
     settings = resolve(overrides, settings)
     whole_groups(settings.train, together)

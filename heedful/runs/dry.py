@@ -80,7 +80,8 @@ def dry_run(
     given = overrides_of(overrides, model=model, recipe=recipe, assignments=assignments)
     plan = prepare(task, data, overrides=given, on_bad_row=on_bad_row)
     refuse_other(folder)
-    train = replace(plan.settings.train, shard=1)  # one process looks: parts are as fast, and take less memory each
+    # one process estimates: sharded training is as fast, and takes less memory on each rank
+    train = replace(plan.settings.train, data_parallel_shard_degree=1)
     init = plan.settings.init
     if isinstance(init, Scratch):
         init = replace(init, mlm_steps=0)
@@ -96,9 +97,9 @@ def dry_run(
     seconds, speed = timed(trainer, learned.tokens)
     weights, several = 4 * loaded.count(), settings.seeds > 1
     best = settings.fit.keep == "best" and "dev" in plan.survey.splits
-    more = weights * (best + STATE * settings.fit.behind)  # weights of the best step, and what is written meanwhile
+    more = weights * (best + STATE * settings.fit.async_checkpoint)  # weights of the best step; the copy being written
     models = settings.seeds * (1 + best) + several + (0 if named_model(init) else settings.seeds)
-    states = settings.seeds if settings.fit.keep_state else 1  # seeds whose training state is there at once
+    states = settings.seeds if settings.fit.keep_checkpoints else 1  # seeds whose training state is there at once
     return Estimate(
         examples=learned.examples,
         samples=len(learned.samples),
@@ -109,7 +110,7 @@ def dry_run(
         seconds=seconds,
         tokens_per_second=speed,
         memory=memory() + more,
-        disk=weights * (models + STATE * (states * settings.fit.checkpoints + 1)),
+        disk=weights * (models + STATE * (states * settings.fit.keep_last + 1)),
         free=shutil.disk_usage(_existing(folder)).free,
         notes=(*plan.notes, plan.why, *said, *_on_gpu(trainer.device)),
     )

@@ -371,7 +371,7 @@ class Run:
 
     def _keep_weights(self, folder: Path) -> None:
         """Remove the training state of a seed that is measured, unless it is to stay."""
-        if self.ranks.first and not self.settings.fit.keep_state:
+        if self.ranks.first and not self.settings.fit.keep_checkpoints:
             drop_state(folder)
 
     def _learning(self, task: Task, loaded: Loaded, seed: int) -> tuple[Objective, Sequence[Sample], Read]:

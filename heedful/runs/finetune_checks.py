@@ -32,7 +32,11 @@ def unused_settings(settings: Any, found: Survey, *, classic: bool) -> None:
         )
     for name, asked, why in (
         ("fit.patience", settings.fit.patience and not dev, "it counts evaluations on dev, and there is none"),
-        ("train.recompute", train.recompute and classic, "a classic model has no blocks to compute again"),
+        (
+            "train.gradient_checkpointing",
+            train.gradient_checkpointing and classic,
+            "a classic model has no blocks to compute again",
+        ),
         ("train.compile", train.compile and classic, "a classic model has no blocks to compile"),
         ("task.group_size", paired.group_size != usual.group_size, "pairs with scores have no negatives"),
         ("task.scale", paired.scale != usual.scale, "pairs with scores learn their cosine itself"),

@@ -103,7 +103,7 @@ def start(
         return bare
     loaded = attach(bare, "masked", seed=seed)
     objective = Masked(tokenizer=tokenizer)
-    how = TrainSettings(length=Steps(count=init.mlm_steps), batch=64, optimiser=AdamW(rate=1e-3), seed=seed)
+    how = TrainSettings(length=Steps(count=init.mlm_steps), batch_size=64, optimizer=AdamW(lr=1e-3), seed=seed)
     began = time.monotonic()
     steps = list(Trainer(loaded, objective, objective.samples(texts, longest), how))
     said(

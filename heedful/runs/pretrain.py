@@ -167,7 +167,7 @@ class Run:
             pieces = self._pieces()
             if not self._train(pieces):
                 return Pretrained(folder=self.folder, why="asked", results={})
-        if self.ranks.first and not self.settings.fit.keep_state:
+        if self.ranks.first and not self.settings.fit.keep_checkpoints:
             drop_state(self.folder)
         if self.ranks.first and not (self.folder / RUN_MODEL / CARD).exists():
             draw(self.folder)
@@ -302,8 +302,8 @@ class Run:
         objectives, samples, measured = self._learning(pieces, loaded, samples)
         self.watch.said(
             f"{counts['documents']:,} documents of {counts['tokens']:,} tokens; a model of {loaded.count():,} "
-            f"parameters; {len(samples[0]):,} rows of up to {settings.pack_length:,} tokens, {settings.train.batch} "
-            "in a step"
+            f"parameters; {len(samples[0]):,} rows of up to {settings.pack_length:,} tokens, "
+            f"{settings.train.batch_size} in a step"
         )
         if self.ranks.first:
             warn_of_stalling(settings, pieces.corpus, samples[0])
@@ -312,7 +312,7 @@ class Run:
             for phase, rows, objective in zip(settings.phases, samples[1:], objectives[1:], strict=True)
         ]
         trainer = Trainer(loaded, objectives[0], samples[0], settings.train, self.ranks, later=stages)
-        every = replace(settings.fit, evaluate=settings.eval_every_steps / trainer.order.steps)
+        every = replace(settings.fit, eval_every_epochs=settings.eval_every_steps / trainer.order.steps)
         measure = partial(measured_share, trainer, measured, held, self.probes)
         self._before(trainer, measure, measured)
         fitted = fit(

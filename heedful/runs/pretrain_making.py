@@ -66,7 +66,7 @@ def unused_settings(settings: PretrainSettings, *, made: bool) -> None:
     own = "--tokenizer names one" if settings.tokenizer else f"{start or 'the corpus'} has its own"
     trained = not (made or start or settings.tokenizer)
     for table, names, used, why in (
-        ("fit", ("evaluate",), False, "set eval_every_steps instead"),
+        ("fit", ("eval_every_epochs",), False, "set eval_every_steps instead"),
         ("vocabulary", ("max_length",), False, "the greatest max_seq_length of all phases is used"),
         ("vocabulary", [each.name for each in fields(TokenizerSettings)], trained, f"no tokenizer is trained, {own}"),
         ("", ("characters",), trained, f"no tokenizer is trained, {own}"),

@@ -266,9 +266,9 @@ def defaults(objective: str, width: int, *, going_on: bool) -> PretrainSettings:
         vocabulary=replace(VOCABULARY, kind="bpe") if kind is ClmSettings else VOCABULARY,  # as published
         train=TrainSettings(
             length=Steps(count=10_000),
-            batch=4,
-            optimiser=AdamW(rate=rate, betas=(0.9, 0.98), eps=1e-6),
-            schedule=Linear(warmup=0.05),
+            batch_size=4,
+            optimizer=AdamW(lr=rate, betas=(0.9, 0.98), eps=1e-6),
+            schedule=Linear(warmup_ratio=0.05),
         ),
     )
 
@@ -323,7 +323,7 @@ def settled(data: str | Path | Sequence[str | Path] = (), **given: Any) -> Pretr
             path="model.size",
         )
     width = model.shape[1]
-    if model.init_from and not first.has("train.optimiser.rate"):
+    if model.init_from and not first.has("train.optimizer.lr"):
         width = _width(model.init_from)
     usual = replace(defaults(kind, width, going_on=bool(model.init_from)), objective=first.settings.objective)
     return overrides.resolve(usual).settings

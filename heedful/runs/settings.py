@@ -212,8 +212,8 @@ def defaults(
     rate = 2e-3 if classic else 5e-4 if fresh else float(f"{0.04 / width:.0e}")
     settings = FinetuneSettings(
         task=TASKS[kind](),
-        train=TrainSettings(length=Epochs(count=epochs), batch=batch, optimiser=AdamW(rate=rate)),
-        fit=FitSettings(evaluate=1.0 if epochs > 2 else 0.5),
+        train=TrainSettings(length=Epochs(count=epochs), batch_size=batch, optimizer=AdamW(lr=rate)),
+        fit=FitSettings(eval_every_epochs=1.0 if epochs > 2 else 0.5),
     )
     start = "a classic model" if classic else "a fresh encoder" if fresh else f"a trained model {width} wide"
     long = f" of {characters:,} characters" if epochs < _epochs(kind, examples) else ""
@@ -227,10 +227,10 @@ def _epochs(kind: str, examples: int) -> float:
 
 def whole_groups(train: TrainSettings, together: int) -> None:
     """Refuse a batch that would part samples that are learned together."""
-    if train.batch % together:
+    if train.batch_size % together:
         raise HeedfulError(
-            f"train.batch is {train.batch}, but an update takes whole groups of {together} pairs that are learned "
-            f"together: set train.batch to {together} or a multiple of it (task.group_size)"
+            f"train.batch_size is {train.batch_size}, but an update takes whole groups of {together} pairs "
+            f"(task.group_size): set train.batch_size to {together} or a multiple of it"
         )
 
 
@@ -243,10 +243,10 @@ def _to_write(writer: Seq2Seq, examples: int, words: Words | None) -> tuple[Fine
     epochs = 5 * _epochs("rewrite", examples)
     batch = 64 if examples >= 2_000 else 16
     if isinstance(writer, Recurrent):
-        what, optimiser, schedule = "two recurrent nets", AdamW(rate=1e-3), TrainSettings().schedule
+        what, optimizer, schedule = "two recurrent nets", AdamW(lr=1e-3), TrainSettings().schedule
     else:
         rate = float(f"{(4000 * writer.shape.width) ** -0.5:.1e}")
-        what, optimiser, schedule = "a Transformer", AdamW(rate=rate, betas=(0.9, 0.98), eps=1e-9), Noam(warmup=0.1)
+        what, optimizer, schedule = "a Transformer", AdamW(lr=rate, betas=(0.9, 0.98), eps=1e-9), Noam(warmup_ratio=0.1)
     metric: Literal["f1", "bleu"] = "bleu" if words is not None and _has_bleu() else "f1"
     if metric == "f1":
         why = "most targets have fewer than 4 characters" if _has_bleu() else "sacrebleu, for BLEU, is not installed"
@@ -255,8 +255,8 @@ def _to_write(writer: Seq2Seq, examples: int, words: Words | None) -> tuple[Fine
         by = ", compared by BLEU of characters, since most targets have fewer than 4 words" if words == "char" else ""
     settings = FinetuneSettings(
         task=RewriteSettings(label_smoothing=0.1, metric=metric, bleu=words or "13a"),
-        train=TrainSettings(length=Epochs(count=epochs), batch=batch, optimiser=optimiser, schedule=schedule),
-        fit=FitSettings(evaluate=max(1.0, epochs / 15)),
+        train=TrainSettings(length=Epochs(count=epochs), batch_size=batch, optimizer=optimizer, schedule=schedule),
+        fit=FitSettings(eval_every_epochs=max(1.0, epochs / 15)),
     )
     return settings, f"defaults for {examples:,} examples and {what} with random weights{by}"
 
@@ -272,7 +272,7 @@ def summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str] = ()) -
     smoothing = (
         f", label smoothing {settings.task.label_smoothing:g}" if isinstance(settings.task, RewriteSettings) else ""
     )
-    said = f"{why}: {length}, batches of {train.batch}, rate {train.optimiser.rate:g}{smoothing}"
+    said = f"{why}: {length}, batches of {train.batch_size}, rate {train.optimizer.lr:g}{smoothing}"
     return said + (f"; set by hand: {', '.join(by_hand)}" if by_hand else "")
 
 

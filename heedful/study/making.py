@@ -109,9 +109,9 @@ def learn(
     """Train for so many steps; the loss of each."""
     settings = TrainSettings(
         length=Steps(count=steps),
-        batch=batch,
-        optimiser=AdamW(rate=rate),
-        schedule=schedule or Linear(warmup=0.1),
+        batch_size=batch,
+        optimizer=AdamW(lr=rate),
+        schedule=schedule or Linear(warmup_ratio=0.1),
         precision="float32",
         seed=seed,
     )

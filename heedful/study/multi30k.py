@@ -28,10 +28,10 @@ EVERY_ARM = (
     "init.tokenizer.vocab_size=8000",
     "task.label_smoothing=0.1",
     "task.max_new_tokens=60",
-    "train.batch=128",
-    "fit.evaluate=1",
+    "train.batch_size=128",
+    "fit.eval_every_epochs=1",
 )
-NETS = (*EVERY_ARM, "init.kind=recurrent", "init.rnn.width=512", "train.optimiser.rate=1e-3")
+NETS = (*EVERY_ARM, "init.kind=recurrent", "init.rnn.width=512", "train.optimizer.lr=1e-3")
 RECIPES: dict[str, tuple[str, ...]] = {
     NONE: (
         *NETS,

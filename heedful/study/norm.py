@@ -52,7 +52,7 @@ def run(plan: Plan) -> Outcome:
                 task = classify(tokenizer, LABELS, loaded)
                 losses[name] = learn(
                     loaded, task, task.read(train).samples, steps=steps, seed=seed, rate=rate,
-                    schedule=Constant(warmup=warmup),
+                    schedule=Constant(warmup_ratio=warmup),
                 )  # fmt: skip
                 found[name] = accuracy(loaded, task, test)["all"]
             bench.note(arm, seed, found, losses)

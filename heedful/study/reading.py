@@ -122,7 +122,7 @@ def pieces(given: World, objective: str, seed: int, *, steps: int, full: bool) -
             "eval_fraction=0.1",
         ],
     )  # fmt: skip
-    how = replace(settings.train, length=Steps(count=steps), batch=2, precision="float32", seed=seed)
+    how = replace(settings.train, length=Steps(count=steps), batch_size=2, precision="float32", seed=seed)
     settings = replace(settings, train=how)
     return Pieces(settings=settings, tokenizer=given.tokenizer, corpus=given.corpus, started=None)
 

@@ -106,9 +106,9 @@ def learn(
     """Train; the loss of each step, and the share that is right after every so many."""
     settings = TrainSettings(
         length=Steps(count=budget.steps),
-        batch=budget.batch,
-        optimiser=AdamW(rate=RATE),
-        schedule=Linear(warmup=0.1),
+        batch_size=budget.batch,
+        optimizer=AdamW(lr=RATE),
+        schedule=Linear(warmup_ratio=0.1),
         precision="float32",
         seed=seed,
     )

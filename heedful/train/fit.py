@@ -124,8 +124,8 @@ class _Run:
     ) -> None:
         self.trainer, self.settings, self.watch = trainer, settings, watch
         self.evaluate, self.score, self.save_last = evaluate, score, save_last
-        self.store = Store(folder / "state", keep=settings.checkpoints)
-        self.saver = Saver(self.store, trainer, behind=settings.behind)
+        self.store = Store(folder / "state", keep=settings.keep_last)
+        self.saver = Saver(self.store, trainer, behind=settings.async_checkpoint)
         self.journal = Journal(folder / "journal.jsonl") if trainer.ranks.first else None
         self.best: float | None = None
         self.best_tie = 0.0
@@ -135,7 +135,7 @@ class _Run:
         self.since = 0  # evaluations since the metric last improved
         self.looked = 0  # the step of the last evaluation
         self.looking = False  # whether a signal may leave an evaluation now
-        self.every = max(1, round(settings.evaluate * trainer.order.steps))
+        self.every = max(1, round(settings.eval_every_epochs * trainer.order.steps))
         self.saved = 0  # the step of the last checkpoint
         self.saved_at = time.monotonic()
         self.freed = FreedMemory()
@@ -240,7 +240,7 @@ class _Run:
 
     def _due(self) -> bool:
         """Whether a checkpoint is due by the first rank's clock."""
-        waited = time.monotonic() - self.saved_at >= 60 * self.settings.save_minutes
+        waited = time.monotonic() - self.saved_at >= 60 * self.settings.checkpoint_every_minutes
         return bool(self.trainer.ranks.numbers(waited)[0][0])
 
     def _weights(self) -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ def lagging(models: Sequence[nn.Module], parameters: Mapping[str, Tensor], optim
 
 
 class Settling:
-    """Brings rows up to date before they are read or replaced; nothing once the optimiser is gone."""
+    """Brings rows up to date before they are read or replaced; nothing once the optimizer is gone."""
 
     def __init__(self, optimizer: Optimizer | None, name: str = "") -> None:
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)

@@ -78,7 +78,7 @@ class Trainer:
         self._orders = [
             Order(
                 count=len(stage.samples),
-                batch=whole_groups(stage.batch_size or settings.batch, learned.together),
+                batch=whole_groups(stage.batch_size or settings.batch_size, learned.together),
                 seed=settings.seed,
             )
             for stage, learned in zip(self.stages, self._objectives, strict=True)
@@ -88,18 +88,18 @@ class Trainer:
         self.step = 0  # updates done
         self.seconds, self.read = 0.0, 0  # spent in them, resumed runs included; tokens of them, over all ranks
         self.stopping = False  # ask for a stop here, at any moment; all ranks leave after the same step
-        self._tokens = settings.tokens
+        self._tokens = settings.max_tokens_per_microbatch
         self._skipped = 0  # steps in a row
         self._together = _together(loaded, objective.beside, settings, ranks)
         self._compiled = Compiled(*self._models) if settings.compile else nullcontext()
         self._parameters = self._together.parameters
-        self._optimizer = Optimizer(self._parameters, settings.optimiser)
+        self._optimizer = Optimizer(self._parameters, settings.optimizer)
         self.average = WeightAverage(self._parameters, settings.ema_decay)
         if ranks.size == 1 and not settings.ema_decay:  # an average needs every row after every step
             self._tables = lagging(self._models, self._parameters, self._optimizer)
             loaded.settle = Settling(self._optimizer)
         for stack in (part for model in self._models for part in model.modules() if isinstance(part, Stack)):
-            stack.recompute = settings.recompute
+            stack.recompute = settings.gradient_checkpointing
 
     @property
     def samples(self) -> Sequence[Sample]:
@@ -193,7 +193,7 @@ class Trainer:
         number, rate = self.step + 1, share * max(self._optimizer.rates.values())
         spent = self._agreed(time.perf_counter() - start)
         step = Step(number, self._epoch(number), loss, rate, norm, int(sum(tokens)), spent, moved)
-        if not moved and self._skipped >= self.settings.skip:
+        if not moved and self._skipped >= self.settings.max_nonfinite_steps:
             raise diverged(step, gradients)
         self._forget()
         self._skipped = 0 if moved else self._skipped + 1
@@ -204,7 +204,7 @@ class Trainer:
         """Tensors and plain values from which `load_state` goes on, to the last bit; the tensors are not copies."""
         weights = {f"model/{name}": tensor.detach() for name, tensor in self._parameters.items()}
         weights |= {f"average/{name}": tensor for name, tensor in self.average.tensors.items()}
-        optimizer = {f"optimiser/{name}": tensor for name, tensor in self._optimizer.state().items()}
+        optimizer = {f"optimizer/{name}": tensor for name, tensor in self._optimizer.state().items()}
         values = {"step": self.step, "seconds": self.seconds, "tokens": self._tokens, "skipped": self._skipped}
         values["read"] = self.read
         stage = {"stage": self.stage, "begun": self._begun, "epochs": self._epochs} if self.stages[1:] else {}
@@ -222,7 +222,7 @@ class Trainer:
         shapes = [{name: tensor.shape for name, tensor in each.items()} for each in (weights, self._parameters)]
         if shapes[0] != shapes[1]:
             raise HeedfulError("the checkpoint is of another model: its parameters have other names or shapes")
-        self._optimizer.load_state(under("optimiser/", tensors))
+        self._optimizer.load_state(under("optimizer/", tensors))
         with torch.no_grad():
             for name, tensor in weights.items():
                 self._parameters[name].copy_(tensor)
@@ -238,9 +238,9 @@ class Trainer:
         first, *others = self._orders
         later = {f"samples_{number}": order.count for number, order in enumerate(others, 1)}
         later |= {
-            f"batch_{number}": order.batch for number, order in enumerate(others, 1) if order.batch != first.batch
+            f"batch_size_{number}": order.batch for number, order in enumerate(others, 1) if order.batch != first.batch
         }
-        return {"samples": first.count, "batch": first.batch, "seed": first.seed} | later
+        return {"samples": first.count, "batch_size": first.batch, "seed": first.seed} | later
 
     def _enter(self) -> None:
         """The next stage, once the share of the whole is done from which it counts."""
@@ -345,12 +345,12 @@ class Trainer:
         """Micro-batches, after memory was not enough for one of so many tokens."""
         what = f"step {self.step + 1}: memory was not enough for a micro-batch of {tokens:,} tokens"
         if alone:
-            more = "Set train.recompute = true, or let sequences be shorter"
+            more = "Set train.gradient_checkpointing = true, or use shorter sequences"
             raise HeedfulError(f"{what}, which cannot be parted; nothing was changed. {more}")
-        if not self.settings.halve:
+        if not self.settings.shrink_batch_on_oom:
             raise HeedfulError(
-                f"{what}; nothing was changed. Set train.tokens below {tokens:,}, train.halve = true or "
-                "train.recompute = true"
+                f"{what}; nothing was changed. Set train.max_tokens_per_microbatch below {tokens:,}, "
+                "train.shrink_batch_on_oom = true or train.gradient_checkpointing = true"
             )
         gc.collect()  # an error's frames may hold each other, and with them what was computed
         self._tokens = max(1, tokens // 2)
@@ -376,10 +376,10 @@ def _together(loaded: Loaded, beside: nn.Module | None, settings: TrainSettings,
     """Who has which weights."""
     if not trained(loaded, beside):
         raise HeedfulError("there is nothing to train: no parameter of the model requires a gradient")
-    half = settings.sums == "bfloat16"
-    parts = ranks.size if settings.shard == "all" else settings.shard
+    half = settings.grad_reduce_dtype == "bfloat16"
+    parts = ranks.size if settings.data_parallel_shard_degree == "all" else settings.data_parallel_shard_degree
     if parts == 1:
-        return Copied(loaded, beside, ranks, half=half, early=not settings.halve)
+        return Copied(loaded, beside, ranks, half=half, early=not settings.shrink_batch_on_oom)
     from heedful.train.sharded import Sharded
 
     return Sharded(loaded, beside, ranks, parts, half=half)

@@ -20,9 +20,20 @@ from torch.optim.adamw import adamw
 from heedful.errors import HeedfulError
 from heedful.native import kernels, why
 from heedful.nn.native import usable
-from heedful.train.settings import AdamW, Constant, Cosine, Google, Linear, Noam, Schedule
+from heedful.train.settings import AdamW, Constant, Cosine, DecayFromStart, Linear, Noam, Schedule
 
-__all__ = ["AdamW", "Constant", "Cosine", "Google", "Linear", "Noam", "Optimizer", "Schedule", "factor", "layer_rates"]
+__all__ = [
+    "AdamW",
+    "Constant",
+    "Cosine",
+    "DecayFromStart",
+    "Linear",
+    "Noam",
+    "Optimizer",
+    "Schedule",
+    "factor",
+    "layer_lrs",
+]
 
 # -- schedules --------------------------------------------------------------------------------------------------
 
@@ -39,7 +50,7 @@ def factor(schedule: Schedule, progress: int | float, total: int | float) -> flo
     """
     if not (0 < total < math.inf and progress >= 0):
         raise HeedfulError(f"progress is {progress} of {total}; expected a number from 0, of one above 0")
-    warmup = round(schedule.warmup * total, 6)  # 0.28 * 25 is a little more than 7
+    warmup = round(schedule.warmup_ratio * total, 6)  # 0.28 * 25 is a little more than 7
     if warmup < 1:
         warmup = 0.0
     if progress < warmup:
@@ -50,9 +61,9 @@ def factor(schedule: Schedule, progress: int | float, total: int | float) -> flo
             return 1.0
         case Linear():
             return 1.0 - done
-        case Cosine(floor=floor):
+        case Cosine(min_lr_ratio=floor):
             return floor + (1.0 - floor) * (1.0 + math.cos(math.pi * done)) / 2
-        case Google():
+        case DecayFromStart():
             return max(0.0, 1.0 - progress / total)
         case Noam():
             return math.sqrt(max(1.0, warmup) / max(1.0, warmup, progress))
@@ -61,7 +72,7 @@ def factor(schedule: Schedule, progress: int | float, total: int | float) -> flo
 # -- rates ------------------------------------------------------------------------------------------------------
 
 
-def layer_rates(names: Iterable[str], settings: AdamW) -> dict[str, float]:
+def layer_lrs(names: Iterable[str], settings: AdamW) -> dict[str, float]:
     """The rate of each parameter: rate * layer_decay^(blocks + 1 - level) (Howard and Ruder 2018; Zhang et al. 2021).
 
     Embeddings have level 0, block i has i + 1, a final norm that of the last block below it, the head blocks + 1. A
@@ -69,7 +80,7 @@ def layer_rates(names: Iterable[str], settings: AdamW) -> dict[str, float]:
     """
     names = list(names)
     if settings.layer_decay == 1.0:
-        return dict.fromkeys(names, settings.rate)
+        return dict.fromkeys(names, settings.lr)
     places = {name: _place(name) for name in names}
     encoder, decoder = (
         max((block for part, block in places.values() if part == stack), default=0) for stack in ("encoder", "decoder")
@@ -84,7 +95,7 @@ def layer_rates(names: Iterable[str], settings: AdamW) -> dict[str, float]:
                 return encoder + (block or decoder)
         return top if part == "head" else 0
 
-    return {name: settings.rate * settings.layer_decay ** (top - level(*place)) for name, place in places.items()}
+    return {name: settings.lr * settings.layer_decay ** (top - level(*place)) for name, place in places.items()}
 
 
 def _place(name: str) -> tuple[str, int]:
@@ -102,7 +113,7 @@ def _place(name: str) -> tuple[str, int]:
     )
 
 
-# -- the optimiser ----------------------------------------------------------------------------------------------
+# -- the optimizer ----------------------------------------------------------------------------------------------
 
 PIECE = 1 << 14  # numbers that our kernel moves at a time
 HISTORY = 4096  # steps that a row may lag behind
@@ -121,7 +132,7 @@ class Optimizer:
     def __init__(self, parameters: Mapping[str, Tensor], settings: AdamW) -> None:
         assert len({id(each) for each in parameters.values()}) == len(parameters), "one tensor would move twice"
         self.settings = settings
-        self.rates = layer_rates(parameters, settings)  # peaks
+        self.rates = layer_lrs(parameters, settings)  # peaks
         self._parameters = dict(parameters)
         self._m = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
         self._v = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
@@ -136,7 +147,7 @@ class Optimizer:
                     "lost in less, so keep a float32 copy and train that"
                 )
             self._steps[name] = torch.full((), start, device=parameter.device if self._fused else "cpu")
-            decay = 0.0 if parameter.ndim < 2 or name.endswith("bias") else settings.decay  # of heads, too
+            decay = 0.0 if parameter.ndim < 2 or name.endswith("bias") else settings.weight_decay  # of heads, too
             self._groups.setdefault((self.rates[name], decay), []).append(name)
         self._lagging: dict[str, _Lag] = {}
 
@@ -205,7 +216,7 @@ class Optimizer:
             raise HeedfulError(
                 f"the norm of the gradients is {norm}, and nothing was changed: leave the step out, or lower the rate"
             )
-        clip = self.settings.clip
+        clip = self.settings.max_grad_norm
         if clip is not None and norm > clip:
             scale *= clip / norm
         for (rate, decay), names in self._groups.items():
@@ -346,7 +357,7 @@ class Optimizer:
         if wrong:
             listed = "; ".join(wrong[:4]) + (f"; and {len(wrong) - 4} more" if wrong[4:] else "")
             raise HeedfulError(
-                f"the optimiser's state was saved for another model, or with another bias_correction: {listed}. Go on "
+                f"the optimizer's state was saved for another model, or with another bias_correction: {listed}. Go on "
                 "with the model and the settings of that run, or begin anew"
             )
         for name, tensor in mine.items():

@@ -108,7 +108,7 @@ MEETING = timedelta(minutes=1)  # for which ranks wait for others to be started,
 def ranks() -> Iterator[Ranks]:
     """The ranks that torchrun started, or this process alone; gloo connects them, and NCCL what lies on GPUs.
 
-    One rank waits for another ten minutes, or as many seconds as HEEDFUL_PATIENCE says.
+    One rank waits for another ten minutes, or as many seconds as HEEDFUL_DIST_TIMEOUT says.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
@@ -141,13 +141,13 @@ def _said(error: RuntimeError) -> str:
 
 
 def _patience() -> timedelta:
-    given = os.environ.get("HEEDFUL_PATIENCE", "600")
+    given = os.environ.get("HEEDFUL_DIST_TIMEOUT", "600")
     try:
         found = timedelta(seconds=float(given))
     except (ValueError, OverflowError):
         found = timedelta()
     if found <= timedelta():
-        raise HeedfulError(f'HEEDFUL_PATIENCE is "{given}"; expected a number of seconds above 0')
+        raise HeedfulError(f'HEEDFUL_DIST_TIMEOUT is "{given}"; expected a number of seconds above 0')
     return found
 
 

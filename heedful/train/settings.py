@@ -9,7 +9,7 @@ from typing import Literal
 from heedful.errors import HeedfulError
 
 STEADY = (  # what to do where numbers are not finite
-    "Lower train.optimiser.rate, lengthen the warm-up, look for numbers in the data that are far off, or set "
+    "Lower train.optimizer.lr, lengthen the warm-up, look for numbers in the data that are far off, or set "
     "train.precision = float32"
 )
 
@@ -20,7 +20,7 @@ class _Shares:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for name in ("warmup", "floor"):
+        for name in ("warmup_ratio", "min_lr_ratio"):
             if not 0 <= getattr(self, name, 0.0) <= 1:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected a share from 0 to 1")
 
@@ -30,7 +30,7 @@ class Constant(_Shares):
     """Up over the warm-up, then 1."""
 
     kind: Literal["constant"] = "constant"
-    warmup: float = 0.0  # a share of the whole, as in all schedules
+    warmup_ratio: float = 0.0  # share of the training, from 0 to 1, as in all schedules
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class Linear(_Shares):
     """Up over the warm-up, then down to 0 at the end, along straight lines (Hugging Face's)."""
 
     kind: Literal["linear"] = "linear"
-    warmup: float = 0.1
+    warmup_ratio: float = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,19 +46,19 @@ class Cosine(_Shares):
     """Up over the warm-up, then down to the floor along half a cosine (Loshchilov and Hutter 2017, no restarts)."""
 
     kind: Literal["cosine"] = "cosine"
-    warmup: float = 0.06
-    floor: float = 0.0  # a share of the rate
+    warmup_ratio: float = 0.06
+    min_lr_ratio: float = 0.0  # share of the peak lr that is left at the end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Google(_Shares):
-    """As linear, but the way down begins at 1 at step 0, so that the warm-up ends with a jump from 1 to 1 - warmup.
+class DecayFromStart(_Shares):
+    """Linear decay that starts at step 0, so that the factor jumps to 1 - warmup_ratio when the warm-up ends.
 
-    So does the published code of Devlin et al. 2019.
+    The published code of Devlin et al. 2019 does this.
     """
 
-    kind: Literal["google"] = "google"
-    warmup: float = 0.1
+    kind: Literal["bert"] = "bert"
+    warmup_ratio: float = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,15 +69,15 @@ class Noam(_Shares):
     """
 
     kind: Literal["noam"] = "noam"
-    warmup: float = 0.04  # 4,000 of 100,000 steps
+    warmup_ratio: float = 0.04  # 4,000 of 100,000 steps
 
     def __post_init__(self) -> None:
         _Shares.__post_init__(self)
-        if self.warmup == 0:
-            raise HeedfulError("warmup is 0; expected a share above 0, from the end of which the rate falls")
+        if self.warmup_ratio == 0:
+            raise HeedfulError("warmup_ratio is 0; expected a share above 0, from the end of which the rate falls")
 
 
-Schedule = Constant | Linear | Cosine | Google | Noam
+Schedule = Constant | Linear | Cosine | DecayFromStart | Noam
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,30 +85,30 @@ class AdamW:
     """Settings; the defaults are those of the papers, with a clip at norm 1."""
 
     kind: Literal["adamw"] = "adamw"
-    rate: float  # the peak, which the schedule's factor multiplies
+    lr: float  # peak learning rate, which the schedule's factor multiplies
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    decay: float = 0.01  # of weights, apart from the gradient
+    weight_decay: float = 0.01  # decoupled from the gradient; not applied to biases and norms
     bias_correction: bool = True
-    clip: float | None = 1.0  # the most that the norm of all gradients together may be (Pascanu et al. 2013)
-    layer_decay: float = 1.0  # see optim.layer_rates
+    max_grad_norm: float | None = 1.0  # clip the norm of all gradients together (Pascanu et al. 2013); None: do not
+    layer_decay: float = 1.0  # factor of lr from each layer to the one below it; see optim.layer_lrs
 
     def __post_init__(self) -> None:
         for name, right, expected in (
-            ("rate", 0 < self.rate < math.inf, "a number above 0"),
+            ("lr", 0 < self.lr < math.inf, "a number above 0"),
             ("betas", all(0 <= beta < 1 for beta in self.betas), "two numbers from 0 to below 1"),
             ("eps", 0 < self.eps < math.inf, "a number above 0"),
-            ("decay", 0 <= self.decay < math.inf, "a number from 0"),
-            ("clip", self.clip is None or self.clip > 0, 'a number above 0, or "none"'),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, "a number from 0"),
+            ("max_grad_norm", self.max_grad_norm is None or self.max_grad_norm > 0, 'a number above 0, or "none"'),
             ("layer_decay", 0 < self.layer_decay <= 1, "a number above 0, up to 1"),
         ):
             if not right:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
 
     @classmethod
-    def google(cls, rate: float) -> AdamW:
-        """As in the published code of Devlin et al. 2019: no bias correction, and an eps of 1e-6."""
-        return cls(rate=rate, betas=(0.9, 0.999), eps=1e-6, decay=0.01, bias_correction=False, clip=1.0)
+    def without_bias_correction(cls, lr: float) -> AdamW:
+        """Return AdamW as in the published code of Devlin et al. 2019: no bias correction, and an eps of 1e-6."""
+        return cls(lr=lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, bias_correction=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,31 +140,40 @@ class TrainSettings:
     """How to train."""
 
     length: Epochs | Steps | Minutes = Epochs(count=3.0)
-    batch: int = 32  # samples of an update, over all ranks
-    tokens: int = 8192  # of a micro-batch, at most; memory grows with it, and results do not depend on it
-    optimiser: AdamW = AdamW(rate=5e-5)
-    schedule: Linear | Cosine | Constant | Google | Noam = Linear(warmup=0.1)
-    device: Literal["cpu", "cuda"] | None = None  # None: where the model is, which commands read to the processor
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of products; weights and sums stay float32
-    compile: bool = (
-        False  # blocks are compiled by PyTorch, once for all layers: for a GPU; the first steps take minutes
-    )
-    recompute: bool = False  # blocks run again for their gradient: less memory, a third more time
-    ema_decay: float = 0.0  # of averaged weights, which then are evaluated and saved, each step; 0: no average
-    seed: int = 1  # of the order, of dropout, and of fresh heads
-    skip: int = 0  # steps in a row that may be left out because a number is not finite
-    halve: bool = False  # where memory is not enough, smaller micro-batches instead of an error
-    shard: int | Literal["all"] = 1  # ranks that share one copy of weights, gradients and moments; 1: each has a copy
-    sums: Literal["float32", "bfloat16"] = "float32"  # in which gradients of several ranks are added
+    batch_size: int = 32  # samples of an update, summed over ranks and micro-batches
+    max_tokens_per_microbatch: int = 8192  # memory grows with it; results do not depend on it
+    optimizer: AdamW = AdamW(lr=5e-5)
+    schedule: Linear | Cosine | Constant | DecayFromStart | Noam = Linear(warmup_ratio=0.1)
+    device: Literal["cpu", "cuda"] | None = None  # None: the model's device; on the command line the CPU
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; weights and sums stay float32
+    compile: bool = False  # compile blocks with torch.compile, for GPUs; the first steps take minutes
+    gradient_checkpointing: bool = False  # compute blocks again in the backward pass: less memory, a third more time
+    ema_decay: float = 0.0  # decay per step of averaged weights, which are then evaluated and saved; 0: no average
+    seed: int = 1  # of the sample order, dropout and new heads
+    max_nonfinite_steps: int = 0  # consecutive steps that may be skipped because a loss or gradient is not finite
+    shrink_batch_on_oom: bool = False  # halve micro-batches when memory runs out, instead of an error
+    data_parallel_shard_degree: int | Literal["all"] = 1  # ranks that share one copy of the training state; 1: none do
+    grad_reduce_dtype: Literal["float32", "bfloat16"] = "float32"  # of gradients that are summed over ranks
 
     def __post_init__(self) -> None:
-        if self.shard != "all" and self.shard < 1:
-            raise HeedfulError(f'shard is {self.shard}; expected a whole number of ranks from 1, or "all"')
-        if self.shard != 1 and self.compile:
-            raise HeedfulError("compile is for ranks that each have a copy: unset it, or shard")
-        if self.shard != 1 and self.halve:
-            raise HeedfulError("halve is for ranks that each have a copy: with shard, lower tokens instead")
-        for name, least in (("batch", 1), ("tokens", 1), ("seed", 0), ("skip", 0)):
+        degree = self.data_parallel_shard_degree
+        if degree != "all" and degree < 1:
+            raise HeedfulError(
+                f'data_parallel_shard_degree is {degree}; expected a whole number of ranks from 1, or "all"'
+            )
+        if degree != 1 and self.compile:
+            raise HeedfulError("compile is true and data_parallel_shard_degree is not 1; unset one of them")
+        if degree != 1 and self.shrink_batch_on_oom:
+            raise HeedfulError(
+                "shrink_batch_on_oom is true and data_parallel_shard_degree is not 1; lower max_tokens_per_microbatch "
+                "instead"
+            )
+        for name, least in (
+            ("batch_size", 1),
+            ("max_tokens_per_microbatch", 1),
+            ("seed", 0),
+            ("max_nonfinite_steps", 0),
+        ):
             if not least <= getattr(self, name) < 2**63:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected a whole number from {least} below 2^63")
         if not 0 <= self.ema_decay < 1:
@@ -175,22 +184,22 @@ class TrainSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitSettings:
-    """When to look and what to keep."""
+    """When to evaluate and save, and what to keep."""
 
-    evaluate: float = 1.0  # epochs between two evaluations on dev
+    eval_every_epochs: float = 1.0  # epochs between evaluations on dev
     patience: int = 0  # evaluations without a better metric after which training stops; 0: never
     keep: Literal["best", "last"] = "best"  # the weights that become the model
-    save_minutes: float = 5.0  # between two checkpoints; there is one after each evaluation too
-    checkpoints: int = 2  # that stay
-    keep_state: bool = False  # checkpoints stay when the run is finished; else only the best and the last weights do
-    behind: bool = False  # checkpoints are written while training goes on, from a copy: less waiting, more memory
+    checkpoint_every_minutes: float = 5.0  # minutes between checkpoints; one is saved after each evaluation too
+    keep_last: int = 2  # newest checkpoints that are kept
+    keep_checkpoints: bool = False  # keep them when the run has finished; else only the best and last weights stay
+    async_checkpoint: bool = False  # write checkpoints while training continues: less waiting, more memory
 
     def __post_init__(self) -> None:
         for name, right, expected in (
-            ("evaluate", self.evaluate > 0, "a number above 0"),
+            ("eval_every_epochs", self.eval_every_epochs > 0, "a number above 0"),
             ("patience", self.patience >= 0, "a whole number from 0"),
-            ("save_minutes", self.save_minutes >= 0, "a number from 0"),
-            ("checkpoints", self.checkpoints >= 1, "a whole number from 1"),
+            ("checkpoint_every_minutes", self.checkpoint_every_minutes >= 0, "a number from 0"),
+            ("keep_last", self.keep_last >= 1, "a whole number from 1"),
         ):
             if not right:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")

@@ -48,7 +48,7 @@ class Sharded:
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
         self._owned: dict[str, Any] = dict(trained(loaded, beside))
         self.parameters: dict[str, Tensor] = {name: each.detach().to_local() for name, each in self._owned.items()}
-        forms = ("model/{}", "best/{}", "average/{}", "optimiser/{}.m", "optimiser/{}.v")
+        forms = ("model/{}", "best/{}", "average/{}", "optimizer/{}.m", "optimizer/{}.v")
         self._states = {form.format(name): each for name, each in self._owned.items() for form in forms}
         self._used: set[str] = set()
         self._open = False
@@ -171,7 +171,8 @@ def _meshes(ranks: Ranks, parts: int, *devices: str) -> list[DeviceMesh]:
     """The same ranks for several devices; those that stand beside each other share a copy of the weights."""
     if ranks.size % parts:
         raise HeedfulError(
-            f'train.shard is {parts}, but there are {ranks.size} ranks: give a number that divides them, or "all"'
+            f"train.data_parallel_shard_degree is {parts}, but there are {ranks.size} ranks: "
+            'set it to a number that divides them, or "all"'
         )
     whole = torch.arange(ranks.size).view(-1, parts)
     groups = [ranks.group(each.tolist()) for each in (*whole.T, *whole)]

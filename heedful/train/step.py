@@ -18,17 +18,17 @@ class Step(NamedTuple):
     number: int  # from 1
     epoch: float  # how many times the samples have been seen, after this step
     loss: float  # the mean over all targets of the step; 0 where there are none
-    rate: float  # the highest of all parameters
-    norm: float  # of the gradient, before clipping
+    lr: float  # the highest of all parameters
+    grad_norm: float  # of the gradient, before clipping
     tokens: int  # of all ranks
     seconds: float
-    moved: bool  # False: left out, because a number was not finite
+    updated: bool  # False: left out, because a number was not finite
 
     @property
     def record(self) -> dict[str, Any]:
         """The values that equal runs share: all but times."""
-        said = {"step": self.number, "epoch": self.epoch, "loss": self.loss, "rate": self.rate, "norm": self.norm}
-        return said if self.moved else said | {"left_out": True}
+        said = {"step": self.number, "epoch": self.epoch, "loss": self.loss, "lr": self.lr, "grad_norm": self.grad_norm}
+        return said if self.updated else said | {"skipped": True}
 
 
 class DivergedError(HeedfulError):
@@ -61,7 +61,8 @@ def diverged(step: Step, gradients: Mapping[str, Tensor]) -> DivergedError:
     bad = [name for name, each in gradients.items() if not (each.values() if each.is_sparse else each).isfinite().all()]
     where = f"; gradients that are not finite: {', '.join(bad[:3])}" + (" and more" if bad[3:] else "")
     return DivergedError(
-        f"step {step.number}: the loss is {step.loss} and the norm of the gradient {step.norm}{where if bad else ''}. "
+        f"step {step.number}: the loss is {step.loss} and the norm of the gradient {step.grad_norm}"
+        f"{where if bad else ''}. "
         f"The weights are those from before this step. {STEADY}",
         step,
     )

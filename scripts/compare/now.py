@@ -120,7 +120,7 @@ def settings(**given: object) -> list[str]:
 
 
 STEPS = settings(
-    train__length__kind="steps", train__length__count=30, train__batch=8, train__precision="float32", train__seed=3
+    train__length__kind="steps", train__length__count=30, train__batch_size=8, train__precision="float32", train__seed=3
 )
 PROSE, VOLATILE = ("notes", "stated"), ("seconds", "base")
 
@@ -288,16 +288,22 @@ def training(work: Path, quick: bool) -> Probes:
 
 
 def variants(work: Path, model: Path) -> Probes:
-    """Classification with other optimisers' settings, schedules and starts."""
+    """Classification with other optimizers' settings, schedules and starts."""
     data = shared.write_data(work / "data-single", "single")
     several = {
-        "cosine": settings(train__schedule__kind="cosine", train__optimiser__layer_decay=0.9, train__ema_decay=0.9),
+        "cosine": settings(train__schedule__kind="cosine", train__optimizer__layer_decay=0.9, train__ema_decay=0.9),
         "published": settings(
-            train__schedule__kind="google", train__optimiser__bias_correction="false", train__optimiser__eps=1e-6
+            train__schedule__kind="bert", train__optimizer__bias_correction="false", train__optimizer__eps=1e-6
         ),
-        "small batches": settings(train__tokens=64, train__recompute="true", train__optimiser__clip="none"),
+        "small batches": settings(
+            train__max_tokens_per_microbatch=64,
+            train__gradient_checkpointing="true",
+            train__optimizer__max_grad_norm="none",
+        ),
         "bfloat16": settings(train__precision="bfloat16"),
-        "weights": settings(task__class_weight="balanced", init__reinit_layers=1, fit__evaluate=0.5, fit__keep="last"),
+        "weights": settings(
+            task__class_weight="balanced", init__reinit_layers=1, fit__eval_every_epochs=0.5, fit__keep="last"
+        ),
         "epochs": settings(train__length__kind="epochs", train__length__count=2, fit__patience=1, seeds=2),
     }
     found, bare = Probes(), settings(baseline="false")
@@ -366,7 +372,7 @@ SMALL = settings(
     model__heads=2,
     train__length__kind="steps",
     train__length__count=30,
-    train__batch=4,
+    train__batch_size=4,
     train__precision="float32",
     max_seq_length=32,
     pack_length=64,
@@ -650,7 +656,7 @@ def resuming(work: Path, quick: bool) -> Probes:
         return {}
     model, data = make_encoder(work / "model", "masked"), shared.write_data(work / "data", "single")
     many = [word.replace("count=30", "count=200") for word in STEPS]
-    many += settings(fit__evaluate=10.0, baseline="false")  # few checkpoints
+    many += settings(fit__eval_every_epochs=10.0, baseline="false")  # few checkpoints
     words = ["finetune", "classify", str(data), "--model", str(model), *many]
     shared.run(*words, "--out", str(work / "whole"))
     status = shared.terminate_after([*words, "--out", str(work / "killed")], work / "killed" / "journal.jsonl", 60)

@@ -176,12 +176,12 @@ def test_models_learn_the_same(family: str, tmp_path: Path) -> None:
         assert (right - mine).abs().max() <= 1e-4 * right.abs().max().clamp(min=1e-3)
 
 
-def test_the_optimiser_moves_the_same() -> None:
+def test_the_optimizer_moves_the_same() -> None:
     results = []
     for device in ("cpu", "cuda"):
         generator = torch.Generator().manual_seed(0)
         tensors = {name: torch.randn(shape, generator=generator).to(device) for name, shape in _SHAPES.items()}
-        optimizer = Optimizer(tensors, AdamW(rate=1e-2))
+        optimizer = Optimizer(tensors, AdamW(lr=1e-2))
         for _ in range(5):
             gradients = {
                 name: torch.randn(each.shape, generator=generator).to(device) for name, each in tensors.items()
@@ -234,7 +234,7 @@ def test_a_run_goes_on_and_serves_on_both(behind: str, tmp_path: Path) -> None:
             trainer.stopping = step.number == 4
 
     files, folder = data("single", tmp_path / "data"), tmp_path / "run"
-    more = {"train.device": "cuda", "train.length.count": 6, "fit.behind": behind}
+    more = {"train.device": "cuda", "train.length.count": 6, "fit.async_checkpoint": behind}
     assert tune("classify", files, folder, more, watch=Stop()).why == "asked"
     done = tune("classify", files, folder, more)
     assert done.why == "done" and done.results["settings"]["train"]["device"] == "cuda"

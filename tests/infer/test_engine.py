@@ -476,7 +476,7 @@ def test_dtypes_are_kept(folders: dict[str, Path]) -> None:
 def test_explain_names_one_kernel(folders: dict[str, Path]) -> None:
     text = Engine(folders["single"]).explain()
     way, why, head, *lines = text.splitlines()
-    assert way == "answers in float32" and why == "nothing was measured: HEEDFUL_MEASURE is off"
+    assert way == "answers in float32" and why == "nothing was measured: HEEDFUL_AUTOTUNE is off"
     assert head == f"attention of {TOKEN_BUDGET // LIMIT} texts of {LIMIT} tokens on cpu, float32:"
     assert sum(line.endswith(" taken") for line in lines) == 1
 

@@ -33,7 +33,7 @@ LAID = not cannot_lay(torch.float32)
 @pytest.fixture
 def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Measurements are made, and kept in a folder."""
-    monkeypatch.delenv("HEEDFUL_MEASURE")
+    monkeypatch.delenv("HEEDFUL_AUTOTUNE")
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

@@ -77,7 +77,7 @@ def test_it_learns() -> None:
     embedding = EmbeddingConfig(vocabulary=words.size, width=32, positions=Learned(count=48))
     model = ModelConfig(embedding=embedding, decoder=replace(STACK, causal=True))
     loaded = create(Config(family="heedful", model=model, head=NextToken()), words, seed=1)
-    settings = TrainSettings(length=Steps(count=60), batch=4, optimiser=AdamW(rate=1e-2), precision="float32")
+    settings = TrainSettings(length=Steps(count=60), batch_size=4, optimizer=AdamW(lr=1e-2), precision="float32")
     samples = [plain(*ids[:4]), plain(*ids[4:6]), plain(*ids[6:])]
     losses = [step.loss for step in Trainer(loaded, CAUSAL, samples, settings)]
     assert losses[0] > 4 and losses[-1] < 0.4

@@ -240,7 +240,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def learn(loaded: Loaded, objective: Replaced, samples: list[Sample], **settings: Any) -> tuple[Trainer, list[float]]:
-    given: dict[str, Any] = {"batch": 4, "optimiser": AdamW(rate=1e-2), "precision": "float32"}
+    given: dict[str, Any] = {"batch_size": 4, "optimizer": AdamW(lr=1e-2), "precision": "float32"}
     trainer = Trainer(loaded, objective, samples, TrainSettings(**given | settings))
     return trainer, [step.loss for step in trainer]
 
@@ -256,8 +256,10 @@ def test_an_update_does_not_depend_on_micro_batches() -> None:
         loaded = discriminator()
         objective = made(loaded)
         samples = [sample(*texts()[:3]), sample(texts()[3]), *(sample(each) for each in texts()[4:8])]
-        calm = AdamW(rate=1e-2, eps=1e-2)
-        trainer, losses = learn(loaded, objective, samples, length=Steps(count=2), tokens=tokens, optimiser=calm)
+        calm = AdamW(lr=1e-2, eps=1e-2)
+        trainer, losses = learn(
+            loaded, objective, samples, length=Steps(count=2), max_tokens_per_microbatch=tokens, optimizer=calm
+        )
         found.append((trainer.parameters, losses))
     (one, few), (two, many) = found
     assert distance(one, two) < 1e-6 and few == pytest.approx(many, rel=1e-6)

@@ -336,7 +336,7 @@ def test_long_texts_are_shortened(tmp_path: Path) -> None:
 
 
 def test_speed_data_and_settings(tmp_path: Path) -> None:
-    found, _ = classified(settings={"train": {"batch": 32, "text": "```\n</details>"}})
+    found, _ = classified(settings={"train": {"batch_size": 32, "text": "```\n</details>"}})
     text = card(tmp_path, found)
     assert "Milliseconds for one text on EPYC, 2 cores, avx2" in text and "41,250 tokens a second" in text
     assert rows(text, "## Speed")[2:] == [["16", "1.21", "1.90"], ["64", "2.50", "3.75"]]

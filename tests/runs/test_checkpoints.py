@@ -70,7 +70,7 @@ def test_a_finished_run_keeps_best_and_last_weights_and_no_state(
 
 def test_the_state_stays_where_it_is_asked_for(tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    found = falling(given, run, {"fit.keep_state": "true", "fit.checkpoints": 3}, monkeypatch)
+    found = falling(given, run, {"fit.keep_checkpoints": "true", "fit.keep_last": 3}, monkeypatch)
     steps = sorted(int(path.name[5:]) for path in (run / "state").glob("step-*"))
     last = found["checkpoints"]["last"]["step"]
     assert len(steps) == 3 and steps[-1] == last

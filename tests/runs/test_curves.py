@@ -19,7 +19,7 @@ NAN, INFINITY = float("nan"), float("inf")
 def losses(values: list[Any]) -> list[made.Line]:
     """A journal of updates with these losses."""
     return [
-        {"step": n, "epoch": n / 10, "loss": value, "rate": 1e-4, "norm": 1.0}
+        {"step": n, "epoch": n / 10, "loss": value, "lr": 1e-4, "grad_norm": 1.0}
         for n, value in enumerate(values, start=1)
     ]
 
@@ -28,7 +28,7 @@ JOURNALS = {
     "one step": losses([0.5]),
     "one step and one look": [*losses([0.5]), {"step": 1, "dev": {"loss": 0.4}, "metric_value": 0.5, "best": True}],
     "constant": losses([0.5] * 50),
-    "zero": [line | {"rate": 0.0, "loss": 0.0} for line in losses([0.0] * 50)],
+    "zero": [line | {"lr": 0.0, "loss": 0.0} for line in losses([0.0] * 50)],
     "all of it not finite": losses([NAN] * 5),
     "some of it not finite": losses([0.5, NAN, 0.4, INFINITY, 0.3, -INFINITY, *[0.2] * 100]),
     "a spike": losses([0.5] * 99 + [1e6]),
@@ -39,7 +39,7 @@ JOURNALS = {
     "long and not finite": losses([NAN] * 7001),
     "looks of no number": [*losses([0.5] * 20), {"step": 10, "dev": {}, "metric_value": "NaN", "best": False}],
     "looks without a best one": [*losses([0.5] * 20), {"step": 10, "dev": {}, "metric_value": 0.5, "best": False}],
-    "left out": [line | {"left_out": True} for line in losses([NAN, 0.5])],
+    "left out": [line | {"skipped": True} for line in losses([NAN, 0.5])],
     "no epochs": [line | {"epoch": 0.0} for line in losses([0.5, 0.4])],
     "a formula in the name": [*losses([0.5] * 20), {"step": 10, "dev": {}, "metric_value": 0.5, "best": True}],
 }
@@ -83,7 +83,7 @@ def test_panels_and_axes() -> None:
     best = max(looks, key=lambda line: line["metric_value"])
     assert score.lines[1].get_xydata().tolist() == [[best["step"], best["metric_value"]]]
     assert score.texts[0].get_text() == f"best: {best['metric_value']:.4g}, step {best['step']}"
-    assert rate.lines[0].get_ydata().tolist() == [line["rate"] for line in updates]
+    assert rate.lines[0].get_ydata().tolist() == [line["lr"] for line in updates]
     assert all(axes.get_xlim()[0] == 0 for axes in figure.axes)
     (top,) = loss.child_axes
     figure.draw_without_rendering()

@@ -72,5 +72,5 @@ def test_the_settings_of_all_runs_can_be_described() -> None:
         settings = describe(cls)
         assert {setting.path for setting in settings} <= paths(cls).keys()
         found = {setting.path: setting.doc for setting in settings}
-        (batch,) = (path for path in found if path.endswith("train.batch"))
+        (batch,) = (path for path in found if path.endswith("train.batch_size"))
         assert found[batch].startswith("samples of an update")

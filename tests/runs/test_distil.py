@@ -123,7 +123,7 @@ STOPPED = pytest.param({"stop": 2}, marks=pytest.mark.slow)
 
 @pytest.mark.parametrize("how", [{"die": 3}, STOPPED], ids=["killed", "stopped"])
 def test_a_run_goes_on_to_the_same_bits(how: dict[str, int], tmp_path: Path, teacher: Path, labelled: Path) -> None:
-    wishes = [*ALONE, "fit.save_minutes=0", "student.width=32", "student.heads=2"]
+    wishes = [*ALONE, "fit.checkpoint_every_minutes=0", "student.width=32", "student.heads=2"]
     more: dict[str, Any] = {"student": "tiny", "losses": "layers", "assignments": [*wishes, "loss.relations.heads=2"]}
     distil(teacher, labelled, tmp_path / "whole", **more)
     watch = Told(**how)
@@ -145,7 +145,7 @@ def test_a_run_goes_on_to_the_same_bits(how: dict[str, int], tmp_path: Path, tea
 def test_a_run_goes_on_alone_and_to_its_verdict(
     when: dict[str, Any], tmp_path: Path, teacher: Path, labelled: Path
 ) -> None:
-    more: dict[str, Any] = {"student": "layers=1", "assignments": [*QUICK, "fit.save_minutes=0"]}
+    more: dict[str, Any] = {"student": "layers=1", "assignments": [*QUICK, "fit.checkpoint_every_minutes=0"]}
     whole = distil(teacher, labelled, tmp_path / "whole", **more)
     with pytest.raises(KeyError):
         distil(teacher, labelled, tmp_path / "cut", watch=Told(**when), **more)
@@ -209,13 +209,19 @@ def test_each_seed_of_a_fresh_student_draws_its_own_weights(tmp_path: Path, teac
 def test_a_teacher_is_worth_it_where_labels_are_bad(tmp_path: Path) -> None:
     """Half its layers and soft labels, beside the same student on as many steps of the labels, many of them wrong."""
     many = data("single", tmp_path / "many", {"train": 300, "dev": 30, "test": 30})
-    wishes = {"init.layers": 2, "train.length.count": 8, "train.optimiser.rate": 2e-3}
+    wishes = {"init.layers": 2, "train.length.count": 8, "train.optimizer.lr": 2e-3}
     tune("classify", many, tmp_path / "teacher", wishes)
     few, draw = data("single", tmp_path / "few", {"train": 40, "dev": 10, "test": 150}), random.Random(3)
     as_csv(few / "train.csv", [{**row, "label": draw.choice(("bad", "good"))} for row in classified(40)])
     as_csv(tmp_path / "texts.csv", [{"text": row["text"]} for row in classified(200, seed=5)])
     student = ["student.kind=size", "student.size=tiny", "student.layers=1", "student.width=32", "student.heads=2"]
-    more = ["train.length.count=12", "train.optimiser.rate=2e-3", "loss.hard=0", "fit.keep=last", "fit.evaluate=12"]
+    more = [
+        "train.length.count=12",
+        "train.optimizer.lr=2e-3",
+        "loss.hard=0",
+        "fit.keep=last",
+        "fit.eval_every_epochs=12",
+    ]
     more += [*student, "seeds=2", *QUICK[2:]]
     texts = [tmp_path / "texts.csv"]
     done = distil(tmp_path / "teacher", few, tmp_path / "run", unlabelled=texts, assignments=more)
@@ -247,7 +253,11 @@ RELATED = ("student.width=32", "student.heads=2", "loss.relations.heads=2")
             ["verdict.precision=int8"],
             "int8, which rounds the linear layers of blocks, and a classic student has",
         ),
-        ("bag", ["train.recompute=true"], "train.recompute would change nothing: a classic model has no blocks"),
+        (
+            "bag",
+            ["train.gradient_checkpointing=true"],
+            "train.gradient_checkpointing would change nothing: a classic model has no blocks",
+        ),
         ("bag", ["outputs.keep=none", "outputs.precision=float32"], "outputs.precision is of outputs that are kept"),
         (
             "tiny",
@@ -273,7 +283,7 @@ def test_another_verdict_needs_no_other_run(tmp_path: Path, teacher: Path, label
     assert found["models"]["student"]["precision"] == "bfloat16"
     assert contents(tmp_path / "run" / "model")["model.safetensors"] == weights
     assert f"{tmp_path / 'run'} is finished already" in told.sentences
-    for other in ("verdict.alone=steps", "train.batch=8"):
+    for other in ("verdict.alone=steps", "train.batch_size=8"):
         given["assignments"] = last([*given["assignments"], other])
         with pytest.raises(HeedfulError, match=f"other settings: {other.partition('=')[0]} was"):
             distil(teacher, labelled, tmp_path / "run", **given)
@@ -306,7 +316,7 @@ SIZES = (
     "pack_length=48",
     "eval_fraction=0.1",
     "train.length.count=4",
-    "train.batch=4",
+    "train.batch_size=4",
     "corpus.sample_by=paragraph",
 )
 MASKED = ["verdict.precision=float32", "verdict.texts=4", *(f"pretrain.{each}" for each in SIZES)]
@@ -700,7 +710,7 @@ def test_defaults_are_for_all_texts_and_for_the_student(tmp_path: Path, teacher:
     (tmp_path / "wide").mkdir()
     (tmp_path / "wide" / "config.json").write_text(json.dumps(config))
     wide = planned(teacher, labelled, student=str(tmp_path / "wide")).settings.train
-    assert (usual.optimiser.rate, wide.optimiser.rate) == (1e-3, 6e-4), "0.04 / width"
+    assert (usual.optimizer.lr, wide.optimizer.lr) == (1e-3, 6e-4), "0.04 / width"
 
 
 def test_a_student_has_its_teachers_score(tmp_path: Path) -> None:

@@ -28,11 +28,11 @@ def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "draw", lambda folder: [])
     monkeypatch.setattr(module, "latency", lambda loaded: {})
     given, before = data("single", tmp_path / "data"), everything(tmp_path)
-    found = estimated(given, {"seeds": 2, "init.mlm_steps": 500, "fit.keep_state": "true"})
+    found = estimated(given, {"seeds": 2, "init.mlm_steps": 500, "fit.keep_checkpoints": "true"})
     assert everything(tmp_path) == before, "nothing is written"
     assert found.notes[0].startswith("defaults for 24 examples and a fresh encoder: 2 epochs, ")
     assert "; set by hand: init.kind, " in found.notes[0] and "train.length.count" in found.notes[0]
-    done = tune("classify", given, tmp_path / "run", {"seeds": 2, "fit.keep_state": "true"})
+    done = tune("classify", given, tmp_path / "run", {"seeds": 2, "fit.keep_checkpoints": "true"})
     results = done.results
     assert (found.examples, found.seeds) == (SIZES["train"], 2) and found.notes[1] == results["notes"][0]
     assert found.steps == results["seeds"][0]["steps"] == 4

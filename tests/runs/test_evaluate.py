@@ -67,7 +67,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("single")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "latency", lambda loaded: {})
-        tune("classify", data("single", folder / "data"), folder / "run", {"train.optimiser.rate": 3e-3})
+        tune("classify", data("single", folder / "data"), folder / "run", {"train.optimizer.lr": 3e-3})
     return folder
 
 

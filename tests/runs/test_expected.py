@@ -44,7 +44,9 @@ def test_the_time_is_told_before_the_first_step_and_changes_no_bit(
         assert (tmp_path / "told" / name).read_bytes() == (tmp_path / "untold" / name).read_bytes()
 
 
-@pytest.mark.parametrize("more", [{"train.length.kind": "minutes", "train.length.count": 0.005}, {"train.batch": 24}])
+@pytest.mark.parametrize(
+    "more", [{"train.length.kind": "minutes", "train.length.count": 0.005}, {"train.batch_size": 24}]
+)
 def test_where_the_clock_decides_or_training_is_short_nothing_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:

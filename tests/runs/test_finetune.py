@@ -141,7 +141,7 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, bare: Path, monkeypatch: p
     assert results["data"]["bad_rows"] == {} and len(results["data"]["files"]) == 3
     assert results["notes"][0].startswith("24 training examples are ")
     assert from_file(FinetuneSettings, folder / "settings.toml").task.kind == setting
-    assert tomllib.loads((folder / "settings.toml").read_text())["train"]["batch"] == 16
+    assert tomllib.loads((folder / "settings.toml").read_text())["train"]["batch_size"] == 16
     check_table(folder, main)
     check_model(folder, kind)
 
@@ -401,7 +401,7 @@ def test_numbers_in_any_unit_are_learned(tmp_path: Path, bare: Path) -> None:
         rows.append({"text": " ".join([*words, "love" if number % 2 else "dog"]), "score": low + draw.randrange(10)})
     for name, unit in (("plain", 1.0), ("far", 1e4)):
         folder, given = tmp_path / name, [row | {"score": unit * row["score"]} for row in rows]
-        settings = {"train.length.count": 8, "fit.keep_state": "true"}
+        settings = {"train.length.count": 8, "fit.keep_checkpoints": "true"}
         done = tune("regress", as_csv(tmp_path / f"{name}.csv", given), folder, settings, model=bare)
         found[name] = done.results["splits"]["dev"]["numbers"]
         assert load(folder).scores == done.results["scores"] == pytest.approx(about(folder, name))
@@ -436,12 +436,17 @@ def test_the_batch_that_is_said_is_the_one_that_is_used(tmp_path: Path) -> None:
     told, given = Told(), data("together", tmp_path / "data")
     done = tune("embed", given, tmp_path / "run", {"task.group_size": 12, "train.length.count": 1}, watch=told)
     assert any("batches of 12," in sentence for sentence in told.sentences)
-    assert tomllib.loads((tmp_path / "run/settings.toml").read_text())["train"]["batch"] == 12
+    assert tomllib.loads((tmp_path / "run/settings.toml").read_text())["train"]["batch_size"] == 12
     assert done.results["seeds"][0]["steps"] == 2, "24 pairs"
     with pytest.raises(HeedfulError, match=r"^train\.batch is 8, but an update takes whole groups of 32 pairs"):
-        tune("embed", given, tmp_path / "other", {"train.batch": 8})
+        tune("embed", given, tmp_path / "other", {"train.batch_size": 8})
     assert not (tmp_path / "other").exists()
-    tune("embed", data("embed", tmp_path / "scored"), tmp_path / "scores", {"train.batch": 7, "train.length.count": 1})
+    tune(
+        "embed",
+        data("embed", tmp_path / "scored"),
+        tmp_path / "scores",
+        {"train.batch_size": 7, "train.length.count": 1},
+    )
 
 
 def test_texts_of_pairs_that_are_cut_are_said(tmp_path: Path) -> None:
@@ -479,7 +484,7 @@ def test_what_is_cut_in_measuring_is_said(tmp_path: Path, bare: Path, kind: str,
 
 
 def test_it_learns(tmp_path: Path) -> None:
-    settings = {"train.length.count": 15, "train.optimiser.rate": 3e-3, "init.tokenizer.vocab_size": 500}
+    settings = {"train.length.count": 15, "train.optimizer.lr": 3e-3, "init.tokenizer.vocab_size": 500}
     given = data("single", tmp_path / "data", {"train": 96, "dev": 24, "test": 40})
     done = tune("classify", given, tmp_path / "run", settings)
     assert done.results["splits"]["test"]["numbers"]["accuracy"] > 0.9
@@ -588,11 +593,11 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path, bare: Path) -> N
 
 def test_several_seeds(tmp_path: Path) -> None:
     given, run = data("single", tmp_path / "data"), tmp_path / "run"
-    done = tune("classify", given, run, {"seeds": 2, "train.optimiser.rate": 5e-3})
+    done = tune("classify", given, run, {"seeds": 2, "train.optimizer.lr": 5e-3})
     results, scores = done.results, []
     for each in results["seeds"]:
         alone = tune("classify", given, tmp_path / str(each["seed"]),
-                     {"train.seed": each["seed"], "train.optimiser.rate": 5e-3})  # fmt: skip
+                     {"train.seed": each["seed"], "train.optimizer.lr": 5e-3})  # fmt: skip
         if each["seed"] == 1:  # the encoder on the spot has the first seed
             assert alone.results["splits"] == strict(run / "seed-1" / "seed.json")["splits"]
         scores.append(each["splits"]["dev"])
@@ -821,10 +826,10 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_settings_that_were_found_out_are_written_down(tmp_path: Path) -> None:
-    settings = {"train.precision": "auto", "train.optimiser": "{kind = 'adamw', rate = 1e-3}"}
+    settings = {"train.precision": "auto", "train.optimizer": "{kind = 'adamw', lr = 1e-3}"}
     tune("classify", data("single", tmp_path / "data"), tmp_path / "run", settings)
     found = from_file(FinetuneSettings, tmp_path / "run" / "settings.toml")
-    assert found.train.precision in ("float32", "bfloat16") and found.train.optimiser == AdamW(rate=1e-3)
+    assert found.train.precision in ("float32", "bfloat16") and found.train.optimizer == AdamW(lr=1e-3)
 
 
 def test_a_run_starts_from_another_run_of_another_task(tmp_path: Path, bare: Path) -> None:
@@ -843,7 +848,11 @@ def test_a_run_starts_from_another_run_of_another_task(tmp_path: Path, bare: Pat
             {"data.dev_fraction": 0, "fit.patience": 2},
             "fit.patience would change nothing: it counts",
         ),
-        ("classify", {"init.kind": "classic", "train.recompute": "true"}, "train.recompute would change nothing"),
+        (
+            "classify",
+            {"init.kind": "classic", "train.gradient_checkpointing": "true"},
+            "train.gradient_checkpointing would change nothing",
+        ),
     ],
 )
 def test_settings_that_would_change_nothing_are_refused(

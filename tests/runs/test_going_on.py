@@ -136,7 +136,7 @@ def test_other_settings_are_refused_by_name(steady: tuple[Path, Any]) -> None:
     run = given.parent / "run"
     for settings, message in (
         (
-            {"train.batch": 4},
+            {"train.batch_size": 4},
             r"holds a run with other settings: train\.batch was 16 and is 4 now\. Give another folder",
         ),
         ({"task.thresholds": 0.5}, r"task\.thresholds was 'tuned' and is 0.5 now\."),
@@ -144,7 +144,10 @@ def test_other_settings_are_refused_by_name(steady: tuple[Path, Any]) -> None:
             {"train.length": "{kind = 'steps', count = 9}"},
             r"train\.length\.count was 2\.0 and is 9 now; train\.length\.kind was 'epochs' and is 'steps' now",
         ),
-        ({"train.batch": 1, "train.seed": 9, "seeds": 3, "long_inputs": "truncate", "init.width": 64}, "; and more"),
+        (
+            {"train.batch_size": 1, "train.seed": 9, "seeds": 3, "long_inputs": "truncate", "init.width": 64},
+            "; and more",
+        ),
     ):
         dropped = "train.length.count" if "train.length" in settings else ""
         given_now = [each for each in assignments(MANY | settings) if each.partition("=")[0] != dropped]
@@ -161,7 +164,7 @@ def test_before_anything_is_trained_other_settings_are_taken(tmp_path: Path, mon
             with pytest.raises(HeedfulError, match="no task"):
                 tune("classify", given, run, settings)
     assert (run / "start").exists()
-    assert tune("classify", given, run, {"train.batch": 8}).why == "done"
+    assert tune("classify", given, run, {"train.batch_size": 8}).why == "done"
     assert load(run / "start").config.model.width == 32
 
 
@@ -508,21 +511,25 @@ def test_t17_links_and_relative_names(
 
 
 def test_t6_a_run_that_diverges_stops(tmp_path: Path, steady: tuple[Path, Any]) -> None:
-    settings = MANY | {"train.optimiser.rate": 1e30, "train.schedule": "{kind = 'constant'}"}
+    settings = MANY | {"train.optimizer.lr": 1e30, "train.schedule": "{kind = 'constant'}"}
     for _ in range(2):  # the same command does not hide it
         with pytest.raises(
-            DivergedError, match=r"^step [23]: the loss is (nan|inf).* Lower train\.optimiser\.rate.* float32$"
+            DivergedError, match=r"^step [23]: the loss is (nan|inf).* Lower train\.optimizer\.rate.* float32$"
         ):
             tune("classify", steady[0], tmp_path / "run", settings)
         last = json.loads((tmp_path / "run" / "journal.jsonl").read_text().splitlines()[-1])
-        assert last["loss"] in ("NaN", "Infinity") and last["left_out"] is True
+        assert last["loss"] in ("NaN", "Infinity") and last["skipped"] is True
         assert not (tmp_path / "run" / "model").exists() and not (tmp_path / "run" / "results.json").exists()
     assert tune("classify", steady[0], tmp_path / "run", MANY).why == "done", "what was advised is taken there"
     assert left(tmp_path / "run") == steady[1]
 
 
 def test_t6_a_run_that_diverges_after_a_checkpoint_keeps_its_settings(tmp_path: Path, steady: tuple[Path, Any]) -> None:
-    settings = MANY | {"train.optimiser.rate": 1e30, "train.schedule": "{kind = 'constant'}", "fit.save_minutes": 0}
+    settings = MANY | {
+        "train.optimizer.lr": 1e30,
+        "train.schedule": "{kind = 'constant'}",
+        "fit.checkpoint_every_minutes": 0,
+    }
     for _ in range(2):
         with pytest.raises(DivergedError, match=r"run goes on with the settings that it has: .*--out$"):
             tune("classify", steady[0], tmp_path / "run", settings)

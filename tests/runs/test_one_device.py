@@ -113,7 +113,13 @@ def test_objectives(kind: str, tmp_path: Path) -> None:
     text = write(tmp_path / "text.txt", documents(60, seed=1))
     trained(documents(60, seed=1), vocabulary=300).save(tmp_path / "words")
     more = {"objective.teacher": make(tmp_path / "teacher", "single")} if kind == "distillation" else {}
-    small = {"model.layers": 1, "model.width": 32, "model.heads": 2, "train.batch": 8, "train.precision": "float32"}
+    small = {
+        "model.layers": 1,
+        "model.width": 32,
+        "model.heads": 2,
+        "train.batch_size": 8,
+        "train.precision": "float32",
+    }
     small |= {
         "max_seq_length": 32,
         "pack_length": 64,

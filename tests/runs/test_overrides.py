@@ -22,7 +22,7 @@ from heedful.runs.settings import FinetuneSettings, defaults
 from heedful.train.settings import Cosine, TrainSettings
 
 USUAL = defaults("classify", 600, fresh=False)[0]
-RATE = "train.optimiser.rate"
+LR = "train.optimizer.lr"
 
 
 def resolved(**given: Any) -> Resolved[FinetuneSettings]:
@@ -37,7 +37,7 @@ def refused(code: str, **given: Any) -> SettingError:
     return caught.value
 
 
-@pytest.mark.parametrize("name", ["rate", "optimiser.rate", RATE])
+@pytest.mark.parametrize("name", ["lr", "optimizer.lr", LR])
 @pytest.mark.parametrize("how", ["assignments", "values", "recipe", "flags"])
 def test_a_setting_is_given_by_any_unique_end_of_its_path(name: str, how: str) -> None:
     given: dict[str, Any] = {
@@ -47,7 +47,7 @@ def test_a_setting_is_given_by_any_unique_end_of_its_path(name: str, how: str) -
         "flags": {"--lr 0.5": {name: 0.5}},
     }
     found = resolved(**{how: given[how]})
-    assert found.settings.train.optimiser.rate == 0.5 and list(found.given) == [RATE]
+    assert found.settings.train.optimizer.lr == 0.5 and list(found.given) == [LR]
     assert found.settings == replace(USUAL, train=found.settings.train), "nothing else has changed"
 
 
@@ -73,10 +73,10 @@ def test_a_full_path_wins_over_short_names() -> None:
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("ratte", RATE),
-        ("train.rate", RATE),
-        ("train.batchsize", "train.batch"),
-        ("trian.batch", "train.batch"),
+        ("lrr", LR),
+        ("train.lr", LR),
+        ("train.batchsize", "train.batch_size"),
+        ("trian.batch", "train.batch_size"),
         ("fit.patince", "fit.patience"),
     ],
 )
@@ -86,20 +86,24 @@ def test_an_unknown_name_is_refused_with_what_may_have_been_meant(name: str, mea
 
 
 def test_a_foreign_name_is_accepted_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(aliases.ALIASES, "learning_rate", RATE)
+    monkeypatch.setitem(aliases.ALIASES, "learning_rate", LR)
     found = resolved(values={"learning_rate": 0.5})
-    assert found.settings.train.optimiser.rate == 0.5 and found.renamed == {"learning_rate": RATE}
-    assert refused("duplicate", values={"learning_rate": 0.5, "rate": 0.5}).path == RATE
-    assert refused("unknown", values={"learning_rat": 0.5}).candidates == (RATE,)
+    assert found.settings.train.optimizer.lr == 0.5 and found.renamed == {"learning_rate": LR}
+    assert refused("duplicate", values={"learning_rate": 0.5, "lr": 0.5}).path == LR
+    assert refused("unknown", values={"learning_rat": 0.5}).candidates == (LR,)
 
 
 @pytest.mark.parametrize(
     ("given", "path", "texts"),
     [
-        ({"flags": {"--lr 1": {RATE: 1.0}}, "assignments": ["rate=2"]}, RATE, ("--lr 1", "--set rate=2")),
+        ({"flags": {"--lr 1": {LR: 1.0}}, "assignments": ["lr=2"]}, LR, ("--lr 1", "--set lr=2")),
         ({"assignments": ["seeds=1", "seeds=2"]}, "seeds", ("--set seeds=1", "--set seeds=2")),
-        ({"assignments": ["train={batch=3}"], "values": {"batch": 4}}, "train.batch", ("--set train=", "batch=4")),
-        ({"recipe": {"rate": 1.0, "train": {"optimiser": {"rate": 2.0}}}}, RATE, ("recipe",)),
+        (
+            {"assignments": ["train={batch_size=3}"], "values": {"batch_size": 4}},
+            "train.batch_size",
+            ("--set train=", "batch_size=4"),
+        ),
+        ({"recipe": {"lr": 1.0, "train": {"optimizer": {"lr": 2.0}}}}, LR, ("recipe",)),
     ],
 )
 def test_a_setting_given_twice_is_refused(given: dict[str, Any], path: str, texts: tuple[str, ...]) -> None:
@@ -109,51 +113,53 @@ def test_a_setting_given_twice_is_refused(given: dict[str, Any], path: str, text
 
 def test_layers_lie_over_one_another(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
-    recipe.write_text("seeds = 2\n[train]\nbatch = 2\nseed = 2\nschedule = { kind = 'cosine', floor = 0.5 }\n")
+    recipe.write_text(
+        "seeds = 2\n[train]\nbatch_size = 2\nseed = 2\nschedule = { kind = 'cosine', min_lr_ratio = 0.5 }\n"
+    )
     found = resolved(
         recipe=recipe,
-        presets={"--preset": {"train": {"batch": 3, "seed": 3}}},
-        assignments=["train.seed=4", "warmup=0.25"],
+        presets={"--preset": {"train": {"batch_size": 3, "seed": 3}}},
+        assignments=["train.seed=4", "warmup_ratio=0.25"],
     )
     train = found.settings.train
-    assert (found.settings.seeds, train.batch, train.seed) == (2, 3, 4)
-    assert train.schedule == Cosine(warmup=0.25, floor=0.5)
+    assert (found.settings.seeds, train.batch_size, train.seed) == (2, 3, 4)
+    assert train.schedule == Cosine(warmup_ratio=0.25, min_lr_ratio=0.5)
     assert found.has("train.schedule") and found.has("seeds") and not found.has("fit")
-    sources = {str(recipe), "--preset", "--set train.seed=4", "--set warmup=0.25"}
+    sources = {str(recipe), "--preset", "--set train.seed=4", "--set warmup_ratio=0.25"}
     assert set(found.given.values()) == sources, "of the value that counts"
 
 
 def test_another_kind_starts_its_table_anew_and_order_does_not_matter() -> None:
-    given = ["train.schedule.kind=cosine", "floor=0.5"]
+    given = ["train.schedule.kind=cosine", "min_lr_ratio=0.5"]
     for assignments in (given, given[::-1]):
-        assert resolved(assignments=assignments).settings.train.schedule == Cosine(floor=0.5)
-    mixed = resolved(flags={"--schedule cosine": {"train.schedule.kind": "cosine"}}, assignments=["floor=0.5"])
-    assert mixed.settings.train.schedule == Cosine(floor=0.5)
+        assert resolved(assignments=assignments).settings.train.schedule == Cosine(min_lr_ratio=0.5)
+    mixed = resolved(flags={"--schedule cosine": {"train.schedule.kind": "cosine"}}, assignments=["min_lr_ratio=0.5"])
+    assert mixed.settings.train.schedule == Cosine(min_lr_ratio=0.5)
 
 
 def test_a_refused_value_is_reported_with_its_path_and_its_source(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
-    recipe.write_text("[train]\nbatch = 0.5\n")
+    recipe.write_text("[train]\nbatch_size = 0.5\n")
     error = refused("invalid", recipe=recipe, assignments=["seeds=2"])
-    assert (error.path, error.source) == ("train.batch", str(recipe)) and str(error).startswith(
-        f"{recipe}: train.batch"
+    assert (error.path, error.source) == ("train.batch_size", str(recipe)) and str(error).startswith(
+        f"{recipe}: train.batch_size"
     )
     error = refused("invalid", flags={"--seeds none": {"seeds": None}})
     assert (error.path, error.source) == ("seeds", "--seeds none")
 
 
 def test_python_values_may_be_dataclasses_paths_and_nested_tables() -> None:
-    train = replace(USUAL.train, batch=7)
+    train = replace(USUAL.train, batch_size=7)
     assert resolved(values={"train": train}).settings.train == train
-    assert resolved(values={"train": {"batch": 7}}).settings.train.batch == 7
+    assert resolved(values={"train": {"batch_size": 7}}).settings.train.batch_size == 7
     assert resolved(values={"init.model": Path("a")}).settings.init.model == "a"
-    assert refused("invalid", values={"train": TrainSettings(batch=7), "fit": {"patience": -1}}).path == "fit"
+    assert refused("invalid", values={"train": TrainSettings(batch_size=7), "fit": {"patience": -1}}).path == "fit"
 
 
 def test_the_same_defaults_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr("heedful.runs.overrides.read", lambda cls, data, source: calls.append(cls) or USUAL)
-    overrides = Overrides(values={"rate": 0.5})
+    overrides = Overrides(values={"lr": 0.5})
     for _ in range(3):
         overrides.resolve(USUAL)
     assert calls == [FinetuneSettings]
@@ -167,9 +173,9 @@ def test_values_laid_over_everything_may_repeat_a_setting() -> None:
 
 def test_python_functions_take_overrides(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"text {n},{'ab'[n % 2]}\n" for n in range(40)))
-    plan = prepare("classify", tmp_path / "a.csv", overrides={"rate": 0.5, "train": {"batch": 7}})
-    assert (plan.settings.train.optimiser.rate, plan.settings.train.batch) == (0.5, 7)
-    assert pretrain_settings(["a"], overrides={"batch": 7}).train.batch == 7
+    plan = prepare("classify", tmp_path / "a.csv", overrides={"lr": 0.5, "train": {"batch_size": 7}})
+    assert (plan.settings.train.optimizer.lr, plan.settings.train.batch_size) == (0.5, 7)
+    assert pretrain_settings(["a"], overrides={"batch_size": 7}).train.batch_size == 7
     with pytest.raises(HeedfulError, match=r"both set init\.model"):
         prepare("classify", tmp_path / "a.csv", model="a", overrides={"init.model": "b"})
 
@@ -181,7 +187,7 @@ def test_no_heavy_library_is_imported() -> None:
 
 
 def test_a_setting_of_another_kind_is_refused_with_the_kinds_that_have_it() -> None:
-    for name, kinds in (("train.schedule.floor", ("cosine",)), ("init.layers", ("scratch", "transformer"))):
+    for name, kinds in (("train.schedule.min_lr_ratio", ("cosine",)), ("init.layers", ("scratch", "transformer"))):
         error = refused("unknown", assignments=[f"{name}=1"])
         path = name.rpartition(".")[0]
         assert error.path == name and all(f'{path}.kind = "{kind}"' in str(error) for kind in kinds)

@@ -59,13 +59,13 @@ SMALL = {
     "model.width": 32,
     "model.heads": 2,
     "train.length.count": 5,
-    "train.batch": 8,
+    "train.batch_size": 8,
     "train.precision": "float32",
     "max_seq_length": 32,
     "pack_length": 64,
     "eval_fraction": 0.1,
     "eval_every_steps": 3,
-    "fit.keep_state": "true",
+    "fit.keep_checkpoints": "true",
     "vocabulary.vocabulary": 400,
     "corpus.sample_by": "paragraph",
 }
@@ -188,7 +188,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_is_complete(kind: str, tmp_path: Path, text: Path, teacher: Path) -> None:
     folder, seen = tmp_path / "run", Seen()
     more = {"objective.teacher": teacher} if kind == "distillation" else {}
-    done = go(text, folder, kind, more | {"fit.keep_state": None}, watch=seen)
+    done = go(text, folder, kind, more | {"fit.keep_checkpoints": None}, watch=seen)
     assert done.why == "done" and done.folder == folder
     steps = {name: each["step"] for name, each in done.results["checkpoints"].items() if name != "model"}
     beside = {"rtd": {"generator"}, "distillation": {"teacher"}}.get(kind, set())
@@ -226,7 +226,7 @@ def check_numbers(kind: str, folder: Path, results: dict[str, Any]) -> None:
     assert [line["step"] for line in written if "loss" in line] == [1, 2, 3, 4, 5]
     looks = {line["step"]: line for line in written if "dev" in line}
     assert list(looks) == [3, 5] and looks[5]["dev"] == numbers and looks[5]["metric_value"] == numbers[accuracies[0]]
-    assert all(line["norm"] > 0 for line in written if "loss" in line)
+    assert all(line["grad_norm"] > 0 for line in written if "loss" in line)
 
 
 def check_model(kind: str, folder: Path) -> None:
@@ -323,13 +323,13 @@ def test_recipes_run(name: str, tmp_path: Path, text: Path, teacher: Path) -> No
     done = go(text, tmp_path / "run", "", more, recipe=path, **named)
     assert done.why == "done" and done.results["objective"] == published.kind
     used = from_file(PretrainSettings, tmp_path / "run" / "settings.toml")
-    assert used.objective == objective and used.train.optimiser == published.train.optimiser
+    assert used.objective == objective and used.train.optimizer == published.train.optimizer
     assert used.train.schedule == published.train.schedule and used.model.dropout == published.model.dropout
     config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert config["model_type"] == (published.model.family or "bert")
     if name == "pretrain-bert":
-        optimiser = used.train.optimiser
-        assert (optimiser.rate, optimiser.eps, optimiser.bias_correction) == (1e-4, 1e-6, False)
+        optimizer = used.train.optimizer
+        assert (optimizer.lr, optimizer.eps, optimizer.bias_correction) == (1e-4, 1e-6, False)
         assert (published.max_seq_length, published.phases) == (128, (Phase(start_fraction=0.9, max_seq_length=512),))
 
 
@@ -470,7 +470,7 @@ def test_hidden_tokens_and_what_follows_are_learned(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path / "some", kept, tokenizer)
     more = {
         "model.width": 48, "model.heads": 4, "max_seq_length": 40, "pack_length": 160, "eval_fraction": 0.2,
-        "eval_every_steps": 200, "train.batch": 6, "train.optimiser.rate": 1e-2, "train.length.count": 300,
+        "eval_every_steps": 200, "train.batch_size": 6, "train.optimizer.lr": 1e-2, "train.length.count": 300,
     }  # fmt: skip
     with pytest.warns(HeedfulWarning, match="9. % of the segments of this text are repeated.*stall: clean the text"):
         numbers = go(corpus.folder, tmp_path / "run", "mlm+nsp", more).results["splits"]["validation"]["numbers"]
@@ -484,7 +484,7 @@ def test_hidden_tokens_and_what_follows_are_learned(tmp_path: Path) -> None:
 def test_trap_37_resumed_in_the_middle_of_epoch_two(
     kind: str, versions: int | None, tmp_path: Path, text: Path, known: Path
 ) -> None:
-    more = {"train.batch": 45, "train.length.count": 9, "model.dropout": 0.1, "eval_every_steps": 4}
+    more = {"train.batch_size": 45, "train.length.count": 9, "model.dropout": 0.1, "eval_every_steps": 4}
     more |= {} if versions is None else {"objective.num_static_masks": versions}
     whole, seen = Seen(), Seen(6)
     first = go(text, tmp_path / "whole", kind, more, tokenizer=str(known), watch=whole)
@@ -515,7 +515,7 @@ def test_phases_of_other_lengths(tmp_path: Path, text: Path, known: Path) -> Non
         "phases": "[{start_fraction = 0.5, max_seq_length = 60}]",
         "train.length.count": 8,
         "max_seq_length": 20,
-        "train.batch": 8,
+        "train.batch_size": 8,
     }
     seen = Seen()
     done = go(text, tmp_path / "whole", "mlm+nsp", more, tokenizer=str(known), watch=seen)
@@ -548,7 +548,7 @@ def test_a_finished_run_and_other_settings(tmp_path: Path, text: Path, known: Pa
     again = go(text, run, tokenizer=str(known), watch=seen)
     assert again.results == done.results and seen.sentences == [f"{run} is finished already"] and not seen.steps
     with pytest.raises(HeedfulError, match=r"other settings: train\.batch was 8 and is 9 now\. Give another folder"):
-        go(text, run, more={"train.batch": 9}, tokenizer=str(known))
+        go(text, run, more={"train.batch_size": 9}, tokenizer=str(known))
     assert left(run) == before
     stopped = tmp_path / "stopped"
     assert go(text, stopped, tokenizer=str(known), watch=Seen(2)).why == "asked"
@@ -590,7 +590,7 @@ def test_what_is_advised_is_taken_in_the_same_folder(tmp_path: Path) -> None:
 def test_a_trained_model_goes_on(tmp_path: Path, text: Path) -> None:
     go(text, tmp_path / "first", "mlm+nsp")
     other = write(tmp_path / "other.txt", documents(80, seed=7))
-    more = {"train.optimiser.rate": 1e-9, "train.length.count": 1, "model.layers": None, "model.dropout": 0.0}
+    more = {"train.optimizer.lr": 1e-9, "train.length.count": 1, "model.layers": None, "model.dropout": 0.0}
     done = go(other, tmp_path / "second", more=more, model=str(tmp_path / "first"))
     assert done.results["base"] == str(tmp_path / "first")
     assert not (tmp_path / "second" / "tokenizer").exists(), "it has its own"
@@ -611,7 +611,7 @@ def test_a_trained_model_goes_on(tmp_path: Path, text: Path) -> None:
 def test_the_score_before_training_stands_beside_that_after_it(tmp_path: Path, text: Path) -> None:
     first = go(text, tmp_path / "first")
     assert "baseline" not in first.results and not (tmp_path / "first" / "before.json").exists()
-    more = {"model.layers": None, "train.optimiser.rate": 1e-9}
+    more = {"model.layers": None, "train.optimizer.lr": 1e-9}
     named: dict[str, Any] = {"more": more, "model": str(tmp_path / "first")}
     whole = go(text, tmp_path / "whole", **named)
     end = whole.results["splits"]["validation"]["numbers"]
@@ -659,8 +659,8 @@ def test_what_other_heads_have_in_a_folder_goes_on(tmp_path: Path, text: Path) -
 
 def test_a_generator_goes_on_with_its_model(tmp_path: Path, text: Path) -> None:
     """With what it learned, whether the run or its model is named; a model without one says that it is new."""
-    first, more = tmp_path / "first", {"train.optimiser.rate": 1e-9, "train.length.count": 1}
-    go(text, first, "rtd", {"train.optimiser.rate": 1e-2})
+    first, more = tmp_path / "first", {"train.optimizer.lr": 1e-9, "train.length.count": 1}
+    go(text, first, "rtd", {"train.optimizer.lr": 1e-2})
     learned = load_file(first / "generator" / "model.safetensors")
     for name, start in (("run", first), ("model", first / "model")):
         seen = Seen()
@@ -683,10 +683,10 @@ def test_the_usual_rate_is_that_of_the_model_that_goes_on(teacher: Path) -> None
         settled(["a"], model=str(teacher)),
         settled(["a"], assignments=["model.width=24", "model.heads=2"]),
     )
-    rates = [each.train.optimiser.rate for each in (going_on, fresh)]  # type: ignore[union-attr]
+    rates = [each.train.optimizer.lr for each in (going_on, fresh)]  # type: ignore[union-attr]
     assert rates == pytest.approx([2e-4, 2e-3])
-    told = settled(["a"], model="nowhere", assignments=["train.optimiser.rate=0.01"])
-    assert told.train.optimiser.rate == 0.01 and told.model.init_from == "nowhere"  # type: ignore[union-attr]
+    told = settled(["a"], model="nowhere", assignments=["train.optimizer.lr=0.01"])
+    assert told.train.optimizer.lr == 0.01 and told.model.init_from == "nowhere"  # type: ignore[union-attr]
     with pytest.raises(HeedfulError, match="'nowhere' is no folder here"):
         settled(["a"], model="nowhere")
 
@@ -788,8 +788,8 @@ def test_versions_of_masks_return(
         more = {
             "objective.num_static_masks": versions,
             "train.length.count": 3,
-            "train.batch": 1000,
-            "train.tokens": 10**6,
+            "train.batch_size": 1000,
+            "train.max_tokens_per_microbatch": 10**6,
         }
         go(text, tmp_path / name, kind, more, tokenizer=str(known))
     terms = 1 if kind == "mlm" else 2  # of several, all batches are looked at first
@@ -811,7 +811,7 @@ def test_what_was_made_of_a_text_stays_unless_another_text_is_asked_for(tmp_path
     def begun() -> set[str]:
         return {path.name for path in (tmp_path / "run").iterdir()}
 
-    settings, made = asked(text, more={"train.batch": 8}), {"run.lock", "tokenizer", "corpus"}
+    settings, made = asked(text, more={"train.batch_size": 8}), {"run.lock", "tokenizer", "corpus"}
     (tmp_path / "run").mkdir()
     for name in made:
         (tmp_path / "run" / name).touch()
@@ -821,7 +821,7 @@ def test_what_was_made_of_a_text_stays_unless_another_text_is_asked_for(tmp_path
     with pytest.raises(HeedfulError, match=r"settings\.toml"):
         going_on(tmp_path / "run", FinetuneSettings(task=ClassifySettings()))  # of a run that fine-tunes
     assert begun() == made | {"settings.toml"}
-    assert not going_on(tmp_path / "run", asked(text, more={"train.batch": 4})) and begun() == made
+    assert not going_on(tmp_path / "run", asked(text, more={"train.batch_size": 4})) and begun() == made
     (tmp_path / "run" / "settings.toml").write_text(to_toml(settings))
     with pytest.warns(HeedfulWarning, match=r"corpus was made with other settings of the text, and is made anew"):
         assert not going_on(tmp_path / "run", asked(text, more={"corpus.min_document_chars": 9}))
@@ -899,7 +899,10 @@ def test_wrong_settings(text: Path, more: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"fit.evaluate": 0.5}, "fit.evaluate would change nothing: set eval_every_steps instead; leave it out"),
+        (
+            {"fit.eval_every_epochs": 0.5},
+            "fit.eval_every_epochs would change nothing: set eval_every_steps instead; leave it out",
+        ),
         ({"vocabulary.max_length": 64}, "vocabulary.max_length would change nothing: the greatest max_seq_length"),
         ({"tokenizer": "known", "vocabulary.kind": "bpe"}, "vocabulary.kind .* trained, --tokenizer names one"),
         ({"tokenizer": "known", "characters": 9}, "^characters would change nothing: no tokenizer is trained"),
@@ -968,8 +971,10 @@ def _places(corpus: Any) -> list[float]:
 
 
 def test_trap_38_few_sequences_and_repeated_lines(tmp_path: Path, text: Path, known: Path) -> None:
-    few = {"train.batch": 4, "pack_length": 32, "train.length.count": 1}
-    with pytest.warns(HeedfulWarning, match="a step has about [4-8] sequences: with 8 or fewer.*raise train.batch"):
+    few = {"train.batch_size": 4, "pack_length": 32, "train.length.count": 1}
+    with pytest.warns(
+        HeedfulWarning, match="a step has about [4-8] sequences: with 8 or fewer.*raise train.batch_size"
+    ):
         go(text, tmp_path / "few", more=few, tokenizer=str(known))
     twice = write(tmp_path / "twice.txt", [*documents(60), *documents(60)])
     with pytest.warns(HeedfulWarning, match=r'5\d % of the (documents|segments) .* set corpus\.dedup = "exact"'):
@@ -987,7 +992,12 @@ def test_trap_38_few_sequences_and_repeated_lines(tmp_path: Path, text: Path, kn
 
 def test_trap_33_two_ranks_are_one(tmp_path: Path, text: Path, known: Path) -> None:
     """With the counts of both terms over all ranks, and no dropout."""
-    calm = {"train.optimiser.eps": 1e-2, "train.optimiser.rate": 2e-2, "train.tokens": 100, "train.batch": 7}
+    calm = {
+        "train.optimizer.eps": 1e-2,
+        "train.optimizer.lr": 2e-2,
+        "train.max_tokens_per_microbatch": 100,
+        "train.batch_size": 7,
+    }
     settings = asked(text, "mlm+nsp", calm, tokenizer=str(known))
     given = [f"{name}={value}" for name, value in (SMALL | calm).items() if not name.startswith("vocabulary.")]
     words = ["pretrain", str(text), "--objective", "mlm+nsp", "--tokenizer", str(known), "--json"]

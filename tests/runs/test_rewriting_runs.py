@@ -41,7 +41,7 @@ from heedful.train.loop import Step, Trainer
 
 ROWS = [(f"{who} sees {what} today", f"yesterday {who} saw {what}") for who in ("ada", "ben", "eva", "dan") for what in
         ("a cat", "the dog", "a tree", "birds", "the sea", "him")]  # fmt: skip
-SETTINGS = ("train.length.count=3", "train.optimiser.rate=5e-3", "task.max_new_tokens=12")
+SETTINGS = ("train.length.count=3", "train.optimizer.lr=5e-3", "task.max_new_tokens=12")
 
 
 @pytest.fixture(autouse=True)
@@ -245,7 +245,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     how: dict[str, Any] = {"model": given / name} if name not in FRESH else {}
     assignments = (
         *SETTINGS,
-        "fit.evaluate=3",
+        "fit.eval_every_epochs=3",
         *FRESH.get(name, ()),
         *(() if how else ("init.tokenizer.vocab_size=300",)),
     )

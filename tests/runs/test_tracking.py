@@ -32,7 +32,7 @@ SETTINGS = {
     "init.words.width": 8,
     "baseline": False,
     "train.length.count": 2,
-    "train.batch": 8,
+    "train.batch_size": 8,
     "data.dev": 0.2,
 }
 

@@ -208,7 +208,9 @@ def test_it_learns_to_turn_words_around(kind: str) -> None:
     learner = attach(loaded.float(), "next_token", seed=0)
     learner.between = loaded.between
     samples = task.read(EXAMPLES).samples
-    settings = TrainSettings(length=Steps(count=150), batch=3, optimiser=AdamW(rate=1e-2), precision="float32", seed=1)
+    settings = TrainSettings(
+        length=Steps(count=150), batch_size=3, optimizer=AdamW(lr=1e-2), precision="float32", seed=1
+    )
     trainer = Trainer(learner, task, samples, settings)
     losses = [step.loss for step in trainer]
     assert losses[-1] < 0.1 * losses[0]

@@ -92,7 +92,7 @@ def fitted(job: Job, trainer: Trainer) -> dict[str, Any]:
 def updated(job: Job, trainer: Trainer) -> dict[str, Any]:
     """Updates alone."""
     steps = list(trainer)
-    found = [(step.loss, step.norm, step.tokens) for step in steps]
+    found = [(step.loss, step.grad_norm, step.tokens) for step in steps]
     return dict(zip(("losses", "norms", "tokens"), map(list, zip(*found, strict=True)), strict=True))
 
 
@@ -177,7 +177,7 @@ def run(job: Job, ranks: Ranks) -> dict[str, Any]:
 
 def main(job: Job) -> int:
     """Run a job; an exit code, as a command's."""
-    os.environ["HEEDFUL_PATIENCE"] = str(job.patience)
+    os.environ["HEEDFUL_DIST_TIMEOUT"] = str(job.patience)
     warnings.simplefilter("always", HeedfulWarning)  # all others are errors
     with ranks() as mine:
         with (Path(job.out) / f"rank-{mine.rank}.pids").open("a") as file:

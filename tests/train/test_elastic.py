@@ -18,7 +18,7 @@ from heedful.checkpoint import save
 from heedful.train.loop import Trainer
 
 NAMES = ("heedful.runs.pretrain", "heedful.runs.finetune")  # modules
-CALMLY = {"train.optimiser.rate": 2e-2, "train.optimiser.eps": 1e-2, "train.precision": "float32"}
+CALMLY = {"train.optimizer.lr": 2e-2, "train.optimizer.eps": 1e-2, "train.precision": "float32"}
 PRETRAINED = {
     "model.layers": 1,
     "model.width": 16,
@@ -28,14 +28,14 @@ PRETRAINED = {
     "eval_fraction": 0.1,
     "eval_every_steps": 25,
     "train.length.count": 50,
-    "train.batch": 7,
-    "train.tokens": 130,
+    "train.batch_size": 7,
+    "train.max_tokens_per_microbatch": 130,
 }
 FINETUNED = {
     "train.length": "{kind = 'steps', count = 50}",
-    "train.batch": 6,
-    "train.tokens": 40,
-    "fit.evaluate": 4,
+    "train.batch_size": 6,
+    "train.max_tokens_per_microbatch": 40,
+    "fit.eval_every_epochs": 4,
 }
 
 
@@ -49,7 +49,7 @@ def nursery() -> Iterator[Nursery]:
 @pytest.mark.parametrize("task", ["packed", pytest.param("half", marks=pytest.mark.slow)])
 def test_trap_33_one_two_and_four_ranks_in_float64(nursery: Nursery, tmp_path: Path, task: str) -> None:
     """Ragged packed rows, in micro-batches; ranks without a sample, or without a gradient."""
-    how = {"length": {"kind": "steps", "count": 6}, "optimiser": CALM, "tokens": 45}
+    how = {"length": {"kind": "steps", "count": 6}, "optimizer": CALM, "max_tokens_per_microbatch": 45}
     loaded, objective, samples = MADE[task](0.0)
     alone = Trainer(loaded.double(), objective, samples, settings(how, {})[0])
     steps = list(alone)

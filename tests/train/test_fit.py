@@ -96,7 +96,7 @@ def test_what_a_run_leaves(whole: tuple[Run, Fitted]) -> None:
     found = lines(run.folder)
     assert [record["step"] for record in found if "loss" in record] == list(range(1, 13))
     assert [record["step"] for record in found if "dev" in record] == [2, 4, 6, 8, 10, 12]
-    assert list(found[0]) == ["step", "epoch", "loss", "rate", "norm"]
+    assert list(found[0]) == ["step", "epoch", "loss", "lr", "grad_norm"]
     assert found[2] | {"metric_value": 0, "dev": 0} == {"step": 2, "dev": 0, "metric_value": 0, "best": True}
     assert steps(run.folder) == ["step-00000011", "step-00000012"]
     assert sorted(os.listdir(run.folder)) == ["journal.jsonl", "state"]
@@ -145,7 +145,7 @@ def test_without_an_evaluation_the_last_weights_stay(tmp_path: Path) -> None:
 )
 def test_when_it_evaluates(tmp_path: Path, evaluate: float, length: int, expected: list[int]) -> None:
     told = Told()
-    Run(tmp_path, length={"kind": "steps", "count": length}).fit(told, evaluate=evaluate)
+    Run(tmp_path, length={"kind": "steps", "count": length}).fit(told, eval_every_epochs=evaluate)
     assert [step for step, _, _ in told.scores] == expected
     assert told.steps == list(range(1, length + 1))
 
@@ -203,7 +203,7 @@ def test_the_last_weights_are_handed_over_where_others_become_the_model(tmp_path
     for name, steps, keep in (("early", [3, 2, 1], "best"), ("late", [1, 2, 3], "best"), ("last", [3, 2, 1], "last")):
         scores, seen = iter(steps), []
         run = Run(tmp_path / name, lambda trainer, scores=scores: Scored(metric_value=next(scores), numbers={}))
-        how = settings({}, {"keep": keep, "evaluate": 1.0})[1]
+        how = settings({}, {"keep": keep, "eval_every_epochs": 1.0})[1]
         fit(
             run.trainer,
             run.folder,
@@ -226,7 +226,7 @@ def test_a_loss_that_is_no_number_beside_a_good_score_is_refused(tmp_path: Path)
     numbers = {"loss": math.nan, "accuracy": 1.0, "perplexity": math.inf, "count": 3}
     run = Run(tmp_path, lambda trainer: Scored(metric_value=1.0, numbers=numbers))
     with pytest.raises(
-        DivergedError, match=r"^step 2: the evaluation gave nan for loss and inf for perplexity, so .*rate"
+        DivergedError, match=r"^step 2: the evaluation gave nan for loss and inf for perplexity, so .*optimizer.lr"
     ):
         run.fit()
     assert not [record for record in lines(tmp_path) if "dev" in record]
@@ -248,11 +248,11 @@ def test_checkpoints_come_by_the_clock(tmp_path: Path, monkeypatch: pytest.Monke
         nonlocal now
         now += 25.0
 
-    Run(tmp_path, scores=None).fit(Told(after=tick), save_minutes=1.0, checkpoints=3)
+    Run(tmp_path, scores=None).fit(Told(after=tick), checkpoint_every_minutes=1.0, keep_last=3)
     assert saved == [3, 6, 9, 12]
     assert steps(tmp_path) == ["step-00000006", "step-00000009", "step-00000012"]
     saved.clear()
-    Run(tmp_path / "b").fit(Told(after=tick), save_minutes=1.0, evaluate=1.25)
+    Run(tmp_path / "b").fit(Told(after=tick), checkpoint_every_minutes=1.0, eval_every_epochs=1.25)
     assert saved == [3, 5, 8, 10, 12]
 
 
@@ -304,15 +304,15 @@ def test_a_run_that_ended_badly_goes_on_from_its_last_checkpoint(tmp_path: Path,
             raise KeyError
 
     with pytest.raises(KeyError):
-        Run(tmp_path).fit(Told(after=fail), save_minutes=60.0, evaluate=1.0)
+        Run(tmp_path).fit(Told(after=fail), checkpoint_every_minutes=60.0, eval_every_epochs=1.0)
     assert steps(tmp_path) == ["step-00000004", "step-00000008"]
     assert lines(tmp_path)[-1]["step"] == 9
     with (tmp_path / "journal.jsonl").open("ab") as file:
         file.write(b'{"step": 10, "lo')
     run = Run(tmp_path)
-    assert run.fit(evaluate=1.0, save_minutes=60.0).resumed_from == 8
+    assert run.fit(eval_every_epochs=1.0, checkpoint_every_minutes=60.0).resumed_from == 8
     steady = Run(tmp_path / "steady")
-    steady.fit(evaluate=1.0, save_minutes=60.0)
+    steady.fit(eval_every_epochs=1.0, checkpoint_every_minutes=60.0)
     assert left(tmp_path) == left(tmp_path / "steady")
 
 
@@ -329,8 +329,8 @@ def test_a_damaged_checkpoint_costs_one_checkpoint(tmp_path: Path, whole: tuple[
 def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     Run(tmp_path).fit(Told(stop=3))
     before = left(tmp_path)
-    with pytest.raises(HeedfulError, match="made with batch = 5, but now it is 6"):
-        Run(tmp_path, batch=6).fit()
+    with pytest.raises(HeedfulError, match="made with batch_size = 5, but now it is 6"):
+        Run(tmp_path, batch_size=6).fit()
     assert left(tmp_path) == before
     (tmp_path / "journal.jsonl").write_bytes(b"")
     with pytest.raises(HeedfulError, match=r"journal.jsonl has 0 bytes, but the checkpoint was made when it had"):
@@ -364,7 +364,7 @@ def test_t6_a_run_that_diverges(tmp_path: Path, whole: tuple[Run, Fitted], fault
     with pytest.raises(DivergedError, match=r"^step 7: "):
         run.fit()
     last = lines(tmp_path)[-1]
-    assert last["step"] == 7 and last["norm"] == "NaN" and last["left_out"] is True
+    assert last["step"] == 7 and last["grad_norm"] == "NaN" and last["skipped"] is True
     assert (last["loss"] == "NaN") == (fault == "nan loss")
     assert steps(tmp_path)[-1] == "step-00000006"
     assert all(tensor.isfinite().all() for tensor in tensors(tmp_path).values())
@@ -373,11 +373,11 @@ def test_t6_a_run_that_diverges(tmp_path: Path, whole: tuple[Run, Fitted], fault
 
 
 def test_t6_steps_that_are_left_out_are_in_the_journal(tmp_path: Path) -> None:
-    run = Run(tmp_path, skip=1)
+    run = Run(tmp_path, max_nonfinite_steps=1)
     run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS["nan loss"], at=7)
     assert run.fit().why == "done"
     found = [record for record in lines(tmp_path) if "loss" in record]
-    assert [record["step"] for record in found if "left_out" in record] == [7]
+    assert [record["step"] for record in found if "skipped" in record] == [7]
     assert found[6]["loss"] == "NaN" and found[7]["loss"] < 10
 
 
@@ -538,7 +538,7 @@ def test_t17_no_clock_that_can_jump_is_asked(tmp_path: Path, monkeypatch: pytest
         raise AssertionError("the time of day was asked for")
 
     monkeypatch.setattr(time, "time", jumped)
-    assert Run(tmp_path).fit(save_minutes=1e-9).why == "done"
+    assert Run(tmp_path).fit(checkpoint_every_minutes=1e-9).why == "done"
 
 
 # -- minutes, settings --------------------------------------------------------------------------------------------
@@ -547,7 +547,7 @@ def test_t17_no_clock_that_can_jump_is_asked(tmp_path: Path, monkeypatch: pytest
 def test_minutes_end_on_time_with_an_evaluation(tmp_path: Path) -> None:
     told = Told()
     run = Run(tmp_path, length={"kind": "minutes", "count": 0.005})
-    assert run.fit(told, evaluate=1000.0).why == "done"
+    assert run.fit(told, eval_every_epochs=1000.0).why == "done"
     assert run.trainer.seconds >= 0.3 and told.scores[0][0] == run.trainer.step == told.steps[-1]
     assert json.loads((max((tmp_path / "state").glob("step-*")) / "values.json").read_text())["seconds"] >= 0.3
 
@@ -555,11 +555,11 @@ def test_minutes_end_on_time_with_an_evaluation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "match"),
     [
-        ({"evaluate": 0.0}, r"^evaluate is 0.0; expected a number above 0"),
+        ({"eval_every_epochs": 0.0}, r"^eval_every_epochs is 0.0; expected a number above 0"),
         ({"patience": -1}, r"^patience is -1; expected a whole number from 0"),
-        ({"save_minutes": -1.0}, r"^save_minutes is -1.0; expected a number from 0"),
-        ({"save_minutes": math.nan}, r"^save_minutes is nan"),
-        ({"checkpoints": 0}, r"^checkpoints is 0; expected a whole number from 1"),
+        ({"checkpoint_every_minutes": -1.0}, r"^checkpoint_every_minutes is -1.0; expected a number from 0"),
+        ({"checkpoint_every_minutes": math.nan}, r"^checkpoint_every_minutes is nan"),
+        ({"keep_last": 0}, r"^keep_last is 0; expected a whole number from 1"),
     ],
 )
 def test_settings_that_make_no_sense(changed: dict[str, Any], match: str) -> None:

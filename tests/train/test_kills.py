@@ -157,7 +157,7 @@ def test_t1_killed_inside_a_commit(
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_t1_checkpoints_less_often(nursery: Nursery, tmp_path: Path, ranks: int) -> None:
-    rare = {"save_minutes": 60.0, "evaluate": 1.25}
+    rare = {"checkpoint_every_minutes": 60.0, "eval_every_epochs": 1.25}
     job, steady = job_in(tmp_path / "killed", fit=rare), job_in(tmp_path / "steady", fit=rare)
     for at in (4, 9, 12):
         assert -9 in nursery.run(replace(job, fault="SIGKILL", at=at, rank=0), ranks)

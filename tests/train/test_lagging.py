@@ -51,7 +51,7 @@ def trainer(loaded: Loaded | None = None, *, dropout: float = 0.0, steps: int = 
     parts = [line.rpartition(" ") for line in LINES]
     samples = task.read([Labelled(text=text, label=label) for text, _, label in parts]).samples
     settings = TrainSettings(
-        length=Steps(count=steps), batch=3, optimiser=AdamW(rate=1e-2), precision="float32", **more
+        length=Steps(count=steps), batch_size=3, optimizer=AdamW(lr=1e-2), precision="float32", **more
     )
     return Trainer(loaded, task, samples, settings)
 
@@ -60,12 +60,12 @@ def weights(loaded: Loaded) -> dict[str, Tensor]:
     return {name: each.detach().clone() for name, each in loaded.named().items()}
 
 
-# -- the optimiser ---------------------------------------------------------------------------------------------
+# -- the optimizer ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("correction", [True, False])
 def test_rows_that_lag_get_the_bits_of_rows_that_do_not(correction: bool) -> None:
-    begin, settings = torch.randn(60, 48), AdamW(rate=1e-2, bias_correction=correction)
+    begin, settings = torch.randn(60, 48), AdamW(lr=1e-2, bias_correction=correction)
 
     def ran(how: str) -> tuple[Tensor, dict[str, Tensor]]:
         table, draw = begin.clone(), torch.Generator().manual_seed(3)
@@ -98,13 +98,13 @@ def test_rows_that_lag_get_the_bits_of_rows_that_do_not(correction: bool) -> Non
 
 @pytest.mark.parametrize("shape", [(4, 20), (4, 1), (64,), (2, 4, 16)], ids=str)
 def test_lag_refuses_rows_that_are_no_whole_vectors(shape: tuple[int, ...]) -> None:
-    optimizer = Optimizer({"table": torch.zeros(shape)}, AdamW(rate=1e-2))
+    optimizer = Optimizer({"table": torch.zeros(shape)}, AdamW(lr=1e-2))
     with pytest.raises(HeedfulError, match=r"rows of table cannot lag: .*float32 \[.*width is a multiple of 16"):
         optimizer.lag("table")
 
 
 def test_lag_refuses_float64_and_unknown_names() -> None:
-    optimizer = Optimizer({"table": torch.zeros(4, 32, dtype=torch.float64)}, AdamW(rate=1e-2))
+    optimizer = Optimizer({"table": torch.zeros(4, 32, dtype=torch.float64)}, AdamW(lr=1e-2))
     with pytest.raises(HeedfulError, match=r"rows of table cannot lag: .*float64 \[4, 32\]"):
         optimizer.lag("table")
     with pytest.raises(HeedfulError, match="other is not among the trained tensors"):
@@ -114,11 +114,11 @@ def test_lag_refuses_float64_and_unknown_names() -> None:
 def test_lag_without_kernels_says_why_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_found", lambda: "no compiler")
     with pytest.raises(HeedfulError, match="rows of table cannot lag: no compiler"):
-        Optimizer({"table": torch.zeros(4, 32)}, AdamW(rate=1e-2)).lag("table")
+        Optimizer({"table": torch.zeros(4, 32)}, AdamW(lr=1e-2)).lag("table")
 
 
 def test_sparse_gradients_are_rows_of_a_table_that_lags() -> None:
-    optimizer = Optimizer({"table": torch.zeros(4, 32)}, AdamW(rate=1e-2))
+    optimizer = Optimizer({"table": torch.zeros(4, 32)}, AdamW(lr=1e-2))
 
     def step(gradient: Tensor) -> None:
         optimizer.step({"table": gradient}, factor=1.0, scale=1.0, norm=1.0)
@@ -185,7 +185,7 @@ def test_updates_are_those_without_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     plain = trainer()
     for one, other in zip(steps, plain, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=2e-5)
-        assert one.norm == pytest.approx(other.norm, rel=2e-4)
+        assert one.grad_norm == pytest.approx(other.grad_norm, rel=2e-4)
     for name, each in weights(mine.loaded).items():
         torch.testing.assert_close(each, weights(plain.loaded)[name], rtol=1e-3, atol=5e-4)
 
@@ -324,7 +324,7 @@ def test_ids_of_any_kind(kind: torch.dtype) -> None:
 
 
 def test_a_gradient_of_the_whole_table_comes_after_the_steps_before() -> None:
-    begin, settings, found = torch.randn(30, 48), AdamW(rate=1e-2, clip=None), []
+    begin, settings, found = torch.randn(30, 48), AdamW(lr=1e-2, max_grad_norm=None), []
     for often in (False, True):
         table, draw = begin.clone(), torch.Generator().manual_seed(3)
         optimizer = Optimizer({"table": table}, settings)

@@ -50,7 +50,14 @@ def evenly(made: Trainer, length: int = 9) -> list[Sample]:
 @pytest.mark.parametrize(("budget", "cuts"), [(9, [1] * 8), (18, [2] * 4), (10**6, [8])])
 def test_trap_33_micro_batches_of_8x1_4x2_and_1x8(budget: int, cuts: list[int]) -> None:
     def updated(budget: int) -> tuple[Trainer, Spy, list[Step]]:
-        made = trainer("tag", 0.0, tokens=budget, batch=8, length={"kind": "steps", "count": 1}, optimiser=CALM)
+        made = trainer(
+            "tag",
+            0.0,
+            max_tokens_per_microbatch=budget,
+            batch_size=8,
+            length={"kind": "steps", "count": 1},
+            optimizer=CALM,
+        )
         samples = evenly(made)[:8]
         assert len({len(sample.target[0]) for sample in samples}) > 2
         made = Trainer(made.loaded, made.objective, samples, made.settings)
@@ -64,7 +71,9 @@ def test_trap_33_micro_batches_of_8x1_4x2_and_1x8(budget: int, cuts: list[int]) 
 
 
 def cut_up(task: str, budget: int, dtype: torch.dtype, count: int) -> tuple[Trainer, list[Step]]:
-    made = trainer(task, 0.0, tokens=budget, length={"kind": "steps", "count": count}, optimiser=CALM)
+    made = trainer(
+        task, 0.0, max_tokens_per_microbatch=budget, length={"kind": "steps", "count": count}, optimizer=CALM
+    )
     samples = made.samples
     if task == "classify":  # as windows of longer texts weigh less
         samples = [replace(sample, weight=1 / (1 + number % 3)) for number, sample in enumerate(samples)]
@@ -88,7 +97,7 @@ def test_trap_33_updates_for_any_budget(task: str, dtype: torch.dtype, count: in
         made, steps = cut_up(task, budget, dtype, count)
         assert distance(weights(made), weights(whole)) < least
         assert [step.loss for step in steps] == pytest.approx([step.loss for step in expected], rel=1e-6)
-        assert [step.norm for step in steps] == pytest.approx([step.norm for step in expected], rel=1e-5)
+        assert [step.grad_norm for step in steps] == pytest.approx([step.grad_norm for step in expected], rel=1e-5)
         assert [step.tokens for step in steps] == [step.tokens for step in expected]
 
 
@@ -115,10 +124,10 @@ def test_an_update_is_that_of_transformers_with_torch(tmp_path: Path) -> None:
     _, task, _ = tiny_runs.classify()
     chosen = TrainSettings(
         length=Steps(count=5),
-        batch=4,
-        tokens=30,
-        optimiser=AdamW(rate=1e-3, eps=1e-5),
-        schedule=Linear(warmup=0.4),
+        batch_size=4,
+        max_tokens_per_microbatch=30,
+        optimizer=AdamW(lr=1e-3, eps=1e-5),
+        schedule=Linear(warmup_ratio=0.4),
         precision="float32",
     )
     made = Trainer(loaded, task, samples, chosen)
@@ -147,8 +156,8 @@ def test_an_update_is_that_of_transformers_with_torch(tmp_path: Path) -> None:
         schedule.step()
         step = made.advance()
         assert step.loss == pytest.approx(loss.item(), rel=1e-5)
-        assert step.norm == pytest.approx(norm.item(), rel=1e-5)
-        assert step.rate == pytest.approx(rate)
+        assert step.grad_norm == pytest.approx(norm.item(), rel=1e-5)
+        assert step.lr == pytest.approx(rate)
     assert made.done == 1
     ours = save_names(FAMILIES["bert"].table(loaded.config.model, loaded.config.head), loaded.named())
     assert distance(ours, dict(theirs.named_parameters())) < 1e-5
@@ -158,12 +167,12 @@ def test_an_update_is_that_of_transformers_with_torch(tmp_path: Path) -> None:
 
 def test_a_step_without_targets_moves_nothing_by_itself() -> None:
     loaded, task, samples = tiny_runs.classify(0.0, weights=(0.0, 1.0))
-    chosen = settings({"optimiser": {"kind": "adamw", "rate": 1e-3, "decay": 0.0}}, {})[0]
+    chosen = settings({"optimizer": {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.0}}, {})[0]
     made = Trainer(loaded, task, [sample for sample in samples if sample.target == 0], chosen)
     before = weights(made)
     made.advance()
     step = made.advance()
-    assert (step.loss, step.norm, step.moved) == (0.0, 0.0, True)
+    assert (step.loss, step.grad_norm, step.updated) == (0.0, 0.0, True)
     assert same(weights(made), before)
 
 
@@ -191,7 +200,7 @@ def test_an_epoch_takes_every_sample_once_and_the_next_in_another_order() -> Non
 
 
 def test_samples_that_belong_together_are_never_parted() -> None:
-    made = trainer(dropout=0.0, tokens=1, batch=7, length={"kind": "steps", "count": 3})
+    made = trainer(dropout=0.0, max_tokens_per_microbatch=1, batch_size=7, length={"kind": "steps", "count": 3})
     spy = Spy(made, together=3)
     made = Trainer(made.loaded, spy, made.samples, made.settings)
     assert made.order.batch == 6
@@ -200,7 +209,7 @@ def test_samples_that_belong_together_are_never_parted() -> None:
     for step in range(3):
         numbers, pairs = made.order.turn(step).numbers.tolist(), spy.seen[2 * step : 2 * step + 2]
         assert sorted(pairs) == sorted([numbers[:3], numbers[3:]])
-    made = Trainer(made.loaded, spy, made.samples, replace(made.settings, batch=2))
+    made = Trainer(made.loaded, spy, made.samples, replace(made.settings, batch_size=2))
     assert made.order.batch == 3
 
 
@@ -208,7 +217,7 @@ def test_how_long_it_takes() -> None:
     loaded, task, samples = tiny_runs.classify()
 
     def total(length: Epochs | Steps | Minutes) -> int | None:
-        return Trainer(loaded, task, samples, TrainSettings(length=length, batch=5)).total
+        return Trainer(loaded, task, samples, TrainSettings(length=length, batch_size=5)).total
 
     assert total(Epochs(count=2.0)) == 8 and total(Epochs(count=0.5)) == 2 and total(Epochs(count=0.01)) == 1
     assert total(Steps(count=7)) == 7 and total(Minutes(count=1.0)) is None
@@ -277,8 +286,8 @@ def test_t2_resumed_several_times_in_an_epoch(journey: Any, stops: tuple[int, ..
 def test_seeds_steps_and_micro_batches_drop_out_something_else() -> None:
     def losses(dropout: float = 0.1, **more: Any) -> list[float]:
         """Of four micro-batches, two in a step; all have the same sample, and nothing moves."""
-        how = {"length": {"kind": "steps", "count": 2}, "batch": 2, "tokens": 1} | more
-        made = trainer(dropout=dropout, optimiser={"kind": "adamw", "rate": 1e-30}, **how)
+        how = {"length": {"kind": "steps", "count": 2}, "batch_size": 2, "max_tokens_per_microbatch": 1} | more
+        made = trainer(dropout=dropout, optimizer={"kind": "adamw", "lr": 1e-30}, **how)
         made = Trainer(made.loaded, made.objective, [made.samples[2]] * 2, made.settings)
         spy = Spy(made)
         list(made)
@@ -299,11 +308,11 @@ def test_a_state_of_something_else_is_refused() -> None:
     renamed = {name.replace("head", "tail"): tensor for name, tensor in tensors.items()}
     for changed, match in (
         ((tensors, values | {"samples": 1234}), "made with samples = 1,234, but now it is 16, so that its steps would"),
-        ((tensors, values | {"batch": 6}), "batch = 6, but now it is 5"),
+        ((tensors, values | {"batch_size": 6}), "batch_size = 6, but now it is 5"),
         ((tensors, values | {"seed": 2}), "seed = 2, but now it is 1"),
         ((smaller, values), "of another model: its parameters have other names or shapes"),
         ((renamed, values), "of another model"),
-        (({name: each for name, each in tensors.items() if not name.endswith(".m")}, values), "the optimiser's state"),
+        (({name: each for name, each in tensors.items() if not name.endswith(".m")}, values), "the optimizer's state"),
     ):
         with pytest.raises(HeedfulError, match=match):
             made.load_state(*changed)
@@ -362,7 +371,7 @@ def test_the_callers_generators_go_on_as_if_nothing_had_been() -> None:
 
     seeded()
     expected = drawn()
-    made, broken = trainer(recompute=True), trainer()
+    made, broken = trainer(gradient_checkpointing=True), trainer()
     Spy(broken, fail)
     seeded()
     list(made)
@@ -424,7 +433,7 @@ def test_frozen_tensors_stay() -> None:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_recomputed_blocks_give_the_same_gradients(dropout: float) -> None:
-    plain, again = trainer("tag", dropout), trainer("tag", dropout, recompute=True)
+    plain, again = trainer("tag", dropout), trainer("tag", dropout, gradient_checkpointing=True)
     calls = []
     for made in (plain, again):
         made.loaded.model.encoder.blocks[0].register_forward_pre_hook(lambda *given, made=made: calls.append(made))
@@ -439,7 +448,7 @@ def gradients(made: Trainer) -> Tensor:
 
 
 def test_products_in_bfloat16() -> None:
-    how = {"batch": 16, "tokens": 10**6, "length": {"kind": "steps", "count": 4}}
+    how = {"batch_size": 16, "max_tokens_per_microbatch": 10**6, "length": {"kind": "steps", "count": 4}}
     fine, coarse = trainer("tag", 0.0, **how), trainer("tag", 0.0, precision="bfloat16", **how)
     one, other = gradients(fine), gradients(coarse)
     assert coarse.precision == torch.bfloat16
@@ -448,7 +457,7 @@ def test_products_in_bfloat16() -> None:
     for step, near in zip(fine, coarse, strict=True):
         assert near.loss == pytest.approx(step.loss, rel=0.01)
     assert {tensor.dtype for tensor in coarse.state()[0].values()} == {torch.float32}
-    recomputed = trainer("tag", 0.1, precision="bfloat16", recompute=True, **how)
+    recomputed = trainer("tag", 0.1, precision="bfloat16", gradient_checkpointing=True, **how)
     assert records(list(recomputed)) == records(list(trainer("tag", 0.1, precision="bfloat16", **how)))
 
 
@@ -476,7 +485,9 @@ def test_minutes_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         return now
 
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=clock))
-    chosen = TrainSettings(length=Minutes(count=0.5), batch=5, schedule=Linear(warmup=0.2), precision="float32")
+    chosen = TrainSettings(
+        length=Minutes(count=0.5), batch_size=5, schedule=Linear(warmup_ratio=0.2), precision="float32"
+    )
     loaded, task, samples = tiny_runs.classify()
     made = Trainer(loaded, task, samples, chosen)
     assert made.total is None and made.done == 0
@@ -487,8 +498,8 @@ def test_minutes_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         if len(steps) == 8:
             state = everything(made)
     assert len(steps) == 20 and made.seconds == pytest.approx(30)
-    expected = [5e-5 * factor(Linear(warmup=0.2), 1.5 * number, 30.0) for number in range(20)]
-    assert [step.rate for step in steps] == pytest.approx(expected)
+    expected = [5e-5 * factor(Linear(warmup_ratio=0.2), 1.5 * number, 30.0) for number in range(20)]
+    assert [step.lr for step in steps] == pytest.approx(expected)
     again = Trainer(*tiny_runs.classify(), chosen)
     again.load_state(*state)
     assert records(list(again)) == records(steps[8:])
@@ -509,11 +520,11 @@ def test_t17_no_clock_that_can_jump_is_asked(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("changed", "match"),
     [
-        ({"batch": 0}, r"^batch is 0; expected a whole number from 1 below 2"),
-        ({"tokens": 0}, r"^tokens is 0"),
+        ({"batch_size": 0}, r"^batch_size is 0; expected a whole number from 1 below 2"),
+        ({"max_tokens_per_microbatch": 0}, r"^max_tokens_per_microbatch is 0"),
         ({"seed": -1}, r"^seed is -1; expected a whole number from 0"),
         ({"seed": 2**63}, r"^seed is 9223372036854775808"),
-        ({"skip": -1}, r"^skip is -1"),
+        ({"max_nonfinite_steps": -1}, r"^max_nonfinite_steps is -1"),
         ({"length": Epochs(count=0.0)}, r"^length.count is 0.0; expected a number above 0"),
         ({"length": Minutes(count=math.nan)}, r"^length.count is nan"),
         ({"length": Epochs(count=math.inf)}, r"^length.count is inf"),
@@ -526,8 +537,10 @@ def test_settings_that_make_no_sense(changed: dict[str, Any], match: str) -> Non
 
 
 def test_settings_that_do() -> None:
-    assert TrainSettings().schedule == Linear(warmup=0.1)
-    chosen = TrainSettings(seed=2**63 - 1, schedule=Constant(), batch=5, length=Steps(count=2), precision="float32")
+    assert TrainSettings().schedule == Linear(warmup_ratio=0.1)
+    chosen = TrainSettings(
+        seed=2**63 - 1, schedule=Constant(), batch_size=5, length=Steps(count=2), precision="float32"
+    )
     assert len(list(Trainer(*tiny_runs.classify(), chosen))) == 2
     loaded, task, _ = tiny_runs.classify()
     with pytest.raises(HeedfulError, match=r"^there is nothing to train on: no example gave a sample"):

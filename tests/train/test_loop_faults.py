@@ -35,13 +35,13 @@ def test_t6_it_stops_and_nothing_has_moved(fault: str) -> None:
     before = everything(made)
     with pytest.raises(DivergedError, match=r"^step 6: the loss is .* and the norm of the gradient ") as caught:
         made.advance()
-    assert "The weights are those from before this step. Lower train.optimiser.rate" in str(caught.value)
+    assert "The weights are those from before this step. Lower train.optimizer.lr" in str(caught.value)
     name = "encoder.blocks.0.mlp.up.weight" if fault == "nan gradient" else "embedding.tokens.weight"
     assert (f"gradients that are not finite: {name}" in str(caught.value)) == (fault != "nan loss alone")
-    assert caught.value.step.number == 6 and not caught.value.step.moved
+    assert caught.value.step.number == 6 and not caught.value.step.updated
     assert math.isfinite(caught.value.step.loss) == (fault == "nan gradient")
-    assert math.isfinite(caught.value.step.norm) == (fault == "nan loss alone")
-    assert caught.value.step.record["left_out"] is True
+    assert math.isfinite(caught.value.step.grad_norm) == (fault == "nan loss alone")
+    assert caught.value.step.record["skipped"] is True
     after = everything(made)
     assert same(before[0], after[0]) and before[1] == after[1]
     assert all(tensor.isfinite().all() for tensor in after[0].values())
@@ -52,35 +52,35 @@ def test_t6_it_stops_and_nothing_has_moved(fault: str) -> None:
 
 
 def test_t6_steps_are_left_out_where_that_is_asked_for() -> None:
-    made = trainer(skip=2)
+    made = trainer(max_nonfinite_steps=2)
     made.objective = Faulty(made.objective, made, FAULTS["nan loss"], at=3, steps=2)
     moved: list[bool] = []
     before: dict[str, Tensor] = {}
     for step in made:
-        moved.append(step.moved)
+        moved.append(step.updated)
         if step.number == 2:
             before = weights(made)
         if step.number in (3, 4):
-            assert same(before, weights(made)) and math.isnan(step.loss) and step.record["left_out"]
+            assert same(before, weights(made)) and math.isnan(step.loss) and step.record["skipped"]
     assert moved == [True] * 2 + [False] * 2 + [True] * 8
     assert {int(value) for name, value in made.state()[0].items() if name.endswith(".steps")} == {10}
     assert all(tensor.isfinite().all() for tensor in made.state()[0].values())
 
 
 def test_t6_not_more_in_a_row_than_is_asked_for() -> None:
-    made = trainer(skip=2)
+    made = trainer(max_nonfinite_steps=2)
     made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=3, steps=3)
     with pytest.raises(DivergedError, match=r"^step 5"):
         list(made)
-    made = trainer(skip=2)
+    made = trainer(max_nonfinite_steps=2)
     made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=3, steps=2)
     made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=6, steps=2)
     assert len(list(made)) == 12
-    made = trainer(skip=2)
+    made = trainer(max_nonfinite_steps=2)
     made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=3, steps=3)
     for _ in range(3):
         made.advance()
-    again = trainer(skip=2)
+    again = trainer(max_nonfinite_steps=2)
     again.load_state(*everything(made))
     again.objective = Faulty(again.objective, again, FAULTS["nan gradient"], at=4, steps=2)
     with pytest.raises(DivergedError, match=r"^step 5"):
@@ -110,7 +110,7 @@ def test_t14_torch_says_it_in_these_words() -> None:
 
 @pytest.mark.parametrize("error", [lambda: RuntimeError(SAID), MemoryError, lambda: RuntimeError("std::bad_alloc")])
 def test_t14_an_error_that_says_how_large_it_was(error: Callable[[], Exception]) -> None:
-    made, whole = trainer(tokens=60), trainer(tokens=60)
+    made, whole = trainer(max_tokens_per_microbatch=60), trainer(max_tokens_per_microbatch=60)
     made.advance()
     before = everything(made)
     spy = Spy(made, full_above(20, error))
@@ -119,7 +119,10 @@ def test_t14_an_error_that_says_how_large_it_was(error: Callable[[], Exception])
     ) as caught:
         made.advance()
     (number,) = [int(word) for word in str(caught.value).split() if word.isdecimal() and int(word) > 20]
-    assert f"nothing was changed. Set train.tokens below {number}, train.halve = true or" in str(caught.value)
+    assert (
+        f"nothing was changed. Set train.max_tokens_per_microbatch below {number}, train.shrink_batch_on_oom = true or"
+        in str(caught.value)
+    )
     assert caught.value.__context__ is None  # which would hold the memory
     after = everything(made)
     assert same(before[0], after[0]) and before[1] == after[1]
@@ -131,7 +134,10 @@ def test_t14_an_error_that_says_how_large_it_was(error: Callable[[], Exception])
 
 @pytest.mark.parametrize("budget", [10**6, 60, 20, 8])
 def test_t14_smaller_micro_batches_and_the_same_loss(budget: int) -> None:
-    made, whole = (trainer("tag", 0.0, tokens=budget, halve=True, optimiser=CALM) for _ in range(2))
+    made, whole = (
+        trainer("tag", 0.0, max_tokens_per_microbatch=budget, shrink_batch_on_oom=True, optimizer=CALM)
+        for _ in range(2)
+    )
     longest = max(map(len, made.samples))
     spy = Spy(made, full_above(longest))
     with warnings.catch_warnings(record=True) as warned:
@@ -149,34 +155,36 @@ def test_t14_smaller_micro_batches_and_the_same_loss(budget: int) -> None:
 
 @pytest.mark.parametrize("most", [25, 18, 11, 3])
 def test_t14_it_ends_where_a_sample_alone_is_too_large(most: int) -> None:
-    made = trainer("tag", halve=True, tokens=5, batch=16)  # longer samples than the budget, which must not grow
+    made = trainer(
+        "tag", shrink_batch_on_oom=True, max_tokens_per_microbatch=5, batch_size=16
+    )  # longer samples than the budget, which must not grow
     Spy(made, full_above(most))
     if most >= max(map(len, made.samples)):
         assert len(list(made)) == 12
         return
     with pytest.raises(
-        HeedfulError, match=r"\d+ tokens, which cannot be parted; nothing was changed. Set train.recompute"
+        HeedfulError, match=r"\d+ tokens, which cannot be parted; nothing was changed. Set train.gradient_checkpointing"
     ):
         list(made)
     assert made.step == 0 and made.state()[1]["tokens"] <= 5
 
 
 def test_t14_a_resumed_run_goes_on_with_the_smaller_ones() -> None:
-    made = trainer(tokens=60, halve=True)
+    made = trainer(max_tokens_per_microbatch=60, shrink_batch_on_oom=True)
     spy = Spy(made, full_above(40))
     with pytest.warns(HeedfulWarning, match="at most"):
         deque(islice(made, 4))
     state = everything(made)
     assert state[1]["tokens"] < 40
     made.objective = spy.task
-    again = trainer(tokens=60, halve=True)
+    again = trainer(max_tokens_per_microbatch=60, shrink_batch_on_oom=True)
     again.load_state(*state)
     assert records(list(again)) == records(list(made))
     assert same(everything(again)[0], everything(made)[0])
 
 
 def test_t14_other_errors_are_not_taken_for_it() -> None:
-    made = trainer(halve=True)
+    made = trainer(shrink_batch_on_oom=True)
     Spy(made, full_above(0, lambda: RuntimeError("something else")))
     with pytest.raises(RuntimeError, match=r"^something else$"):
         made.advance()
@@ -200,7 +208,15 @@ model = ModelConfig(embedding=embedding, encoder=encoder)
 loaded = create(Config(family="heedful", model=model, head=Classes(labels=("a", "b"))), None, seed=1)
 task = Classify(tokenizer=None, limit=256, labels=("a", "b"))
 samples = [Sample.of([[7] * 256], [[0] * 256], target=number % 2) for number in range(64)]
-chosen = TrainSettings(length=Steps(count=3), batch=64, tokens=10**6, precision="float32", halve=sys.argv[1] == "halve")
+halve = sys.argv[1] == "halve"
+budget = 10**6
+chosen = TrainSettings(
+    length=Steps(count=3),
+    batch_size=64,
+    max_tokens_per_microbatch=budget,
+    precision="float32",
+    shrink_batch_on_oom=halve,
+)
 trainer = Trainer(loaded, task, samples, chosen)
 small = Trainer(loaded, task, samples[:2], chosen)
 small._gradients(small.order.turn(0))
@@ -233,7 +249,7 @@ def test_t14_a_real_limit(halve: str) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("steps", [600, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_t15_memory_and_open_files_stay(tmp_path: Path, steps: int) -> None:
-    how = {"length": {"kind": "steps", "count": steps}, "batch": 2, "schedule": {"kind": "constant"}}
+    how = {"length": {"kind": "steps", "count": steps}, "batch_size": 2, "schedule": {"kind": "constant"}}
     job = nursery.Job(out=str(tmp_path), what="soak", train=how)
     with nursery.a_nursery() as made:
         assert made.run(job) == [0]

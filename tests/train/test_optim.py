@@ -1,4 +1,4 @@
-"""The optimiser against torch's plain loop and a published formula written out; schedules against transformers."""
+"""The optimizer against torch's plain loop and a published formula written out; schedules against transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,18 @@ from heedful.errors import HeedfulError
 from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, NextToken, StackConfig
 from heedful.runs.overrides import override
 from heedful.train import optim
-from heedful.train.optim import AdamW, Constant, Cosine, Google, Linear, Noam, Optimizer, Schedule, factor, layer_rates
+from heedful.train.optim import (
+    AdamW,
+    Constant,
+    Cosine,
+    DecayFromStart,
+    Linear,
+    Noam,
+    Optimizer,
+    Schedule,
+    factor,
+    layer_lrs,
+)
 from tests.tiny import MODELS, TINY
 
 # -- schedules ------------------------------------------------------------------------------------------------
@@ -43,28 +54,33 @@ def theirs(name: str, warmup: int, total: int, **more: Any) -> Callable[[int], f
         (Constant(), "constant_schedule_with_warmup", {}),
         (Linear(), "linear_schedule_with_warmup", {}),
         (Cosine(), "cosine_schedule_with_warmup", {}),
-        (Cosine(floor=0.2), "cosine_with_min_lr_schedule_with_warmup", {"min_lr_rate": 0.2}),
+        (Cosine(min_lr_ratio=0.2), "cosine_with_min_lr_schedule_with_warmup", {"min_lr_rate": 0.2}),
     ],
 )
 def test_schedules_are_those_of_transformers(schedule: Any, name: str, more: Any, share: float, total: int) -> None:
     expected = theirs(name, round(share * total), total, **more)
-    schedule = replace(schedule, warmup=share)
+    schedule = replace(schedule, warmup_ratio=share)
     last = total if share < 1 or isinstance(schedule, Constant) else total - 1  # of nothing, theirs ends at 1
     for step in range(last + 1):
         assert factor(schedule, step, total) == pytest.approx(expected(step), rel=0, abs=1e-9), step
 
 
 @pytest.mark.parametrize(("share", "total"), [(0.28, 25), (0.07, 100), (0.01, 1_000_000), (0.0, 7)])
-def test_google_decays_from_the_start(share: float, total: int) -> None:
+def test_bert_schedule_decays_from_the_start(share: float, total: int) -> None:
     warmup = round(share * total)
     for step in {*range(min(total, 300)), warmup - 1, warmup, warmup + 1, total} - {-1}:
         decayed = (1.0 - 0.0) * (1 - min(step, total) / total) + 0.0  # polynomial decay of power 1, down to 0
         expected = step / warmup if step < warmup else decayed
-        assert factor(Google(warmup=share), step, total) == pytest.approx(expected, rel=0, abs=1e-12), step
+        assert factor(DecayFromStart(warmup_ratio=share), step, total) == pytest.approx(expected, rel=0, abs=1e-12), (
+            step
+        )
 
 
 def test_the_two_definitions_part_after_the_warmup() -> None:
-    at = [(factor(Linear(warmup=0.1), step, 100), factor(Google(warmup=0.1), step, 100)) for step in (0, 9, 10, 55)]
+    at = [
+        (factor(Linear(warmup_ratio=0.1), step, 100), factor(DecayFromStart(warmup_ratio=0.1), step, 100))
+        for step in (0, 9, 10, 55)
+    ]
     assert [each for pair in at for each in pair] == pytest.approx([0.0, 0.0, 0.9, 0.9, 1.0, 0.9, 0.5, 0.45], abs=1e-12)
 
 
@@ -72,30 +88,31 @@ def test_the_two_definitions_part_after_the_warmup() -> None:
 def test_the_schedule_of_the_transformer(width: int, warmup: int, total: int) -> None:
     """width^-0.5 min(step^-0.5, step warmup^-1.5) (Vaswani et al. 2017, equation 3), of which the peak is the rate."""
     peak = (width * warmup) ** -0.5
-    schedule = Noam(warmup=warmup / total)
+    schedule = Noam(warmup_ratio=warmup / total)
     assert factor(schedule, 0, total) == 0
     for step in (*range(1, min(total, 50) + 1), warmup, warmup + 1, total):
         paper = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
         assert peak * factor(schedule, step, total) == pytest.approx(paper, rel=1e-6), step
-    with pytest.raises(HeedfulError, match="warmup is 0; expected a share above 0"):
-        Noam(warmup=0.0)
+    with pytest.raises(HeedfulError, match="warmup_ratio is 0; expected a share above 0"):
+        Noam(warmup_ratio=0.0)
 
 
-@pytest.mark.parametrize("schedule", [Constant(warmup=0.1), Linear(), Cosine(), Google(), Noam()])
+@pytest.mark.parametrize("schedule", [Constant(warmup_ratio=0.1), Linear(), Cosine(), DecayFromStart(), Noam()])
 def test_seconds_are_as_good_as_steps(schedule: Schedule) -> None:
     for step in range(101):
         assert factor(schedule, step * 0.37, 37.0) == pytest.approx(factor(schedule, step, 100), abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("schedule", "end"), [(Constant(), 1), (Linear(), 0), (Cosine(), 0), (Cosine(floor=0.1), 0.1), (Google(), 0)]
+    ("schedule", "end"),
+    [(Constant(), 1), (Linear(), 0), (Cosine(), 0), (Cosine(min_lr_ratio=0.1), 0.1), (DecayFromStart(), 0)],
 )
 def test_a_schedule_stays_where_it_ended(schedule: Schedule, end: float) -> None:
     for late in (100, 101, 150.5, 1e9):
         assert factor(schedule, late, 100) == pytest.approx(end, abs=1e-12)
 
 
-@pytest.mark.parametrize("schedule", [Constant(warmup=0.1), Linear(), Cosine(), Google(), Noam()])
+@pytest.mark.parametrize("schedule", [Constant(warmup_ratio=0.1), Linear(), Cosine(), DecayFromStart(), Noam()])
 @pytest.mark.parametrize("total", [1, 2, 9])
 def test_a_warmup_of_less_than_a_step_is_none(schedule: Schedule, total: int) -> None:
     """Else the first step, which may be the only one, would have the rate 0."""
@@ -106,10 +123,10 @@ def test_a_warmup_of_less_than_a_step_is_none(schedule: Schedule, total: int) ->
 
 
 def test_what_a_schedule_refuses() -> None:
-    with pytest.raises(HeedfulError, match=r"warmup is 6\.0; expected a share from 0 to 1"):
-        Linear(warmup=6.0)
-    with pytest.raises(HeedfulError, match=r"floor is -0\.1; expected a share"):
-        Cosine(floor=-0.1)
+    with pytest.raises(HeedfulError, match=r"warmup_ratio is 6\.0; expected a share from 0 to 1"):
+        Linear(warmup_ratio=6.0)
+    with pytest.raises(HeedfulError, match=r"min_lr_ratio is -0\.1; expected a share"):
+        Cosine(min_lr_ratio=-0.1)
     for done, total in ((0, 0), (-1, 5), (math.nan, 5), (1, math.inf)):
         with pytest.raises(HeedfulError, match="progress is"):
             factor(Linear(), done, total)
@@ -163,7 +180,7 @@ def close(given: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("clip", [1.0, None])
 def test_update_is_that_of_torch(dtype: torch.dtype, clip: float | None) -> None:
     ours, reference = parameters(dtype), {name: nn.Parameter(each) for name, each in parameters(dtype).items()}
-    optimizer = Optimizer(ours, AdamW(rate=1e-2, betas=(0.8, 0.95), eps=1e-7, decay=0.3, clip=clip))
+    optimizer = Optimizer(ours, AdamW(lr=1e-2, betas=(0.8, 0.95), eps=1e-7, weight_decay=0.3, max_grad_norm=clip))
     matrices = [each for each in reference.values() if each.ndim > 1]
     vectors = [each for each in reference.values() if each.ndim <= 1]
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
@@ -187,12 +204,12 @@ def test_update_is_that_of_torch(dtype: torch.dtype, clip: float | None) -> None
 
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_google_is_the_published_formula(dtype: torch.dtype) -> None:
+def test_adamw_without_bias_correction_is_the_published_formula(dtype: torch.dtype) -> None:
     ours, p = parameters(dtype), parameters(dtype)
     m, v = ({name: torch.zeros_like(each) for name, each in p.items()} for _ in range(2))
-    optimizer = Optimizer(ours, AdamW.google(3e-2))
+    optimizer = Optimizer(ours, AdamW.without_bias_correction(3e-2))
     for step in range(20):
-        rate = 3e-2 * factor(Google(), step, 20)
+        rate = 3e-2 * factor(DecayFromStart(), step, 20)
         given = gradients(step, dtype)
         norm = math.sqrt(sum(float(each.double().square().sum()) for each in given.values()))
         for name, each in given.items():
@@ -203,15 +220,15 @@ def test_google_is_the_published_formula(dtype: torch.dtype) -> None:
             if name.endswith(("tokens.weight", "out.weight")):
                 update = update + 0.01 * p[name]
             p[name] = p[name] - rate * update
-        take(optimizer, gradients(step, dtype), factor=factor(Google(), step, 20))
+        take(optimizer, gradients(step, dtype), factor=factor(DecayFromStart(), step, 20))
     close(ours, p)
 
 
 def test_without_bias_correction_the_first_step_is_three_times_as_far() -> None:
     moved = []
-    for chosen in (AdamW.google(1e-2), AdamW(rate=1e-2)):
+    for chosen in (AdamW.without_bias_correction(1e-2), AdamW(lr=1e-2)):
         ours = parameters()
-        take(Optimizer(ours, replace(chosen, clip=None)), gradients(0))
+        take(Optimizer(ours, replace(chosen, max_grad_norm=None)), gradients(0))
         moved.append(abs(float(ours["head.x"] - parameters()["head.x"])))
     assert moved[0] / moved[1] == pytest.approx(0.1 / math.sqrt(0.001), rel=1e-4)
 
@@ -221,9 +238,9 @@ def test_a_gradient_may_lie_in_memory_as_it_likes() -> None:
     ours, other = ({"head.out.weight": torch.zeros(5, 3)} for _ in range(2))
     gradient = torch.arange(15.0).view(3, 5).t() - 4
     assert not gradient.is_contiguous()
-    take(Optimizer(ours, AdamW(rate=0.1, eps=1.0)), {"head.out.weight": gradient})
+    take(Optimizer(ours, AdamW(lr=0.1, eps=1.0)), {"head.out.weight": gradient})
     take(
-        Optimizer(other, AdamW(rate=0.1, eps=1.0)),
+        Optimizer(other, AdamW(lr=0.1, eps=1.0)),
         {"head.out.weight": gradient.clone(memory_format=torch.contiguous_format)},
     )
     assert torch.equal(ours["head.out.weight"], other["head.out.weight"]) and ours["head.out.weight"].any()
@@ -233,7 +250,10 @@ def test_a_gradient_may_lie_in_memory_as_it_likes() -> None:
 def test_a_tensor_without_a_gradient_does_not_move_and_does_not_age() -> None:
     ours, expected = parameters(), parameters()
     late = "embedding.tokens.weight"
-    first, second = Optimizer(ours, AdamW(rate=0.1, clip=None)), Optimizer(expected, AdamW(rate=0.1, clip=None))
+    first, second = (
+        Optimizer(ours, AdamW(lr=0.1, max_grad_norm=None)),
+        Optimizer(expected, AdamW(lr=0.1, max_grad_norm=None)),
+    )
     for step in range(3):
         take(first, {name: each for name, each in gradients(step).items() if name != late})
     assert torch.equal(ours[late], expected[late])
@@ -251,7 +271,7 @@ def test_a_tensor_without_a_gradient_does_not_move_and_does_not_age() -> None:
 @pytest.mark.parametrize("count", [8, 7, 4096 * 3])
 def test_gradients_are_sums_and_scale_makes_means(count: int) -> None:
     sums, means = parameters(), parameters()
-    of_sums, of_means = Optimizer(sums, AdamW(rate=0.1)), Optimizer(means, AdamW(rate=0.1))
+    of_sums, of_means = Optimizer(sums, AdamW(lr=0.1)), Optimizer(means, AdamW(lr=0.1))
     for step in range(5):
         summed = {name: each * count for name, each in gradients(step).items()}
         norm = take(of_sums, summed, scale=1 / count)
@@ -264,7 +284,7 @@ def test_gradients_are_sums_and_scale_makes_means(count: int) -> None:
 @pytest.mark.parametrize("clip", [0.01, 1.0, 1e6])
 def test_clipping_is_that_of_torch(clip: float) -> None:
     ours = parameters()
-    optimizer = Optimizer(ours, AdamW(rate=0.1, betas=(0.0, 0.0), clip=clip))
+    optimizer = Optimizer(ours, AdamW(lr=0.1, betas=(0.0, 0.0), max_grad_norm=clip))
     take(optimizer, gradients(0))
     reference = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES.values()]
     for each, gradient in zip(reference, gradients(0).values(), strict=True):
@@ -279,7 +299,7 @@ def test_the_norm_of_a_large_table_is_exact() -> None:
     generator = torch.Generator().manual_seed(0)
     large = {"embedding.tokens.weight": torch.randn(30_522, 128, generator=generator), "head.bias": torch.ones(40_000)}
     exact = math.sqrt(sum(float(each.double().square().sum()) for each in large.values()))
-    assert Optimizer({}, AdamW(rate=0.1)).norm(large, scale=0.5) == pytest.approx(0.5 * exact, rel=1e-6)
+    assert Optimizer({}, AdamW(lr=0.1)).norm(large, scale=0.5) == pytest.approx(0.5 * exact, rel=1e-6)
 
 
 @pytest.mark.usefixtures("kernel")
@@ -287,7 +307,7 @@ def test_the_norm_of_a_large_table_is_exact() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_nothing_moves_by_a_number_that_is_not_finite(bad: float, name: str) -> None:
     ours = parameters()
-    optimizer = Optimizer(ours, AdamW(rate=0.1))
+    optimizer = Optimizer(ours, AdamW(lr=0.1))
     take(optimizer, gradients(0))
     before, state = copies(ours), copies(optimizer.state())
     given = gradients(1)
@@ -311,16 +331,16 @@ def test_nothing_moves_by_a_number_that_is_not_finite(bad: float, name: str) -> 
 def test_gradients_that_fit_no_tensor(given: dict[str, Tensor], message: str) -> None:
     ours = parameters()
     with pytest.raises(HeedfulError, match=re.escape(message)):
-        take(Optimizer(ours, AdamW(rate=0.1)), gradients(0) | given)
+        take(Optimizer(ours, AdamW(lr=0.1)), gradients(0) | given)
     assert all(torch.equal(each, parameters()[name]) for name, each in ours.items())
 
 
 @pytest.mark.parametrize("tensor", [torch.zeros(3, dtype=torch.bfloat16), torch.zeros(3, dtype=torch.long)])
 def test_tensors_too_coarse_to_train(tensor: Tensor) -> None:
     with pytest.raises(HeedfulError, match=r"head.out is (bfloat16|int64) \[3\]; expected contiguous float32"):
-        Optimizer({"head.out": tensor}, AdamW(rate=0.1))
+        Optimizer({"head.out": tensor}, AdamW(lr=0.1))
     with pytest.raises(HeedfulError, match=r"head.out is float32 \[3, 2\], not contiguous; expected"):
-        Optimizer({"head.out": torch.zeros(2, 3).t()}, AdamW(rate=0.1))
+        Optimizer({"head.out": torch.zeros(2, 3).t()}, AdamW(lr=0.1))
 
 
 @pytest.mark.usefixtures("kernel")
@@ -329,7 +349,7 @@ def test_parameters_of_a_module_may_be_given_themselves() -> None:
     layer(torch.ones(1, 3)).sum().backward()
     before = layer.weight.detach().clone()
     take(
-        Optimizer(dict(layer.named_parameters()), AdamW(rate=0.1)),
+        Optimizer(dict(layer.named_parameters()), AdamW(lr=0.1)),
         {name: each.grad for name, each in layer.named_parameters()},
     )
     assert layer.weight.requires_grad and not torch.equal(layer.weight, before)
@@ -345,7 +365,7 @@ def run(optimizer: Optimizer, start: int, stop: int) -> None:
 
 
 @pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("chosen", [AdamW(rate=0.1), AdamW.google(0.1), AdamW(rate=0.1, layer_decay=0.9)])
+@pytest.mark.parametrize("chosen", [AdamW(lr=0.1), AdamW.without_bias_correction(0.1), AdamW(lr=0.1, layer_decay=0.9)])
 @pytest.mark.parametrize("stop", range(0, 10, 3))
 def test_going_on_from_a_saved_state_gives_the_same_bits(tmp_path: Path, chosen: AdamW, stop: int) -> None:
     whole, parted = parameters(), parameters()
@@ -365,16 +385,16 @@ def test_going_on_from_a_saved_state_gives_the_same_bits(tmp_path: Path, chosen:
 
 def test_a_state_that_does_not_fit_is_refused_whole() -> None:
     ours = parameters()
-    optimizer = Optimizer(ours, AdamW(rate=0.1))
+    optimizer = Optimizer(ours, AdamW(lr=0.1))
     take(optimizer, gradients(0))
     before, state = copies(optimizer.state()), copies(optimizer.state())
-    fresh = Optimizer(parameters(), AdamW(rate=0.1)).state()
+    fresh = Optimizer(parameters(), AdamW(lr=0.1)).state()
     wrong: list[tuple[dict[str, Tensor], str]] = [
         ({name: each for name, each in fresh.items() if name != "head.x.v"}, "head.x.v is missing"),
         (fresh | {"head.y.m": torch.zeros(1)}, "head.y.m is not expected"),
         (fresh | {"head.x.m": torch.zeros(2)}, "head.x.m is float32 [2], expected float32 []"),
         (fresh | {"head.x.m": torch.zeros((), dtype=torch.float64)}, "head.x.m is float64 [], expected float32 []"),
-        (Optimizer(parameters(), AdamW.google(0.1)).state(), "steps is missing"),
+        (Optimizer(parameters(), AdamW.without_bias_correction(0.1)).state(), "steps is missing"),
         ({}, "and 8 more. Go on with the model and the settings of that run"),
     ]
     for given, message in wrong:
@@ -396,47 +416,47 @@ class Run:
 
 
 def test_settings_from_and_to_text() -> None:
-    given = settings.read(Run, {"optimizer": {"rate": 2e-5}, "schedule": {"kind": "google"}}, source="test")
-    assert given == Run(optimizer=AdamW(rate=2e-5), schedule=Google(warmup=0.1))
-    given = override(given, ["schedule.kind=cosine", "schedule.floor=0.1", "optimizer.clip=none"])
-    assert given.schedule == Cosine(floor=0.1) and given.optimizer.clip is None
-    for each in (given, Run(optimizer=AdamW.google(1e-4), schedule=Constant(warmup=0.5))):
+    given = settings.read(Run, {"optimizer": {"lr": 2e-5}, "schedule": {"kind": "bert"}}, source="test")
+    assert given == Run(optimizer=AdamW(lr=2e-5), schedule=DecayFromStart(warmup_ratio=0.1))
+    given = override(given, ["schedule.kind=cosine", "schedule.min_lr_ratio=0.1", "optimizer.max_grad_norm=none"])
+    assert given.schedule == Cosine(min_lr_ratio=0.1) and given.optimizer.max_grad_norm is None
+    for each in (given, Run(optimizer=AdamW.without_bias_correction(1e-4), schedule=Constant(warmup_ratio=0.5))):
         text = settings.to_toml(each)  # which reads it back
         assert "betas = [0.9, 0.999]" in text
-    with pytest.raises(HeedfulError, match=r"optimizer.rate is missing"):
+    with pytest.raises(HeedfulError, match=r"optimizer.lr is missing"):
         settings.read(Run, {"optimizer": {}}, source="test")
     with pytest.raises(HeedfulError, match=r'schedule.kind is "linea", .*did you mean "linear"'):
         override(given, ["schedule.kind=linea"])
-    with pytest.raises(HeedfulError, match=r"schedule: warmup is 10.0; expected a share from 0 to 1"):
-        override(given, ["schedule.warmup=10.0"])
+    with pytest.raises(HeedfulError, match=r"schedule: warmup_ratio is 10.0; expected a share from 0 to 1"):
+        override(given, ["schedule.warmup_ratio=10.0"])
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"rate": 0.0}, "rate is 0.0; expected a number above 0"),
-        ({"rate": math.nan}, "rate is nan"),
+        ({"lr": 0.0}, "lr is 0.0; expected a number above 0"),
+        ({"lr": math.nan}, "lr is nan"),
         ({"betas": (0.9, 1.0)}, "betas is (0.9, 1.0); expected two numbers from 0 to below 1"),
         ({"eps": 0.0}, "eps is 0.0"),
-        ({"decay": -0.01}, "decay is -0.01; expected a number from 0"),
-        ({"clip": 0.0}, 'clip is 0.0; expected a number above 0, or "none"'),
+        ({"weight_decay": -0.01}, "weight_decay is -0.01; expected a number from 0"),
+        ({"max_grad_norm": 0.0}, 'max_grad_norm is 0.0; expected a number above 0, or "none"'),
         ({"layer_decay": 0.0}, "layer_decay is 0.0; expected a number above 0, up to 1"),
         ({"layer_decay": 1.1}, "layer_decay is 1.1"),
     ],
 )
 def test_settings_out_of_range(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(HeedfulError, match=re.escape(message)):
-        AdamW(**{"rate": 0.1, **changed})
+        AdamW(**{"lr": 0.1, **changed})
 
 
 # -- depth ----------------------------------------------------------------------------------------------------
 
-HALVED = AdamW(rate=1.0, layer_decay=0.5)
+HALVED = AdamW(lr=1.0, layer_decay=0.5)
 
 
 def levels(names: Any) -> dict[str, int]:
     """How often the rate was halved: 0 at the top."""
-    return {name: round(-math.log2(rate)) for name, rate in layer_rates(names, HALVED).items()}
+    return {name: round(-math.log2(rate)) for name, rate in layer_lrs(names, HALVED).items()}
 
 
 @pytest.mark.parametrize(("family", "architecture"), MODELS)
@@ -472,7 +492,7 @@ def test_depth_and_decay_of_every_parameter_of_the_families(family: str, archite
     for each in named.values():
         nn.init.normal_(each)  # zeros would not show a decay
     before = copies({name: each.detach() for name, each in named.items()})
-    optimizer = Optimizer(named, AdamW(rate=0.1, decay=0.5, layer_decay=0.5))
+    optimizer = Optimizer(named, AdamW(lr=0.1, weight_decay=0.5, layer_decay=0.5))
     take(optimizer, {name: torch.zeros_like(each) for name, each in named.items()})
     for name, each in named.items():
         decayed = 1.0 if id(each) in plain else 1 - 0.1 * 0.5 ** found[name] * 0.5
@@ -512,8 +532,8 @@ def test_depth_of_a_decoder_alone() -> None:
     assert found["embedding.tokens.weight"] == 13 and found["head.decoder.bias"] == 0
     assert [found[f"decoder.blocks.{number}.mlp.up.weight"] for number in (0, 1, 10, 11)] == [12, 11, 2, 1]
     optimizer = Optimizer(loaded.named(), HALVED)
-    assert optimizer.rates == layer_rates(loaded.named(), HALVED) and len(optimizer._groups) == 2 * 14 - 1
-    assert len(Optimizer(loaded.named(), AdamW(rate=0.1))._groups) == 2
+    assert optimizer.rates == layer_lrs(loaded.named(), HALVED) and len(optimizer._groups) == 2 * 14 - 1
+    assert len(Optimizer(loaded.named(), AdamW(lr=0.1))._groups) == 2
 
 
 @pytest.mark.parametrize(
@@ -529,20 +549,20 @@ def test_depth_of_a_decoder_alone() -> None:
 )
 def test_a_name_of_unknown_depth(name: str) -> None:
     with pytest.raises(HeedfulError, match=re.escape(f"the depth of {name} is not known")):
-        layer_rates(["embedding.tokens.weight", name], HALVED)
-    assert layer_rates([name], AdamW(rate=0.1)) == {name: 0.1}
+        layer_lrs(["embedding.tokens.weight", name], HALVED)
+    assert layer_lrs([name], AdamW(lr=0.1)) == {name: 0.1}
 
 
 def test_noam_over_seconds_never_exceeds_its_rate() -> None:
     """A warm-up below a second is none, and the rate falls after the first one."""
-    assert max(factor(Noam(warmup=0.1), seconds / 100, 6.0) for seconds in range(601)) == 1.0
+    assert max(factor(Noam(warmup_ratio=0.1), seconds / 100, 6.0) for seconds in range(601)) == 1.0
 
 
 @pytest.mark.parametrize("last", [0.999, 0.9999, 0.99999])
 @pytest.mark.usefixtures("native")
 def test_kernels_take_one_minus_beta_exactly(last: float) -> None:
     ours, draw = torch.zeros(100, 64), torch.Generator().manual_seed(1)
-    settings = AdamW(rate=1e-3, betas=(0.9, last), decay=0.0, clip=None)
+    settings = AdamW(lr=1e-3, betas=(0.9, last), weight_decay=0.0, max_grad_norm=None)
     optimizer = Optimizer({"head.out": ours}, settings)
     p, m, v = (torch.zeros(100, 64, dtype=torch.float64) for _ in range(3))
     for step in range(1, 4):

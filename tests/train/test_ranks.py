@@ -73,7 +73,7 @@ def test_together(nursery: Nursery, job: Job, size: int) -> None:
 
 @pytest.mark.parametrize(("task", "size"), [("classify", 3), ("tag", 2), ("half", 2)])
 def test_trap_33_updates_on_several_ranks(nursery: Nursery, job: Job, task: str, size: int) -> None:
-    how: dict[str, Any] = {"length": {"kind": "steps", "count": 5}, "optimiser": CALM, "tokens": 25}
+    how: dict[str, Any] = {"length": {"kind": "steps", "count": 5}, "optimizer": CALM, "max_tokens_per_microbatch": 25}
     job = replace(job, what="updates", task=task, dropout=0.0, train=how)
     assert nursery.run(job, size) == [0] * size
     assert all(same(weights(job), weights(job, rank)) for rank in range(1, size))
@@ -86,7 +86,7 @@ def test_trap_33_updates_on_several_ranks(nursery: Nursery, job: Job, task: str,
 
 
 def test_t9_resumed_on_other_numbers_of_ranks(nursery: Nursery, job: Job, tmp_path: Path) -> None:
-    job = replace(job, dropout=0.0, train={"optimiser": CALM})
+    job = replace(job, dropout=0.0, train={"optimizer": CALM})
     assert nursery.run(replace(job, folder=str(tmp_path / "whole"))) == [0]
     for size, stop in ((1, 3), (2, 7), (4, 9), (1, 0)):
         assert nursery.run(replace(job, stop=stop), size) == [0] * size
@@ -106,7 +106,11 @@ def test_dropout_differs_between_ranks_and_runs_are_the_same(nursery: Nursery, j
     assert left(job.folder) == left(again.folder)
     assert all(same(weights(job), weights(each, rank)) for each in (job, again) for rank in (0, 1))
     # two ranks with one sample each: if both had the same mask, so would one rank with two micro-batches
-    pair = replace(job, what="updates", train={"batch": 2, "tokens": 1, "length": {"kind": "steps", "count": 1}})
+    pair = replace(
+        job,
+        what="updates",
+        train={"batch_size": 2, "max_tokens_per_microbatch": 1, "length": {"kind": "steps", "count": 1}},
+    )
     nursery.run(pair, 2)
     assert told(pair)["losses"] != [step.loss for step in trainer(**pair.train)]
 
@@ -123,14 +127,14 @@ def test_t6_all_ranks_stop_at_the_same_step(nursery: Nursery, job: Job, fault: s
     found = left(job.folder)
     assert found["step"] == "step-00000005" and b"NaN" not in found["tensors"]
     last = json.loads(found["journal"].splitlines()[-1])
-    assert last["step"] == 6 and last["left_out"] and last["norm"] in ("NaN", "Infinity")
+    assert last["step"] == 6 and last["skipped"] and last["grad_norm"] in ("NaN", "Infinity")
 
 
 def test_t6_all_ranks_leave_out_the_same_step(nursery: Nursery, job: Job) -> None:
-    job = replace(job, fault="nan gradient", at=6, rank=1, train={"skip": 1})
+    job = replace(job, fault="nan gradient", at=6, rank=1, train={"max_nonfinite_steps": 1})
     assert nursery.run(job, 2) == [0, 0]
     assert same(weights(job), weights(job, 1))
-    assert left(job.folder)["journal"].count(b"left_out") == 1
+    assert left(job.folder)["journal"].count(b"skipped") == 1
 
 
 @pytest.mark.parametrize(("name", "rank"), [("SIGTERM", 1), ("SIGINT", 0), ("SIGUSR1", 1)])
@@ -147,7 +151,7 @@ def test_t10_a_signal_to_one_rank_stops_all_after_the_same_step(
 
 
 def test_t10_a_second_sigint_leaves_at_once(nursery: Nursery, job: Job) -> None:
-    job = replace(job, evaluate="slow", fit={"evaluate": 1.0})
+    job = replace(job, evaluate="slow", fit={"eval_every_epochs": 1.0})
     pids = nursery.begin(job, 2)
     wait_for(Path(job.folder) / "journal.jsonl", b'"step": 4')
     for _ in range(2):
@@ -161,9 +165,9 @@ def test_t10_a_second_sigint_leaves_at_once(nursery: Nursery, job: Job) -> None:
 
 
 def test_t10_a_signal_leaves_an_evaluation_on_all_ranks(nursery: Nursery, job: Job, tmp_path: Path) -> None:
-    whole = replace(job, folder=str(tmp_path / "whole"), fit={"evaluate": 1.0})
+    whole = replace(job, folder=str(tmp_path / "whole"), fit={"eval_every_epochs": 1.0})
     assert nursery.run(whole, 2) == [0, 0]
-    pids = nursery.begin(replace(job, evaluate="slow", fit={"evaluate": 1.0}), 2)
+    pids = nursery.begin(replace(job, evaluate="slow", fit={"eval_every_epochs": 1.0}), 2)
     wait_for(Path(job.folder) / "journal.jsonl", b'"step": 4')
     time.sleep(0.3)  # an evaluation takes a minute
     started = time.monotonic()
@@ -172,7 +176,7 @@ def test_t10_a_signal_leaves_an_evaluation_on_all_ranks(nursery: Nursery, job: J
     assert nursery.wait(pids) == [0, 0] and time.monotonic() - started < 30
     assert [told(job, each)["why"] for each in (0, 1)] == ["asked"] * 2
     assert left(job.folder)["step"] == "step-00000004"
-    assert nursery.run(replace(job, fit={"evaluate": 1.0}), 2) == [0, 0]
+    assert nursery.run(replace(job, fit={"eval_every_epochs": 1.0}), 2) == [0, 0]
     assert left(job.folder) == left(whole.folder)
 
 
@@ -185,7 +189,7 @@ def wait_for(path: Path, text: bytes) -> None:
 
 
 def test_t14_all_ranks_make_their_micro_batches_smaller(nursery: Nursery, job: Job, tmp_path: Path) -> None:
-    how = {"halve": True, "tokens": 40}
+    how = {"shrink_batch_on_oom": True, "max_tokens_per_microbatch": 40}
     whole = replace(job, folder=str(tmp_path / "whole"), train=how, fault="full", at=2, rank=1)
     assert nursery.run(whole, 2) == [0, 0]
     assert told(whole)["budget"] == told(whole, 1)["budget"] < 40
@@ -243,7 +247,7 @@ def test_ranks_that_never_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heedful.train.ranks.MEETING", timedelta(seconds=1))
     port = str(free_port())
     there = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for name, value in (there | {"HEEDFUL_PATIENCE": "1"}).items():
+    for name, value in (there | {"HEEDFUL_DIST_TIMEOUT": "1"}).items():
         monkeypatch.setenv(name, value)
     expected = rf"rank 0 of 2 did not meet the others at 127\.0\.0\.1:{port}: Timed out .* Is each of them started"
     with pytest.raises(HeedfulError, match=expected), ranks():
@@ -347,7 +351,7 @@ def slow(*values: Any) -> Any:
 def test_t7_torchrun_starts_a_killed_rank_again(
     nursery: Nursery, job: Job, tmp_path: Path, size: int, how: dict[str, Any], shard: Any
 ) -> None:
-    job = replace(job, train={"shard": shard}, evaluate="")
+    job = replace(job, train={"data_parallel_shard_degree": shard}, evaluate="")
     slower = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))  # where others want the machine, too
     process = torchrun(replace(job, **how), restarts=1, size=size)
     try:
@@ -378,7 +382,9 @@ def test_t7_torchrun_starts_a_killed_rank_again(
 @pytest.mark.slow
 def test_t10_torchrun_that_is_told_to_end(nursery: Nursery, job: Job, tmp_path: Path) -> None:
     long = replace(
-        job, train={"length": {"kind": "steps", "count": 100_000}}, fit={"save_minutes": 60.0, "evaluate": 1e6}
+        job,
+        train={"length": {"kind": "steps", "count": 100_000}},
+        fit={"checkpoint_every_minutes": 60.0, "eval_every_epochs": 1e6},
     )
     process = torchrun(long, restarts=0)
     wait_for(Path(job.folder) / "journal.jsonl", b'"step": 9')

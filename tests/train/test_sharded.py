@@ -37,10 +37,10 @@ def slow(*values: Any) -> Any:
     [
         ("packed", 2, "all", {}),
         slow("half", 2, 2, {}),
-        slow("tag", 2, 2, {"recompute": True}),
+        slow("tag", 2, 2, {"gradient_checkpointing": True}),
         slow("packed", 4, 2, {}),
         slow("half", 4, 2, {}),
-        slow("packed", 4, 4, {"recompute": True}),
+        slow("packed", 4, 4, {"gradient_checkpointing": True}),
         slow("classify", 3, "all", {}),
     ],
 )
@@ -48,18 +48,18 @@ def test_trap_33_parts_are_as_copies(
     nursery: Nursery, tmp_path: Path, task: str, size: int, shard: Any, more: dict[str, Any]
 ) -> None:
     """Micro-batches of other numbers on each rank, a table that is tied, a head that is not always used."""
-    how: dict[str, Any] = {"length": {"kind": "steps", "count": 6}, "optimiser": CALM, "tokens": 45}
+    how: dict[str, Any] = {"length": {"kind": "steps", "count": 6}, "optimizer": CALM, "max_tokens_per_microbatch": 45}
     loaded, objective, samples = MADE[task](0.0)
     alone = Trainer(loaded.double(), objective, samples, settings(how, {})[0])
     steps = list(alone)
-    how |= {"shard": shard} | more
+    how |= {"data_parallel_shard_degree": shard} | more
     job = Job(out=str(tmp_path / "out"), what="updates", task=task, dropout=0.0, train=how, double=True)
     assert nursery.run(job, size) == [0] * size, [(tmp_path / "out" / f"rank-{n}.log").read_text() for n in range(size)]
     assert all(same(weights(job), weights(job, rank)) for rank in range(1, size))
     assert distance(weights(job), alone.loaded.named()) < 1e-10
     for rank in range(size):
         assert told(job, rank)["losses"] == pytest.approx([step.loss for step in steps], rel=1e-10)
-        assert told(job, rank)["norms"] == pytest.approx([step.norm for step in steps], rel=1e-9)
+        assert told(job, rank)["norms"] == pytest.approx([step.grad_norm for step in steps], rel=1e-9)
         assert told(job, rank)["tokens"] == [step.tokens for step in steps]
 
 
@@ -74,7 +74,7 @@ def losses(folder: str | Path) -> list[float]:
 @pytest.mark.parametrize("sizes", [(2, 1, 2), slow((3, 1, 2)), slow((4, 2, 4))])
 def test_t9_parts_of_other_numbers_of_ranks(nursery: Nursery, tmp_path: Path, sizes: tuple[int, ...]) -> None:
     """Parts are read by fewer ranks and by more, copies by ranks with parts; the best weights are among them."""
-    how: dict[str, Any] = {"optimiser": CALM, "shard": "all", "length": FEW}
+    how: dict[str, Any] = {"optimizer": CALM, "data_parallel_shard_degree": "all", "length": FEW}
     job = Job(out=str(tmp_path / "out"), folder=str(tmp_path / "run"), task="packed", dropout=0.0, train=how)
     job = replace(job, evaluate="wave")
     assert nursery.run(replace(job, folder=str(tmp_path / "whole"))) == [0]
@@ -92,9 +92,9 @@ def test_t9_parts_of_other_numbers_of_ranks(nursery: Nursery, tmp_path: Path, si
 
 @pytest.mark.parametrize(("behind", "rank"), [slow(False, 1), slow(True, 0)])
 def test_t1_a_killed_rank_with_parts(nursery: Nursery, tmp_path: Path, behind: bool, rank: int) -> None:
-    how = {"shard": 2, "length": FEW}
+    how = {"data_parallel_shard_degree": 2, "length": FEW}
     job = Job(out=str(tmp_path / "out"), folder=str(tmp_path / "run"), task="packed", train=how)
-    job = replace(job, fit={"behind": behind})
+    job = replace(job, fit={"async_checkpoint": behind})
     assert nursery.run(replace(job, folder=str(tmp_path / "whole")), 2) == [0, 0]
     codes = nursery.run(replace(job, fault="SIGKILL", at=4, rank=rank), 2)
     assert codes[rank] == -9 and codes[1 - rank] == 3
@@ -104,7 +104,7 @@ def test_t1_a_killed_rank_with_parts(nursery: Nursery, tmp_path: Path, behind: b
 
 
 def test_t5_damaged_parts_are_seen(nursery: Nursery, tmp_path: Path) -> None:
-    how = {"shard": "all", "length": {"kind": "steps", "count": 2}}
+    how = {"data_parallel_shard_degree": "all", "length": {"kind": "steps", "count": 2}}
     assert nursery.run(Job(out=str(tmp_path), folder=str(tmp_path / "run"), task="packed", train=how), 2) == [0, 0]
     newest = max((tmp_path / "run" / "state").glob("step-*"))
     names = sorted(path.name for path in newest.iterdir())

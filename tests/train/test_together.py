@@ -79,7 +79,11 @@ class Both:
     def __call__(self, **more: Any) -> list[dict[str, Tensor]]:
         found = []
         for sums in ("float32", "bfloat16"):
-            how: dict[str, Any] = {"length": {"kind": "steps", "count": 4}, "optimiser": CALM, "sums": sums} | more
+            how: dict[str, Any] = {
+                "length": {"kind": "steps", "count": 4},
+                "optimizer": CALM,
+                "grad_reduce_dtype": sums,
+            } | more
             job = Job(out=str(self.folder / sums), what="updates", task="packed", dropout=0.0, train=how)
             assert self.nursery.run(job, 2) == [0, 0]
             found.append(weights(job))

@@ -139,14 +139,14 @@ MADE: dict[str, Callable[[float], tuple[Loaded, Any, list[Sample]]]] = {
 
 TRAIN: dict[str, Any] = {
     "length": {"kind": "steps", "count": 12},
-    "batch": 5,  # of 16: the fourth step of an epoch takes one sample, and there are three epochs
-    "tokens": 30,
-    "optimiser": {"kind": "adamw", "rate": 2e-3},
+    "batch_size": 5,  # of 16: the fourth step of an epoch takes one sample, and there are three epochs
+    "max_tokens_per_microbatch": 30,
+    "optimizer": {"kind": "adamw", "lr": 2e-3},
     "precision": "float32",
 }
 # gradients that are 0 but for rounding, as those of key biases are, must not become whole steps
-CALM = {"kind": "adamw", "rate": 2e-2, "eps": 1e-2}
-FIT: dict[str, Any] = {"evaluate": 0.5, "save_minutes": 0.0}
+CALM = {"kind": "adamw", "lr": 2e-2, "eps": 1e-2}
+FIT: dict[str, Any] = {"eval_every_epochs": 0.5, "checkpoint_every_minutes": 0.0}
 
 
 def settings(train: dict[str, Any], fit: dict[str, Any]) -> tuple[TrainSettings, FitSettings]:
