@@ -499,7 +499,7 @@ def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatc
     (tmp_path / "bad.csv").write_text("text,label\na,x\nb\n")
     diverges = sets(**{"train.optimizer.lr": 1e30, "train.schedule": "{kind = 'constant'}"})
     for arguments, message in (
-        (["clasify", given], '"clasify" is no task (did you mean "classify"?): use one of classify, regress'),
+        (["clasify", given], '"clasify" is not a task (did you mean "classify"?): use one of classify, regress'),
         (
             ["classify", given, "--set", "train.bacth=3"],
             '--set: train.bacth is not a setting (did you mean "train.batch_size"?)',

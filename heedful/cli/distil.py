@@ -10,7 +10,7 @@ import typer
 
 from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, table, write_json
-from heedful.cli.train import AsJson, OnBadRow, Out, Recipe, Track, on_bad_row_of, tracked
+from heedful.cli.train import AsJson, OnBadRow, Out, Recipe, Track, note_renamed, on_bad_row_of, tracked
 from heedful.errors import HeedfulError
 
 
@@ -65,6 +65,7 @@ def distil(
     foresee_any(overrides)  # refuses what is wrong before torch is imported
     if nproc:
         return several(nproc, context.obj)
+    note_renamed(overrides)
     folder = out or Path(f"distil-{Path(teacher).absolute().name}")
     given: Any = as_said(data)
     options: dict[str, Any] = {"overrides": overrides, "on_bad_row": on_bad_row_of(on_bad_row)}

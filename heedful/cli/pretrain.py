@@ -10,7 +10,18 @@ import typer
 
 from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, table, write_json
-from heedful.cli.train import AsJson, KeepCheckpoints, OnBadRow, Out, Recipe, Track, keeping, on_bad_row_of, tracked
+from heedful.cli.train import (
+    AsJson,
+    KeepCheckpoints,
+    OnBadRow,
+    Out,
+    Recipe,
+    Track,
+    keeping,
+    note_renamed,
+    on_bad_row_of,
+    tracked,
+)
 from heedful.errors import HeedfulError
 
 
@@ -53,7 +64,7 @@ def pretrain(
 
     Ends in a run folder with the model, its curves and a card. Ctrl-C saves; the same command goes on from there.
     """
-    from heedful.runs.pretrain_settings import settled
+    from heedful.runs.pretrain_settings import overrides_of, settled
     from heedful.train.memory import keep_freed
 
     given = list(data or [])
@@ -61,7 +72,7 @@ def pretrain(
         if recipe is not None:
             raise HeedfulError(f"two recipes were given, {given[0]} and {recipe}: give one")
         recipe, given = given[0], []
-    settings = settled(
+    overrides = overrides_of(
         given,
         objective=objective,
         size=size,
@@ -73,10 +84,12 @@ def pretrain(
         assignments=assignments or (),
         flags=keeping(keep_checkpoints),
     )
+    settings = settled(overrides=overrides)
     if not settings.data:
         raise HeedfulError("no text was given: heedful pretrain FILES, or a recipe with data = [...]")
     if nproc:
         return several(nproc, context.obj)
+    note_renamed(overrides)
     folder = out or Path(f"pretrain-{Path(settings.data[0]).absolute().name.partition('.')[0]}")
     keep_freed()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from shutil import which
@@ -16,6 +18,7 @@ from heedful.errors import HeedfulError, did_you_mean
 from heedful.infer.precision import PrecisionOrAuto
 
 if TYPE_CHECKING:
+    from heedful.runs.overrides import Overrides
     from heedful.train.fit import Watch
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
@@ -131,14 +134,16 @@ def finetune(
     worst mistakes first, and a model card. Ctrl-C saves; the same command goes on from there.
     """
     from heedful.data.folders import as_said
-    from heedful.runs.settings import foresee, overrides_of
+    from heedful.runs.settings import foresee, known_task, overrides_of
 
     overrides = overrides_of(model=model, recipe=recipe, assignments=assignments or (), flags=keeping(keep_checkpoints))
+    named, task = task, known_task(task)
     foresee(task, overrides)  # refuses what is wrong before torch is imported
     if nproc and dry_run:
         raise HeedfulError("--nproc would change nothing: a dry run looks in one process; leave one of them out")
     if nproc:
         return several(nproc, context.obj)
+    note_renamed(overrides, {named: f"the task {task}"} if named != task else {})
     given: Any = as_said(data)
     folder = out or Path(f"{task}-{_first(given).absolute().stem}")
     options: dict[str, Any] = {"overrides": overrides, "on_bad_row": on_bad_row_of(on_bad_row)}
@@ -250,6 +255,13 @@ def evaluate(
         note(clean(f"bad rows of {file} that are left out: {count:,}; they are set aside in {aside}"))
     whole = done.split == "train" and split is None and len(data) == 1 and data[0].is_file()
     show_split(data[0].name if whole else done.split, done.numbers, done.intervals)
+
+
+def note_renamed(overrides: Overrides, others: Mapping[str, str] | None = None) -> None:
+    """Say how foreign names of settings, and others, are called here; once, on the first of several ranks."""
+    if os.environ.get("RANK", "0") == "0":
+        for name, here in {**(others or {}), **overrides.renamed}.items():
+            note(f"{clean(name)} is {here} here")
 
 
 def keeping(checkpoints: bool) -> dict[str, dict[str, Any]]:

@@ -1,5 +1,229 @@
-"""Names of settings in other libraries, by which Heedful's settings may be given too."""
+"""Names that other libraries give to settings, flags and tasks, and what they are called here.
+
+A foreign name of the same meaning is accepted, and the command says the name used here once. Another one is refused
+with the setting that is meant and how to convert the value.
+"""
 
 from __future__ import annotations
 
-ALIASES: dict[str, str] = {}  # full path of the setting by its foreign name, such as "learning_rate"
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from heedful.errors import HeedfulError, did_you_mean
+
+
+class Foreign(NamedTuple):
+    """A name in other libraries.
+
+    Args:
+        name: The setting or flag there, with underscores.
+        meant: Full paths of the settings here, the first one that a command has; or something else, such as
+            "--output".
+        advice: How to convert the value; "" if the meaning is the same, so that the name is accepted.
+    """
+
+    name: str
+    meant: tuple[str, ...]
+    advice: str = ""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether a value is taken as it is."""
+        return not self.advice
+
+    @property
+    def is_setting(self) -> bool:
+        """Whether a setting is meant, and not a flag, an argument or another command."""
+        return not self.meant[0].startswith(("--", "DATA", "heedful "))
+
+    def path(self, known: Mapping[str, object]) -> str:
+        """The path of the setting among those that are known, "" if none of them is meant."""
+        return next((path for path in self.meant if path in known), "")
+
+
+LR = "train.optimizer.lr"
+DECAY = "train.optimizer.weight_decay"
+MICROBATCH = "train.max_tokens_per_microbatch"
+RATIO = "train.schedule.warmup_ratio"
+EVERY = ("eval_every_steps", "fit.eval_every_epochs")
+MODEL = ("init.model", "model.init_from")
+LENGTH = ("max_length", "max_seq_length")
+PRECISION = "set precision=bfloat16, float32 or auto; float16 is not supported"
+ACCUMULATE = (
+    "batch_size is the batch of an update; it is split into micro-batches by max_tokens_per_microbatch without "
+    "changing the result"
+)
+FILES = "give files as arguments: train=FILE dev=FILE test=FILE"
+RESUME = "give the same command again: a run that was interrupted resumes"
+LENGTHS = 'set length.kind="epochs", "steps" or "minutes", and length.count to the number of them'
+STEPS = "give a share of the training: warm-up steps divided by all steps"
+
+_SAME: tuple[tuple[tuple[str, ...], str], ...] = (
+    # what is meant, and names of the same meaning
+    ((LR,), "learning_rate lr0 body_learning_rate learning_rate_init initial_rate peak_lr"),
+    ((DECAY,), "l2_weight_decay"),
+    (("train.optimizer.max_grad_norm",), "gradient_clip_val grad_clip clip_grad_norm max_gradient_norm clip_norm"),
+    (("train.optimizer.eps",), "adam_epsilon epsilon optimizer_eps"),
+    (("train.optimizer.layer_decay",), "layerwise_lr_decay llrd lr_layer_decay"),
+    (("train.batch_size",), "batch train_batch_size"),
+    ((RATIO,), "warmup_proportion warmup_fraction"),
+    (("train.schedule.min_lr_ratio",), "lrf min_lr_rate"),
+    (("train.schedule.kind",), "lr_scheduler_type lr_scheduler scheduler"),
+    (("train.gradient_checkpointing",), "activation_checkpointing use_gradient_checkpointing"),
+    (("train.shrink_batch_on_oom",), "auto_find_batch_size"),
+    (("train.compile",), "torch_compile"),
+    (("train.seed",), "random_state random_seed manual_seed"),
+    (("data.seed",), "data_seed split_seed"),
+    (("fit.patience",), "early_stopping_patience"),
+    (("fit.eval_every_epochs",), "check_val_every_n_epoch"),
+    (("fit.keep_last",), "save_total_limit"),
+    (("data.dev_fraction", "eval_fraction"), "validation_fraction val_fraction validation_split dev_split"),
+    (("max_length", "max_seq_length"), "max_source_length model_max_length max_sequence_length max_len max_seq_length"),
+    (("max_seq_length",), "block_size seq_length"),
+    (("task.max_new_tokens",), "max_target_length generation_max_length"),
+    (("task.num_beams",), "generation_num_beams beam_size"),
+    (("task.label_smoothing",), "label_smoothing_factor"),
+    (("task.max_answer_tokens",), "max_answer_length max_answer_len"),
+    (("task.no_answer_threshold",), "null_score_diff_threshold"),
+    (("objective.mask_prob",), "mlm_probability masked_lm_prob mlm_prob noise_density"),
+    (("objective.short_seq_prob",), "short_seq_probability"),
+    (("objective.num_static_masks",), "dupe_factor"),
+    (("objective.mean_noise_span_length",), "mean_noise_span"),
+    (("objective.disc_weight",), "discriminator_weight rtd_loss_weight"),
+    (MODEL, "model_name_or_path model_name pretrained_model_name_or_path base_model model_id"),
+    (("init.revision",), "model_revision"),
+    (("teacher", "objective.teacher"), "teacher_model teacher_name_or_path teacher_model_name_or_path"),
+    (("tokenizer",), "tokenizer_name tokenizer_name_or_path tokenizer_path"),
+    (("--output",), "output_dir output_path out_dir save_dir default_root_dir"),
+    (("--overwrite",), "overwrite_output_dir"),
+    (("--track",), "report_to"),
+    (("--nproc",), "nproc_per_node num_processes"),
+)
+_OTHER: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    # what is meant, names of another meaning, and how to convert
+    (
+        ("train.batch_size",),
+        "per_device_train_batch_size per_gpu_train_batch_size",
+        "batch_size counts the samples of an update over all devices: multiply by the number of devices and by "
+        "gradient_accumulation_steps",
+    ),
+    (
+        (MICROBATCH,),
+        "per_device_eval_batch_size eval_batch_size mini_batch_size",
+        "memory is bounded in tokens, not in samples",
+    ),
+    (
+        (MICROBATCH,),
+        "gradient_accumulation_steps accumulate_grad_batches accumulate_gradient grad_accum_steps",
+        ACCUMULATE,
+    ),
+    ((RATIO,), "warmup_steps num_warmup_steps warmup", STEPS),
+    ((RATIO,), "warmup_epochs", "give a share of the training: warm-up epochs divided by all epochs"),
+    ((DECAY,), "alpha l2", "weight decay is decoupled from the gradient here, so the value is another one"),
+    (("train.optimizer.betas",), "adam_beta1 adam_beta2 beta_1 beta_2 momentum", "give both, as betas=[0.9, 0.999]"),
+    (("train.optimizer.kind",), "optim optimizer_name solver", "AdamW is the only optimizer"),
+    (("train.schedule.kind",), "cos_lr", 'set schedule.kind="cosine"'),
+    (("train.length",), "num_train_epochs max_epochs num_epochs n_epochs max_iter", LENGTHS),
+    (("train.length",), "num_train_steps num_training_steps total_steps train_steps max_steps", LENGTHS),
+    (("train.length",), "max_time time max_train_time", LENGTHS),
+    (("train.precision",), "fp16 bf16 half amp use_amp mixed_precision tf32 torch_dtype dtype", PRECISION),
+    (("train.device",), "use_cpu no_cuda accelerator gpu_id use_cuda", "set device=cpu or device=cuda"),
+    (("--nproc",), "devices gpus num_gpus", "give the number of processes, one for each device"),
+    (
+        ("train.data_parallel_shard_degree",),
+        "fsdp sharding_strategy zero_stage deepspeed",
+        "give the number of ranks that share one copy of the training state, or all",
+    ),
+    (("train.ema_decay",), "ema use_ema", "give the decay per step, as 0.999; 0 turns averaging off"),
+    (
+        EVERY,
+        "eval_steps eval_strategy evaluation_strategy eval_frequency val_check_interval val_every",
+        "give steps in eval_every_steps of pretrain, and epochs, or parts of one, in fit.eval_every_epochs elsewhere",
+    ),
+    (
+        ("fit.patience",),
+        "early_stopping n_iter_no_change early_stop",
+        "give the number of evaluations without a better metric; 0 turns early stopping off",
+    ),
+    (
+        ("fit.checkpoint_every_minutes",),
+        "save_steps save_strategy save_every_n_epochs every_n_train_steps save_period",
+        "checkpoints are written by time, and after each evaluation",
+    ),
+    (("fit.keep_last",), "save_top_k", "it counts the newest checkpoints; the best one is kept too"),
+    (
+        ("task.metric",),
+        "metric_for_best_model monitor eval_metric",
+        "models are ranked by the main metric of the task; only generation has a choice",
+    ),
+    (("long_inputs",), "doc_stride truncation stride", 'set long_inputs="stride" or "truncate"'),
+    (("task.thresholds",), "threshold decision_threshold", "set thresholds=0.5, or tuned on dev"),
+    (("objective.mask_unit",), "whole_word_mask wwm do_whole_word_mask", "set mask_unit=words"),
+    (
+        ("data.columns",),
+        "text_column_name label_column_name label_column sentence1_key column_mapping",
+        "set columns.text=NAME and columns.label=NAME",
+    ),
+    (
+        ("data.dev_fraction", "eval_fraction"),
+        "validation_split_percentage test_size val_size",
+        "give a share from 0 to 1",
+    ),
+    (("DATA",), "train_file validation_file test_file dataset_name data_path train_data_file", FILES),
+    (("--output",), "project run_name", "give the run folder"),
+    (("--overwrite",), "exist_ok force", "the run that is there is moved aside"),
+    (("--output",), "resume resume_from_checkpoint ckpt_path resume_from", RESUME),
+    (("--track",), "logger loggers logging_steps", "the journal has every step; trackers are csv, tensorboard, ..."),
+    (("heedful push",), "push_to_hub hub_model_id hub_token", "give the run folder and the name on the hub"),
+    (("--dry-run",), "fast_dev_run overfit_batches", "it estimates time and memory and trains nothing"),
+)
+
+
+def _foreign() -> Iterator[Foreign]:
+    for meant, names in _SAME:
+        yield from (Foreign(name, meant) for name in names.split())
+    for meant, names, advice in _OTHER:
+        yield from (Foreign(name, meant, advice) for name in names.split())
+
+
+ALIASES: dict[str, Foreign] = {each.name: each for each in _foreign()}
+
+TASKS: dict[str, str] = {  # tasks by the names of pipelines and of other libraries
+    **dict.fromkeys(("text-classification", "sequence-classification", "sentiment-analysis", "textcat"), "classify"),
+    **dict.fromkeys(("multi-label-classification", "multiclass", "classification"), "classify"),
+    **dict.fromkeys(("regression", "text-regression"), "regress"),
+    **dict.fromkeys(("ner", "token-classification", "pos-tagging", "named-entity-recognition"), "tag"),
+    **dict.fromkeys(("question-answering", "extractive-question-answering", "squad"), "extract"),
+    **dict.fromkeys(("multiple-choice", "multiple_choice", "swag"), "choose"),
+    **dict.fromkeys(
+        ("sentence-similarity", "feature-extraction", "sentence-embedding", "sentence-embeddings"), "embed"
+    ),
+    **dict.fromkeys(("translation", "summarization", "text2text-generation", "text2text"), "rewrite"),
+}
+_NO_TASK: dict[str, str] = {  # what is no fine-tuning task
+    "fill-mask": "heedful pretrain --objective mlm",
+    "masked-lm": "heedful pretrain --objective mlm",
+    "language-modeling": "heedful pretrain --objective mlm, or clm",
+    "text-generation": "heedful pretrain --objective clm",
+    "causal-lm": "heedful pretrain --objective clm",
+    "zero-shot-classification": "heedful finetune classify with a few labelled texts",
+    "next-sentence-prediction": "heedful pretrain --objective mlm+nsp",
+}
+
+
+def canonical_task(task: str, known: list[str]) -> str:
+    """Return the task that a name means.
+
+    Raises:
+        HeedfulError: If it means none.
+    """
+    name = task.strip().lower().replace("_", "-")
+    if task in known:
+        return task
+    for found in (name, TASKS.get(name), TASKS.get(task)):
+        if found in known:
+            return found
+    if name in _NO_TASK:
+        raise HeedfulError(f'"{task}" is not a task of finetune: use {_NO_TASK[name]}')
+    close = did_you_mean(name, [*known, *(each for each in TASKS if TASKS[each] in known)])
+    raise HeedfulError(f'"{task}" is not a task{close}: use one of {", ".join(known)}')

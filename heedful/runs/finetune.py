@@ -51,6 +51,7 @@ from heedful.runs.settings import (
     FinetuneSettings,
     defaults,
     foresee,
+    known_task,
     overrides_of,
     readable,
     resolve,
@@ -104,6 +105,7 @@ def finetune(
     `model` is a folder, or NAME[@REVISION] on the hub. `overrides` are settings by path or short name, as {"batch": 8}.
     What is not set follows from the size of the data, and is said.
     """
+    task = known_task(task)
     folder, watch = Path(out), watch if watch and ranks.first else Watch()
     given = overrides_of(overrides, model=model, recipe=recipe, assignments=assignments)
     plan = prepare(task, data, overrides=given, on_bad_row=on_bad_row)
@@ -141,6 +143,7 @@ def prepare(
     on_bad_row: OnBadRow = "raise",
 ) -> Plan:
     """Look at the data, lay overrides over the defaults that follow from it, and refuse what could not be learned."""
+    task = known_task(task)
     given = overrides_of(overrides, model=model, recipe=recipe, assignments=assignments)
     told = foresee(task, given)
     reading = told.data

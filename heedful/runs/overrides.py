@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from heedful.errors import HeedfulError, SettingError
 from heedful.plain import DEEPEST, cut, made_plain, parse, shown
-from heedful.runs.aliases import ALIASES
+from heedful.runs.aliases import ALIASES, Foreign
 from heedful.runs.describe import Kind, describe, paths
 from heedful.settings import lay, load_mapping, read, to_mapping
 
@@ -103,6 +103,11 @@ class Overrides:
         changed._last = [*self._last, *_entries(_plain(values, "values"), "values")]
         changed._located, changed._resolved = {}, []
         return changed
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Full paths by the foreign names that were used for them, as far as settings were resolved."""
+        return {name: path for _, renamed in self._located.values() for name, path in renamed.items()}
 
     def mentions(self, name: str) -> bool:
         """Whether the name of a top-level setting was used, known or not."""
@@ -214,10 +219,14 @@ def _located(cls: type, entry: Entry, renamed: dict[str, str]) -> Entry:
     full = sorted({full for path, kind in known.items() if (full := _completed(path.split("."), kind, entry.path))})
     if len(full) == 1:
         return entry._replace(path=full[0])
-    if name in ALIASES and _leads_to_setting(known, alias := tuple(ALIASES[name].split("."))):
-        renamed[name] = ALIASES[name]
-        return entry._replace(path=alias)
+    foreign = ALIASES.get(entry.path[-1].replace("-", "_"))
     prefix = f"{entry.source}: " if entry.source else ""
+    if foreign is not None and not full:
+        path = foreign.path(known)
+        if path and foreign.accepted and len(entry.path) == 1:
+            renamed[name] = path
+            return entry._replace(path=tuple(path.split(".")))
+        raise _foreign_error(prefix, name, foreign, path, entry.source)
     if full:
         candidates = tuple(".".join(path) for path in full)
         message = f"{prefix}{name} is the name of several settings: give one of {', '.join(candidates)}"
@@ -231,6 +240,17 @@ def _located(cls: type, entry: Entry, renamed: dict[str, str]) -> Entry:
         siblings = _children(known, parent if parent in known else "")
         message += f"; known here: {', '.join(path.rpartition('.')[2] for path in siblings)}"
     raise SettingError(message, path=name, source=entry.source, code="unknown", candidates=candidates)
+
+
+def _foreign_error(prefix: str, name: str, foreign: Foreign, path: str, source: str) -> SettingError:
+    """The error for a foreign name that is not accepted; `path` is the setting that is meant, "" if there is none."""
+    advice = f": {foreign.advice}" if foreign.advice else ""
+    if path or not foreign.is_setting:
+        message = f"{prefix}{name} is not a setting (did you mean {shown(path or foreign.meant[0])}?){advice}"
+    else:
+        message = f"{prefix}{name} is not a setting of this command; other commands have {' or '.join(foreign.meant)}"
+    candidates = (path,) if path else ()
+    return SettingError(message, path=name, source=source, code="unknown", candidates=candidates)
 
 
 def _leads_to_setting(known: Mapping[str, Kind], path: tuple[str, ...]) -> bool:
@@ -257,7 +277,7 @@ def _similar(known: Mapping[str, Kind], name: tuple[str, ...]) -> tuple[str, ...
     for some in (same, _close(last, here), _close(last, known), get_close_matches(full[:200], known, n=1)):
         if some:
             return tuple(some[:SUGGESTED])
-    return tuple(dict.fromkeys(ALIASES[each] for each in get_close_matches(full[:200], ALIASES, n=1)))
+    return tuple(path for each in get_close_matches(last[:200], ALIASES, n=1) if (path := ALIASES[each].path(known)))
 
 
 def _close(last: str, among: Iterable[str]) -> list[str]:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from heedful.data import DataSettings
-from heedful.errors import HeedfulError, SettingError, did_you_mean
+from heedful.errors import HeedfulError, SettingError
 from heedful.model.classic_config import Bag, Readers
+from heedful.runs.aliases import canonical_task
 from heedful.runs.init_settings import Classic, Init, Pretrained, Recurrent, Seq2Seq
 from heedful.runs.overrides import Overrides, Resolved
 from heedful.settings import load_mapping, overlay, to_mapping
@@ -314,13 +315,15 @@ def told_apart(task: TaskSettings, scored: bool) -> int:
     return task.group_size if isinstance(task, EmbedSettings) and not scored else 1
 
 
-def known_task(task: str) -> None:
-    """Refuse what is no task."""
+def known_task(task: str) -> str:
+    """Return the task that a name means: its own, or that of a pipeline, as "ner".
+
+    Raises:
+        HeedfulError: If it means none.
+    """
     if task == "multiple":
-        raise HeedfulError('"multiple" is no task of its own: classify does both, one label and any number')
-    if task not in TASKS:
-        known = [name for name in TASKS if name != "multiple"]
-        raise HeedfulError(f'"{task}" is no task{did_you_mean(task, known)}: use one of {", ".join(known)}')
+        raise HeedfulError('"multiple" is not a task of its own: classify takes one label or any number of them')
+    return canonical_task(task, [name for name in TASKS if name != "multiple"])
 
 
 def overrides_of(
@@ -338,7 +341,7 @@ def overrides_of(
 
 def foresee(task: str, overrides: Overrides) -> FinetuneSettings:
     """Return the settings as far as they are known before the data are read, and refuse what is wrong already."""
-    known_task(task)
+    task = known_task(task)
     try:
         return resolve(overrides, defaults(task, 1, fresh=False)[0]).settings
     except HeedfulError:

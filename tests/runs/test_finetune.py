@@ -708,7 +708,7 @@ def test_empty_files(tmp_path: Path, text: str) -> None:
 
 def test_unknown_tasks_and_wrong_columns_are_said(tmp_path: Path) -> None:
     given = as_csv(tmp_path / "a.csv", [{"text": "a", "stars": 3}])
-    with pytest.raises(HeedfulError, match=r'"classfy" is no task \(did you mean "classify"\?\)'):
+    with pytest.raises(HeedfulError, match=r'"classfy" is not a task \(did you mean "classify"\?\)'):
         tune("classfy", given, tmp_path / "run")
     with pytest.raises(
         HeedfulError, match=r'a\.csv: which column is the label\? .* say --set data\.columns\.label=NAME, one of "text"'

@@ -239,10 +239,10 @@ def test_a_recipe_that_is_not_there_and_a_task_that_is_not_known(tmp_path: Path)
     with pytest.raises(HeedfulError, match=r"no\.toml: there is no such file"):
         early("classify", recipe=tmp_path / "no.toml")
     with pytest.raises(
-        HeedfulError, match=r'"clasify" is no task \(did you mean "classify"\?\): use one of classify, '
+        HeedfulError, match=r'"clasify" is not a task \(did you mean "classify"\?\): use one of classify, '
     ):
         early("clasify")
-    with pytest.raises(HeedfulError, match='"multiple" is no task of its own: classify does both'):
+    with pytest.raises(HeedfulError, match='"multiple" is not a task of its own'):
         early("multiple")
     assert set(FINETUNED) == set(TASKS) - {"multiple"}, "which classify finds out by itself"
 

@@ -1,0 +1,229 @@
+"""Names of other libraries: each is accepted, or answered with what it is called here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from heedful.cli import app
+from heedful.errors import HeedfulError, SettingError
+from heedful.runs.aliases import ALIASES, TASKS
+from heedful.runs.describe import paths
+from heedful.runs.distil_settings import DistilSettings, MaskedDistilSettings
+from heedful.runs.overrides import Overrides
+from heedful.runs.pretrain_settings import PretrainSettings
+from heedful.runs.pretrain_settings import defaults as pretraining
+from heedful.runs.settings import FinetuneSettings, defaults, known_task
+
+CLASSIFY = defaults("classify", 600, fresh=False)[0]
+PRETRAIN = pretraining("mlm", 256, going_on=False)
+ACCEPTED = [  # library, name, a value, full path here
+    ("transformers", "learning_rate", 0.5, "train.optimizer.lr"),
+    ("transformers", "weight_decay", 0.5, "train.optimizer.weight_decay"),
+    ("transformers", "adam_epsilon", 0.5, "train.optimizer.eps"),
+    ("transformers", "max_grad_norm", 0.5, "train.optimizer.max_grad_norm"),
+    ("transformers", "lr_scheduler_type", "cosine", "train.schedule.kind"),
+    ("transformers", "warmup_ratio", 0.5, "train.schedule.warmup_ratio"),
+    ("transformers", "gradient_checkpointing", True, "train.gradient_checkpointing"),
+    ("transformers", "auto_find_batch_size", True, "train.shrink_batch_on_oom"),
+    ("transformers", "torch_compile", True, "train.compile"),
+    ("transformers", "early_stopping_patience", 3, "fit.patience"),
+    ("transformers", "save_total_limit", 3, "fit.keep_last"),
+    ("transformers", "data_seed", 3, "data.seed"),
+    ("transformers", "model_name_or_path", "m", "init.model"),
+    ("transformers", "model_revision", "a", "init.revision"),
+    ("transformers", "max_seq_length", 64, "max_length"),
+    ("transformers", "max_source_length", 64, "max_length"),
+    ("tokenizers", "model_max_length", 64, "max_length"),
+    ("fairseq", "clip_norm", 0.5, "train.optimizer.max_grad_norm"),
+    ("sentence-transformers", "batch_size", 7, "train.batch_size"),
+    ("sentence-transformers", "train_batch_size", 7, "train.batch_size"),
+    ("setfit", "body_learning_rate", 0.5, "train.optimizer.lr"),
+    ("setfit", "warmup_proportion", 0.5, "train.schedule.warmup_ratio"),
+    ("spaCy", "initial_rate", 0.5, "train.optimizer.lr"),
+    ("spaCy", "grad_clip", 0.5, "train.optimizer.max_grad_norm"),
+    ("spaCy", "patience", 3, "fit.patience"),
+    ("ultralytics", "lr0", 0.5, "train.optimizer.lr"),
+    ("ultralytics", "batch", 7, "train.batch_size"),
+    ("Lightning", "gradient_clip_val", 0.5, "train.optimizer.max_grad_norm"),
+    ("Lightning", "check_val_every_n_epoch", 2.0, "fit.eval_every_epochs"),
+    ("Lightning", "precision", "float32", "train.precision"),
+    ("scikit-learn", "learning_rate_init", 0.5, "train.optimizer.lr"),
+    ("scikit-learn", "random_state", 7, "train.seed"),
+    ("scikit-learn", "validation_fraction", 0.5, "data.dev_fraction"),
+    ("timm", "layer_decay", 0.5, "train.optimizer.layer_decay"),
+    ("modernbert", "llrd", 0.5, "train.optimizer.layer_decay"),
+]
+PRETRAINING = [
+    ("transformers", "mlm_probability", 0.5, "objective.mask_prob"),
+    ("bert", "masked_lm_prob", 0.5, "objective.mask_prob"),
+    ("XLM", "mlm_prob", 0.5, "objective.mask_prob"),
+    ("bert", "dupe_factor", 3, "objective.num_static_masks"),
+    ("transformers", "block_size", 64, "max_seq_length"),
+    ("transformers", "tokenizer_name", "t", "tokenizer"),
+    ("transformers", "model_name_or_path", "m", "model.init_from"),
+    ("scikit-learn", "validation_fraction", 0.5, "eval_fraction"),
+]
+ANSWERED = [  # library, name, what is named in the answer
+    ("transformers", "per_device_train_batch_size", "train.batch_size"),
+    ("transformers", "per_device_eval_batch_size", "train.max_tokens_per_microbatch"),
+    ("transformers", "gradient_accumulation_steps", "train.max_tokens_per_microbatch"),
+    ("transformers", "warmup_steps", "train.schedule.warmup_ratio"),
+    ("transformers", "fp16", "train.precision"),
+    ("transformers", "bf16", "train.precision"),
+    ("transformers", "tf32", "train.precision"),
+    ("transformers", "torch_dtype", "train.precision"),
+    ("transformers", "use_cpu", "train.device"),
+    ("transformers", "no_cuda", "train.device"),
+    ("transformers", "eval_steps", "fit.eval_every_epochs"),
+    ("transformers", "eval_strategy", "fit.eval_every_epochs"),
+    ("transformers", "save_steps", "fit.checkpoint_every_minutes"),
+    ("transformers", "save_strategy", "fit.checkpoint_every_minutes"),
+    ("transformers", "metric_for_best_model", "task.metric"),
+    ("transformers", "adam_beta1", "train.optimizer.betas"),
+    ("transformers", "optim", "train.optimizer.kind"),
+    ("transformers", "fsdp", "train.data_parallel_shard_degree"),
+    ("transformers", "doc_stride", "long_inputs"),
+    ("transformers", "text_column_name", "data.columns"),
+    ("transformers", "validation_split_percentage", "data.dev_fraction"),
+    ("transformers", "output_dir", "--output"),
+    ("transformers", "report_to", "--track"),
+    ("transformers", "logging_steps", "--track"),
+    ("transformers", "train_file", "DATA"),
+    ("transformers", "resume_from_checkpoint", "--output"),
+    ("transformers", "push_to_hub", "heedful push"),
+    ("transformers", "overwrite_output_dir", "--overwrite"),
+    ("sentence-transformers", "use_amp", "train.precision"),
+    ("sentence-transformers", "mini_batch_size", "train.max_tokens_per_microbatch"),
+    ("sentence-transformers", "output_path", "--output"),
+    ("spaCy", "accumulate_gradient", "train.max_tokens_per_microbatch"),
+    ("spaCy", "eval_frequency", "fit.eval_every_epochs"),
+    ("spaCy", "gpu_id", "train.device"),
+    ("ultralytics", "warmup_epochs", "train.schedule.warmup_ratio"),
+    ("ultralytics", "amp", "train.precision"),
+    ("ultralytics", "half", "train.precision"),
+    ("ultralytics", "cos_lr", "train.schedule.kind"),
+    ("ultralytics", "time", "train.length"),
+    ("ultralytics", "momentum", "train.optimizer.betas"),
+    ("ultralytics", "project", "--output"),
+    ("ultralytics", "exist_ok", "--overwrite"),
+    ("ultralytics", "save_period", "fit.checkpoint_every_minutes"),
+    ("Lightning", "max_time", "train.length"),
+    ("Lightning", "max_epochs", "train.length"),
+    ("transformers", "num_train_epochs", "train.length"),
+    ("transformers", "max_steps", "train.length"),
+    ("setfit", "num_epochs", "train.length"),
+    ("bert", "num_train_steps", "train.length"),
+    ("Lightning", "accumulate_grad_batches", "train.max_tokens_per_microbatch"),
+    ("Lightning", "accelerator", "train.device"),
+    ("Lightning", "devices", "--nproc"),
+    ("Lightning", "val_check_interval", "fit.eval_every_epochs"),
+    ("Lightning", "default_root_dir", "--output"),
+    ("Lightning", "fast_dev_run", "--dry-run"),
+    ("Lightning", "monitor", "task.metric"),
+    ("Lightning", "save_top_k", "fit.keep_last"),
+    ("Lightning", "ckpt_path", "--output"),
+    ("Lightning", "logger", "--track"),
+    ("scikit-learn", "alpha", "train.optimizer.weight_decay"),
+    ("scikit-learn", "max_iter", "train.length"),
+    ("scikit-learn", "early_stopping", "fit.patience"),
+    ("scikit-learn", "n_iter_no_change", "fit.patience"),
+    ("scikit-learn", "solver", "train.optimizer.kind"),
+    ("scikit-learn", "test_size", "data.dev_fraction"),
+]
+
+
+def test_the_table_has_at_least_80_names_of_seven_libraries() -> None:
+    rows = [row[:2] for table in (ACCEPTED, PRETRAINING, ANSWERED) for row in table]
+    libraries = {library for library, _ in rows}
+    assert len({name for _, name in rows}) >= 80
+    assert libraries >= {
+        *("transformers", "sentence-transformers", "setfit", "spaCy", "ultralytics", "Lightning", "scikit-learn")
+    }
+
+
+@pytest.mark.parametrize(
+    ("usual", "name", "value", "path"),
+    [(CLASSIFY, *row[1:]) for row in ACCEPTED] + [(PRETRAIN, *row[1:]) for row in PRETRAINING],
+)
+def test_a_foreign_name_of_the_same_meaning_is_accepted(usual: Any, name: str, value: Any, path: str) -> None:
+    overrides = Overrides(values={name: value})
+    found = overrides.resolve(usual)
+    assert list(found.given) == [path]
+    expected = {} if path.rpartition(".")[2] == name else {name: path}
+    assert found.renamed == overrides.renamed == expected
+
+
+@pytest.mark.parametrize(("name", "meant"), [row[1:] for row in ANSWERED])
+@pytest.mark.parametrize("prefix", ["", "train."])
+def test_another_foreign_name_is_answered_with_the_right_one(prefix: str, name: str, meant: str) -> None:
+    with pytest.raises(SettingError, match="did you mean") as caught:
+        Overrides(values={prefix + name: 1}).resolve(CLASSIFY)
+    assert caught.value.code == "unknown" and f'"{meant}"' in str(caught.value)
+
+
+def test_advice_says_how_to_convert_the_value() -> None:
+    with pytest.raises(SettingError, match="divided by all steps"):
+        Overrides(values={"warmup_steps": 100}).resolve(CLASSIFY)
+    with pytest.raises(SettingError, match="over all devices"):
+        Overrides(values={"per_device_train_batch_size": 8}).resolve(CLASSIFY)
+
+
+def test_a_name_of_another_command_is_answered_with_its_setting() -> None:
+    with pytest.raises(SettingError, match=r"other commands have objective\.mask_prob"):
+        Overrides(values={"mlm_probability": 0.2}).resolve(CLASSIFY)
+
+
+def test_everything_that_a_foreign_name_means_exists() -> None:
+    known = {
+        path
+        for cls in (FinetuneSettings, PretrainSettings, DistilSettings, MaskedDistilSettings)
+        for path in paths(cls)
+    }
+    verbs = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    for foreign in ALIASES.values():
+        for meant in foreign.meant:
+            if meant.startswith("heedful "):
+                assert meant.removeprefix("heedful ") in verbs
+            elif foreign.is_setting:
+                assert meant in known, f"{foreign.name}: {meant} is not a setting"
+    short = {path.rpartition(".")[2] for path in paths(FinetuneSettings)}
+    assert not short & {name for name in ALIASES if ALIASES[name].advice}, "a setting's own name needs no advice"
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("ner", "tag"),
+        ("token-classification", "tag"),
+        ("text-classification", "classify"),
+        ("sentiment-analysis", "classify"),
+        ("question-answering", "extract"),
+        ("summarization", "rewrite"),
+        ("translation", "rewrite"),
+        ("text2text-generation", "rewrite"),
+        ("sentence-similarity", "embed"),
+        ("feature-extraction", "embed"),
+        ("multiple-choice", "choose"),
+        ("Text_Classification", "classify"),
+        ("classify", "classify"),
+    ],
+)
+def test_a_task_may_be_given_by_the_name_of_a_pipeline(name: str, task: str) -> None:
+    assert known_task(name) == task
+
+
+def test_every_alias_of_a_task_leads_to_one() -> None:
+    assert {known_task(name) for name in TASKS} == set(TASKS.values())
+
+
+@pytest.mark.parametrize("name", ["fill-mask", "text-generation", "zero-shot-classification"])
+def test_what_is_no_fine_tuning_task_is_answered_with_the_command(name: str) -> None:
+    with pytest.raises(HeedfulError, match="use heedful"):
+        known_task(name)
+
+
+def test_a_misspelt_pipeline_is_answered() -> None:
+    with pytest.raises(HeedfulError, match='did you mean "token-classification"'):
+        known_task("token-clasification")
