@@ -214,7 +214,7 @@ def table(found: dict[str, Any]) -> str:
     rows = [["the teacher", f"{100 * teacher['quality']['mean']:.2f}", "", "", "100 %", *alike]]
     for name, each in found.items():
         verdict = each["verdict"]
-        models, gain = verdict["models"], verdict.get("gain")
+        models, gain = verdict["models"], verdict.get("delta_vs_baseline")
         one, taught = models["student"], models["teacher"]
         alone = spread(models["alone"]["quality"]) if "alone" in models else ""
         sure = gain is not None and gain["low"] is not None
@@ -225,14 +225,14 @@ def table(found: dict[str, Any]) -> str:
                 spread(one["quality"]),
                 alone,
                 "" if gain is None else f"{100 * gain['difference']:+.2f}{between}",
-                f"{100 * verdict['kept']:.1f} %",
+                f"{100 * verdict['quality_ratio']:.1f} %",
                 f"{one['parameters']:,}",
                 one["precision"],
                 f"{one['texts_per_second']:,.0f}",
-                f"{verdict['faster']:.2f}",
+                f"{verdict['throughput_ratio']:.2f}",
                 f"{one['p50']:.2f} / {one['p99']:.2f}",
                 f"{taught['p50']:.2f} / {taught['p99']:.2f}",
-                f"{verdict['sooner']:.2f}",
+                f"{1 / verdict['latency_ratio']:.2f}",
             ]
         )
     return grid(columns, rows)

@@ -34,9 +34,9 @@ def test_the_verdict_is_printed(
     assert run(*command, "--json") == 0
     assert json.loads(capsys.readouterr().out)["verdict"]["models"]["student"]["precision"] == "float32"
     for wrong, said in (
-        (["--student", "bag", "--keep", "90%"], "--student names one"),
-        (["--keep", "130%"], '"130%" is no share of the quality'),
-        (["--under", "soon"], '"soon" is no time of an answer'),
+        (["--student", "bag", "--min-quality", "90%"], "--student names one"),
+        (["--min-quality", "130%"], '"130%" is no share of the quality'),
+        (["--max-latency", "soon"], '"soon" is no time of an answer'),
         (["--loss", "hard"], '"hard" is no recipe of losses'),
         (["--set", "lost.soft=1"], "lost.soft is not a setting"),
     ):

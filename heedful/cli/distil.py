@@ -25,14 +25,16 @@ def distil(
     student: Annotated[
         str, typer.Option(help="layers=3, a size (tiny, mini, ...), a folder, bag, attention or bilstm.")
     ] = "",
-    loss: Annotated[str, typer.Option(help="What is learned: soft, triple, attention, relations or layers.")] = "",
+    loss: Annotated[str, typer.Option(help="Loss: logits, distilbert, minilm, minilmv2 or tinybert.")] = "",
     unlabelled: Annotated[
         list[Path] | None, typer.Option(help="More texts, without labels; give it again for more files.")
     ] = None,
-    under: Annotated[
-        str, typer.Option(help="Search: the fastest student, and none slower than this, as 5ms for one text.")
+    max_latency: Annotated[
+        str, typer.Option(help="Search for the fastest student that answers one text within this time, as 5ms.")
     ] = "",
-    keep: Annotated[str, typer.Option(help="Search: the fastest that keeps so much of the quality, as 97%.")] = "",
+    min_quality: Annotated[
+        str, typer.Option(help="Search for the fastest student with this share of the teacher's quality, as 97%.")
+    ] = "",
     out: Out = None,
     recipe: Recipe = None,
     assignments: Annotated[
@@ -51,9 +53,11 @@ def distil(
     from heedful.data.folders import as_said
     from heedful.runs.distil_settings import foresee_any, milliseconds, overrides_of, share
 
-    least, most = share(keep) if keep else None, milliseconds(under) if under else None
-    if (keep or under) and student:
-        raise HeedfulError("--student names one, and --keep and --under search for one: leave one of them out")
+    least, most = share(min_quality) if min_quality else None, milliseconds(max_latency) if max_latency else None
+    if (min_quality or max_latency) and student:
+        raise HeedfulError(
+            "--student names one, and --min-quality and --max-latency search for one: leave one of them out"
+        )
     overrides = overrides_of(
         teacher,
         student=student,
@@ -77,10 +81,12 @@ def distil(
     keep_freed()
     with ranks() as group, Progress(quiet=as_json or not group.first) as progress:
         watch = tracked(progress, track)
-        if keep or under:
+        if min_quality or max_latency:
             from heedful.runs.distil_search import search
 
-            done = search(teacher, given, folder, under=most, keep=least, watch=watch, ranks=group, **options)
+            done = search(
+                teacher, given, folder, max_latency=most, min_quality=least, watch=watch, ranks=group, **options
+            )
         else:
             from heedful.runs.distil import distil as run
 
@@ -108,7 +114,7 @@ def show(results: dict[str, Any]) -> None:
         print(f"Students that were tried, the fastest first; kept of {clean(found['metric'])} on {found['split']}")
         lines = []
         for each in sorted(found["tried"], key=lambda each: each["p50"]):
-            kept = f"{100 * each['kept']:.1f} %" if each.get("kept") is not None else ""
+            kept = f"{100 * each['quality_ratio']:.1f} %" if each.get("quality_ratio") is not None else ""
             taken = "taken" if each["name"] == found["taken"] else "" if "quality" in each else "not trained"
             lines.append([clean(each["name"]), f"{each['parameters']:,}", f"{each['p50']:.2f}", kept, taken])
         table(lines, head=["", "parameters", "ms", "kept", ""], right={1, 2, 3}, indent=2)

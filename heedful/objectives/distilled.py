@@ -48,7 +48,7 @@ class States:
     """Hidden states of pairs of layers, student's and teacher's."""
 
     weight: float
-    how: Literal["squared", "cosine"]
+    how: Literal["mse", "cosine"]
     pairs: tuple[tuple[int, int], ...]
 
 
@@ -259,7 +259,7 @@ class Distilled(Pretext):
         """A loss for each row: of states, the mean over the pairs of layers; of relations, over what is related."""
         parts = []
         if isinstance(loss, States):
-            compare = squared if loss.how == "squared" else turned
+            compare = squared if loss.how == "mse" else turned
             for ours, taught in loss.pairs:
                 state, name = mine[f"states.{ours}"], f"{ours} {taught}"
                 state = self.project[name](state).float() if name in self.project else state

@@ -82,7 +82,7 @@ def distil(
 
     `teacher` is a run, a model folder, or NAME[@REVISION]; its head decides the task, and one for masked tokens is
     distilled on files of plain text. `student` is "layers=3", a size ("tiny", "mini"), a folder, or "bag",
-    "attention", "bilstm"; `losses` those of a paper ("soft", "triple", "attention", "relations", "layers").
+    "attention", "bilstm"; `losses` those of a paper ("logits", "distilbert", "minilm", "minilmv2", "tinybert").
     `overrides` are settings by path or short name.
     """
     given = overrides_of(
@@ -246,8 +246,9 @@ class _Student(Run):
         losses_of(self.asked.loss, made, teacher)
         if untaught(self.asked.loss, made, teacher):
             raise HeedfulError(
-                f"nothing would train the head of {made.source}: it is drawn anew, and loss.soft and loss.hard are 0. "
-                "Set loss.hard=1 or loss.soft=1, or take some of the teacher's layers, as layers=3, with its head"
+                f"nothing would train the head of {made.source}: it has random weights, and loss.kd_weight and "
+                "loss.label_weight are 0. Set loss.label_weight=1 or loss.kd_weight=1, or copy layers of the teacher, "
+                "as layers=3, with its head"
             )
         task, loaded = make_task(self.settings, self.source, self.survey, made, self.plan.labels)
         few = nlargest(FEW, self._examples(), key=lambda each: sum(map(len, each.texts)))
@@ -325,7 +326,7 @@ class _Student(Run):
     def _read(self, task: Task, loaded: Loaded) -> _Lessons:
         """Student and teacher read everything, and what the teacher says is kept, or said anew each time."""
         unlabelled: Sequence[Example] = self.planned.unlabelled.examples
-        if self.asked.more is not None:
+        if self.asked.augment is not None:
             unlabelled = more_examples(
                 self.planned, list(unlabelled) or list(self.source.examples("train")), self.folder / MORE,
                 given=bool(unlabelled), ranks=self.ranks, said=self.watch.said,
@@ -367,8 +368,8 @@ class _Student(Run):
         return replace(task, tokenizer=tokenizer, limit=limit)
 
     def _ask(self, teacher: Teacher, samples: Sequence[Sample], needs: Sequence[str]) -> Ask:
-        loss, outputs = self.asked.loss, self.asked.outputs
-        if not (loss.soft or needs) or outputs.keep == "none":
+        loss, outputs = self.asked.loss, self.asked.teacher_cache
+        if not (loss.kd_weight or needs) or not outputs.enabled:
             return online(teacher, samples)
         facts = {"weights": read_json(self.folder / TAUGHT)["weights"], "tokens": _tokens(samples)}
         form = Form(half=outputs.precision == "float16")

@@ -127,7 +127,7 @@ def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, watch:
     if untaught(settings.loss, student, teacher):
         watch.said(
             "no loss reaches the student's head for hidden tokens, so that the share that it finds says nothing of its "
-            "layers: fine-tune it for a task, or set loss.hard=1"
+            "layers: fine-tune it for a task, or set loss.label_weight=1"
         )
     begin_on(folder, _run_settings(settings, folder))
     save(student, folder / START, overwrite=True)
@@ -260,9 +260,9 @@ class _Student(Run):
         )
 
     def _ask(self, teacher: Teacher, samples: list[Sequence[Sample]]) -> Ask:
-        outputs, objective = self.asked.outputs, self.settings.objective
+        outputs, objective = self.asked.teacher_cache, self.settings.objective
         assert isinstance(objective, MlmSettings)
-        if outputs.keep == "none":
+        if not outputs.enabled:
             if len(samples) == 1:
                 return online(teacher, samples[0])
             return online(teacher, [each for phase in samples for each in phase])
@@ -276,7 +276,7 @@ class _Student(Run):
             "num_static_masks": objective.num_static_masks,
             "seed": seed,
         }
-        form = Form(half=outputs.precision == "float16", top=outputs.top, temperature=self.asked.loss.temperature)
+        form = Form(half=outputs.precision == "float16", top=outputs.top_k, temperature=self.asked.loss.temperature)
         found = made(
             self.folder / OUTPUTS,
             teacher,

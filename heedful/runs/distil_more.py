@@ -44,10 +44,10 @@ def more_examples(
     said: Callable[[str], None],
 ) -> list[Example]:
     """The unlabelled examples, and variants of them, or of the labelled ones where there are none; made once."""
-    settings = planned.settings.more
+    settings = planned.settings.augment
     assert settings is not None
     if ranks.first and not path.exists():
-        said(f"{settings.times * len(examples):,} more texts are made, with words replaced")
+        said(f"{settings.copies * len(examples):,} more texts are made, with words replaced")
         model = language_model(planned.settings.teacher, settings)
         lines = (
             json.dumps(each, allow_nan=False) + "\n"
@@ -79,18 +79,18 @@ def language_model(name: str, settings: MoreSettings) -> Loaded:
         found = load(asked, head="masked")
     except HeedfulError as error:
         raise HeedfulError(
-            f"words are replaced by a masked language model, and {asked} has no such head ({error}): set more.model to "
-            "a folder that has one, such as the model that the teacher was fine-tuned from, or leave more out"
+            f"words are replaced by a masked language model, and {asked} has no such head ({error}): set augment.model "
+            "to a folder that has one, such as the model that the teacher was fine-tuned from, or leave augment out"
         ) from None
     if found.tokenizer is None or found.tokenizer.special.mask is None:
-        raise HeedfulError(f"{asked} has no tokenizer with a mask token: set more.model to a model that has one")
+        raise HeedfulError(f"{asked} has no tokenizer with a mask token: set augment.model to a model that has one")
     return found
 
 
 def variants(model: Loaded, examples: Sequence[Example], settings: MoreSettings, seed: int) -> Iterator[Any]:
     """Inputs: texts, pairs of them, or lists of words, as many as there are times examples."""
     replacer = Replacer(model, settings)
-    for turn in range(settings.times):
+    for turn in range(settings.copies):
         for start in range(0, len(examples), TOGETHER):
             chunk = examples[start : start + TOGETHER]
             parts = [_parts(each) for each in chunk]
@@ -144,7 +144,7 @@ class Replacer:
             for place, word in enumerate(encoded.words)
             if word is not None and of[word] == 1 and bool(self._words[encoded.ids[place]])
         ]
-        count = min(len(single), max(1, round(self.settings.rate * len(of))))
+        count = min(len(single), max(1, round(self.settings.replace_prob * len(of))))
         order = np.argsort(uniform(key, max(1, len(single)))[: len(single)], kind="stable")
         return sorted(single[number] for number in order[:count])
 
@@ -163,7 +163,7 @@ class Replacer:
         head = getattr(self.model.head, "masked", self.model.head)
         scores = head(self.model.rows(batch, wanted=torch.tensor(at)), batch)[:, : len(self._words)].float()
         scores = scores.masked_fill(~self._words, -torch.inf)
-        best, tokens = scores.topk(min(self.settings.best, int(self._words.sum())), -1)
+        best, tokens = scores.topk(min(self.settings.top_k, int(self._words.sum())), -1)
         shares = best.softmax(-1).double().cumsum(-1)
         found, row = [], 0
         for places, key in zip(chosen, keys, strict=True):

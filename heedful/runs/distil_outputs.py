@@ -144,7 +144,7 @@ def _need(folder: Path, size: int) -> None:
     if size > free:
         raise HeedfulError(
             f"what the teacher says takes about {size / 2**30:.1f} GiB, and {folder} has {free / 2**30:.1f} GiB left: "
-            "make room, set outputs.top, or outputs.keep=none, with which the teacher reads along"
+            "make room, set teacher_cache.top_k, or teacher_cache.enabled=false, with which the teacher reads along"
         )
 
 
@@ -171,5 +171,5 @@ def _kept(value: Tensor, half: bool) -> Tensor:
         return value
     small = value.half()
     if bool((small.isinf() & ~value.isinf()).any()):
-        raise HeedfulError("what the teacher says is too large for float16: set outputs.precision=float32")
+        raise HeedfulError("what the teacher says is too large for float16: set teacher_cache.precision=float32")
     return small

@@ -98,10 +98,12 @@ def prepare(teacher: Loaded, overrides: Overrides, data: Any, *, on_bad_row: OnB
     usual = replace(reading_of(told.teacher, data, told.data)[0], dev_fraction=USUAL.dev_fraction, seed=USUAL.seed)
     told = foresee(overrides, task, usual)
     refuse_classic(task, told.student, told.verdict.precision)
-    if told.more is not None:
-        foresee_more(task, told.teacher, told.more)
-    if told.outputs.top is not None:
-        raise HeedfulError("outputs.top is for a vocabulary, of which the most likely tokens are kept: unset it")
+    if told.augment is not None:
+        foresee_more(task, told.teacher, told.augment)
+    if told.teacher_cache.top_k is not None:
+        raise HeedfulError(
+            "teacher_cache.top_k is for a vocabulary, of which the most likely tokens are kept: unset it"
+        )
     rows = LeaveOut if on_bad_row == "skip" else Stop
     source = labelled_source(task, data, told, rows())
     if source.made_dev and trained_on(told.teacher, source.places["train"]):
@@ -133,7 +135,7 @@ def prepare(teacher: Loaded, overrides: Overrides, data: Any, *, on_bad_row: OnB
         extra = read_unlabelled(told.unlabelled, task, head.kind, known, how, measured, names=names, but=but)
         extra = without(extra, measured)
     count = found.counts["train"]
-    made = 0 if told.more is None else told.more.times * (len(extra.examples) or count)
+    made = 0 if told.augment is None else told.augment.copies * (len(extra.examples) or count)
     together = told_apart(told.task, found.low is not None)
     texts = count + len(extra.examples) + made
     settings = settled(

@@ -45,8 +45,8 @@ def search(
     data: Any,
     out: str | Path,
     *,
-    under: float | None = None,
-    keep: float | None = None,
+    max_latency: float | None = None,
+    min_quality: float | None = None,
     shapes: Sequence[str] = (),
     losses: str = "",
     unlabelled: Sequence[str | Path] = (),
@@ -59,10 +59,11 @@ def search(
 ) -> Finished:
     """Try shapes from the fastest on, each with one seed, until one keeps that share of the teacher's quality on dev.
 
-    `under` are milliseconds of one text (the median) that a student may take: what is slower in any precision is not
-    trained, and what proves slower once it is trained is not taken. Without `keep` all others are trained, and the best
-    one is taken. What was chosen is then distilled whole, in out/best, and measured on test; its results have the
-    frontier under "search". A search that was interrupted goes on, also with other wishes: what was tried stays.
+    `max_latency` is the median time of one text in milliseconds: a student that is slower in every precision is not
+    trained, and one that proves slower once it is trained is not chosen. Without `min_quality` all others are trained,
+    and the best one is chosen. What was chosen is then distilled whole, in out/best, and measured on test; its results
+    have the frontier under "search". A search that was interrupted resumes, also with other limits, and keeps what was
+    tried.
     """
     folder, watch = Path(out), watch or Watch()
     given = overrides_of(
@@ -91,14 +92,14 @@ def search(
     if ranks.first and not (folder / FOUND).exists():  # what is wrong with the data is told before anything is written
         planned = prepare(known, given, data, on_bad_row=on_bad_row, but=folder)
     with only_run(folder) if ranks.first else nullcontext():
-        found = ranks.gather(_begun(folder, facts))[0] | {"under": under, "keep": keep}
+        found = ranks.gather(_begun(folder, facts))[0] | {"max_latency": max_latency, "min_quality": min_quality}
         if planned is not None and "tried" not in found:
             found["tried"] = _timed(planned, chosen, watch)
             write(folder / FOUND, found)
         found = ranks.gather(found)[0]  # as the first has timed them
         quick = {"seeds": 1, "verdict.alone": "none", "verdict.split": "dev"}
         seen: list[dict[str, Any]] = []
-        while (shape := following(found["tried"], seen, under, keep)) is not None:
+        while (shape := following(found["tried"], seen, max_latency, min_quality)) is not None:
             seen.append(shape)
             if "quality" not in shape:
                 watch.said(f"trying {shape['name']}, which may answer one text in {shape['p50']:.2f} ms")
@@ -107,14 +108,14 @@ def search(
                 return done
             verdict = ranks.gather(done.results.get("verdict"))[0]
             told = verdict["models"]["student"]  # with its own words and weights, which decide how it can be served
-            shape |= {"quality": told["quality"]["mean"], "kept": verdict["kept"]}
+            shape |= {"quality": told["quality"]["mean"], "quality_ratio": verdict["quality_ratio"]}
             shape |= {each: told[each] for each in MEASURED}
             found |= {"metric": verdict["metric"], "split": verdict["split"]}
             if ranks.first:
                 write(folder / FOUND, found)
-        best = chosen_of(found["tried"], under, keep)
+        best = chosen_of(found["tried"], max_latency, min_quality)
         if best is None:
-            raise HeedfulError(nothing(found["tried"], under, keep))
+            raise HeedfulError(nothing(found["tried"], max_latency, min_quality))
         watch.said(f"{best['name']} is taken" + ("" if found["split"] == "dev" else f", {FLATTERED}"))
         if ranks.first:
             _set_aside(folder, found.get("taken"), best["name"])
@@ -156,7 +157,7 @@ def following(
 ) -> dict[str, Any] | None:
     """The fastest that was not seen yet, may be in time, and may be faster than what was seen to keep enough.
 
-    >>> tried = [{"p50": 1, "quality": 0.8, "kept": 0.8}, {"p50": 2}, {"p50": 3}]
+    >>> tried = [{"p50": 1, "quality": 0.8, "quality_ratio": 0.8}, {"p50": 2}, {"p50": 3}]
     >>> [following(tried, tried[:1], under, keep) for under, keep in ((None, 0.9), (1.5, 0.9), (None, 0.7))]
     [{'p50': 2}, None, None]
     """
@@ -169,14 +170,15 @@ def following(
 def chosen_of(tried: Sequence[dict[str, Any]], under: float | None, keep: float | None) -> dict[str, Any] | None:
     """Of those that were trained and are in time the fastest that keeps so much, or the best; none, where no one does.
 
-    >>> tried = [{"p50": 1, "quality": 0.8, "kept": 0.8}, {"p50": 2, "quality": 0.95, "kept": 0.95}, {"p50": 3}]
+    >>> tried = [{"p50": 1, "quality": 0.8, "quality_ratio": 0.8}, {"p50": 2, "quality": 0.95, "quality_ratio": 0.95}]
+    >>> tried.append({"p50": 3})
     >>> chosen_of(tried, None, 0.9)["p50"], chosen_of(tried, 1.5, None)["p50"], chosen_of(tried, None, 0.99)
     (2, 1, None)
     """
     trained = [each for each in tried if "quality" in each and (under is None or each["p50"] <= under)]
     if keep is None:
         return max(trained, key=lambda each: float(each["quality"]), default=None)
-    good = [each for each in trained if each["kept"] is not None and each["kept"] >= keep]
+    good = [each for each in trained if each["quality_ratio"] is not None and each["quality_ratio"] >= keep]
     return min(good, key=lambda each: float(each["p50"]), default=None)
 
 
@@ -184,7 +186,7 @@ def nothing(tried: Sequence[dict[str, Any]], under: float | None, keep: float | 
     """Why none was taken."""
     lines = [
         f"  {each['name']}: {each['p50']:.2f} ms"
-        + (f", keeps {100 * each['kept']:.1f} %" if each.get("kept") is not None else ", not trained")
+        + (f", keeps {100 * each['quality_ratio']:.1f} %" if each.get("quality_ratio") is not None else ", not trained")
         for each in sorted(tried, key=lambda each: float(each["p50"]))
     ]
     asked = [f"answers in {under:g} ms"] if under is not None else []

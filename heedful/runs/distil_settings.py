@@ -29,14 +29,16 @@ class LayersStudent:
 
     kind: Literal["layers"] = "layers"
     layers: int = 3
-    take: tuple[int, ...] = ()  # the teacher's layers that it begins with, from 0; (): spread over all of them
+    teacher_layers: tuple[int, ...] = ()  # teacher's layers that are copied, from 0; (): evenly spread
     family: str = ""  # "": the teacher's; one without token types gets those of the first segment in its positions
 
     def __post_init__(self) -> None:
         if self.layers < 1:
             raise HeedfulError(f"layers is {self.layers}; expected a whole number from 1")
-        if self.take and len(self.take) != self.layers:
-            raise HeedfulError(f"take names {len(self.take)} layers, but the student has {self.layers}")
+        if self.teacher_layers and len(self.teacher_layers) != self.layers:
+            raise HeedfulError(
+                f"teacher_layers names {len(self.teacher_layers)} layers, but the student has {self.layers}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +131,7 @@ class StatesSettings(_Weight):
     """Hidden states of layers: 0 is what enters the first one, the number of layers what leaves the last."""
 
     weight: float = 1.0
-    how: Literal["squared", "cosine"] = "squared"
+    how: Literal["mse", "cosine"] = "mse"
     layers: Literal["last", "spread"] = "last"  # spread: each of the student's, and 0, over the teacher's
     pairs: tuple[tuple[int, int], ...] = ()  # instead: student's and teacher's
 
@@ -151,32 +153,32 @@ class RelationsSettings(_Weight):
 class LossSettings:
     """What each loss weighs, as a mean over its own targets."""
 
-    soft: float = 1.0  # what the teacher says
+    kd_weight: float = 1.0  # weight of the loss on the teacher's outputs
     temperature: float = 2.0  # of soft labels
-    hard: float = 1.0  # what labels say, or hidden tokens
+    label_weight: float = 1.0  # weight of the loss on labels, or on masked tokens
     states: StatesSettings | None = None
     relations: RelationsSettings | None = None
 
     def __post_init__(self) -> None:
-        for name in ("soft", "hard"):
+        for name in ("kd_weight", "label_weight"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected a number from 0")
         if not 0 < self.temperature < float("inf"):
             raise HeedfulError(f"temperature is {self.temperature}; expected a number above 0")
-        if not self.soft and self.states is None and self.relations is None:
+        if not self.kd_weight and self.states is None and self.relations is None:
             raise HeedfulError(
-                "soft is 0, and neither states nor relations are learned: nothing is learned of a teacher"
+                "kd_weight is 0, and neither states nor relations are learned: nothing is learned of a teacher"
             )
 
 
 RECIPES: dict[str, LossSettings] = {  # of papers, with the weights that they give
-    "soft": LossSettings(),
-    "triple": LossSettings(soft=5.0, hard=2.0, states=StatesSettings(weight=1.0, how="cosine")),
-    "attention": LossSettings(soft=0.0, hard=0.0, relations=RelationsSettings(of=("qk", "vv"))),
-    "relations": LossSettings(soft=0.0, hard=0.0, relations=RelationsSettings()),
-    "layers": LossSettings(
+    "logits": LossSettings(),
+    "distilbert": LossSettings(kd_weight=5.0, label_weight=2.0, states=StatesSettings(weight=1.0, how="cosine")),
+    "minilm": LossSettings(kd_weight=0.0, label_weight=0.0, relations=RelationsSettings(of=("qk", "vv"))),
+    "minilmv2": LossSettings(kd_weight=0.0, label_weight=0.0, relations=RelationsSettings()),
+    "tinybert": LossSettings(
         temperature=1.0,
-        hard=0.0,
+        label_weight=0.0,
         states=StatesSettings(layers="spread"),
         relations=RelationsSettings(of=("qk",), layers="spread", squares=True),
     ),
@@ -187,32 +189,32 @@ RECIPES: dict[str, LossSettings] = {  # of papers, with the weights that they gi
 class OutputSettings:
     """Where what the teacher says is kept."""
 
-    keep: Literal["disk", "none"] = "disk"  # none: the teacher reads along, each time anew
+    enabled: bool = True  # write the teacher's outputs to the disk once; false: run the teacher in each step
     precision: Literal["float16", "float32"] = "float16"
-    top: int | None = None  # of a vocabulary: so many tokens of each place, and all others as one; none: all
+    top_k: int | None = None  # tokens of the vocabulary kept per masked token, all others as one; none: all
 
     def __post_init__(self) -> None:
-        if self.top is not None and self.top < 1:
-            raise HeedfulError(f"top is {self.top}; expected a whole number from 1")
-        if self.keep == "none" and (self.top is not None or self.precision != "float16"):
-            name = "precision" if self.top is None else "top"
-            raise HeedfulError(f"outputs.{name} is of outputs that are kept, and outputs.keep is none: leave it out")
+        if self.top_k is not None and self.top_k < 1:
+            raise HeedfulError(f"top_k is {self.top_k}; expected a whole number from 1")
+        if not self.enabled and (self.top_k is not None or self.precision != "float16"):
+            name = "precision" if self.top_k is None else "top_k"
+            raise HeedfulError(f"teacher_cache.{name} has no effect with teacher_cache.enabled=false: leave it out")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoreSettings:
     """More texts without labels: words of those that there are, replaced by what a masked language model finds."""
 
-    times: int = 1  # variants of each text
-    rate: float = 0.15  # the share of words that are replaced
-    best: int = 20  # the tokens among which one is drawn
+    copies: int = 1  # new texts made of each text
+    replace_prob: float = 0.15  # share of the words that are replaced
+    top_k: int = 20  # likeliest tokens of the masked language model to sample from
     model: str = ""  # a folder, or NAME[@REVISION], with a masked head; "": the teacher's own
 
     def __post_init__(self) -> None:
         for name, right, expected in (
-            ("times", self.times >= 1, "a whole number from 1"),
-            ("rate", 0 < self.rate < 1, "a share between 0 and 1"),
-            ("best", self.best >= 1, "a whole number from 1"),
+            ("copies", self.copies >= 1, "a whole number from 1"),
+            ("replace_prob", 0 < self.replace_prob < 1, "a share between 0 and 1"),
+            ("top_k", self.top_k >= 1, "a whole number from 1"),
         ):
             if not right:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
@@ -245,9 +247,9 @@ class DistilSettings:
     teacher: str  # a run, a model folder, or NAME[@REVISION] on the hub
     student: StudentSettings = LayersStudent()
     unlabelled: tuple[str, ...] = ()  # files and folders
-    more: MoreSettings | None = None
+    augment: MoreSettings | None = None
     loss: LossSettings = LossSettings()
-    outputs: OutputSettings = OutputSettings()
+    teacher_cache: OutputSettings = OutputSettings()
     verdict: VerdictSettings = VerdictSettings()
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
@@ -271,9 +273,7 @@ class MaskedDistilSettings:
     teacher: str
     student: StudentSettings = LayersStudent()
     loss: LossSettings = LossSettings()
-    outputs: OutputSettings = OutputSettings(
-        keep="none"
-    )  # on the disk: with static masks, pretrain.objective.num_static_masks
+    teacher_cache: OutputSettings = OutputSettings(enabled=False)  # true needs pretrain.objective.num_static_masks
     verdict: VerdictSettings = VerdictSettings()
     pretrain: PretrainSettings = PRETRAIN
 
@@ -281,10 +281,11 @@ class MaskedDistilSettings:
         objective = self.pretrain.objective
         if not isinstance(objective, MlmSettings):
             raise HeedfulError(f'pretrain.objective.kind is "{objective.kind}"; expected "mlm"')
-        if self.outputs.keep == "disk" and (objective.num_static_masks is None or self.pretrain.phases):
+        if self.teacher_cache.enabled and (objective.num_static_masks is None or self.pretrain.phases):
             raise HeedfulError(
-                "outputs.keep is disk, but masks are new in each epoch, or rows change with phases: set "
-                "pretrain.objective.num_static_masks to the number of static masks, and no phases, or outputs.keep=none"
+                "teacher_cache.enabled is true, but masks are new in each epoch, or rows change with phases: set "
+                "pretrain.objective.num_static_masks to the number of static masks, and no phases, or "
+                "teacher_cache.enabled=false"
             )
 
 

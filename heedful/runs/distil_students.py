@@ -121,9 +121,9 @@ def cut(teacher: Loaded, asked: LayersStudent) -> Loaded:
         raise HeedfulError(
             f"layers is {asked.layers}, but {teacher.source} has {stack.layers}: give a number from 1 to {stack.layers}"
         )
-    take = asked.take or _fitting(stack, spread(stack.layers, asked.layers))
+    take = asked.teacher_layers or _fitting(stack, spread(stack.layers, asked.layers))
     if wrong := [number for number in take if not 0 <= number < stack.layers]:
-        raise HeedfulError(f"take names the layers {wrong}, but {teacher.source} has {stack.layers}, from 0")
+        raise HeedfulError(f"teacher_layers names the layers {wrong}, but {teacher.source} has {stack.layers}, from 0")
     if strangers := [(taken, n) for n, taken in enumerate(take) if _near(stack, n) != _near(stack, taken)]:
         raise HeedfulError(
             "take puts layer {} in the place of layer {}, but of these two one sees all of the text and the other what "
@@ -246,9 +246,9 @@ def losses_of(asked: LossSettings, student: Loaded, teacher: Loaded) -> Losses:
         if asked.relations is not None:
             relations = _relations(asked.relations, *stacks)
     return Losses(
-        soft=asked.soft,
+        soft=asked.kd_weight,
         temperature=asked.temperature,
-        hard=asked.hard,
+        hard=asked.label_weight,
         states=tuple(states),
         relations=relations,
     )
@@ -256,7 +256,12 @@ def losses_of(asked: LossSettings, student: Loaded, teacher: Loaded) -> Losses:
 
 def untaught(asked: LossSettings, student: Loaded, teacher: Loaded) -> bool:
     """Whether the student's head is not the teacher's, and no loss reaches it."""
-    learns = asked.soft or asked.hard or teacher.head is None or not any(True for _ in teacher.head.parameters())
+    learns = (
+        asked.kd_weight
+        or asked.label_weight
+        or teacher.head is None
+        or not any(True for _ in teacher.head.parameters())
+    )
     return not learns and student.config.head != teacher.config.head
 
 
@@ -270,7 +275,7 @@ def _states(asked: StatesSettings, mine: StackConfig, theirs: StackConfig) -> St
                 f"states.pairs has ({ours}, {taught}), but the student has {mine.layers} layers and the teacher "
                 f"{theirs.layers}: give numbers from 0, what enters the first, to these"
             )
-    if asked.how == "cosine" or asked.how == "squared":
+    if asked.how == "cosine" or asked.how == "mse":
         return States(weight=asked.weight, how=asked.how, pairs=tuple(pairs))
     raise AssertionError(asked.how)
 

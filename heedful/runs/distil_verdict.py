@@ -196,13 +196,13 @@ def compared(
         "metric": metric,
         "split": split,
         "models": models,
-        "kept": mine / best if best > 0 else None,
-        "faster": student["texts_per_second"] / teacher["texts_per_second"],
-        "sooner": teacher["p50"] / student["p50"],
-        "size": student["parameters"] / teacher["parameters"],
+        "quality_ratio": mine / best if best > 0 else None,
+        "throughput_ratio": student["texts_per_second"] / teacher["texts_per_second"],
+        "latency_ratio": student["p50"] / teacher["p50"],
+        "parameter_ratio": student["parameters"] / teacher["parameters"],
     }
     if "alone" in models:
-        found["gain"] = gain(student["quality"], models["alone"]["quality"], grain)
+        found["delta_vs_baseline"] = gain(student["quality"], models["alone"]["quality"], grain)
     return found | {"sentence": sentence(found)}
 
 
@@ -223,15 +223,16 @@ def sentence(found: dict[str, Any]) -> str:
     teacher, student = (_with_precision(found["models"][name]["quality"]) for name in ("teacher", "student"))
     said = f"{found['main']} on {found['split']}"
     quality = f"reaches {student} beside the teacher's {teacher} ({said})"
-    if found["kept"] is not None:
-        quality = f"keeps {100 * found['kept']:.1f} % of the teacher's {said} ({student} of {teacher})"
+    if found["quality_ratio"] is not None:
+        quality = f"keeps {100 * found['quality_ratio']:.1f} % of the teacher's {said} ({student} of {teacher})"
     text = (
-        f"The student {quality}, answers {_times(found['faster'])} times as many texts a second and one text "
-        f"{_times(found['sooner'])} times as fast, and has {100 * found['size']:.0f} % of the parameters"
+        f"The student {quality}, answers {_times(found['throughput_ratio'])} times as many texts a second and one text "
+        f"{_times(1 / found['latency_ratio'])} times as fast, and has {100 * found['parameter_ratio']:.0f} % of the "
+        "parameters"
     )
-    if "gain" not in found:
+    if "delta_vs_baseline" not in found:
         return f"{text}; what it would have learned without the teacher was not measured."
-    gained = found["gain"]
+    gained = found["delta_vs_baseline"]
     by = f"{gained['difference']:+.4f} beside the same student without the teacher"
     if gained["seeds"] < ENOUGH:
         few = "1 seed" if gained["seeds"] == 1 else f"{gained['seeds']} seeds"

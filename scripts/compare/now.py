@@ -381,6 +381,13 @@ SMALL = settings(
     vocabulary__vocabulary=400,
     corpus__sample_by="paragraph",
 )
+LOSSES_BEFORE = {  # names of recipes of losses in the other checkout, which name the probes
+    "logits": "soft",
+    "distilbert": "triple",
+    "minilm": "attention",
+    "minilmv2": "relations",
+    "tinybert": "layers",
+}
 KINDS_BEFORE = {  # names of objectives in the other checkout, which name the probes
     "mlm": "masked",
     "mlm+nsp": "masked+next",
@@ -439,12 +446,16 @@ def distillation(work: Path, quick: bool) -> Probes:
     teacher = make_encoder(work / "teacher", "single")
     few = settings(seeds=1, verdict__precision="float32", verdict__texts=8, verdict__alone="none", verdict__rounds=1)
     kinds: dict[str, list[object]] = {
-        name: ["--loss", name, "--student", "layers=1"]
-        for name in ("soft", "triple", "attention", "relations", "layers")
+        before: ["--loss", name, "--student", "layers=1"] for name, before in LOSSES_BEFORE.items()
     }
     kinds["size"] = ["--student", "tiny", *settings(student__layers=1, student__width=32, student__heads=2)]
     kinds["words"] = ["--student", "bag"]
-    kinds["more texts"] = ["--student", "layers=1", *settings(more__times=1), *settings(more__model=work / "masked")]
+    kinds["more texts"] = [
+        "--student",
+        "layers=1",
+        *settings(augment__copies=1),
+        *settings(augment__model=work / "masked"),
+    ]
     make_encoder(work / "masked", "masked")
     found: Probes = {}
     for name, given in kinds.items():
@@ -690,7 +701,7 @@ def defaults(work: Path, quick: bool) -> Probes:
         found[f"pretrain, {KINDS_BEFORE[name]}"] = to_mapping(pretrain_settings.defaults(name, 256, going_on=False))
     found["distil"] = to_mapping(DistilSettings(task=settings.TASKS["classify"](), teacher="t"))
     found["distil, masked"] = to_mapping(MaskedDistilSettings(teacher="t"))
-    found |= {f"losses, {name}": to_mapping(losses) for name, losses in RECIPES.items()}
+    found |= {f"losses, {LOSSES_BEFORE[name]}": to_mapping(losses) for name, losses in RECIPES.items()}
     found["limits"], found["timeouts"] = to_mapping(Limits()), to_mapping(Timeouts())
     found["tokenizer"] = to_mapping(TokenizerSettings(vocabulary=1000))
     return found

@@ -138,7 +138,7 @@ EVERYTHING = Losses(
     temperature=T,
     hard=0.0,
     states=(
-        States(weight=1.0, how="squared", pairs=((0, 0), (1, 1))),
+        States(weight=1.0, how="mse", pairs=((0, 0), (1, 1))),
         States(weight=1.0, how="cosine", pairs=((2, 2),)),
     ),
     relations=(
@@ -257,7 +257,7 @@ def test_the_teacher_reads_its_own_types_and_drops_nothing_out(folders: Callable
 def test_layers_are_those_of_the_recipe(folders: Callable[[str], Path]) -> None:
     assert spread(12, 6) == (0, 2, 4, 7, 9, 11)
     teacher = load(folders("single"))
-    student = cut(teacher, LayersStudent(layers=1, take=(1,)))
+    student = cut(teacher, LayersStudent(layers=1, teacher_layers=(1,)))
     known, mine = teacher.named(), student.named()
     for name, each in mine.items():
         assert torch.equal(each, known[name.replace("blocks.0.", "blocks.1.")]), name
@@ -370,9 +370,9 @@ def test_layers_that_cannot_stand_in_a_place_are_refused(tmp_path: Path) -> None
     teacher = load(tmp_path)
     assert cut(teacher, LayersStudent(layers=2)).config.model.encoder is not None
     with pytest.raises(HeedfulError, match="take puts layer 3 in the place of layer 1"):
-        cut(teacher, LayersStudent(layers=2, take=(0, 3)))
+        cut(teacher, LayersStudent(layers=2, teacher_layers=(0, 3)))
     with pytest.raises(HeedfulError, match="has to come first and nowhere else"):
-        cut(teacher, LayersStudent(layers=2, take=(3, 1)))
+        cut(teacher, LayersStudent(layers=2, teacher_layers=(3, 1)))
 
 
 def test_products_in_losses_are_not_of_half_precision(folders: Callable[[str], Path]) -> None:

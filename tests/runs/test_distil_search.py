@@ -1,4 +1,4 @@
-"""distil --keep and --under: which shapes are tried, and which is taken."""
+"""distil --min-quality and --max-latency: which shapes are tried, and which is taken."""
 
 from __future__ import annotations
 
@@ -33,30 +33,32 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 def test_the_search_takes_the_fastest_that_keeps_enough(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     given: dict[str, Any] = {"shapes": ["layers=1", "bag"], "assignments": QUICK}
-    done = search(teacher, labelled, tmp_path / "run", keep=0.01, under=1e4, **given)
+    done = search(teacher, labelled, tmp_path / "run", min_quality=0.01, max_latency=1e4, **given)
     found = done.results["search"]
     fastest = min(found["tried"], key=lambda each: each["p50"])["name"]
     assert found["taken"] == fastest in [each["name"] for each in found["tried"] if "quality" in each]
     assert (tmp_path / "run" / "best" / "model").is_dir()
     assert found["split"] == "dev" and done.results["verdict"]["split"] == "test", "chosen on dev, told of test"
     told = Told()
-    again = search(teacher, labelled, tmp_path / "run", keep=0.01, under=1e4, watch=told, **given)
+    again = search(teacher, labelled, tmp_path / "run", min_quality=0.01, max_latency=1e4, watch=told, **given)
     assert again.results == done.results
     assert not any(each.startswith(("trying", "timing")) for each in told.sentences)
     with pytest.raises(HeedfulError, match=r"no student answers in 1e-06 ms:\n  .*ms, not trained"):
-        search(teacher, labelled, tmp_path / "none", under=1e-6, **given)
+        search(teacher, labelled, tmp_path / "none", max_latency=1e-6, **given)
     other = search(teacher, labelled, tmp_path / "run", watch=told, **given).results["search"]
-    assert (other["keep"], other["under"]) == (None, None) and all("quality" in each for each in other["tried"])
+    assert (other["min_quality"], other["max_latency"]) == (None, None) and all(
+        "quality" in each for each in other["tried"]
+    )
     assert any(each.startswith("trying") for each in told.sentences) and "timing 2 shapes" not in told.sentences
     other = search(
-        teacher, labelled, tmp_path / "run", under=max(each["p50"] for each in other["tried"]), **given
+        teacher, labelled, tmp_path / "run", max_latency=max(each["p50"] for each in other["tried"]), **given
     ).results["search"]
     kept = {each.name for each in (tmp_path / "run").glob("best*")}
     assert kept <= {"best", "best-bag", "best-layers=1"} and "best" in kept
     with pytest.raises(HeedfulError, match="Ask for less: what was tried stays"):
-        search(teacher, labelled, tmp_path / "run", keep=1.0, under=1e-6, **given)
+        search(teacher, labelled, tmp_path / "run", min_quality=1.0, max_latency=1e-6, **given)
     with pytest.raises(HeedfulError, match="a run with other settings"):
-        search(teacher, labelled, tmp_path / "run", keep=0.01, under=1e4, losses="triple", **given)
+        search(teacher, labelled, tmp_path / "run", min_quality=0.01, max_latency=1e4, losses="distilbert", **given)
     with pytest.raises(HeedfulError, match="another shapes"):
         search(teacher, labelled, tmp_path / "run", shapes=["bag"], assignments=QUICK)
     with pytest.raises(HeedfulError, match="a search tries 1 to 6"):
@@ -69,13 +71,13 @@ def test_a_search_takes_no_folder_of_others(tmp_path: Path, teacher: Path, label
     for name in ("a.txt", "b", "c", "d"):
         (mine / name).write_text("")
     with pytest.raises(HeedfulError, match=r"mine is no search: it holds a\.txt, b, c and more, but no search\.json"):
-        search(teacher, labelled, mine, keep=0.9)
+        search(teacher, labelled, mine, min_quality=0.9)
     assert len(list(mine.iterdir())) == 4
     with only_run(tmp_path / "run"), pytest.raises(HeedfulError, match=r"another run, pid \d+, .* holds .*run"):
-        search(teacher, labelled, tmp_path / "run", keep=0.9, shapes=["bag"], assignments=QUICK)
+        search(teacher, labelled, tmp_path / "run", min_quality=0.9, shapes=["bag"], assignments=QUICK)
     assert [each.name for each in (tmp_path / "run").iterdir()] == ["run.lock"]
     with pytest.raises(HeedfulError, match=r"rows\.csv"):
-        search(teacher, tmp_path / "rows.csv", tmp_path / "no", keep=0.9, shapes=["bag"], assignments=QUICK)
+        search(teacher, tmp_path / "rows.csv", tmp_path / "no", min_quality=0.9, shapes=["bag"], assignments=QUICK)
     assert not (tmp_path / "no").exists()
 
 
@@ -83,7 +85,7 @@ def test_a_search_takes_no_folder_of_others(tmp_path: Path, teacher: Path, label
 def test_ranks_search_together(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     """Each goes by what the first has timed and measured."""
     ranks = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--module")
-    given = ("heedful", "distil", str(teacher), str(labelled), "--out", str(tmp_path / "run"), "--keep", "1%")
+    given = ("heedful", "distil", str(teacher), str(labelled), "--out", str(tmp_path / "run"), "--min-quality", "1%")
     settings = (word for each in (*QUICK, "verdict.rounds=1") for word in ("--set", each))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([*ranks, *given, *settings], env=environment, capture_output=True, text=True, timeout=300)
@@ -121,7 +123,7 @@ def test_a_search_goes_by_the_time_of_what_is_trained(
         trained.append((asked.student, among))
         speed = {"precision": "float32", "p99": 9.0, "texts_per_second": 1.0, "tokens_per_second": 1.0}
         mine = speed | {"p50": times[asked.student], "parameters": 7, "quality": {"mean": 0.9}}
-        verdict = {"metric": "accuracy", "split": "dev", "kept": 1.0, "models": {"student": mine}}
+        verdict = {"metric": "accuracy", "split": "dev", "quality_ratio": 1.0, "models": {"student": mine}}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "verdict.json").write_text(json.dumps(verdict))
         return Finished(folder=folder, why="done", results={"verdict": verdict})
@@ -130,7 +132,9 @@ def test_a_search_goes_by_the_time_of_what_is_trained(
     shapes.append({"name": "layers=1", "folder": "layers=1", "p50": 2.75})
     monkeypatch.setattr(distil_search, "_timed", lambda planned, names, watch: shapes)
     monkeypatch.setattr(distil_search, "distil_task", done)
-    found = search(teacher, labelled, tmp_path / "run", shapes=list(times), under=5.0, keep=0.9).results["search"]
+    found = search(teacher, labelled, tmp_path / "run", shapes=list(times), max_latency=5.0, min_quality=0.9).results[
+        "search"
+    ]
     assert trained == [(name, tmp_path / "run") for name in ("bag", "tiny", "tiny")], "the last one whole"
     assert found["taken"] == "tiny", "bag is not in time, and layers=1 cannot be faster"
     assert [each["p50"] for each in found["tried"]] == [6.0, 2.5, 2.75] and found["tried"][0]["parameters"] == 7

@@ -132,10 +132,12 @@ def test_objectives(kind: str, tmp_path: Path) -> None:
         pretrain.pretrain(text, tmp_path / "run", objective=kind, tokenizer=tmp_path / "words", assignments=how)
 
 
-@pytest.mark.parametrize(("losses", "student"), [("triple", "layers=1"), ("relations", "layers=1"), ("soft", "bilstm")])
+@pytest.mark.parametrize(
+    ("losses", "student"), [("distilbert", "layers=1"), ("minilmv2", "layers=1"), ("logits", "bilstm")]
+)
 def test_distilling(losses: str, student: str, tmp_path: Path) -> None:
     teacher = make(tmp_path / "teacher", "single")
-    how = ("train.device=cuda", "train.precision=float32", "outputs.keep=none", "verdict.alone=none")
+    how = ("train.device=cuda", "train.precision=float32", "teacher_cache.enabled=false", "verdict.alone=none")
     with pytest.raises(SeenError):
         distil.distil(
             teacher, data("single", tmp_path / "data"), tmp_path / "run", student=student, losses=losses,
@@ -149,7 +151,7 @@ def test_distilling_hidden_tokens(tmp_path: Path) -> None:
         f"pretrain.{name}={value}"
         for name, value in (THERE | {"max_seq_length": 32, "pack_length": 64, "eval_fraction": 0.1}).items()
     ]
-    how += ["pretrain.train.precision=float32", "pretrain.corpus.sample_by=paragraph", "outputs.keep=none"]
+    how += ["pretrain.train.precision=float32", "pretrain.corpus.sample_by=paragraph", "teacher_cache.enabled=false"]
     with pytest.raises(SeenError):
         distil.distil(teacher, text, tmp_path / "run", student="layers=1", assignments=[*how, "verdict.alone=none"])
 

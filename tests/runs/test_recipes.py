@@ -72,8 +72,8 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_recipe_of_distilbert_is_the_paper_s(tmp_path: Path) -> None:
     path, _ = copy("distil-distilbert", tmp_path / "a.toml")
     found = overrides_of("a", recipe=path).resolve(MaskedDistilSettings(teacher="?")).settings
-    assert found.loss == RECIPES["triple"]
-    assert found.student == LayersStudent(layers=6, take=(0, 2, 4, 7, 9, 11), family="distilbert")
+    assert found.loss == RECIPES["distilbert"]
+    assert found.student == LayersStudent(layers=6, teacher_layers=(0, 2, 4, 7, 9, 11), family="distilbert")
 
 
 def test_another_place(tmp_path: Path) -> None:

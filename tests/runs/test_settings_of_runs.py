@@ -318,7 +318,7 @@ def test_a_flag_and_an_assignment_cannot_set_the_same() -> None:
     assert (caught.value.code, caught.value.path) == ("duplicate", "init.model")
     others = ["student.take=[0, 2, 4]", "student.family=bert"]
     overrides = distil_settings.overrides_of("t", student="layers=3", assignments=others)
-    assert distil_settings.foresee(overrides).student == LayersStudent(take=(0, 2, 4), family="bert")
+    assert distil_settings.foresee(overrides).student == LayersStudent(teacher_layers=(0, 2, 4), family="bert")
     for student, setting in (("layers=3", "student.layers=2"), ("bag", "student = {kind = 'size'}")):
         overrides = distil_settings.overrides_of("t", student=student, assignments=[setting])
         with pytest.raises(SettingError, match=f"^--student {student} and --set {re.escape(setting)} both set"):
