@@ -200,7 +200,7 @@ def estimated(task: str, found: dict[str, Any], run: Run) -> None:
 
 def spread(quality: dict[str, Any]) -> str:
     """Mean and standard deviation, in per cent."""
-    deviation = "" if quality["deviation"] is None else f" ± {100 * quality['deviation']:.2f}"
+    deviation = "" if quality["std"] is None else f" ± {100 * quality['std']:.2f}"
     return f"{100 * quality['mean']:.2f}{deviation}"
 
 

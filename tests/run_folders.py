@@ -36,12 +36,12 @@ def classified(labels: list[str], count: int = 400, seed: int = 0, right: float 
     found |= {"ece": calibration["ece"], "calibration": calibration["table"]}
     lines = [
         {
-            "n": int(n),
+            "id": int(n),
             "input": f"text number {n}",
-            "gold": labels[gold[n]],
-            "said": labels[said[n]],
-            "right": bool(gold[n] == said[n]),
-            "badness": float(loss[n]),
+            "label": labels[gold[n]],
+            "prediction": labels[said[n]],
+            "correct": bool(gold[n] == said[n]),
+            "loss": float(loss[n]),
             "answer": {"label": labels[said[n]], "probability": float(confidence[n])},
         }
         for n in np.argsort(-loss, kind="stable")
@@ -71,8 +71,8 @@ def scored(count: int = 300, seed: int = 0) -> tuple[Result, list[Line]]:
     gold = np.round(draw.random(count) * 25) / 5
     said = 0.8 * gold + 0.6 + draw.normal(0, 0.5, count)
     lines = [
-        {"n": n, "input": ["one", "other"], "gold": float(gold[n]), "said": float(said[n]), "right": None}
-        | {"badness": float(abs(gold[n] - said[n])), "answer": {"numbers": {"score": float(said[n])}}}
+        {"id": n, "input": ["one", "other"], "label": float(gold[n]), "prediction": float(said[n]), "correct": None}
+        | {"loss": float(abs(gold[n] - said[n])), "answer": {"numbers": {"score": float(said[n])}}}
         for n in np.argsort(-abs(gold - said), kind="stable").tolist()
     ]
     return RankedRegression().updated(said, gold).result(), lines
@@ -120,7 +120,7 @@ def results(task: str, main: str, splits: dict[str, Result], **more: Any) -> dic
         "base": "a small encoder, trained on the spot",
         "seed": 1,
         "seeds": [{"seed": 1, "best_step": 250, "steps": 300, "seconds": 61.2, "splits": found}],
-        "spread": {name: {"mean": value, "deviation": None, "seeds": 1} for name, value in found.items()},
+        "across_seeds": {name: {"mean": value, "std": None, "seeds": 1} for name, value in found.items()},
         "splits": {
             name: {"numbers": numbers, "intervals": {main: interval(numbers[main])}} for name, numbers in splits.items()
         },

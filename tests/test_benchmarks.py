@@ -329,7 +329,7 @@ def test_an_arm_may_be_like_another_one(benchmarks: Any, fake: Any) -> None:
 def test_the_record_of_students(benchmarks: Any) -> None:
     distil = benchmarks("distil")
     speed = {"precision": "int8", "p50": 1.0, "p99": 2.0, "texts_per_second": 1500.0, "parameters": 10}
-    quality = {name: {"mean": mean, "deviation": spread} for name, mean, spread in
+    quality = {name: {"mean": mean, "std": spread} for name, mean, spread in
                (("teacher", 0.9, None), ("student", 0.88, 0.001), ("alone", 0.87, 0.002))}  # fmt: skip
     models = {name: speed | {"quality": each} for name, each in quality.items()}
     verdict = {"metric": "accuracy", "split": "test", "models": models, "kept": 0.978, "faster": 2.0, "sooner": 1.5}

@@ -35,7 +35,7 @@ from heedful.tokenizer.pieces import NAMES as PIECES
 
 RUN_MODEL = "model"  # the model's folder in a run's
 NOTES = "heedful.json"  # what transformers has no place for: the tokenizer's fingerprint, and what FACTS are
-FACTS = ("thresholds", "scores", "between", "pairs")  # of Loaded
+FACTS = ("thresholds", "label_scaling", "text_suffix", "pairs")  # of Loaded
 UNSET: tuple[Any, ...] = ({}, "", None)
 
 
@@ -58,8 +58,8 @@ class Loaded(nn.Module):
         self.unused: tuple[str, ...] = ()  # tensors of the folder that belong to other heads
         self.spare: dict[str, Tensor] = {}  # of these, what other heads have, by published names: for `attach`
         self.thresholds: dict[str, float] = {}  # of answers: calibrated by label, or "no_answer"; "most" tokens
-        self.scores: dict[str, float] = {}  # of train: the "mean" and "deviation" of numbers, "low" and "high" of pairs
-        self.between = ""  # stands after a text from which a decoder goes on, where it learned so
+        self.label_scaling: dict[str, float] = {}  # "mean" and "std" of numbers, "low" and "high" of scores of pairs
+        self.text_suffix = ""  # appended to a text that a decoder continues
         self.pairs: bool | None = None  # whether the texts that a classifier learned were pairs; None: not known
         model = config.model
         self.model = make_model(model)
@@ -186,7 +186,7 @@ def load(
     loaded.tokenizer = _load_tokenizer(folder, config.family, config.model)
     if isinstance(config.head, SentenceEmbedding):
         sentences.check_case(folder, loaded.tokenizer)
-    loaded.thresholds, loaded.scores, loaded.between, loaded.pairs = (_fact(folder, name) for name in FACTS)
+    loaded.thresholds, loaded.label_scaling, loaded.text_suffix, loaded.pairs = (_fact(folder, name) for name in FACTS)
     asked = hub.name_and_revision(name)[0]
     loaded.source = asked if os.path.isdir(name) or shipped(asked) else f"{asked}@{folder.name}"
     loaded.unused = unused
@@ -379,15 +379,15 @@ def _fact(folder: Path, name: str) -> Any:
     known = read_json(folder / NOTES) if (folder / NOTES).exists() else {}
     if name == "pairs" and type(found := known.get(name)) in (bool, type(None)):
         return found
-    match known.get(name, "" if name == "between" else {}):
-        case str(text) if name == "between":
+    match known.get(name, "" if name == "text_suffix" else {}):
+        case str(text) if name == "text_suffix":
             return text
-        case dict(found) if name not in ("between", "pairs") and all(
+        case dict(found) if name not in ("text_suffix", "pairs") and all(
             type(value) in (int, float) for value in found.values()
         ):
             return {key: float(value) for key, value in found.items()}
         case other:
-            kinds = {"between": "a text", "pairs": "true or false"}
+            kinds = {"text_suffix": "a text", "pairs": "true or false"}
             expected = kinds.get(name, "names with a number each")
             raise HeedfulError(f"{folder / NOTES}: {name} is {other!r:.80}; expected {expected}")
 

@@ -43,4 +43,6 @@ def at_step(loaded: Loaded, folder: Path) -> Loaded:
         for name, weight in weights.items():
             mine[name].copy_(weight)
     loaded.source = str(folder)
-    return rescaled(loaded, loaded.scores.get("deviation", 1.0), loaded.scores.get("mean", 0.0))  # as it answers
+    return rescaled(
+        loaded, loaded.label_scaling.get("std", 1.0), loaded.label_scaling.get("mean", 0.0)
+    )  # as it answers

@@ -79,7 +79,7 @@ def quickstart(
     show_results(done.results)
     if done.mistakes:
         print("\nThe worst mistakes on test")
-        rows = [[clean(each["input"]), clean(each["gold"]), clean(each["said"])] for each in done.mistakes]
+        rows = [[clean(each["input"]), clean(each["label"]), clean(each["prediction"])] for each in done.mistakes]
         table(rows, head=["message", "is", "was taken for"], indent=2)
     print("\nNew messages")
     rows = [[clean(each["text"]), clean(each["label"]), f"{100 * each['probability']:.0f} %"] for each in done.answers]
@@ -348,10 +348,10 @@ def show_results(results: dict[str, Any]) -> None:
         print(clean(line))
     if sentence := warning(results):
         note(clean(sentence))
-    for split, each in results["spread"].items():
-        if each["deviation"] is not None:
+    for split, each in results["across_seeds"].items():
+        if each["std"] is not None:
             metric, count = results["metric"], each["seeds"]
-            mean, deviation = (_shown(metric, each[name]) for name in ("mean", "deviation"))
+            mean, deviation = (_shown(metric, each[name]) for name in ("mean", "std"))
             print(f"{split} {metric} over {count} seeds: {mean}, standard deviation {deviation}")
 
 

@@ -199,7 +199,16 @@ def fingerprint(engine: Engine) -> str:
         digest.update(raw(tensor))
     config, thresholds = loaded.config, sorted(loaded.thresholds.items())
     writing = engine.writing if engine.kind == "next_token" else None
-    about = (config.family, config.model, config.head, thresholds, loaded.between, engine.limit, engine.cut, writing)
+    about = (
+        config.family,
+        config.model,
+        config.head,
+        thresholds,
+        loaded.text_suffix,
+        engine.limit,
+        engine.cut,
+        writing,
+    )
     digest.update(f"{about!r} {engine.tokenizer.fingerprint}".encode(errors="backslashreplace"))
     return f"sha256:{digest.hexdigest()}"
 

@@ -278,7 +278,7 @@ class Engine:
     def _read(self, number: int, given: Any) -> tuple[Answerer, list[Item]]:
         for answerer in self._answerers:
             if (items := answerer.items(given)) is not None:
-                return answerer, [item + self.loaded.between if isinstance(item, str) else item for item in items]
+                return answerer, [item + self.loaded.text_suffix if isinstance(item, str) else item for item in items]
         raise HeedfulError(f"input {number} is {_shown(given)}: this model's {self.kind} head expects {self.expects}")
 
     def _windows(self, number: int, answerer: Answerer, items: list[Item], encoded: list[Encoded]) -> list[Encoded]:
@@ -301,7 +301,7 @@ class Engine:
         if cut is None:
             seen = self.tokenizer.encode_batch(items)
         else:
-            seen = encode_cut(self.tokenizer, items, self.loaded.between, cut)
+            seen = encode_cut(self.tokenizer, items, self.loaded.text_suffix, cut)
         return open_ended(self.loaded, self.tokenizer, seen)
 
     def _blame(self, number: int, items: list[Item]) -> None:

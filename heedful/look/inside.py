@@ -233,7 +233,7 @@ def encoded(loaded: Loaded, item: str | tuple[str, str]) -> tuple[Encoded, str]:
     """A text's tokens, and why the model does not read them at once; nothing, where it does."""
     if loaded.tokenizer is None:
         raise HeedfulError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
-    read = item + loaded.between if isinstance(item, str) else item
+    read = item + loaded.text_suffix if isinstance(item, str) else item
     (found,) = open_ended(loaded, loaded.tokenizer, [loaded.tokenizer.encode(read)])
     most = LONGEST if loaded.limit is None else loaded.limit
     wanted = "a shorter one" if found.ids else "one with words"

@@ -75,7 +75,9 @@ def alignments(folder: Path, split: str) -> Figure | None:
     if not (folder / RUN_MODEL / "config.json").is_file():
         return None
     lines = islice(predictions(folder, split), LOOKED)
-    told = sorted((line["n"], line["input"], line["said"]) for line in lines if isinstance(line["said"], str))
+    told = sorted(
+        (line["id"], line["input"], line["prediction"]) for line in lines if isinstance(line["prediction"], str)
+    )
     loaded = load(folder / RUN_MODEL)
     if loaded.tokenizer is None or not loaded.needs_target:
         return None

@@ -272,16 +272,18 @@ def _calibration(results: dict[str, Any]) -> Iterator[list[str]]:
 
 def _mistakes(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
     lines = predictions(folder, "dev") if "dev" in results["splits"] else iter(())
-    wrong = (line for line in lines if line["right"] is False or (line["right"] is None and line["gold"] is not None))
+    wrong = (
+        line for line in lines if line["correct"] is False or (line["correct"] is None and line["label"] is not None)
+    )
     rows = [_mistake(line, results) for line in islice(wrong, MISTAKES)]
     if rows:
         yield [MISTAKES_HEADING]
-        yield table(["text", "right", "said"], rows)
+        yield table(["text", "label", "prediction"], rows)
         yield ["They are quoted from the data. `heedful push` leaves them out unless --with-examples is given."]
 
 
 def _mistake(line: dict[str, Any], results: dict[str, Any]) -> list[str]:
-    given, gold, said, task = line["input"], line["gold"], line["said"], results["task"]
+    given, gold, said, task = line["input"], line["label"], line["prediction"], results["task"]
     match task:
         case "tag":
             words = [(each, a, b) for each, a, b in zip(given, gold, said, strict=False) if a != b]
@@ -292,8 +294,8 @@ def _mistake(line: dict[str, Any], results: dict[str, Any]) -> list[str]:
             shown = [(gold[0] if gold else "") or "(no answer)", said or "(no answer)"]
         case "multiple":
             shown = [", ".join(each) or "(none)" for each in (gold, said)]
-        case "embed" if gold is not None and "scores" in results:
-            low, high = (as_float(results["scores"][name]) for name in ("low", "high"))  # of cosines 0 and 1
+        case "embed" if gold is not None and "label_scaling" in results:
+            low, high = (as_float(results["label_scaling"][name]) for name in ("low", "high"))  # of cosines 0 and 1
             shown = [number(gold), f"{number(low + as_float(said) * (high - low))} (a cosine of {number(said)})"]
         case "regress" | "embed":
             rank = f", found as number {line['rank']:,}" if "rank" in line else ""

@@ -146,7 +146,7 @@ def cut(teacher: Loaded, asked: LayersStudent) -> Loaded:
     if config.model.embedding.types == 0 < model.embedding.types and "embedding.positions.weight" in tensors:
         tensors["embedding.positions.weight"] += known["embedding.types.weight"].detach()[0]
     assign(made, tensors, "cpu")
-    made.thresholds, made.between = dict(teacher.thresholds), teacher.between
+    made.thresholds, made.text_suffix = dict(teacher.thresholds), teacher.text_suffix
     made.source = f"layers {' '.join(map(str, take))} of {teacher.source}"
     return made.eval()
 

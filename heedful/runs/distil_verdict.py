@@ -96,10 +96,10 @@ def spread(numbers: Sequence[float], precision: str) -> dict[str, Any]:
     """The metric with each seed, their mean and their standard deviation.
 
     >>> spread([0.75], "int8")
-    {'mean': 0.75, 'deviation': None, 'seeds': 1, 'numbers': [0.75], 'precision': 'int8'}
+    {'mean': 0.75, 'std': None, 'seeds': 1, 'numbers': [0.75], 'precision': 'int8'}
     """
     deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
-    found = {"mean": statistics.fmean(numbers), "deviation": deviation, "seeds": len(numbers)}
+    found = {"mean": statistics.fmean(numbers), "std": deviation, "seeds": len(numbers)}
     return found | {"numbers": list(numbers), "precision": precision}
 
 
@@ -258,7 +258,7 @@ def rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     best = found["models"]["teacher"]["quality"]["mean"]
     for name, each in found["models"].items():
         quality, like = each["quality"], each if "p50" in each else found["models"]["student"]
-        spread = "" if quality["deviation"] is None else f" ± {shown(quality['deviation'])} ({quality['seeds']} seeds)"
+        spread = "" if quality["std"] is None else f" ± {shown(quality['std'])} ({quality['seeds']} seeds)"
         spread += "" if quality["precision"] == like["precision"] else f" in {quality['precision']}"
         kept = f"{100 * quality['mean'] / best:.1f} %" if best > 0 else ""
         times = [f"{like['tokens_per_second']:,.0f}", f"{like['texts_per_second']:,.0f}"]
@@ -299,7 +299,7 @@ def plot(found: dict[str, Any], frontier: Sequence[dict[str, Any]] = ()) -> Figu
     for (name, each), colour, mark in zip(models.items(), (ORANGE, BLUE, GREY), "sov", strict=False):
         when = (each if "p50" in each else models["student"])["p50"]
         quality = each["quality"]
-        bar = quality["deviation"] or 0.0
+        bar = quality["std"] or 0.0
         looks: dict[str, Any] = {"color": colour, "marker": mark, "capsize": 3, "ls": "none"}
         axes.errorbar([when], [quality["mean"]], yerr=[bar], label=NAMES.get(name, name), **looks)
     for shape in frontier:

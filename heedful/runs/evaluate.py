@@ -220,9 +220,9 @@ def task_of(
         more["null_row"] = no_answer_row(loaded.config.head)
     elif kind is Embed:
         more = embedding(survey(source, [split]))
-        more |= loaded.scores if more["scored"] else {}  # the range of those that it learned from
+        more |= loaded.label_scaling if more["scored"] else {}  # the range of those that it learned from
     elif kind is Rewrite:
-        more = {"mark": marks(loaded.config.model, tokenizer_of(loaded)), "between": loaded.between}
+        more = {"mark": marks(loaded.config.model, tokenizer_of(loaded)), "text_suffix": loaded.text_suffix}
         names = ("max_new_tokens", "num_beams", "metric", "bleu")
         more |= {name: getattr(writes, name) for name in names}
         more["limit_written"] = loaded.limit_written

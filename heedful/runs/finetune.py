@@ -321,7 +321,7 @@ class Run:
             "seconds": round(trainer.seconds, 1),
             "splits": splits,
             "checkpoints": entry,
-            "scores": loaded.scores,
+            "label_scaling": loaded.label_scaling,
             "notes": [*said, *filter(None, [unclear])],
         }
         if self.ranks.first:
@@ -414,7 +414,7 @@ class Run:
             "base": base,
             "seed": best["seed"],
             "seeds": [seed_entry(found) for _, found in done],
-            "spread": {split: across_seeds([found for _, found in done], split) for split in self.measured},
+            "across_seeds": {split: across_seeds([found for _, found in done], split) for split in self.measured},
             "splits": best["splits"],
             "checkpoints": best["checkpoints"],
             "data": read_json(self.folder / DATA),
@@ -426,8 +426,8 @@ class Run:
             "settings": self.decisive,
             "notes": [*self.plan.notes, *best["notes"]],
         }
-        if best["scores"]:
-            results["scores"] = best["scores"]
+        if best["label_scaling"]:
+            results["label_scaling"] = best["label_scaling"]
         if "baseline" in best:
             results["baseline"] = best["baseline"]
         write(self.folder / "results.csv", as_table(self.folder / JOURNAL, table_rows(results)))

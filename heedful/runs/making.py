@@ -44,7 +44,7 @@ from heedful.tasks.classify import THRESHOLD, Classify, ClassifyMany
 from heedful.tasks.embed import Embed
 from heedful.tasks.extract import ANSWER_LIMIT, NO_ANSWER, Extract, no_answer_row
 from heedful.tasks.regress import Regress
-from heedful.tasks.rewrite import BETWEEN, Rewrite, marks
+from heedful.tasks.rewrite import TEXT_SUFFIX, Rewrite, marks
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import Read, Task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
@@ -190,15 +190,15 @@ def make_task(
             settings = replace(settings, long_inputs="truncate")  # a text has one vector
             how = embedding(found, group_size)
             task, made = _made(Embed, settings, loaded, **how, scale=scale)
-            made.scores = {name: how[name] for name in ("low", "high") if name in how}
+            made.label_scaling = {name: how[name] for name in ("low", "high") if name in how}
         case RewriteSettings() as chosen:
             mark = marks(loaded.config.model, tokenizer_of(loaded))
-            between = "" if mark.start is not None else BETWEEN
+            suffix = "" if mark.start is not None else TEXT_SUFFIX
             names = ("max_new_tokens", "num_beams", "label_smoothing", "metric", "bleu")
             how = {name: getattr(chosen, name) for name in names}
-            task, made = _made(Rewrite, settings, loaded, mark=mark, between=between, **how)
+            task, made = _made(Rewrite, settings, loaded, mark=mark, text_suffix=suffix, **how)
             assert isinstance(task, Rewrite)
-            task, made.between = replace(task, limit_written=made.limit_written), between
+            task, made.text_suffix = replace(task, limit_written=made.limit_written), suffix
     if source.kind in (Labelled, MultiLabelled, Scored):
         first = next(iter(source.examples("train")), None)
         made.pairs = None if first is None else len(first.texts) > 1
@@ -224,7 +224,7 @@ def _regress(settings: FinetuneSettings, found: Survey, loaded: Loaded, labels: 
     task = replace(task, mean=mean, deviation=deviation)
     if "head.out.weight" in known and torch.equal(known["head.out.weight"], now["head.out.weight"]):
         made = task.learning(made)  # it gave scores before
-    made.scores = {"mean": mean, "deviation": deviation}
+    made.label_scaling = {"mean": mean, "std": deviation}
     return task, made
 
 

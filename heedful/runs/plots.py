@@ -62,7 +62,7 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
         if numbers.get(kind):
             yield "scores", scores(numbers[kind], split, what)
     if "pearson" in numbers:
-        pairs = [(as_float(line["gold"]), as_float(line["said"])) for line in predictions(folder, split)]
+        pairs = [(as_float(line["label"]), as_float(line["prediction"])) for line in predictions(folder, split)]
         if pairs:
             yield "numbers", scatter(np.array(pairs), numbers, split, _ideal(results, pairs))
 
@@ -219,7 +219,7 @@ def _ideal(results: dict[str, Any], pairs: list[tuple[float, float]]) -> Ideal |
     if results["task"] != "embed":
         values = [each for pair in pairs if np.isfinite(pair).all() for each in pair] or [0.0, 1.0]
         return (min(values), min(values)), (max(values), max(values))
-    found = results.get("scores")  # those that stand for a cosine of 0 and of 1
+    found = results.get("label_scaling")  # those that stand for a cosine of 0 and of 1
     return ((found["low"], 0.0), (found["high"], 1.0)) if found else None
 
 

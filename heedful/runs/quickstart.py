@@ -47,7 +47,7 @@ def quickstart(folder: Path, watch: Watch | None = None) -> Quickstart | None:
     if done.why == "asked":
         return None
     with (folder / "predictions-test.jsonl").open(encoding="utf-8") as file:
-        worst = list(islice((line for line in map(json.loads, file) if not line["right"]), SHOWN))
+        worst = list(islice((line for line in map(json.loads, file) if not line["correct"]), SHOWN))
     return Quickstart(
         folder=folder,
         results=done.results,

@@ -66,7 +66,7 @@ def across_seeds(found: list[dict[str, Any]], split: str) -> dict[str, Any]:
     """Mean and standard deviation of the metric over seeds."""
     scores = [each["splits"][split]["numbers"][each["metric"]] for each in found]
     deviation = statistics.stdev(scores) if len(scores) > 1 else None
-    return {"mean": statistics.fmean(scores), "deviation": deviation, "seeds": len(scores)}
+    return {"mean": statistics.fmean(scores), "std": deviation, "seeds": len(scores)}
 
 
 def folder_bytes(folder: Path) -> int:

@@ -86,8 +86,8 @@ class Book:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.ranks: Sequence[int] = ()  # of the lines as they came, where right is what has rank 1
-        self._wrong, self._badness, self._places = array("b"), array("d"), array("q")
+        self.ranks: Sequence[int] = ()  # of the lines as they came, where rank 1 is correct
+        self._wrong, self._losses, self._places = array("b"), array("d"), array("q")
         self._stack = ExitStack()
 
     def __enter__(self) -> Book:
@@ -97,9 +97,9 @@ class Book:
     def write(self, task: Task, number: int, example: Any, answer: Answer, judged: Judged) -> None:
         """One line."""
         shown = {name: value for name, value in answer.items() if name not in HIDDEN}
-        line = {"n": number, "input": task.ask(example), **judged._asdict(), "answer": shown}
-        self._wrong.append(judged.right is False)
-        self._badness.append(judged.badness)
+        line = {"id": number, "input": task.ask(example), **judged._asdict(), "answer": shown}
+        self._wrong.append(judged.correct is False)
+        self._losses.append(judged.loss)
         self._places.append(self._file.tell())
         self._file.write(_line(line))
 
@@ -108,8 +108,8 @@ class Book:
             if raised[0] is None:
                 for number, rank in enumerate(self.ranks):
                     if rank > 1:
-                        self._wrong[number], self._badness[number] = True, rank
-                order = np.lexsort((-np.array(self._badness), -np.array(self._wrong)))
+                        self._wrong[number], self._losses[number] = True, rank
+                order = np.lexsort((-np.array(self._losses), -np.array(self._wrong)))
                 with whole(self.path) as part:
                     put(part, map(self._at, order.tolist()))
 
@@ -122,7 +122,7 @@ class Book:
         if not self.ranks:
             return line
         found, rank = json.loads(line), self.ranks[number]
-        return _line(found | {"right": rank == 1, "badness": self._badness[number], "rank": rank})
+        return _line(found | {"correct": rank == 1, "loss": self._losses[number], "rank": rank})
 
 
 def _line(found: dict[str, Any]) -> bytes:

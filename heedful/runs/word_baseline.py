@@ -273,9 +273,9 @@ def _metric_alone(task: Task) -> Measure:
 def _as_answered(task: Task, given: Sequence[tuple[int, Any]], lines: Iterator[dict[str, Any]]) -> Measure:
     """Measure the model's answers to the same examples, as its predictions have them."""
     measure, examples = _metric_alone(task), dict(given)
-    wanted = (line for line in lines if line["n"] in examples)
+    wanted = (line for line in lines if line["id"] in examples)
     while chunk := list(islice(wanted, CHUNK)):
-        ids = [line["n"] for line in chunk]
+        ids = [line["id"] for line in chunk]
         measure = task.measured(measure, [examples[n] for n in ids], [line["answer"] for line in chunk], ids)
     return measure
 

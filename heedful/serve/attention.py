@@ -18,7 +18,7 @@ from heedful.tokenizer import Encoded, Item, Tokenizer
 def attention(engine: Engine, item: Item, layers: list[int] | None, heads: list[int] | None, most: int) -> Any:
     """Tokens, and weights of layers and heads from 0 (None: all), of which an answer has at most so many numbers."""
     loaded = engine.loaded
-    read = item + loaded.between if isinstance(item, str) else item
+    read = item + loaded.text_suffix if isinstance(item, str) else item
     (encoded,) = open_ended(loaded, engine.tokenizer, [engine.tokenizer.encode(read)])
     if engine.limit is not None and len(encoded) > engine.limit:
         raise TooLong(f"the text has {len(encoded)} tokens, and this model reads {engine.limit} at once")

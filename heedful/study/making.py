@@ -126,7 +126,7 @@ def accuracy(
 
     def note(number: int, example: Labelled, answer: Answer, judged: Judged) -> None:
         for name in {part(example), "all"}:
-            right.setdefault(name, []).append(bool(judged.right))
+            right.setdefault(name, []).append(bool(judged.correct))
 
     engine = Engine(loaded)
     evaluate(task, engine, examples, judged=note)

@@ -129,13 +129,13 @@ class Choose(Task):
         self, measure: Measure, examples: Sequence[Choices], answers: Sequence[Answer], ids: Sequence[int]
     ) -> Measure:
         judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
-        said, gold = [each.said for each in judged], [each.gold for each in judged]
+        said, gold = [each.prediction for each in judged], [each.label for each in judged]
         return Measure(
             metrics={
                 "accuracy": measure.metrics["accuracy"].updated(said, gold),
-                "loss": measure.metrics["loss"].updated([each.badness for each in judged], [1] * len(judged)),
+                "loss": measure.metrics["loss"].updated([each.loss for each in judged], [1] * len(judged)),
             },
-            spreads={"accuracy": measure.spreads["accuracy"].updated(ids, [(each.right, 1) for each in judged])},
+            spreads={"accuracy": measure.spreads["accuracy"].updated(ids, [(each.correct, 1) for each in judged])},
         )
 
     def result(self, measure: Measure) -> Result:
@@ -143,5 +143,5 @@ class Choose(Task):
         return found | {"loss": measure.metrics["loss"].result()["loss"]}
 
     def judge(self, example: Choices, answer: Answer) -> Judged:
-        badness = surprise(answer["probabilities"][example.answer])
-        return Judged(example.answer, answer["number"], answer["number"] == example.answer, badness)
+        loss = surprise(answer["probabilities"][example.answer])
+        return Judged(example.answer, answer["number"], answer["number"] == example.answer, loss)

@@ -144,8 +144,12 @@ class Classify(Texts):
         self, measure: Measure, examples: Sequence[Labelled], answers: Sequence[Answer], ids: Sequence[int]
     ) -> Measure:
         judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
-        said, gold, right = [each.said for each in judged], [each.gold for each in judged], [j.right for j in judged]
-        losses, shares = [each.badness for each in judged], [min(answer["probability"], 1.0) for answer in answers]
+        said, gold, right = (
+            [each.prediction for each in judged],
+            [each.label for each in judged],
+            [j.correct for j in judged],
+        )
+        losses, shares = [each.loss for each in judged], [min(answer["probability"], 1.0) for answer in answers]
         rows: dict[str, Any] = {"accuracy": [(each, 1) for each in right]}
         if "macro_f1" in measure.spreads:
             numbers = {label: number for number, label in enumerate(self.labels)}
@@ -170,8 +174,8 @@ class Classify(Texts):
         return found | {"loss": loss, "ece": calibration["ece"], "calibration": calibration["table"]}
 
     def judge(self, example: Labelled, answer: Answer) -> Judged:
-        badness = surprise(answer["probabilities"][example.label])
-        return Judged(example.label, answer["label"], answer["label"] == example.label, badness)
+        loss = surprise(answer["probabilities"][example.label])
+        return Judged(example.label, answer["label"], answer["label"] == example.label, loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,12 +205,12 @@ class ClassifyMany(Texts):
         self, measure: Measure, examples: Sequence[MultiLabelled], answers: Sequence[Answer], ids: Sequence[int]
     ) -> Measure:
         judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
-        losses = [each.badness for each in judged]
-        said, gold = self._rows([each.said for each in judged]), self._rows([each.gold for each in judged])
+        losses = [each.loss for each in judged]
+        said, gold = self._rows([each.prediction for each in judged]), self._rows([each.label for each in judged])
         counts = np.stack([gold & said, gold, said], 2)
         rows: dict[str, Any] = {
             "micro_f1": counts.sum(1),
-            "subset_accuracy": [(each.right, 1) for each in judged],
+            "subset_accuracy": [(each.correct, 1) for each in judged],
             "macro_f1": counts.reshape(len(judged), -1),
         }
         return Measure(
@@ -228,6 +232,6 @@ class ClassifyMany(Texts):
     def judge(self, example: MultiLabelled, answer: Answer) -> Judged:
         gold = [label for label in self.labels if label in example.labels]
         shares = answer["probabilities"]
-        badness = sum(surprise(shares[label] if label in gold else 1 - shares[label]) for label in self.labels)
+        loss = sum(surprise(shares[label] if label in gold else 1 - shares[label]) for label in self.labels)
         right = set(gold) == set(answer["labels"])
-        return Judged(gold, answer["labels"], right, badness / len(self.labels))
+        return Judged(gold, answer["labels"], right, loss / len(self.labels))

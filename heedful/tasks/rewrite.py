@@ -26,7 +26,7 @@ from heedful.tasks.metrics.bootstrap import mean_of
 from heedful.tasks.task import CHUNK, Judged, Measure, Task, chunks, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
-BETWEEN = "\n"  # text and rewriting, where one decoder learns both
+TEXT_SUFFIX = "\n"  # text and rewriting, where one decoder learns both
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,21 +64,21 @@ def marks(model: ModelConfig, tokenizer: Tokenizer) -> Marks:
     return Marks(start, special.separator)
 
 
-def encode_cut(tokenizer: Tokenizer, items: Sequence[Item], between: str, most: int | None) -> list[Encoded]:
+def encode_cut(tokenizer: Tokenizer, items: Sequence[Item], text_suffix: str, most: int | None) -> list[Encoded]:
     """Items of at most so many tokens, which lose the end of their text, and never what was put behind it.
 
     Without that a model would not know that the text is over and its rewriting begins. None: all of them.
     """
     if most is None:
         return tokenizer.encode_batch(items)
-    if not between:
+    if not text_suffix:
         return tokenizer.encode_batch(items, max_length=most, truncate="longest_first")
     seen = zip(tokenizer.encode_batch(items), items, strict=True)
-    return [_cut(each, str(item), between, most) for each, item in seen]
+    return [_cut(each, str(item), text_suffix, most) for each, item in seen]
 
 
-def _cut(whole: Encoded, text: str, between: str, most: int) -> Encoded:
-    spare, end = len(whole) - most, len(text.removesuffix(between))
+def _cut(whole: Encoded, text: str, text_suffix: str, most: int) -> Encoded:
+    spare, end = len(whole) - most, len(text.removesuffix(text_suffix))
     own = [place for place, (_, stop) in enumerate(whole.offsets) if whole.segments[place] is not None and stop <= end]
     if spare <= 0:
         return whole
@@ -95,7 +95,7 @@ def open_ended(loaded: Loaded, tokenizer: Tokenizer, seen: Sequence[Encoded]) ->
     in GPT-2 they are the same. All else is left as it is, a model among it that learned what stands between a text and
     its rewriting.
     """
-    if not isinstance(loaded.config.head, NextToken) or loaded.config.model.reads or loaded.between:
+    if not isinstance(loaded.config.head, NextToken) or loaded.config.model.reads or loaded.text_suffix:
         return list(seen)
     probe = tokenizer.encode("a").segments
     last = max((place for place, segment in enumerate(probe) if segment is not None), default=len(probe) - 1)
@@ -162,7 +162,7 @@ class Rewrite(Task):
     head: ClassVar[str] = "next_token"
     metric: str = "f1"
     mark: Marks
-    between: str = ""  # after the text, where the decoder goes on from it
+    text_suffix: str = ""  # after the text, where the decoder goes on from it
     limit_written: int | None = None  # tokens that a rewriting may have; None: any number
     max_new_tokens: int = 128  # per text in evaluations
     num_beams: int = 1  # in evaluations; 1: greedy
@@ -181,7 +181,7 @@ class Rewrite(Task):
         )
 
     def items(self, example: Any) -> list[Item]:
-        return [example.text + self.between, example.rewritten]
+        return [example.text + self.text_suffix, example.rewritten]
 
     def ask(self, example: Any) -> Any:
         return example.text
@@ -228,7 +228,7 @@ class Rewrite(Task):
     def _encode(self, items: list[Item]) -> list[Encoded]:
         """Texts and rewritings, by turns."""
         most = self.cut, self._cut_at(self.limit_written if self.long_inputs == "truncate" else None)
-        sides = (encode_cut(self.tokenizer, items[at::2], self.between, each) for at, each in enumerate(most))
+        sides = (encode_cut(self.tokenizer, items[at::2], self.text_suffix, each) for at, each in enumerate(most))
         return [each for both in zip(*sides, strict=True) for each in both]
 
     def learn(self, example: Rewritten, seen: list[list[Encoded]]) -> list[Sample]:

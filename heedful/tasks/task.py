@@ -35,10 +35,10 @@ T = TypeVar("T")
 class Judged(NamedTuple):
     """One answer beside what is right, in plain data."""
 
-    gold: Any
-    said: Any
-    right: bool | None  # None: there is no right and wrong, only more and less; or all `ranks` are needed to know it
-    badness: float  # the larger, the worse the mistake; for right answers the smaller, the surer
+    label: Any  # of the data
+    prediction: Any
+    correct: bool | None  # None: there is no right and wrong, only more and less; or all `ranks` are needed to know it
+    loss: float  # larger is worse; a rank where answers are ranked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -365,7 +365,7 @@ def test_a_head_may_give_numbers_on_another_scale(start: Start, family: str, tmp
 # -- what a loaded model knows beside its weights ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["thresholds", "scores"])
+@pytest.mark.parametrize("name", ["thresholds", "label_scaling"])
 def test_facts_are_saved_and_are_not_another_heads(start: Start, tmp_path: Path, name: str) -> None:
     _, loaded = start("bert", "SequenceClassification")
     assert getattr(loaded, name) == {}

@@ -206,7 +206,15 @@ def test_a_note_of_several_splits_stands_there_once(tmp_path: Path) -> None:
 
 
 def test_scores_and_cosines_stand_on_one_scale(tmp_path: Path) -> None:
-    line = {"n": 0, "right": None, "badness": 0.5, "answer": {}, "input": ["one", "other"], "gold": 4.2, "said": 0.25}
+    line = {
+        "id": 0,
+        "correct": None,
+        "loss": 0.5,
+        "answer": {},
+        "input": ["one", "other"],
+        "label": 4.2,
+        "prediction": 0.25,
+    }
     found = made.results("embed", "spearman", {"dev": {"spearman": 0.5, "count": 1}}, scores={"low": 1, "high": 5})
     table = rows(card(tmp_path, found, dev=[line]), "## The worst mistakes on dev")
     assert table[2] == ["one / other", "4.200", "2.000 (a cosine of 0.250)"]
@@ -256,34 +264,34 @@ def test_calibration(tmp_path: Path) -> None:
 def test_the_five_worst_mistakes(tmp_path: Path) -> None:
     found, lines = classified()
     table = rows(card(tmp_path, found, dev=lines), "## The worst mistakes on dev")
-    wrong = [line for line in lines if not line["right"]][:5]
+    wrong = [line for line in lines if not line["correct"]][:5]
     assert [line[0] for line in table[2:]] == [line["input"] for line in wrong]
     sure = [f"{line['said']} ({line['answer']['probability']:.3f})" for line in wrong]
-    assert [line[1:] for line in table[2:]] == [[each["gold"], said] for each, said in zip(wrong, sure, strict=True)]
-    right = [line for line in lines if line["right"]]
+    assert [line[1:] for line in table[2:]] == [[each["label"], said] for each, said in zip(wrong, sure, strict=True)]
+    right = [line for line in lines if line["correct"]]
     for told in ({}, {"dev": right}, {"dev": []}, {"test": lines}):
         (tmp_path / "predictions-dev.jsonl").unlink(missing_ok=True)
         assert "mistakes" not in card(tmp_path, found, **told)
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "classify": ({"input": ["one", "other"], "gold": "a", "said": "b"}, ["one / other", "a", "b"]),
-    "multiple": ({"input": "text", "gold": ["a", "b"], "said": []}, ["text", "a, b", "(none)"]),
+    "classify": ({"input": ["one", "other"], "label": "a", "prediction": "b"}, ["one / other", "a", "b"]),
+    "multiple": ({"input": "text", "label": ["a", "b"], "prediction": []}, ["text", "a, b", "(none)"]),
     "tag": (
-        {"input": ["Ada", "lives"], "gold": ["B-PER", "O"], "said": ["O", "O"]},
+        {"input": ["Ada", "lives"], "label": ["B-PER", "O"], "prediction": ["O", "O"]},
         ["Ada lives", "Ada: B-PER", "Ada: O"],
     ),
     "extract": (
-        {"input": {"question": "Who?", "context": "Ada."}, "gold": ["Ada", "A."], "said": ""},
+        {"input": {"question": "Who?", "context": "Ada."}, "label": ["Ada", "A."], "prediction": ""},
         ["Who? / Ada.", "Ada", "(no answer)"],
     ),
     "choose": (
-        {"input": {"prompt": "It rains.", "choices": ["hat", "sleep"]}, "gold": 0, "said": 1},
+        {"input": {"prompt": "It rains.", "choices": ["hat", "sleep"]}, "label": 0, "prediction": 1},
         ["It rains.", "hat", "sleep"],
     ),
-    "regress": ({"input": "text", "gold": 3.5, "said": 1.25, "right": None}, ["text", "3.500", "1.250"]),
+    "regress": ({"input": "text", "label": 3.5, "prediction": 1.25, "correct": None}, ["text", "3.500", "1.250"]),
     "embed": (
-        {"input": ["one", "other"], "gold": None, "said": 0.25, "rank": 1200},
+        {"input": ["one", "other"], "label": None, "prediction": 0.25, "rank": 1200},
         ["one / other", "(they belong together)", "0.250, found as number 1,200"],
     ),
 }
@@ -292,15 +300,15 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("task", MISTAKES)
 def test_a_mistake_of_each_task(tmp_path: Path, task: str) -> None:
     line, expected = MISTAKES[task]
-    line = {"n": 0, "right": False, "badness": 1.0, "answer": {}} | line
+    line = {"id": 0, "correct": False, "loss": 1.0, "answer": {}} | line
     found = made.results(task, "score", {"dev": {"score": 0.5, "count": 1}})
     assert rows(card(tmp_path, found, dev=[line]), "## The worst mistakes on dev")[2] == expected
 
 
 def test_a_pair_that_was_found_is_no_mistake(tmp_path: Path) -> None:
-    line = {"n": 0, "badness": 0.9, "input": ["one", "other"], "gold": None, "said": 0.1, "answer": {}}
+    line = {"id": 0, "loss": 0.9, "input": ["one", "other"], "label": None, "prediction": 0.1, "answer": {}}
     found = made.results("embed", "accuracy", {"dev": {"accuracy": 1.0, "count": 2}})
-    assert "mistakes" not in card(tmp_path, found, dev=[line | {"right": True}, line | {"right": None}])
+    assert "mistakes" not in card(tmp_path, found, dev=[line | {"correct": True}, line | {"correct": None}])
 
 
 @pytest.mark.parametrize("evil", EVIL)
@@ -312,9 +320,9 @@ def test_texts_are_shown_and_do_nothing(tmp_path: Path, evil: str) -> None:
         for split in each["splits"].values():
             split["numbers"] |= {"notes": [name]}
             split["numbers"]["classes"] = {name: split["numbers"]["classes"]["good"]}
-    wrong = {"right": False, "answer": {}}
-    text = card(tmp_path / "evil", found, dev=[{"input": evil, "gold": evil, "said": evil} | wrong])
-    usual = card(tmp_path / "calm", calm, dev=[{"input": "a", "gold": "a", "said": "a"} | wrong])
+    wrong = {"correct": False, "answer": {}}
+    text = card(tmp_path / "evil", found, dev=[{"input": evil, "label": evil, "prediction": evil} | wrong])
+    usual = card(tmp_path / "calm", calm, dev=[{"input": "a", "label": "a", "prediction": "a"} | wrong])
     assert metadata_load(tmp_path / "evil" / "model" / "README.md") == metadata_load(
         tmp_path / "calm" / "model" / "README.md"
     )
@@ -329,7 +337,7 @@ def test_texts_are_shown_and_do_nothing(tmp_path: Path, evil: str) -> None:
 
 def test_long_texts_are_shortened(tmp_path: Path) -> None:
     found, lines = classified()
-    wrong = next(line for line in lines if not line["right"]) | {"input": "word " * 1000}
+    wrong = next(line for line in lines if not line["correct"]) | {"input": "word " * 1000}
     table = rows(card(tmp_path, found, dev=[wrong]), "## The worst mistakes on dev")
     assert len(table[2][0]) <= 240 and table[2][0].endswith("…")
     assert plain("x" * 300, 10) == "x" * 9 + "…" and plain("x" * 10, 10) == "x" * 10

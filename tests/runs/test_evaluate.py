@@ -183,7 +183,7 @@ def test_a_head_with_other_marks_than_the_data(tmp_path: Path, marks: str) -> No
     assert found.metric == "f1" and found.numbers["token_accuracy"] == 4 / 5
     assert (found.numbers["precision"], found.numbers["recall"]) == (3 / 5, 3 / 4)
     assert found.numbers["strict_f1"] == found.numbers["f1"] == pytest.approx(2 / 3)
-    said = [json.loads(line)["said"] for line in (tmp_path / "said.jsonl").read_text().splitlines()]
+    said = [json.loads(line)["prediction"] for line in (tmp_path / "said.jsonl").read_text().splitlines()]
     assert said == [["B-PER", "B-PER"], *[["B-PER"]] * 3]
     with pytest.raises(HeedfulError, match="B-ORG, I-ORG could never be right"):
         evaluate(loaded, as_lines(tmp_path / "b.jsonl", [{"words": ["Ann"], "tags": ["S-ORG"]}]))
@@ -399,10 +399,10 @@ def test_mistakes_come_before_right_answers_that_were_unsure(tmp_path: Path, sin
     told = [(True, 0.9), (False, 0.7), (True, 0.1), (False, 0.8), (False, 0.7)]
     task, _ = task_of(load(single / "run"), read(single / "data"), "test")
     with Book(tmp_path / "predictions.jsonl") as book:
-        for number, (right, badness) in enumerate(told):
-            book.write(task, number, Labelled(text="x", label="good"), {}, Judged("good", "bad", right, badness))
+        for number, (right, loss) in enumerate(told):
+            book.write(task, number, Labelled(text="x", label="good"), {}, Judged("good", "bad", right, loss))
     found = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
-    assert [line["n"] for line in found] == [3, 1, 4, 0, 2]
+    assert [line["id"] for line in found] == [3, 1, 4, 0, 2]
 
 
 def test_pairs_that_were_not_found_come_first(tmp_path: Path) -> None:
@@ -412,7 +412,7 @@ def test_pairs_that_were_not_found_come_first(tmp_path: Path) -> None:
     rows = [{"a": word, "b": words[(n + 1) % 8] if n < 3 else f"{word} {word}"} for n, word in enumerate(words)]
     found = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), predictions=tmp_path / "said.jsonl")
     said = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
-    right, ranks = [line["right"] for line in said], [line["rank"] for line in said]
+    right, ranks = [line["correct"] for line in said], [line["rank"] for line in said]
     assert right == sorted(right) and set(right) == {False, True}
     assert right == [rank == 1 for rank in ranks]
     assert (sum(right) / 8, sum(1 / rank for rank in ranks) / 8) == (
@@ -420,8 +420,8 @@ def test_pairs_that_were_not_found_come_first(tmp_path: Path) -> None:
         pytest.approx(found.numbers["mrr"]),
     )
     wrong = right.count(False)
-    assert ranks[:wrong] == sorted(ranks[:wrong], reverse=True) == [line["badness"] for line in said[:wrong]]
-    near = [line["said"] for line in said[wrong:]]
+    assert ranks[:wrong] == sorted(ranks[:wrong], reverse=True) == [line["loss"] for line in said[:wrong]]
+    near = [line["prediction"] for line in said[wrong:]]
     assert near == sorted(near), "of what was found the least near comes first"
 
 
@@ -432,8 +432,8 @@ def test_pairs_are_compared_on_the_scale_that_was_learned(tmp_path: Path) -> Non
     low = as_lines(tmp_path / "low.jsonl", [row for row in rows if row["score"] <= 2])
     found = evaluate(tmp_path / "run", low, predictions=tmp_path / "said.jsonl")
     said = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
-    errors = [abs(line["said"] - line["gold"] / 5) for line in said]
-    assert [line["badness"] for line in said] == pytest.approx(errors) and errors
+    errors = [abs(line["prediction"] - line["label"] / 5) for line in said]
+    assert [line["loss"] for line in said] == pytest.approx(errors) and errors
     assert found.numbers["mse"] == pytest.approx(sum(error**2 for error in errors) / len(errors))
     plain = as_lines(tmp_path / "plain.jsonl", [{"a": row["a"], "b": row["b"]} for row in rows])
     assert evaluate(tmp_path / "run", plain).metric == "accuracy", "these have no scores"

@@ -127,12 +127,12 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, bare: Path, monkeypatch: p
     results = done.results
     assert (results["task"], results["metric"], results["base"]) == (setting, main, str(bare))
     assert results["seed"] == 1 and [each["seed"] for each in results["seeds"]] == [1]
-    assert set(results["splits"]) == {"dev", "test"} == set(results["spread"])
+    assert set(results["splits"]) == {"dev", "test"} == set(results["across_seeds"])
     for split, found in results["splits"].items():
         numbers = found["numbers"]
         assert numbers["count"] == (64 if kind == "plain" else 8), "examples; of plain tags, words"
         assert all(each["low"] <= each["high"] for each in found["intervals"].values()) and main in found["intervals"]
-        assert results["spread"][split] == {"mean": numbers[main], "deviation": None, "seeds": 1}
+        assert results["across_seeds"][split] == {"mean": numbers[main], "std": None, "seeds": 1}
         assert results["seeds"][0]["splits"][split] == numbers[main]
         check_predictions(folder / f"predictions-{split}.jsonl", numbers)
     assert results["latency"].keys() == {"16"} and results["throughput"] > 0, "the model reads 48 tokens"
@@ -148,16 +148,16 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, bare: Path, monkeypatch: p
 
 def check_predictions(path: Path, numbers: dict[str, Any]) -> None:
     found = lines(path)
-    assert sorted(line["n"] for line in found) == list(range(8))
-    order = [(line["right"] is False, line["badness"]) for line in found]
+    assert sorted(line["id"] for line in found) == list(range(8))
+    order = [(line["correct"] is False, line["loss"]) for line in found]
     assert order == sorted(order, reverse=True)
     for line in found:
-        assert line.keys() - {"rank"} == {"n", "input", "gold", "said", "right", "badness", "answer"}
+        assert line.keys() - {"rank"} == {"id", "input", "label", "prediction", "correct", "loss", "answer"}
         assert ("rank" in line) == ("mrr" in numbers)
         assert not {"vector", "vectors"} & line["answer"].keys()
     share = next((numbers[name] for name in ("subset_accuracy", "exact", "accuracy") if name in numbers), None)
-    if found[0]["right"] is not None and numbers["count"] == 8 and share is not None:
-        assert sum(line["right"] for line in found) / 8 == share
+    if found[0]["correct"] is not None and numbers["count"] == 8 and share is not None:
+        assert sum(line["correct"] for line in found) / 8 == share
 
 
 def check_table(folder: Path, main: str) -> None:
@@ -306,7 +306,7 @@ def test_thresholds_are_calibrated_on_dev(tmp_path: Path) -> None:
     assert any(each["f1"] > scores[0.5][label]["f1"] for label, each in scores["tuned"].items())
     for line in lines(tmp_path / "tuned" / "predictions-dev.jsonl"):
         shares = line["answer"]["probabilities"]
-        assert line["said"] == [label for label in shares if shares[label] >= thresholds[label]]
+        assert line["prediction"] == [label for label in shares if shares[label] >= thresholds[label]]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -379,7 +379,7 @@ def test_tags_come_as_they_are_meant(tmp_path: Path) -> None:
     done = tune("tag", data("tag", tmp_path / "data"), tmp_path / "run")
     assert done.results["labels"] == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"], "IOB1 was read"
     assert any("IOB1" in sentence for sentence in done.results["data"]["stated"])
-    golds = [line["gold"] for line in lines(tmp_path / "run" / "predictions-test.jsonl")]
+    golds = [line["label"] for line in lines(tmp_path / "run" / "predictions-test.jsonl")]
     assert not [tags for tags in golds for one, two in zip(["O", *tags], tags, strict=False) if two[0] == "I" == one]
     plain = tune("tag", data("plain", tmp_path / "words"), tmp_path / "plain")
     assert plain.results["labels"] == ["LOC", "PER", "WORD"]
@@ -387,9 +387,9 @@ def test_tags_come_as_they_are_meant(tmp_path: Path) -> None:
 
 def test_scores_of_pairs_have_a_range(tmp_path: Path) -> None:
     done = tune("embed", data("embed", tmp_path / "data"), tmp_path / "run")
-    assert done.results["scores"] == {"low": 0.0, "high": 5.0} == load(tmp_path / "run").scores
+    assert done.results["label_scaling"] == {"low": 0.0, "high": 5.0} == load(tmp_path / "run").label_scaling
     for line in lines(tmp_path / "run" / "predictions-dev.jsonl"):
-        assert line["badness"] == pytest.approx(abs(line["said"] - line["gold"] / 5))
+        assert line["loss"] == pytest.approx(abs(line["prediction"] - line["label"] / 5))
     other = tune("embed", data("together", tmp_path / "pairs"), tmp_path / "other", {"task.group_size": 3})
     assert other.results["metric"] == "accuracy" and "mrr" in other.results["splits"]["dev"]["numbers"]
 
@@ -404,7 +404,7 @@ def test_numbers_in_any_unit_are_learned(tmp_path: Path, bare: Path) -> None:
         settings = {"train.length.count": 8, "fit.keep_checkpoints": "true"}
         done = tune("regress", as_csv(tmp_path / f"{name}.csv", given), folder, settings, model=bare)
         found[name] = done.results["splits"]["dev"]["numbers"]
-        assert load(folder).scores == done.results["scores"] == pytest.approx(about(folder, name))
+        assert load(folder).label_scaling == done.results["label_scaling"] == pytest.approx(about(folder, name))
         line = lines(folder / "predictions-dev.jsonl")[-1]
         theirs = float(their_logits(folder / "model", line["input"]).logits[0])
         assert line["answer"]["numbers"]["score"] == pytest.approx(theirs, rel=1e-5)
@@ -429,7 +429,7 @@ def about(folder: Path, name: str) -> dict[str, float]:
     """Mean and deviation of the training scores of a run."""
     source = read(folder.parent / f"{name}.csv", Scored, DataSettings())
     scores = [each.score for each in source.examples("train")]
-    return {"mean": float(np.mean(scores)), "deviation": float(np.std(scores))}
+    return {"mean": float(np.mean(scores)), "std": float(np.std(scores))}
 
 
 def test_the_batch_that_is_said_is_the_one_that_is_used(tmp_path: Path) -> None:
@@ -603,8 +603,8 @@ def test_several_seeds(tmp_path: Path) -> None:
         scores.append(each["splits"]["dev"])
     assert [each["seed"] for each in results["seeds"]] == [1, 2]
     deviation = abs(scores[0] - scores[1]) / math.sqrt(2)
-    assert results["spread"]["dev"] == {
-        "mean": pytest.approx(sum(scores) / 2), "deviation": pytest.approx(deviation), "seeds": 2
+    assert results["across_seeds"]["dev"] == {
+        "mean": pytest.approx(sum(scores) / 2), "std": pytest.approx(deviation), "seeds": 2
     }  # fmt: skip
     best = run / f"seed-{results['seed']}"
     assert results["splits"]["dev"]["numbers"]["accuracy"] == max(scores)
@@ -639,7 +639,7 @@ def test_seeds_are_chosen_by_dev_alone(
 def test_without_dev(tmp_path: Path) -> None:
     given = as_csv(tmp_path / "a.csv", classified(20))
     done = tune("classify", given, tmp_path / "run", {"data.dev_fraction": 0})
-    assert done.results["splits"] == {} == done.results["spread"]
+    assert done.results["splits"] == {} == done.results["across_seeds"]
     assert done.results["seeds"][0]["best_step"] == done.results["seeds"][0]["steps"] == 4
     assert (
         not list((tmp_path / "run").glob("predictions-*"))
@@ -800,7 +800,7 @@ def test_labels_may_be_called_anything(tmp_path: Path, monkeypatch: pytest.Monke
     done = tune("classify", {"train": tmp_path / "train.csv", "test": tmp_path / "test.csv"}, run, model=bare)
     assert done.results["labels"] == sorted(ODD) == list(load(run).config.head.labels)  # type: ignore[union-attr]
     assert set(done.results["splits"]["test"]["numbers"]["classes"]) == set(ODD)
-    assert {line["gold"] for line in lines(run / "predictions-test.jsonl")} == set(ODD)
+    assert {line["label"] for line in lines(run / "predictions-test.jsonl")} == set(ODD)
     assert theirs(run / "model")[0].config.label2id == {label: number for number, label in enumerate(sorted(ODD))}
     for line in (run / "results.csv").read_text().splitlines():
         assert not [cell for cell in line.split(",") if cell.startswith(("=", "@"))]

@@ -212,7 +212,7 @@ def test_wilson_is_scipys() -> None:
 
 def test_numbers_against_what_is_right(tmp_path: Path) -> None:
     numbers, lines = made.scored(100)
-    pairs = np.array([[line["gold"], line["said"]] for line in lines])
+    pairs = np.array([[line["label"], line["prediction"]] for line in lines])
     figure = scatter(pairs, numbers, "dev", ((0.0, 0.0), (5.0, 1.0)))
     points, line = figure.axes[0].lines
     assert points.get_xydata().tolist() == pairs.tolist()
@@ -220,9 +220,9 @@ def test_numbers_against_what_is_right(tmp_path: Path) -> None:
     assert f"r {numbers['pearson']:.3f}" in words(figure) and f"ρ {numbers['spearman']:.3f}" in words(figure)
     pairs[3, 1] = np.nan
     assert "99 of 100 examples are shown" in words(scatter(pairs, numbers, "dev", None))
-    lines[0]["said"] = "NaN"
-    equal = [line | {"gold": 1.0, "said": 1.0} for line in lines]
-    nothing = [line | {"said": "Infinity"} for line in lines]
+    lines[0]["prediction"] = "NaN"
+    equal = [line | {"label": 1.0, "prediction": 1.0} for line in lines]
+    nothing = [line | {"prediction": "Infinity"} for line in lines]
     for number, each in enumerate((lines, equal, nothing, lines[:1])):
         folder = made.write(tmp_path / str(number), made.results("regress", "pearson", {"dev": numbers}), dev=each)
         assert set(drawn(folder)) == {"curves", "numbers"}
@@ -231,7 +231,7 @@ def test_numbers_against_what_is_right(tmp_path: Path) -> None:
 def test_where_the_points_should_lie() -> None:
     pairs = [(0.5, 4.0), (3.0, -1.0), (9.0, float("nan"))]
     assert _ideal({"task": "regress"}, pairs) == ((-1.0, -1.0), (4.0, 4.0))
-    assert _ideal({"task": "embed", "scores": {"low": 0.0, "high": 5.0}}, pairs) == ((0.0, 0.0), (5.0, 1.0))
+    assert _ideal({"task": "embed", "label_scaling": {"low": 0.0, "high": 5.0}}, pairs) == ((0.0, 0.0), (5.0, 1.0))
     assert _ideal({"task": "embed"}, pairs) is None, "a cosine is no score"
 
 

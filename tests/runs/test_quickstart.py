@@ -26,8 +26,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         assert task == "classify" and (data / "train.csv").is_file()
         assert [path.name for path in folder.iterdir()] == [MARK], "it starts in an empty folder"
         made.append(folder)
-        lines = [{"right": False, "input": "a"}, {"right": True, "input": "b"}, {"right": False, "input": "c"}]
-        lines += [{"right": False, "input": name} for name in ("d", "beyond those that are shown")]
+        lines = [{"correct": False, "input": "a"}, {"correct": True, "input": "b"}, {"correct": False, "input": "c"}]
+        lines += [{"correct": False, "input": name} for name in ("d", "beyond those that are shown")]
         (folder / "predictions-test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return Finished(folder=folder, why="done", results={"metric": "accuracy"})
 

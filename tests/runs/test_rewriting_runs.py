@@ -106,14 +106,14 @@ def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFix
     numbers = done.results["splits"]["dev"]["numbers"]
     assert numbers.keys() == {"exact", "f1", "count", "bleu", "signature", "notes"} and numbers["count"] > 0
     lines = [json.loads(line) for line in (tmp_path / "run/predictions-dev.jsonl").read_text().splitlines()]
-    assert len(lines) == numbers["count"] and {"gold", "said", "right"} <= lines[0].keys()
+    assert len(lines) == numbers["count"] and {"label", "prediction", "correct"} <= lines[0].keys()
     assert max(line["answer"]["tokens"] for line in lines) <= 12
     card = (tmp_path / "run/model/README.md").read_text()
     assert ("AutoModelForSeq2SeqLM" in card) == (name == "both") and ("AutoModelForCausalLM" in card) == (
         name == "alone"
     )
     assert "one pass over a text, all tokens at once" in card
-    assert load(tmp_path / "run").between == ("" if name == "both" else "\n")
+    assert load(tmp_path / "run").text_suffix == ("" if name == "both" else "\n")
     again = evaluate(tmp_path / "run", given / "data.csv", split="train")
     assert again.numbers["count"] == len(ROWS)
 
@@ -272,7 +272,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     loaded = load(tmp_path / "whole")
     for line in (tmp_path / "whole/predictions-dev.jsonl").read_text().splitlines():
         (again,) = heedful.Engine(loaded, writing=Writing(max_new_tokens=12))([json.loads(line)["input"]])
-        assert again["text"] == json.loads(line)["said"]
+        assert again["text"] == json.loads(line)["prediction"]
 
     found = alignment(loaded, *ROWS[0])
     assert found is not None and loaded.tokenizer is not None and loaded.tokenizer.special.separator is not None
@@ -280,7 +280,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     assert found.written[-1] == loaded.tokenizer.name(loaded.tokenizer.special.separator)
     assert found.weights.shape == (len(found.written), len(found.read))
     assert found.weights.sum(1) == pytest.approx(1, abs=1e-5)
-    lines = [json.dumps({"n": n, "input": text, "said": said}) for n, (text, said) in enumerate(ROWS[:3])]
+    lines = [json.dumps({"id": n, "input": text, "prediction": said}) for n, (text, said) in enumerate(ROWS[:3])]
     (tmp_path / "whole/predictions-dev.jsonl").write_text("\n".join(lines))
     assert tmp_path / "whole/plots/alignments.png" in draw(tmp_path / "whole")
 
@@ -360,7 +360,7 @@ def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> N
     short, long = "ada sees him", "ada sees the sea today him"
     assert len(words.encode(short)) < 12 < len(words.encode(long)) <= LONGEST
     for texts, shown in (((short, long), True), ((long,), False)):
-        lines = [json.dumps({"n": n, "input": text, "said": "him"}) for n, text in enumerate(texts)]
+        lines = [json.dumps({"id": n, "input": text, "prediction": "him"}) for n, text in enumerate(texts)]
         (tmp_path / "predictions-dev.jsonl").write_text("\n".join(lines))
         assert (alignments(tmp_path, "dev") is not None) == shown
 

@@ -101,7 +101,7 @@ def test_the_difference_is_of_the_same_examples(tmp_path: Path) -> None:
     done = tune("classify", given, tmp_path / "run", {"train.length.count": 1})
     difference = done.results["baseline"]["splits"]["test"]["difference"]
     lines = [json.loads(line) for line in (tmp_path / "run" / "predictions-test.jsonl").read_text().splitlines()]
-    own = {line["n"]: line["right"] for line in lines}
+    own = {line["id"]: line["correct"] for line in lines}
     source = read(given)
     bag = WordBaseline(task_of(Classify, source.labels))
     bag.fit(list(source.examples("train")))

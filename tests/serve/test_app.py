@@ -276,7 +276,7 @@ def test_attention_of_a_model_that_goes_on_from_a_text(tmp_path: Path) -> None:
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     model.tokenizer = Tokenizer(backend, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
     for between, names in (("", ["a", "b", "c"]), (" d", ["a", "b", "c", "d", "</s>"])):
-        model.between = between
+        model.text_suffix = between
         found = attention(Engine(model), "a b c", [0], [1], 1000)
         assert [each["text"] for each in found["tokens"]] == names
         assert np.array(found["layers"][0]["weights"]).shape == (1, len(names), len(names))

@@ -202,7 +202,7 @@ def test_mistakes_come_in_order() -> None:
         made.judge(EXAMPLES[0], {"number": number, "probabilities": shares})
         for number, shares in ((0, [1.0, 0.0, 0.0]), (2, [0.2, 0.3, 0.5]), (1, [0.2, 0.5, 0.3]), (1, [0.0, 1.0, 0.0]))
     ]
-    badness = [each.badness for each in judged]
-    assert badness == sorted(badness, reverse=True) and badness[-1] == 0 and math.isfinite(badness[0])
-    assert [each.right for each in judged] == [False, False, True, True]
-    assert (judged[0].gold, judged[0].said) == (1, 0)
+    loss = [each.loss for each in judged]
+    assert loss == sorted(loss, reverse=True) and loss[-1] == 0 and math.isfinite(loss[0])
+    assert [each.correct for each in judged] == [False, False, True, True]
+    assert (judged[0].label, judged[0].prediction) == (1, 0)

@@ -262,10 +262,10 @@ def test_the_surest_mistake_is_the_worst() -> None:
         answer(bad=0.0, fair=0.0, good=1.0),
     ]
     judged = [task().judge(example, each) for each in answers]
-    assert [each.right for each in judged] == [False, False, False, True, True]
-    badness = [each.badness for each in judged]
-    assert badness == sorted(badness, reverse=True) and badness[-1] == 0 and badness[0] < 30  # never infinite
-    assert (judged[0].gold, judged[0].said) == ("good", "bad")
+    assert [each.correct for each in judged] == [False, False, False, True, True]
+    loss = [each.loss for each in judged]
+    assert loss == sorted(loss, reverse=True) and loss[-1] == 0 and loss[0] < 30  # never infinite
+    assert (judged[0].label, judged[0].prediction) == ("good", "bad")
     several = MultiLabelled(text="x", labels=("good", "bad"))
     sets = [
         many().judge(several, {"labels": said, "probabilities": shares})
@@ -275,9 +275,9 @@ def test_the_surest_mistake_is_the_worst() -> None:
             (["bad", "good"], {"bad": 0.9, "fair": 0.1, "good": 0.9}),
         )
     ]
-    assert [each.right for each in sets] == [False, False, True]
-    assert sets[0].badness > sets[1].badness > sets[2].badness == pytest.approx(-math.log(0.9))
-    assert (sets[0].gold, sets[0].said) == (["bad", "good"], ["fair"])
+    assert [each.correct for each in sets] == [False, False, True]
+    assert sets[0].loss > sets[1].loss > sets[2].loss == pytest.approx(-math.log(0.9))
+    assert (sets[0].label, sets[0].prediction) == (["bad", "good"], ["fair"])
 
 
 def test_of_two_labels_the_one_that_f1_is_of_is_named() -> None:

@@ -223,7 +223,7 @@ def test_texts_that_are_cut_are_counted(made: Embed) -> None:
 
 def test_mistakes_come_in_order() -> None:
     far = [scored().judge(SCORED[1], {"similarity": cosine}) for cosine in (-1.0, 0.0, 0.9, 1.0)]  # its score is 5
-    assert [each.badness for each in far] == pytest.approx([2.0, 1.0, 0.1, 0.0])
-    assert {each.right for each in far} == {None} and (far[0].gold, far[0].said) == (5.0, -1.0)
+    assert [each.loss for each in far] == pytest.approx([2.0, 1.0, 0.1, 0.0])
+    assert {each.correct for each in far} == {None} and (far[0].label, far[0].prediction) == (5.0, -1.0)
     apart = [task().judge(PAIRS[0], {"similarity": cosine}) for cosine in (-1.0, 0.5, 1.0)]
-    assert [each.badness for each in apart] == [2.0, 0.5, 0.0] and apart[0].gold is None
+    assert [each.loss for each in apart] == [2.0, 0.5, 0.0] and apart[0].label is None

@@ -344,12 +344,12 @@ def test_mistakes_come_in_order() -> None:
     made = task(impossible=True)
     texts = ("dog", "Ada Paris x", "Ada wrote the", "ada")
     judged = [made.judge(EXAMPLES[0], answered(text, best=text)) for text in texts]
-    assert [each.right for each in judged] == [False, False, True, True]
-    badness = [each.badness for each in judged]
-    assert badness[0] == 1 > badness[1] > badness[2] == badness[3] == 0
-    assert judged[0].gold == ["Ada", "Ada wrote"] and judged[0].said == "dog"
+    assert [each.correct for each in judged] == [False, False, True, True]
+    loss = [each.loss for each in judged]
+    assert loss[0] == 1 > loss[1] > loss[2] == loss[3] == 0
+    assert judged[0].label == ["Ada", "Ada wrote"] and judged[0].prediction == "dog"
     none = made.judge(question("why ?", ADA), answered("", best="Ada"))
-    assert (none.gold, none.said, none.right) == ("", "", True)
+    assert (none.label, none.prediction, none.correct) == ("", "", True)
 
 
 @pytest.mark.parametrize("words", [3, 60])

@@ -90,8 +90,8 @@ def test_an_evaluation_agrees_with_scipy() -> None:
     assert found["mse"] == pytest.approx(((said - gold) ** 2).mean(), abs=1e-5)
     assert found[task().metric] == found["pearson"]
     judged = [task().judge(example, each) for example, each in zip(examples, answers(said), strict=True)]
-    assert [each.badness for each in judged] == pytest.approx(np.abs(said - gold).tolist())
-    assert {each.right for each in judged} == {None}
+    assert [each.loss for each in judged] == pytest.approx(np.abs(said - gold).tolist())
+    assert {each.correct for each in judged} == {None}
 
 
 # -- how sure? ----------------------------------------------------------------------------------------------------

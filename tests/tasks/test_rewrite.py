@@ -28,7 +28,7 @@ from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackCon
 from heedful.model.decode import Beam, Greedy, Sample
 from heedful.tasks import Writing
 from heedful.tasks.metrics import merge_all
-from heedful.tasks.rewrite import BETWEEN, Rewrite, encode_cut, marks
+from heedful.tasks.rewrite import TEXT_SUFFIX, Rewrite, encode_cut, marks
 from heedful.tasks.task import evaluate
 from heedful.tokenizer import Tokenizer
 from heedful.train.loop import Steps, Trainer, TrainSettings
@@ -83,13 +83,13 @@ def pair(kind: str) -> tuple[Any, Loaded, Rewrite]:
     class_ = transformers.T5ForConditionalGeneration if kind == "both" else transformers.GPT2LMHeadModel
     loaded = load(where, dtype=torch.float64)
     assert loaded.tokenizer is not None
-    loaded.between = "" if kind == "both" else BETWEEN
+    loaded.text_suffix = "" if kind == "both" else TEXT_SUFFIX
     task = Rewrite(
         tokenizer=loaded.tokenizer,
         limit=loaded.limit,
         limit_written=loaded.limit_written,
         mark=marks(loaded.config.model, loaded.tokenizer),
-        between=loaded.between,
+        text_suffix=loaded.text_suffix,
     )
     return eager(class_.from_pretrained(where, dtype=torch.float64)).eval(), loaded, task
 
@@ -206,7 +206,7 @@ def test_beams_and_samples(kind: str) -> None:
 def test_it_learns_to_turn_words_around(kind: str) -> None:
     _, loaded, task = pair(kind)
     learner = attach(loaded.float(), "next_token", seed=0)
-    learner.between = loaded.between
+    learner.text_suffix = loaded.text_suffix
     samples = task.read(EXAMPLES).samples
     settings = TrainSettings(
         length=Steps(count=150), batch_size=3, optimizer=AdamW(lr=1e-2), precision="float32", seed=1
@@ -299,7 +299,7 @@ def test_a_copy_is_no_correction() -> None:
     found = task.result(task.measured(task.measure(), [example], [answer], [0]))
     assert found["exact"] == 0 and found["f1"] == pytest.approx(2 / 7)
     judged = task.judge(example, answer)
-    assert judged.right is False and judged.badness == pytest.approx(5 / 7)
+    assert judged.correct is False and judged.loss == pytest.approx(5 / 7)
     assert task.judge(example, {"text": " He has a cat.\n"}).right
 
 
@@ -314,7 +314,7 @@ def test_what_is_cut_keeps_what_stands_before_the_rewriting() -> None:
     (asked,) = heedful.Engine(loaded, cut=cut).encode([long.text])
     assert list(asked.pieces[0].encoded.ids) == ids("red " * 11 + "\n") and asked.dropped == 19
     with pytest.raises(HeedfulError, match=r"max_length 1 leaves no token of a text: 1 tokens go around it, or behind"):
-        encode_cut(task.tokenizer, ["red red" + BETWEEN], BETWEEN, 1)
+        encode_cut(task.tokenizer, ["red red" + TEXT_SUFFIX], TEXT_SUFFIX, 1)
 
 
 def test_what_cannot_write_says_so(tmp_path: Path) -> None:
@@ -338,13 +338,13 @@ def test_a_model_that_learned_nothing_goes_on_from_the_text_itself(tmp_path: Pat
     given = ["red one"]
     learned = heedful.Engine(loaded, writing=Writing(max_new_tokens=4))(given)
     heedful.save(loaded, tmp_path / "kept")
-    assert load(tmp_path / "kept").between == BETWEEN
-    loaded.between = ""
+    assert load(tmp_path / "kept").text_suffix == TEXT_SUFFIX
+    loaded.text_suffix = ""
     plain = heedful.Engine(loaded, writing=Writing(max_new_tokens=4))
     assert plain(given) != learned and plain(["red one\n"]) == learned
     heedful.save(loaded, tmp_path / "plain")
-    assert load(tmp_path / "plain").between == ""
-    (tmp_path / "plain/heedful.json").write_text('{"between": 3}')
+    assert load(tmp_path / "plain").text_suffix == ""
+    (tmp_path / "plain/heedful.json").write_text('{"text_suffix": 3}')
     with pytest.raises(HeedfulError, match="between is 3; expected a text"):
         load(tmp_path / "plain")
 
@@ -355,7 +355,7 @@ def test_nothing_is_gone_on_from_as_from_the_token_that_ends_a_text() -> None:
     bare = tokenizer()
     bare.post_processor = None
     loaded.tokenizer = Tokenizer(bare, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
-    loaded.between = ""
+    loaded.text_suffix = ""
     with torch.no_grad():
         new = theirs.generate(torch.tensor([[1]]), max_new_tokens=6, do_sample=False, eos_token_id=1, pad_token_id=0)
     engine = heedful.Engine(loaded, writing=Writing(max_new_tokens=6))
@@ -381,7 +381,7 @@ def test_a_decoder_goes_on_without_what_closes_a_text() -> None:
     words = tokenizer()
     words.post_processor = processors.TemplateProcessing(single="</s> $A </s>", special_tokens=[("</s>", 1)])
     loaded.tokenizer = Tokenizer(words, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
-    loaded.between = ""
+    loaded.text_suffix = ""
     engine, texts = heedful.Engine(loaded, writing=Writing(max_new_tokens=6)), ["red one", "", "blue"]
     for text, answer in zip(texts, engine(texts), strict=True):
         read = torch.tensor([[1, *(ids(text) if text else [])]])
@@ -393,7 +393,7 @@ def test_a_decoder_goes_on_without_what_closes_a_text() -> None:
         assert inside.source.tokens.tolist() == read[0].tolist()
         assert written_of(inside, max_new_tokens=6, num_beams=2)["greedy"]["text"] == answer["text"]
     (plain,) = engine.encode(["red"])
-    loaded.between = BETWEEN
+    loaded.text_suffix = TEXT_SUFFIX
     (taught,) = engine.encode(["red"])
     assert plain.pieces[0].encoded.ids == (1, *ids("red"))
     assert taught.pieces[0].encoded.ids == (1, *ids("red"), VOCABULARY.index("\n"), 1)

@@ -209,7 +209,7 @@ def test_an_evaluation_through_the_engine_has_every_word() -> None:
     )
     found = made.result(measure)
     assert found["count"] == sum(len(each.words) for each in examples)
-    said = [judged.said for _, judged in asked]
+    said = [judged.prediction for _, judged in asked]
     assert [len(each) for each in said] == [len(each.words) for each in examples]
     right = sum(a == b for each, tags in zip(said, examples, strict=True) for a, b in zip(each, tags.tags, strict=True))
     assert found["accuracy"] == right / found["count"]
@@ -283,7 +283,7 @@ def test_heads_with_other_marks_are_compared_as_iob2(name: str) -> None:
     assert found["f1"] == found["strict_f1"] == pytest.approx(14 / 15)  # 7 right of 7 and 8
     assert (found["recall"], found["token_accuracy"]) == (1.0, 15 / 16)
     judged = made.judge(example, answer)
-    assert (judged.said, judged.right) == (list(gold), True)
+    assert (judged.prediction, judged.correct) == (list(gold), True)
     assert made.judge(spoiled, answer).right is False
     words = [{"label": tag, "start": 2 * n, "end": 2 * n + 1, "probability": 0.5} for n, tag in enumerate(said)]
     spans = [(each["label"], each["start"] // 2, (each["end"] + 1) // 2) for each in entities("w " * 8, words)]
@@ -325,10 +325,10 @@ def test_mistakes_come_in_order() -> None:
             (["B-PER", "O"], [0.9, 0.95]),
         )
     ]
-    badness = [each.badness for each in judged]
-    assert badness == sorted(badness, reverse=True) and len(set(badness)) == len(badness)
-    assert [each.right for each in judged] == [False, False, False, False, True, True]
-    assert judged[0].gold == ["B-PER", "O"] and judged[3].said == ["O", "O"]
+    loss = [each.loss for each in judged]
+    assert loss == sorted(loss, reverse=True) and len(set(loss)) == len(loss)
+    assert [each.correct for each in judged] == [False, False, False, False, True, True]
+    assert judged[0].label == ["B-PER", "O"] and judged[3].prediction == ["O", "O"]
 
 
 def test_the_last_word_ends_where_it_ends(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_each_answer_is_told_once(name: str) -> None:
 
     def note(number: int, example: Any, answer: Any, judged: Any) -> None:
         assert examples(name)[number] == example and answer is answers(name)[repr(made.ask(example))]
-        assert judged == made.judge(example, answer) and judged.badness >= 0
+        assert judged == made.judge(example, answer) and judged.loss >= 0
         seen.append(number)
 
     for rank in range(3):
