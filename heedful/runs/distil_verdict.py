@@ -221,7 +221,7 @@ def gain(student: dict[str, Any], alone: dict[str, Any], grain: float) -> dict[s
 def sentence(found: dict[str, Any]) -> str:
     """What it comes to."""
     teacher, student = (_with_precision(found["models"][name]["quality"]) for name in ("teacher", "student"))
-    said = f"{found['main']} on {found['split']}"
+    said = f"{found['metric']} on {found['split']}"
     quality = f"reaches {student} beside the teacher's {teacher} ({said})"
     if found["quality_ratio"] is not None:
         quality = f"keeps {100 * found['quality_ratio']:.1f} % of the teacher's {said} ({student} of {teacher})"
@@ -253,7 +253,7 @@ def _with_precision(quality: dict[str, Any]) -> str:
 
 def rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The table: its head, and a row for each model."""
-    head = ["", f"{found['main']} on {found['split']}", "kept", "parameters", "served in", "tokens/s", "texts/s"]
+    head = ["", f"{found['metric']} on {found['split']}", "kept", "parameters", "served in", "tokens/s", "texts/s"]
     lines = []
     best = found["models"]["teacher"]["quality"]["mean"]
     for name, each in found["models"].items():
@@ -314,7 +314,7 @@ def plot(found: dict[str, Any], frontier: Sequence[dict[str, Any]] = ()) -> Figu
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("milliseconds of one text, median")
-    axes.set_ylabel(f"{found['main']} on {found['split']}")
+    axes.set_ylabel(f"{found['metric']} on {found['split']}")
     prepare(axes, grid="both")
     figure.legend(loc="outside lower right", ncols=3, fontsize=8, frameon=False)
     title(figure, "Student and teacher")

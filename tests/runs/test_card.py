@@ -266,7 +266,7 @@ def test_the_five_worst_mistakes(tmp_path: Path) -> None:
     table = rows(card(tmp_path, found, dev=lines), "## The worst mistakes on dev")
     wrong = [line for line in lines if not line["correct"]][:5]
     assert [line[0] for line in table[2:]] == [line["input"] for line in wrong]
-    sure = [f"{line['said']} ({line['answer']['probability']:.3f})" for line in wrong]
+    sure = [f"{line['prediction']} ({line['answer']['probability']:.3f})" for line in wrong]
     assert [line[1:] for line in table[2:]] == [[each["label"], said] for each, said in zip(wrong, sure, strict=True)]
     right = [line for line in lines if line["correct"]]
     for told in ({}, {"dev": right}, {"dev": []}, {"test": lines}):

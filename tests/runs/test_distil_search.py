@@ -23,9 +23,10 @@ from heedful.infer.quantize import Trial
 from heedful.runs import distil_search
 from heedful.runs.distil import distil
 from heedful.runs.distil_search import quickest, search, usual
-from heedful.runs.distil_settings import Asked
+from heedful.runs.distil_settings import foresee, student_of
 from heedful.runs.distil_students import one_stack
 from heedful.runs.finetune import Finished
+from heedful.runs.overrides import Overrides
 from heedful.train.resume import only_run
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -119,10 +120,13 @@ def test_a_search_goes_by_the_time_of_what_is_trained(
     assert quickest(trials) == "int8", "after training it may be taken"
     times, trained = {"bag": 6.0, "tiny": 2.5, "layers=1": 3.0}, []
 
-    def done(known: Any, asked: Asked, data: Any, folder: Path, skips: bool, *, among: Path, **more: Any) -> Finished:
-        trained.append((asked.student, among))
+    def done(
+        known: Any, given: Overrides, data: Any, folder: Path, on_bad_row: str, *, among: Path, **more: Any
+    ) -> Finished:
+        (student,) = (name for name in times if student_of(name) == foresee(given).student)
+        trained.append((student, among))
         speed = {"precision": "float32", "p99": 9.0, "texts_per_second": 1.0, "tokens_per_second": 1.0}
-        mine = speed | {"p50": times[asked.student], "parameters": 7, "quality": {"mean": 0.9}}
+        mine = speed | {"p50": times[student], "parameters": 7, "quality": {"mean": 0.9}}
         verdict = {"metric": "accuracy", "split": "dev", "quality_ratio": 1.0, "models": {"student": mine}}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "verdict.json").write_text(json.dumps(verdict))

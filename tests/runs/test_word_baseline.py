@@ -63,23 +63,27 @@ def task_of(kind: type[Task], labels: tuple[str, ...] = ("no", "yes"), **more: A
     ],
 )
 def test_a_run_scores_a_bag_of_words_beside_its_model(
-    kind: str, task: str, main: str, settings: dict[str, Any], tmp_path: Path
+    kind: str, task: str, metric: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     results = tune(task, data(kind, tmp_path / "data"), tmp_path / "run", settings).results
     found = results["baseline"]
     assert set(found["splits"]) == {"dev", "test"} and found["rows"] == found["of"] == 24
     for split, each in found["splits"].items():
-        difference, own = each["difference"], results["splits"][split]["numbers"][main]
+        difference, own = each["difference"], results["splits"][split]["numbers"][metric]
         assert each["numbers"]["count"] == 8
-        assert each["intervals"][main]["low"] <= each["numbers"][main] + 1e-9 <= each["intervals"][main]["high"] + 1e-6
-        assert difference["value"] == pytest.approx(own - each["numbers"][main])
+        assert (
+            each["intervals"][metric]["low"]
+            <= each["numbers"][metric] + 1e-9
+            <= each["intervals"][metric]["high"] + 1e-6
+        )
+        assert difference["value"] == pytest.approx(own - each["numbers"][metric])
         assert difference["low"] <= difference["high"] and difference["count"] == 8
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "### Beside a bag of words" in card and f"scikit-learn {word_baseline.version('scikit-learn')}" in card
     with (tmp_path / "run" / "results.csv").open(newline="") as file:
         *_, last = csv.DictReader(file)
     assert last["baseline"] == "a bag of words" and last["step"] == ""
-    assert float(last[f"test_{main}"]) == found["splits"]["test"]["numbers"][main]
+    assert float(last[f"test_{metric}"]) == found["splits"]["test"]["numbers"][metric]
 
 
 def test_it_is_scikit_learns(tmp_path: Path) -> None:
