@@ -229,7 +229,7 @@ def _like(config: Config) -> str:
     """The teacher's family, where a size of it has the same parts."""
     if _parts(config.family) == (config.model.encoder is None, config.model.decoder is None):
         return config.family
-    return USUAL["masked"]
+    return USUAL["mlm"]
 
 
 # -- what it learns of the teacher --------------------------------------------------------------------------------

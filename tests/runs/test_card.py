@@ -215,7 +215,9 @@ def test_scores_and_cosines_stand_on_one_scale(tmp_path: Path) -> None:
         "label": 4.2,
         "prediction": 0.25,
     }
-    found = made.results("embed", "spearman", {"dev": {"spearman": 0.5, "count": 1}}, scores={"low": 1, "high": 5})
+    found = made.results(
+        "embed", "spearman", {"dev": {"spearman": 0.5, "count": 1}}, label_scaling={"low": 1, "high": 5}
+    )
     table = rows(card(tmp_path, found, dev=[line]), "## The worst mistakes on dev")
     assert table[2] == ["one / other", "4.200", "2.000 (a cosine of 0.250)"]
 

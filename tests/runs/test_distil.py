@@ -124,7 +124,7 @@ STOPPED = pytest.param({"stop": 2}, marks=pytest.mark.slow)
 @pytest.mark.parametrize("how", [{"die": 3}, STOPPED], ids=["killed", "stopped"])
 def test_a_run_goes_on_to_the_same_bits(how: dict[str, int], tmp_path: Path, teacher: Path, labelled: Path) -> None:
     wishes = [*ALONE, "fit.checkpoint_every_minutes=0", "student.width=32", "student.heads=2"]
-    more: dict[str, Any] = {"student": "tiny", "losses": "layers", "assignments": [*wishes, "loss.relations.heads=2"]}
+    more: dict[str, Any] = {"student": "tiny", "losses": "tinybert", "assignments": [*wishes, "loss.relations.heads=2"]}
     distil(teacher, labelled, tmp_path / "whole", **more)
     watch = Told(**how)
     if watch.stop:
@@ -469,7 +469,7 @@ def test_a_teacher_is_judged_seed_by_seed(student: list[float], alone: list[floa
 
 
 def test_settings_that_are_wrong_are_told_first() -> None:
-    foresee_any(overrides_of("x", assignments=["task.negatives=4"]))
+    foresee_any(overrides_of("x", assignments=["task.group_size=4"]))
     foresee_any(overrides_of("x", assignments=["pretrain.max_seq_length=64"]))
     with pytest.raises(HeedfulError, match="temprature"):
         foresee_any(overrides_of("x", assignments=["loss.temprature=4"]))
