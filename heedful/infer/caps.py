@@ -42,7 +42,7 @@ class Steps(Protocol):
 
     writing: Writing  # how texts are written where a request does not say
 
-    def encode(self, inputs: Sequence[Any]) -> list[Asked]:
+    def tokenize(self, inputs: Sequence[Any]) -> list[Asked]:
         """Inputs become windows."""
 
     def score(self, pieces: Sequence[Piece], writing: Writing | None = None, *, top_k: int | None = None) -> list[Any]:

@@ -15,7 +15,7 @@ Made = TypeVar("Made")
 
 def encode_each(engine: Engine, given: Sequence[tuple[Any, str | None]]) -> tuple[list[Asked], list[str | None]]:
     """The tokens of inputs, and for every one why it has none; some have an error already."""
-    read = iter(_apart([each for each, error in given if error is None], engine.encode))
+    read = iter(_apart([each for each, error in given if error is None], engine.tokenize))
     asked: list[Asked] = []
     errors: list[str | None] = []
     for _, error in given:

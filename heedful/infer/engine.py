@@ -8,7 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from heedful.checkpoint import Loaded, load
@@ -19,7 +21,7 @@ from heedful.infer.finite import NOT_FINITE, finite, is_finite
 from heedful.infer.graphs import Graphs
 from heedful.infer.precision import Precision, PrecisionOrAuto, check
 from heedful.infer.prepare import Way, dtype_of, like_bias, prepare
-from heedful.model.config import Head
+from heedful.model.config import Head, SentenceEmbedding
 from heedful.model.decode import Decoding
 from heedful.model.heads import PretrainingHead, read_of
 from heedful.model.stack import Transformer, only
@@ -29,6 +31,7 @@ from heedful.packed import Packed
 from heedful.tasks import ANSWERERS, Answer, Answerer, Setting, Window, Writing
 from heedful.tasks.base import all_windows, of_windows
 from heedful.tasks.following import FOLLOWING
+from heedful.tasks.predictions import AnyPrediction, predictions
 from heedful.tasks.rewrite import encode_cut, open_ended
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
@@ -150,17 +153,62 @@ class Engine:
             raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
         given = list(inputs)
         if len(given) <= TOGETHER:
-            return self.answers(self.encode(given), top_k=top_k)
+            return self.answers(self.tokenize(given), top_k=top_k)
         parts = [(first, given[first : first + TOGETHER]) for first in range(0, len(given), TOGETHER)]
         answers: list[Answer] = []
         with ThreadPoolExecutor(1) as beside:  # tokenizes the next part while this one is computed
-            coming = beside.submit(self.encode, parts[0][1])
+            coming = beside.submit(self.tokenize, parts[0][1])
             for number in range(len(parts)):
                 asked = coming.result()
                 if number + 1 < len(parts):
-                    coming = beside.submit(self.encode, parts[number + 1][1], first=parts[number + 1][0])
+                    coming = beside.submit(self.tokenize, parts[number + 1][1], first=parts[number + 1][0])
                 answers += self.answers(asked, top_k=top_k, first=parts[number][0])
         return answers
+
+    def predict(
+        self, inputs: Iterable[Any], answer_type: type[AnyPrediction] | None = None, *, top_k: int = 5
+    ) -> list[AnyPrediction]:
+        """Answer each input with a dataclass of its head's kind, such as Classification or TokenClassification.
+
+        Args:
+            inputs: Texts, or whatever `expects` names.
+            answer_type: The class that the answers have; a type checker then knows their fields.
+            top_k: Number of candidates that are listed for each mask.
+
+        Raises:
+            HeedfulError: If an input cannot be used, or the head answers with another class than `answer_type`.
+        """
+        return predictions(self(inputs, top_k=top_k), answer_type)
+
+    def encode(self, texts: str | Iterable[str], *, prompt: str = "") -> NDArray[np.float32]:
+        """Return the embeddings of texts, [texts, width]; [width] for a single text. A prompt is put before each.
+
+        Raises:
+            HeedfulError: If the model's head makes no sentence embeddings.
+        """
+        if self.kind != "embedding":
+            raise HeedfulError(f"encode needs sentence embeddings, but this model has a {self.kind} head: use predict")
+        if isinstance(texts, str):
+            single: NDArray[np.float32] = self.encode([texts], prompt=prompt)[0]
+            return single
+        listed = list(texts)
+        if wrong := next((number for number, text in enumerate(listed) if not isinstance(text, str)), None):
+            raise HeedfulError(f"input {wrong} is {_shown(listed[wrong])}; expected a text")
+        vectors = [answer["vector"] for answer in self([prompt + text for text in listed])]
+        width = self.loaded.config.model.width
+        return np.array(vectors, np.float32).reshape(len(listed), -1 if listed else width)
+
+    def encode_query(self, texts: str | Iterable[str]) -> NDArray[np.float32]:
+        """Return the embeddings of search queries: `encode` with the prompt that the model has for them, if any."""
+        return self.encode(texts, prompt=self._prompt("query"))
+
+    def encode_document(self, texts: str | Iterable[str]) -> NDArray[np.float32]:
+        """Return the embeddings of documents: `encode` with the prompt that the model has for them, if any."""
+        return self.encode(texts, prompt=self._prompt("document"))
+
+    def _prompt(self, name: str) -> str:
+        """A prompt of the model by its name in sentence-transformers; "" if it has none of that name."""
+        return dict(self._head.prompts).get(name, "") if isinstance(self._head, SentenceEmbedding) else ""
 
     def answers(self, asked: Sequence[Asked], *, top_k: int = 5, first: int = 0) -> list[Answer]:
         """Score encoded inputs and make their answers: the second and third step of a call.
@@ -183,7 +231,7 @@ class Engine:
             answers.append(answer)
         return answers
 
-    def encode(self, inputs: Sequence[Any], *, first: int = 0) -> list[Asked]:
+    def tokenize(self, inputs: Sequence[Any], *, first: int = 0) -> list[Asked]:
         """The first of the three steps that a call consists of: inputs become windows of tokens.
 
         Errors count the inputs from `first`.

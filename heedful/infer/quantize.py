@@ -254,9 +254,9 @@ def pieces_of(engine: Engine, inputs: Sequence[Any], most: int = TOKENS) -> list
     for given in inputs:
         with suppress(HeedfulError):
             try:
-                asked = engine.encode([given])
+                asked = engine.tokenize([given])
             except InputError:
-                asked = cutting.encode([given])
+                asked = cutting.tokenize([given])
             pieces += (piece for each in asked for piece in each.pieces)
     if not pieces:
         raise HeedfulError(f"{engine.loaded.source} can read none of {len(inputs)} inputs: take float32")

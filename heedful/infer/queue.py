@@ -72,7 +72,7 @@ class Lane:
         *,
         deadline: float,
         left: Callable[[], bool] = lambda: False,
-        encode: _Encode = lambda engine, inputs: engine.encode(inputs),
+        encode: _Encode = lambda engine, inputs: engine.tokenize(inputs),
         top_k: int = 5,
         writing: Writing | None = None,
         sizes: Sequence[int] = (),

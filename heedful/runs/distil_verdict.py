@@ -163,7 +163,7 @@ def timed(engines: dict[str, Engine], inputs: Sequence[Any], rounds: int | None 
             "p50": round(1000 * statistics.median(each), 3),
             "p99": round(1000 * timing.percentile(each, 99), 3),
             "texts_per_second": round(len(inputs) / whole, 1),
-            "tokens_per_second": round(sum(asked.tokens for asked in engine.encode(inputs)) / whole),
+            "tokens_per_second": round(sum(asked.tokens for asked in engine.tokenize(inputs)) / whole),
         }
     return found
 

@@ -99,7 +99,7 @@ class Call:
             if (count := sum(map(len, more))) > most:
                 raise TooLong(f"{len(more)} texts have few tokens in {count} characters, of which {most} may be read")
             yield
-            for n, each in zip(unread, engine.encode(more), strict=True):
+            for n, each in zip(unread, engine.tokenize(more), strict=True):
                 found[n] = each
         return found
 
@@ -114,5 +114,5 @@ def encode_in_turns(engine: Any, inputs: Sequence[Any]) -> Turns:
     for first, group in in_turns(inputs):
         if first:
             yield
-        found += engine.encode(group, first=first) if first else engine.encode(group)
+        found += engine.tokenize(group, first=first) if first else engine.tokenize(group)
     return found

@@ -141,6 +141,6 @@ def labelled(rows: Iterable[tuple[str, str]]) -> list[Labelled]:
 def read_rows(loaded: Loaded, texts: Sequence[str]) -> list[Tensor]:
     """What the head says of each text."""
     engine = Engine(loaded)
-    pieces = [piece for asked in engine.encode(list(texts)) for piece in asked.pieces]
+    pieces = [piece for asked in engine.tokenize(list(texts)) for piece in asked.pieces]
     with torch.inference_mode():
         return list(engine.score(pieces))

@@ -39,7 +39,7 @@ class Fake:
         self.go = threading.Event()
         self.go.set()
 
-    def encode(self, inputs: Sequence[Any]) -> list[Asked]:
+    def tokenize(self, inputs: Sequence[Any]) -> list[Asked]:
         if "panic" in inputs:
             raise BaseException("the tokenizer panicked")
         if "wrong" in inputs:
@@ -496,7 +496,7 @@ class Writer(Fake):
         super().__init__(seconds)
         self.steps: list[str] = []
 
-    def encode(self, inputs: Sequence[Any]) -> list[Asked]:
+    def tokenize(self, inputs: Sequence[Any]) -> list[Asked]:
         return [Asked(given, REWRITE, [Piece(REWRITE, encoded(given), [])]) for given in inputs]
 
     def decode(self, pieces: Sequence[Piece], writing: Any = None) -> Decoding:
@@ -706,7 +706,7 @@ def test_what_does_not_fit_is_refused_before_it_is_tokenised(made: Any) -> None:
 
     def encode(engine: Any, inputs: Sequence[Any]) -> list[Asked]:
         read.append(inputs)
-        return engine.encode(inputs)
+        return engine.tokenize(inputs)
 
     async def main() -> None:
         for _ in range(60):  # a token for each letter, and two around a text

@@ -42,10 +42,10 @@ class Held(Engine):
         self.seconds, self.go, self.batches = seconds, threading.Event(), []
         self.go.set()
 
-    def encode(self, inputs: Sequence[Any]) -> Any:
+    def tokenize(self, inputs: Sequence[Any]) -> Any:
         if any("panic" in str(each) for each in inputs):
             raise BaseException("the tokenizer panicked")
-        return super().encode(inputs)
+        return super().tokenize(inputs)
 
     def score(self, pieces: Any, writing: Any = None, **more: Any) -> Any:
         self.batches.append(len(pieces))

@@ -171,8 +171,8 @@ from heedful.infer.engine import Engine
 from heedful.serve.run import background
 
 class Watched(Engine):
-    def encode(self, inputs):
-        made = super().encode(inputs)
+    def tokenize(self, inputs):
+        made = super().tokenize(inputs)
         for text, asked in zip(inputs, made):
             named.update({id(piece.encoded): text.split()[0] for piece in asked.pieces})
         return made

@@ -311,7 +311,7 @@ def test_what_is_cut_keeps_what_stands_before_the_rewriting() -> None:
     (sample,), cut = task.read([long]).samples, task.cut
     assert cut == 12 and task.read([long]).cut_tokens == 19
     assert sample.tokens.tolist() == ids("red " * 11 + "\n one") and list(sample.target) == ids("one </s>")
-    (asked,) = heedful.Engine(loaded, cut=cut).encode([long.text])
+    (asked,) = heedful.Engine(loaded, cut=cut).tokenize([long.text])
     assert list(asked.pieces[0].encoded.ids) == ids("red " * 11 + "\n") and asked.dropped == 19
     with pytest.raises(HeedfulError, match=r"max_length 1 leaves no token of a text: 1 tokens go around it, or behind"):
         encode_cut(task.tokenizer, ["red red" + TEXT_SUFFIX], TEXT_SUFFIX, 1)
@@ -392,8 +392,8 @@ def test_a_decoder_goes_on_without_what_closes_a_text() -> None:
         inside = Inside(loaded, text)
         assert inside.source.tokens.tolist() == read[0].tolist()
         assert written_of(inside, max_new_tokens=6, num_beams=2)["greedy"]["text"] == answer["text"]
-    (plain,) = engine.encode(["red"])
+    (plain,) = engine.tokenize(["red"])
     loaded.text_suffix = TEXT_SUFFIX
-    (taught,) = engine.encode(["red"])
+    (taught,) = engine.tokenize(["red"])
     assert plain.pieces[0].encoded.ids == (1, *ids("red"))
     assert taught.pieces[0].encoded.ids == (1, *ids("red"), VOCABULARY.index("\n"), 1)

@@ -1,0 +1,250 @@
+"""Predictions: what a model answers to one input, one frozen dataclass for each kind of head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import TypeVar
+
+from heedful.errors import HeedfulError
+from heedful.tasks.base import Answer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """The answer to one input."""
+
+    truncated_tokens: int = 0  # tokens at the end of the input that the model did not read
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data that JSON can hold: text, numbers, lists and dicts."""
+        plain: dict[str, Any] = _plain(self)
+        return plain
+
+
+AnyPrediction = TypeVar("AnyPrediction", bound=Prediction, default=Prediction)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Classification(Prediction):
+    """One label of several."""
+
+    label: str
+    probability: float  # of the label
+    scores: dict[str, float]  # probability of each label
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultiLabelClassification(Prediction):
+    """Any number of labels."""
+
+    labels: tuple[str, ...]  # those whose probability reaches the threshold
+    scores: dict[str, float]  # probability of each label
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Regression(Prediction):
+    """A number, or one for each output of the head."""
+
+    values: dict[str, float]  # by the name of the output
+
+    @property
+    def value(self) -> float:
+        """The number of a head that has one output.
+
+        Raises:
+            ValueError: If the head has several outputs.
+        """
+        (value,) = self.values.values()
+        return value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Word:
+    """A word and its tag."""
+
+    text: str
+    label: str | None  # None: the word has no token, and the model has no label for "outside"
+    probability: float | None  # None: the word has no token
+    start: int  # in characters of the input; given words count as joined by single spaces
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entity:
+    """Neighbouring words of one type."""
+
+    label: str  # without the prefix B-, I-, ...
+    text: str
+    probability: float  # mean over its words
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenClassification(Prediction):
+    """The tag of every word, and the entities that the tags make."""
+
+    entities: tuple[Entity, ...]
+    words: tuple[Word, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span(Prediction):
+    """The part of the context that answers a question."""
+
+    text: str  # "": the context has no answer
+    start: int  # in characters of the context
+    end: int
+    score: float | None  # of the best span: sum of the scores of its start and its end; None: no context
+    no_answer_score: float
+    best_text: str  # the best span, also where the model decides that there is no answer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultipleChoice(Prediction):
+    """One candidate of several."""
+
+    text: str
+    index: int  # of the candidate, from 0
+    probability: float
+    scores: tuple[float, ...]  # probability of each candidate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Embedding(Prediction):
+    """The vector of a text."""
+
+    vector: NDArray[np.float32]
+    tokens: int  # that were read
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Similarity(Prediction):
+    """How similar two texts are: the cosine of their vectors."""
+
+    similarity: float
+    vectors: NDArray[np.float32]  # [2, width]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenCandidate:
+    """A token that may stand in the place of a mask."""
+
+    token: str  # as the vocabulary has it
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mask:
+    """A mask and the tokens that fit, the most likely first."""
+
+    start: int  # in characters of the input
+    end: int
+    candidates: tuple[TokenCandidate, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FillMask(Prediction):
+    """The masks of a text."""
+
+    masks: tuple[Mask, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextSentence(Prediction):
+    """Whether the second text of a pair follows the first."""
+
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generated:
+    """A text that a model wrote."""
+
+    text: str
+    log_probability: float
+    tokens: int
+    complete: bool  # False: it was cut off at the maximum number of new tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GeneratedText(Prediction):
+    """The text that a model wrote for an input."""
+
+    text: str
+    log_probability: float
+    tokens: int
+    complete: bool  # False: it was cut off at the maximum number of new tokens
+    alternatives: tuple[Generated, ...] = ()  # of the other beams, the best first
+
+
+def predictions(answers: Sequence[Answer], answer_type: type[AnyPrediction] | None = None) -> list[AnyPrediction]:
+    """Convert answers of the engine, which are plain data.
+
+    Raises:
+        HeedfulError: If they are not of the class that was asked for.
+    """
+    found = [prediction(answer) for answer in answers]
+    for each in found:
+        if answer_type is not None and not isinstance(each, answer_type):
+            raise HeedfulError(
+                f"answer_type is {answer_type.__name__}, but this model answers with {type(each).__name__}: give "
+                "that, or leave answer_type out"
+            )
+    return cast("list[AnyPrediction]", found)
+
+
+def prediction(answer: Answer) -> Prediction:
+    """Convert an answer of the engine, which is plain data."""
+    more: dict[str, Any] = {"truncated_tokens": answer.get("cut", 0)}
+    match answer:
+        case {"words": words, "entities": entities}:
+            tagged = [{"text" if name == "word" else name: value for name, value in word.items()} for word in words]
+            return TokenClassification(
+                entities=tuple(Entity(**each) for each in entities),
+                words=tuple(Word(**each) for each in tagged),
+                **more,
+            )
+        case {"labels": labels, "probabilities": scores}:
+            return MultiLabelClassification(labels=tuple(labels), scores=scores, **more)
+        case {"label": label, "probability": probability, "probabilities": scores}:
+            return Classification(label=label, probability=probability, scores=scores, **more)
+        case {"numbers": values}:
+            return Regression(values=values, **more)
+        case {"answer": text, "start": start, "end": end, "score": score, "no_answer_score": none}:
+            best = str(answer.get("best", text))
+            return Span(text=text, start=start, end=end, score=score, no_answer_score=none, best_text=best, **more)
+        case {"choice": text, "number": index, "probability": probability, "probabilities": scores}:
+            return MultipleChoice(text=text, index=index, probability=probability, scores=tuple(scores), **more)
+        case {"vector": vector, "tokens": tokens}:
+            return Embedding(vector=np.asarray(vector, np.float32), tokens=tokens, **more)
+        case {"similarity": similarity, "vectors": vectors}:
+            return Similarity(similarity=similarity, vectors=np.asarray(vectors, np.float32), **more)
+        case {"masks": masks}:
+            return FillMask(masks=tuple(map(_mask, masks)), **more)
+        case {"follows": probability}:
+            return NextSentence(probability=probability, **more)
+    others = tuple(Generated(**each) for each in answer.get("others", ()))
+    written = {name: answer[name] for name in ("text", "log_probability", "tokens", "complete")}
+    return GeneratedText(**written, alternatives=others, **more)
+
+
+def _mask(mask: Answer) -> Mask:
+    candidates = tuple(TokenCandidate(**each) for each in mask["tokens"])
+    return Mask(start=mask["start"], end=mask["end"], candidates=candidates)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value.tolist() if isinstance(value, np.ndarray) else value

