@@ -33,7 +33,7 @@ SETTINGS = {
     "baseline": False,
     "train.length.count": 2,
     "train.batch_size": 8,
-    "data.dev": 0.2,
+    "data.dev_fraction": 0.2,
 }
 
 
