@@ -31,7 +31,7 @@ class SettingError(HeedfulError):
     Args:
         message: What is wrong, the value given, what to do.
         path: Full path of the setting, such as "train.batch_size"; "" if the error is about several settings.
-        source: Where the value was given: "--set", a flag, a file, a Python keyword.
+        source: Where the value was given: an argument, a flag, a file, a Python keyword.
         code: "invalid", "unknown", "ambiguous" (a short name of several settings), or "duplicate" (given twice).
         candidates: Full paths of the settings that may have been meant.
     """

@@ -1,4 +1,4 @@
-"""Typed settings from and to TOML, JSON and `--set a.b=c`: what is not understood is refused, in words that help.
+"""Typed settings from and to TOML, JSON and `--a.b=c`: what is not understood is refused, in words that help.
 
 Settings are frozen, keyword-only dataclasses without defaults for what must be given. They may nest and hold text,
 numbers, true or false, Literal, tuple, dict[str, ...], None, and unions of dataclasses told apart by a Literal field

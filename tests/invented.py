@@ -35,7 +35,7 @@ def tune(task: str, data: Any, out: Path, settings: Row | None = None, **more: A
 
 
 def assignments(settings: Row | None = None, named: bool = False) -> tuple[str, ...]:
-    """As --set takes them; a model that is named has a size of its own."""
+    """As --takes them; a model that is named has a size of its own."""
     settings = settings or {}
     given = SMALL | settings
     if named or settings.get("init.kind", "scratch") != "scratch" or "init.model" in settings:

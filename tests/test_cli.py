@@ -227,7 +227,7 @@ def test_quickstart_does_the_main_job(run: Any, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     monkeypatch.setattr("heedful.cli.train.which", lambda name: None)
     folder = tmp_path / "my first run"
-    done = run("quickstart", "--out", folder)
+    done = run("quickstart", "--output", folder)
     assert done.code == 0 and "a trained model 256 wide" in done.err
     for words in ("test, 90 examples", "The worst mistakes on test", "New messages", "YOUR-DATA.csv", "'"):
         assert words in done.out
@@ -240,18 +240,18 @@ def test_quickstart_does_the_main_job(run: Any, tmp_path: Path, monkeypatch: pyt
     assert answer["label"] in results["labels"] and f"heedful predict '{folder}' " in command
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "work").touch()
-    assert run("quickstart", "--out", tmp_path / "mine").err.endswith("give another folder with --out\n")
+    assert run("quickstart", "--output", tmp_path / "mine").err.endswith("give another folder with --output\n")
 
 
 def test_tokenizers_are_trained(run: Any, tmp_path: Path) -> None:
     text, settings = tmp_path / "text.txt", tmp_path / "settings.toml"
     text.write_text("\n" + "\n".join(TEXT), encoding="utf-8")
     settings.write_text('kind = "bpe"\nvocabulary = 270\n')
-    done = run("tokenizer", text, "--out", tmp_path / "a", "--set", "vocabulary=60")
+    done = run("tokenizer", text, "--output", tmp_path / "a", "--vocabulary=60")
     assert done.code == 0 and "vocabulary   60" in done.out and "sha256:" in done.out
     assert done.out.splitlines()[-2] == TEXT[0] and done.out.splitlines()[-1].startswith("[CLS] ")
     (facts,) = run(
-        "tokenizer", text, "--out", tmp_path / "b", "--settings", settings, "--set", "vocabulary=280", "--json"
+        "tokenizer", text, "--output", tmp_path / "b", "--settings", settings, "--vocabulary=280", "--json"
     ).json
     made = heedful.Tokenizer.load(tmp_path / "b")
     assert facts["vocabulary"] == made.size == 280 and facts["fingerprint"] == made.fingerprint
@@ -263,24 +263,24 @@ def test_tokenizer_errors_teach(run: Any, tmp_path: Path) -> None:
     text.write_text("a b")
     out = tmp_path / "out"
     for arguments, message in (
-        ([text, "--set", "vocabulry=9"], '--set: vocabulry is not a setting (did you mean "vocabulary"?)'),
-        ([text, "--set", "vocabulary"], "is not of the form name=value"),
+        ([text, "--vocabulry=9"], '--vocabulry is neither a flag nor a setting of heedful tokenizer (did you mean --vocabulary?)'),
+        ([text, "--vocabulary"], "is not of the form name=value"),
         ([text, "--settings", tmp_path / "no.toml"], "there is no such file"),
         ([tmp_path / "absent.txt"], "absent.txt cannot be read after line 0"),
         ([tmp_path], "cannot be read after line 0"),
     ):
-        done = run("tokenizer", *arguments, "--out", out)
+        done = run("tokenizer", *arguments, "--output", out)
         assert done.code == 2 and done.out == "" and done.err.startswith("heedful: "), done
         assert message in done.err and not out.exists()
-    done = run("tokenizer", text, "--out", tmp_path)
+    done = run("tokenizer", text, "--output", tmp_path)
     assert done == (
         2,
         "",
         f"heedful: {tmp_path} exists and is not empty: give another folder, or --overwrite to replace it\n",
     )
-    assert run("tokenizer", text, "--out", text).code == 2
+    assert run("tokenizer", text, "--output", text).code == 2
     (tmp_path / "latin.txt").write_bytes(b"ok\n\xe9\n")
-    assert "line 2 is not UTF-8" in run("tokenizer", tmp_path / "latin.txt", "--out", out).err
+    assert "line 2 is not UTF-8" in run("tokenizer", tmp_path / "latin.txt", "--output", out).err
 
 
 def test_convert_writes_a_clean_folder(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -436,7 +436,7 @@ def test_check_names_wrong_tasks_settings_and_files(run: Any, tmp_path: Path) ->
     data.write_text("text,label\na,b\n")
     done = run("check", str(data), "--task", "clasify")
     assert (done.code, done.out) == (2, "") and 'did you mean "classify"' in done.err
-    done = run("check", str(data), "--set", "fromat=csv")
+    done = run("check", str(data), "--fromat=csv")
     assert done.code == 2 and 'did you mean "format"' in done.err
     done = run("check", str(tmp_path / "nope.csv"))
     assert done.code == 2 and "there is no such file" in done.err and "Traceback" not in done.err
@@ -447,7 +447,7 @@ def test_check_names_wrong_tasks_settings_and_files(run: Any, tmp_path: Path) ->
 
 def sets(**settings: Any) -> list[str]:
     """Of a run that takes a second."""
-    return [part for each in assignments(settings) for part in ("--set", each)]
+    return list(assignments(settings))
 
 
 @pytest.fixture(scope="module")
@@ -461,20 +461,20 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_finetune_shows_what_came_of_it(run: Any, tmp_path: Path) -> None:
     invented.data("single", tmp_path / "data")
     folder = tmp_path / "my run"
-    done = run("finetune", "classify", tmp_path / "data", "--out", folder, *sets(seeds=2))
+    done = run("finetune", "classify", tmp_path / "data", "--output", folder, *sets(seeds=2))
     assert done.code == 0
     for words in ("dev, 8 examples", "test, 8 examples", "95 % interval", "accuracy ", "over 2 seeds: ", "Next:"):
         assert words in done.out
     assert f"  heedful predict '{folder}' \"Your text.\"" in done.out
     assert "labels in order: " in done.err and "step 2, dev: " in done.err and "measuring test" in done.err
     assert not {"\r", "\x1b"} & set(done.err), "no live line where there is no terminal"
-    (results,) = run("finetune", "classify", tmp_path / "data", "--out", folder, "--json", *sets(seeds=2)).json
+    (results,) = run("finetune", "classify", tmp_path / "data", "--output", folder, "--json", *sets(seeds=2)).json
     assert results == {"folder": str(folder)} | json.loads((folder / "results.json").read_text())
 
 
 def test_finetune_writes_one_json_document(run: Any, tmp_path: Path) -> None:
     given = as_csv(tmp_path / "a.csv", [*classified(40), {"text": "x", "label": ""}])
-    done = run("finetune", "classify", given, "--out", tmp_path / "run", "--on-bad-row", "skip", "--json", *sets())
+    done = run("finetune", "classify", given, "--output", tmp_path / "run", "--on-bad-row", "skip", "--json", *sets())
     assert done.code == 0 and done.err == ""
     (results,) = done.json
     assert results["data"]["bad_rows"] == {"a.csv": 1} and results["folder"] == str(tmp_path / "run")
@@ -501,8 +501,8 @@ def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatc
     for arguments, message in (
         (["clasify", given], '"clasify" is not a task (did you mean "classify"?): use one of classify, regress'),
         (
-            ["classify", given, "--set", "train.bacth=3"],
-            '--set: train.bacth is not a setting (did you mean "train.batch_size"?)',
+            ["classify", given, "--train.bacth=3"],
+            '--train.bacth is neither a flag nor a setting of heedful finetune (did you mean --train.batch_size?)',
         ),
         (["classify", given, "--recipe", "recipe.toml"], "recipe.toml: train.bacth is not a setting (did you mean"),
         (["classify", given, "--recipe", "no.toml"], "no.toml: there is no such file"),
@@ -510,15 +510,15 @@ def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatc
         (["classify", "no.csv"], "no.csv: there is no such file"),
         (["classify", "bad.csv"], "bad.csv:3"),
         (["classify", given, "--model", "nowhere"], "'nowhere' at revision 'main' is not in the local cache"),
-        (["classify", given, "--out", given], "data is no run: it holds "),
-        (["classify", given, "--out", tuned / "run", "--set", "seeds=3"], "seeds was 1 and is 3 now"),
+        (["classify", given, "--output", given], "data is no run: it holds "),
+        (["classify", given, "--output", tuned / "run", "--seeds=3"], "seeds was 1 and is 3 now"),
         (["tag", given], "train.csv: which column is the words?"),
         (["classify", given, "--dry-run", "--nproc", "2"], "--nproc would change nothing: a dry run looks in one"),
         (
-            ["classify", given, "--set", "data.dev_fraction=0.2"],
-            "--set data.dev_fraction=0.2 would change nothing: a dev split is given",
+            ["classify", given, "--data.dev_fraction=0.2"],
+            "--data.dev_fraction=0.2 would change nothing: a dev split is given",
         ),
-        (["classify", given, "--out", "diverges", *diverges], "The weights are those from before this step."),
+        (["classify", given, "--output", "diverges", *diverges], "The weights are those from before this step."),
     ):
         done = run("finetune", *arguments)
         assert done.code == 2 and done.out == "" and message in done.err, (arguments, done)
@@ -545,10 +545,10 @@ def test_finetune_without_out_is_called_after_its_data(run: Any, tmp_path: Path,
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["finetune", "classify", "x.csv", "--set", "train.bogus=1"],
+        ["finetune", "classify", "x.csv", "--train.bogus=1"],
         ["finetune", "clasify", "x.csv"],
         ["finetune", "tag", "x.csv", "--recipe", "no.toml"],
-        ["evaluate", "run", "--data", "x.csv", "--set", "bogus=1"],
+        ["evaluate", "run", "--data", "x.csv", "--bogus=1"],
         ["evaluate", "run", "--data", "x.csv", "--precision", "double"],
         ["recipe", "cp", "bogus"],
     ],
@@ -600,13 +600,13 @@ def test_data_of_which_no_dev_split_can_be_made(run: Any, tmp_path: Path, monkey
     as_csv(Path("a.csv"), [{"text": "the cat sat", "label": label} for label in ("bad", "good") * 10])
     for seed, share in ((0, "none"), (next(n for n in range(99) if hashed("the cat sat", n) < 2**64 / 10), "all")):
         given = sets(**{"data.seed": seed})
-        done = run("finetune", "classify", "a.csv", "--out", share, *given)
+        done = run("finetune", "classify", "a.csv", "--output", share, *given)
         said = f"no dev split can be made: chosen by a hash of their texts, {share} of the 20 examples would be in it"
         assert done.code == 0 and f"{said}, so all are train" in done.err, done.err
         assert done.out.startswith("nothing was measured: there is neither dev nor test\n")
         assert f"The run is in {share}: model, plots, model card." in done.out
         assert "no dev split was given" not in done.err and "20 training examples are 20 samples" in done.err
-        assert run("finetune", "classify", "a.csv", "--out", share, *given).code == 0
+        assert run("finetune", "classify", "a.csv", "--output", share, *given).code == 0
     found = invented.questions(9, impossible=True)
     paragraphs = found["data"][0]["paragraphs"]
     paragraphs[:] = [{"context": paragraphs[1]["context"], "qas": [paragraphs[0]["qas"][0], paragraphs[1]["qas"][0]]}]
@@ -623,7 +623,7 @@ def test_several_files_are_splits(run: Any, tmp_path: Path, monkeypatch: pytest.
     for number, (name, count) in enumerate({"train": 24, "dev": 8, "test": 9, "x": 20}.items()):
         as_csv(Path(f"{name}.csv"), classified(count, number))
     for given, folder in ((["train.csv", "dev.csv"], "a"), (["train=x.csv", "valid=dev.csv", "test=test.csv"], "b")):
-        done = run("finetune", "classify", *given, "--out", folder, *sets())
+        done = run("finetune", "classify", *given, "--output", folder, *sets())
         assert done.code == 0 and "dev, 8 examples" in done.out, done.err
         assert ("test, 9 examples" in done.out) == (folder == "b")
     done = run("check", "train.csv", "dev.csv", "test.csv")
@@ -644,15 +644,15 @@ def test_evaluate_reads_data_as_the_run_did(run: Any, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     given = as_csv(Path("a.csv"), [{"my review": row["text"], "label": row["label"]} for row in classified(30)])
     done = run("finetune", "classify", "a.csv", *sets())
-    assert done.code == 2 and 'say --set data.columns.text=NAME, one of "my review", "label"' in done.err
+    assert done.code == 2 and 'say --data.columns.text=NAME, one of "my review", "label"' in done.err
     done = run("check", "a.csv", "--task", "classify")
-    assert done.code == 2 and 'say --set data.columns.text=NAME, one of "my review", "label"' in done.err
+    assert done.code == 2 and 'say --data.columns.text=NAME, one of "my review", "label"' in done.err
     named = sets(**{"data.columns.text": "my review"})
-    assert run("finetune", "classify", "a.csv", "--out", "run", *named).code == 0
+    assert run("finetune", "classify", "a.csv", "--output", "run", *named).code == 0
     assert heedful.load("run").pairs is False
     done = run("evaluate", "run", "--data", "a.csv")
     assert done.code == 0 and "a.csv, 30 examples" in done.out
-    assert "as the run read its own: data.columns.text=my review; --set says it" in done.err
+    assert "as the run read its own: data.columns.text=my review; --says it" in done.err
     given.write_text(given.read_text() + "the cat,\n")
     for _ in range(2):
         done = run("evaluate", "run", "--data", "a.csv", "--on-bad-row", "skip")
@@ -663,7 +663,7 @@ def test_evaluate_reads_data_as_the_run_did(run: Any, tmp_path: Path, monkeypatc
     assert done.code == 2 and "a-bad-rows.jsonl: exists already" in done.err
     as_csv(Path("b.csv"), classified(30))
     assert 'has no column "my review", but "text", "label"' in run("evaluate", "run", "--data", "b.csv").err
-    assert run("evaluate", "run", "--data", "b.csv", "--set", "data.columns.text=text").code == 0
+    assert run("evaluate", "run", "--data", "b.csv", "--data.columns.text=text").code == 0
 
 
 def test_evaluate_a_suite(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -687,7 +687,7 @@ def test_evaluate_errors_teach(run: Any, tuned: Path) -> None:
         ([*given, *given, "--suite", "glue"], "--data is given several times"),
         ([*given, "--precision", "float"], '(did you mean "float32"?): use one of auto'),
         ([*given, "--split", "tests"], 'there is no split "tests", but train, dev, test (did you mean "test"?)'),
-        ([*given, "--set", "fromat=csv"], 'fromat is not a setting (did you mean "format"?)'),
+        ([*given, "--fromat=csv"], 'fromat is not a setting (did you mean "format"?)'),
         ([*given, "--suite", "glue"], "nothing to evaluate"),
         ([*given, "--overwrite"], "--overwrite would change nothing: it is for a file of --predictions"),
     ):
@@ -703,11 +703,11 @@ def test_recipes_are_listed_and_copied(run: Any, tmp_path: Path, monkeypatch: py
     assert {each["name"] for each in run("recipe", "ls", "--json").json[0]} >= {"paper", "intents"}
     done = run("recipe", "cp", "paper")
     assert done.out == "paper.toml is yours now: heedful finetune TASK DATA --recipe paper.toml\n"
-    done = run("recipe", "cp", "intents", "--out", "my data")
+    done = run("recipe", "cp", "intents", "--output", "my data")
     assert done.out == "my data is yours now: heedful finetune classify 'my data'\n"
     assert run("recipe", "cp", "stable", "--json").json == [{"name": "stable", "written": "stable.toml"}]
     for arguments, message in (
-        (["cp", "paper"], "paper.toml exists: give another place with --out"),
+        (["cp", "paper"], "paper.toml exists: give another place with --output"),
         (["cp"], "say which recipe: heedful recipe ls lists them"),
         (["copy", "paper"], '"copy" is not known (did you mean "cp"?): use ls or cp'),
     ):

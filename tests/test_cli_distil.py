@@ -26,8 +26,7 @@ def test_the_verdict_is_printed(
     monkeypatch.setattr(timing, "ROUNDS", 2)
     teacher, folder = make(tmp_path / "teacher", "single"), data("single", tmp_path / "data")
     wishes = "seeds=1", "train.length.count=1", "verdict.precision=float32", "verdict.alone=none"
-    sets = [word for each in wishes for word in ("--set", each)]
-    command = ["distil", teacher, folder, "--student", "bag", "--out", tmp_path / "run", *sets]
+    command = ["distil", teacher, folder, "--student", "bag", "--output", tmp_path / "run", *wishes]
     assert run(*command) == 0
     out = capsys.readouterr().out
     assert "teacher" in out and "The student " in out and "ms, p50 / p99" in out
@@ -38,7 +37,7 @@ def test_the_verdict_is_printed(
         (["--min-quality", "130%"], '"130%" is no share of the quality'),
         (["--max-latency", "soon"], '"soon" is no time of an answer'),
         (["--loss", "hard"], '"hard" is no recipe of losses'),
-        (["--set", "lost.soft=1"], "lost.soft is not a setting"),
+        (["--lost.soft=1"], "lost.soft is not a setting"),
     ):
         assert run("distil", teacher, folder, *wrong) == 2
         assert said in capsys.readouterr().err

@@ -67,7 +67,7 @@ def test_files_become_a_folder(run: Any, folder: Path, tmp_path: Path) -> None:
 
 def test_json_says_it_all_in_one_line(run: Any, folder: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "in.csv")
-    given = ("--format", "jsonl", "--out", "said", "--without-inputs", "--set", "data.columns.text=label", "--json")
+    given = ("--format", "jsonl", "--output", "said", "--without-inputs", "--data.columns.text=label", "--json")
     code, out, err = run(folder, "--file", file, *given)
     done = json.loads(out)
     assert code == 0 and not err and (done["rows"], done["errors"], done["folder"]) == (7, 0, "said")
@@ -78,14 +78,10 @@ def test_json_says_it_all_in_one_line(run: Any, folder: Path, tmp_path: Path) ->
 def test_a_row_in_another_encoding_says_what_reads_it(run: Any, folder: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "in.csv", 2)
     file.write_bytes(file.read_bytes() + "café,x\n".encode("latin-1"))
-    code, _, err = run(folder, "--file", file, "--format", "jsonl", "--out", "one")
+    code, _, err = run(folder, "--file", file, "--format", "jsonl", "--output", "one")
     rows = [json.loads(line) for line in (tmp_path / "one" / "part-00000000.jsonl").read_text().splitlines()]
-    assert (
-        code == 0
-        and "say --set data.encoding=cp1252, or iconv" in rows[2]["error"]
-        and "--set data.encoding=cp1252" in err
-    )
-    assert run(folder, "--file", file, "--set", "data.encoding=cp1252", "--out", "two")[0] == 0
+    assert code == 0 and "say --data.encoding=cp1252, or iconv" in rows[2]["error"] and "--data.encoding=cp1252" in err
+    assert run(folder, "--file", file, "--data.encoding=cp1252", "--output", "two")[0] == 0
     assert pq.read_table(tmp_path / "two").column("error").null_count == 3
 
 
@@ -95,22 +91,22 @@ def test_files_are_read_as_the_run_read_its_data(run: Any, folder: Path, tmp_pat
     (trained / "settings.toml").write_text(f'long_inputs = "truncate"\n[data]\n{said}')
     file, other = tmp_path / "in.csv", ("--format", "jsonl")
     file.write_bytes("text;body;kind\nthe cat;café;x\n".encode("cp1252"))
-    code, _, err = run(trained, "--file", file, *other, "--out", "one")
+    code, _, err = run(trained, "--file", file, *other, "--output", "one")
     assert code == 0 and 'in.csv: columns: text="body"' in err
-    assert "its own: data.columns.text=body, data.encoding=cp1252, data.delimiter=;; --set says it" in err
+    assert "its own: data.columns.text=body, data.encoding=cp1252, data.delimiter=;; --says it" in err
     (row,) = (json.loads(line) for line in (tmp_path / "one" / "part-00000000.jsonl").read_text().splitlines())
     assert row["error"] is None and row["input"]["body"] == "café"
-    code, _, err = run(trained, "--file", file, *other, "--out", "two", "--set", "data.columns.text=text")
+    code, _, err = run(trained, "--file", file, *other, "--output", "two", "--data.columns.text=text")
     assert code == 0 and 'in.csv: columns: text="text"' in err
     (tmp_path / "in.txt").write_text("the cat\n")  # plain text has no columns
-    code, _, err = run(trained, "--file", tmp_path / "in.txt", *other, "--out", "three")
+    code, _, err = run(trained, "--file", tmp_path / "in.txt", *other, "--output", "three")
     assert code == 0 and 'in.txt: columns: text="text"' in err
 
 
 def test_columns_of_a_run_are_those_of_the_tables_in_a_folder(run: Any, folder: Path, tmp_path: Path) -> None:
     trained = shutil.copytree(folder, tmp_path / "trained")
     (trained / "settings.toml").write_text('[data]\ncolumns = {text = "body", label = "kind"}\n')
-    given, other = tmp_path / "given", ("--format", "jsonl", "--out")
+    given, other = tmp_path / "given", ("--format", "jsonl", "--output")
     given.mkdir()
     (given / "a.txt").write_text("the cat\n")
     code, _, err = run(trained, "--file", given, *other, "one")
@@ -118,9 +114,9 @@ def test_columns_of_a_run_are_those_of_the_tables_in_a_folder(run: Any, folder: 
     (given / "b.csv").write_text("text,body\nx,the cat\n")
     code, _, err = run(trained, "--file", given, *other, "two")
     assert code == 0 and 'a.txt: columns: text="text"' in err and 'b.csv: columns: text="body"' in err
-    code, _, err = run(trained, "--file", given / "b.csv", *other, "three", "--set", "data.format=text")
+    code, _, err = run(trained, "--file", given / "b.csv", *other, "three", "--data.format=text")
     assert code == 0 and 'b.csv: columns: text="text"' in err
-    code, _, err = run(folder, "--file", given / "a.txt", *other, "four", "--set", "data.columns.text=body")
+    code, _, err = run(folder, "--file", given / "a.txt", *other, "four", "--data.columns.text=body")
     assert code == 2 and 'has no column "body"' in err
 
 
@@ -178,7 +174,7 @@ def test_a_header_that_names_the_text_wins_over_the_number_of_a_run(
     place = [name.lower() for name in names].index("text")
     rows = ["\t".join(names), *("\t".join(row if place else row[::-1]) for row in QUESTIONS)]
     (tmp_path / "in.tsv").write_text("\n".join(rows))
-    code, _, err = run(trained, "--file", tmp_path / "in.tsv", "--format", "jsonl", "--out", "out")
+    code, _, err = run(trained, "--file", tmp_path / "in.tsv", "--format", "jsonl", "--output", "out")
     assert code == 0 and f'columns: text="{names[place]}"' in err
     found = answered(tmp_path / "out")
     assert [row["input"][names[place]] for row in found] == [text for _, text in QUESTIONS]
@@ -187,7 +183,7 @@ def test_a_header_that_names_the_text_wins_over_the_number_of_a_run(
 def test_a_number_of_a_run_holds_without_a_header_and_is_echoed(run: Any, folder: Path, tmp_path: Path) -> None:
     trained = trained_by_number(folder, tmp_path / "trained")
     (tmp_path / "in.tsv").write_bytes("\n".join(map("\t".join, QUESTIONS)).encode() + b"\nx\tcaf\xe9\n")
-    code, _, err = run(trained, "--file", tmp_path / "in.tsv", "--format", "jsonl", "--out", "out")
+    code, _, err = run(trained, "--file", tmp_path / "in.tsv", "--format", "jsonl", "--output", "out")
     assert code == 0 and 'in.tsv: text = column 2, "Who wrote Hamlet?"' in err
     assert answered(tmp_path / "out")[2]["input"]["2"] == "café"
 
@@ -195,10 +191,10 @@ def test_a_number_of_a_run_holds_without_a_header_and_is_echoed(run: Any, folder
 def test_a_header_without_known_names_is_never_answered(run: Any, folder: Path, tmp_path: Path) -> None:
     trained = trained_by_number(folder, tmp_path / "trained")
     (tmp_path / "in.tsv").write_text("\n".join(map("\t".join, [("author", "phrase"), *QUESTIONS])))
-    given = ("--file", tmp_path / "in.tsv", "--format", "jsonl", "--out", "out")
+    given = ("--file", tmp_path / "in.tsv", "--format", "jsonl", "--output", "out")
     code, _, err = run(trained, *given)
-    assert code == 2 and '"author", "phrase", may name the columns: say --set data.header=true' in err
-    code, _, err = run(trained, *given, "--set", "data.header=true", "--set", "data.columns.text=phrase")
+    assert code == 2 and '"author", "phrase", may name the columns: say --data.header=true' in err
+    code, _, err = run(trained, *given, "--data.header=true", "--data.columns.text=phrase")
     assert code == 0 and [row["input"]["phrase"] for row in answered(tmp_path / "out")] == [q for _, q in QUESTIONS]
     (tmp_path / "in.tsv").write_text("author\tphrase\tlabel\nx\ty\tz\n")
     code, _, err = run(trained, *given)
@@ -211,25 +207,25 @@ def test_json_lines_are_utf8_whatever_encoding_a_run_read(run: Any, folder: Path
     (tmp_path / "in.csv").write_text("text\ncafé\n", encoding="utf-8")
     (tmp_path / "in.tsv").write_text("text\ncafé\n", encoding="utf-8")
     for name in ("in.jsonl", "in.csv", "in.tsv"):
-        code, _, err = run(trained, "--file", tmp_path / name, "--format", "jsonl", "--out", f"{name}-out")
+        code, _, err = run(trained, "--file", tmp_path / name, "--format", "jsonl", "--output", f"{name}-out")
         assert code == 0 and answered(tmp_path / f"{name}-out")[0]["input"]["text"] == "café", err
 
 
 def test_errors_teach(run: Any, folder: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "in.csv")
     for given, told in (
-        (("a text", "--out", "x"), "--out is for files: name them with --file"),
+        (("a text", "--output", "x"), "--output is for files: name them with --file"),
         (("a text", "--rows", "3"), "--rows is for files"),
         (("--file", file, "--format", "parket"), 'did you mean "parquet"'),
         (("--file", file, "--rows", "0"), "rows is 0"),
         (("--file", file, "--pair", "x"), "--pair is for texts"),
-        (("--file", file, "--set", "data.columns.texd=label"), 'did you mean "text"'),
+        (("--file", file, "--data.columns.texd=label"), 'did you mean "text"'),
         (("--file", tmp_path / "none.csv"), "there is no such file"),
-        (("--file", file, "--out", file), "exists already: give another file"),
-        (("--file", file, "--out", tmp_path), 'holds "in.csv" and no answers'),
-        (("--file", file, "--out", "answers.tsv"), "answers are not written as .tsv: give a folder, or a new file"),
-        (("--file", file, "--out", "answers.csv", "--format", "jsonl"), "ends in .csv, and the format is jsonl"),
-        (("--file", file, "--out", "/dev/full"), "is a file: give a folder"),
+        (("--file", file, "--output", file), "exists already: give another file"),
+        (("--file", file, "--output", tmp_path), 'holds "in.csv" and no answers'),
+        (("--file", file, "--output", "answers.tsv"), "answers are not written as .tsv: give a folder, or a new file"),
+        (("--file", file, "--output", "answers.csv", "--format", "jsonl"), "ends in .csv, and the format is jsonl"),
+        (("--file", file, "--output", "/dev/full"), "is a file: give a folder"),
     ):
         code, out, err = run(folder, *given)
         assert code == 2 and told in err and not out, (given, err)
@@ -243,11 +239,11 @@ def test_progress_is_one_line_now_and_then(
     )
     assert line(Progress(waiting=3)) == "waiting for 3 parts that other processes make"
     file = write(tmp_path / "in.csv")
-    assert "rows/s" not in run(folder, "--file", file, "--out", "a")[2]
+    assert "rows/s" not in run(folder, "--file", file, "--output", "a")[2]
     monkeypatch.setattr(predict_files, "EVERY", 0.0)
-    assert "rows/s, 100% of the input" in run(folder, "--file", file, "--out", "b")[2]
+    assert "rows/s, 100% of the input" in run(folder, "--file", file, "--output", "b")[2]
     monkeypatch.setenv("RANK", "1")
-    assert run(folder, "--file", file, "--out", "c") == (0, "", "")
+    assert run(folder, "--file", file, "--output", "c") == (0, "", "")
 
 
 SLOW = """
@@ -267,7 +263,7 @@ main(sys.argv[1:])
 
 def test_ctrl_c_keeps_what_is_finished(run: Any, folder: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "in.csv", 30)
-    command = ["predict", folder, "--file", file, "--out", tmp_path / "out", "--rows", "2"]
+    command = ["predict", folder, "--file", file, "--output", tmp_path / "out", "--rows", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [sys.executable, "-c", SLOW, *map(str, command)],
@@ -291,7 +287,7 @@ def test_ctrl_c_keeps_what_is_finished(run: Any, folder: Path, tmp_path: Path) -
 @pytest.mark.slow
 def test_torchrun_shares_the_work(folder: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "in.csv", 40)
-    command = ["predict", folder, "--file", file, "--out", tmp_path / "out", "--rows", "2", "--json"]
+    command = ["predict", folder, "--file", file, "--output", tmp_path / "out", "--rows", "2", "--json"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "heedful"]
     done = subprocess.run(
         [*launch, *map(str, command)], capture_output=True, text=True, timeout=110, cwd=tmp_path, check=False

@@ -80,7 +80,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sets(**more: Any) -> list[str]:
     """SMALL settings, and more."""
-    return [part for name, value in (SMALL | more).items() for part in ("--set", f"{name}={value}")]
+    return [part for name, value in (SMALL | more).items() for part in (f"--{name}={value}")]
 
 
 def imported(*arguments: str) -> tuple[int, str, str]:
@@ -111,7 +111,7 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["x", "--set", "max_seq_lenght=3"], '--set: max_seq_lenght is not a setting (did you mean "max_seq_length"?)'),
+        (["x", "--max_seq_lenght=3"], '--max_seq_lenght is neither a flag nor a setting of heedful pretrain (did you mean --max_seq_length?)'),
         (["x", "--objective", "mlmm"], '"mlmm" is no objective (did you mean "mlm"?)'),
         (["x", "--for", "soon"], '"soon" is no duration: write 1h, 90m, 1h30m or 45s'),
         (["x", "--size", "huge"], 'model.size is "huge"'),
@@ -120,14 +120,14 @@ def test_help_imports_nothing_heavy() -> None:
         (["one.toml", "--recipe", "two.toml"], "two recipes were given, one.toml and two.toml: give one"),
         (["my.toml", "books"], "my.toml is a recipe and stands among text: give it alone, to learn from the text"),
         (
-            ["x", "--for", "1h", "--set", "train.length.count=9"],
-            "--set train.length.count=9 both set train",
+            ["x", "--for", "1h", "--train.length.count=9"],
+            "--train.length.count=9 both set train",
         ),
         (
-            ["x", "--model", "a", "--set", "model={init_from='b'}"],
+            ["x", "--model", "a", "--model={init_from='b'}"],
             "both set model.init_from",
         ),
-        (["x", "--set", "data=['y']"], "DATA x and --set data="),
+        (["x", "--data=['y']"], "DATA x and --data="),
     ],
 )
 def test_slips_are_told_before_torch_is_imported(arguments: list[str], message: str) -> None:
@@ -155,7 +155,7 @@ def test_what_a_person_sees(run: Any, text: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_json(run: Any, text: Path, tmp_path: Path) -> None:
-    done = run("pretrain", text, "--out", tmp_path / "run", "--json", *sets(**STEPS))
+    done = run("pretrain", text, "--output", tmp_path / "run", "--json", *sets(**STEPS))
     assert done.code == 0 and not done.err
     (line,) = done.out.splitlines()
     found = json.loads(line)
@@ -164,7 +164,7 @@ def test_json(run: Any, text: Path, tmp_path: Path) -> None:
 
 
 def test_a_time_budget(run: Any, text: Path, tmp_path: Path) -> None:
-    done = run("pretrain", text, "--out", tmp_path / "run", "--json", "--for", "1s", *sets())
+    done = run("pretrain", text, "--output", tmp_path / "run", "--json", "--for", "1s", *sets())
     found = json.loads(done.out)
     assert found["seconds"] >= 1 and found["steps"] > 2, "as many steps as fit"
     settings = from_file(PretrainSettings, tmp_path / "run" / "settings.toml")
@@ -182,7 +182,7 @@ def test_a_recipe_alone(run: Any, text: Path, tmp_path: Path, monkeypatch: pytes
     more = {
         name: value for name, value in (SMALL | STEPS).items() if name not in ("max_seq_length", "train.batch_size")
     }
-    given = [part for name, value in more.items() for part in ("--set", f"{name}={value}")]
+    given = [part for name, value in more.items() for part in (f"--{name}={value}")]
     done = run("pretrain", "mine.toml", "--json", *given)
     found = json.loads(done.out)
     assert found["objective"] == "mlm+sop" and found["folder"] == "pretrain-harbour"
@@ -203,7 +203,7 @@ main()
 def test_t10_the_command_goes_on(run: Any, text: Path, tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background would ignore it
     try:
-        words = ["pretrain", str(text), "--objective", "mlm+nsp", *sets(**STEPS), "--out"]
+        words = ["pretrain", str(text), "--objective", "mlm+nsp", *sets(**STEPS), "--output"]
         stopped = subprocess.run(
             [sys.executable, "-c", INTERRUPTED, *words, str(tmp_path / "run")],
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -225,7 +225,7 @@ def test_t10_the_command_goes_on(run: Any, text: Path, tmp_path: Path) -> None:
 def test_bad_rows(run: Any, tmp_path: Path) -> None:
     rows = [json.dumps({"text": " ".join(each)}) for each in documents(80)]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{broken"]) + "\n")
-    given = [tmp_path / "a.jsonl", "--out", tmp_path / "run", *sets(**STEPS)]
+    given = [tmp_path / "a.jsonl", "--output", tmp_path / "run", *sets(**STEPS)]
     done = run("pretrain", *given)
     assert done.code == 2 and "a.jsonl" in done.err and "81" in done.err
     assert run("pretrain", *given, "--on-bad-row", "skip").code == 0

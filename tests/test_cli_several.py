@@ -14,9 +14,9 @@ from safetensors.torch import load
 
 from heedful.cli import main
 
-PRETRAIN = ["--set", "model.layers=1", "--set", "model.width=16", "--set", "model.heads=2"]
-PRETRAIN += ["--set", "max_seq_length=32", "--set", "pack_length=64", "--set", "eval_fraction=0.1"]
-PRETRAIN += ["--set", "train.length.count=2", "--set", "train.batch_size=12"]
+PRETRAIN = ["--model.layers=1", "--model.width=16", "--model.heads=2"]
+PRETRAIN += ["--max_seq_length=32", "--pack_length=64", "--eval_fraction=0.1"]
+PRETRAIN += ["--train.length.count=2", "--train.batch_size=12"]
 
 
 def ended(words: list[str]) -> Any:
@@ -31,7 +31,7 @@ def test_it_calls_torchrun(verb: list[str], tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("torch.distributed.run.run", called.append)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     data = as_csv(tmp_path / "a.csv", classified(4))
-    rest = [*verb, str(data), "--out", str(tmp_path / "run"), "--set", "train.batch_size=4"]
+    rest = [*verb, str(data), "--output", str(tmp_path / "run"), "--train.batch_size=4"]
     assert not ended([*rest[:2], "--nproc", "3", *rest[2:]])
     (args,) = called
     assert (args.nproc_per_node, args.standalone, args.module) == ("3", True, True)
@@ -53,12 +53,12 @@ def test_two_processes_make_one_run(tmp_path: Path, shard: str) -> None:
     """The folder that is published has the same files and the same names, whoever had which part."""
     found = documents(90)
     data = corpus_of(tmp_path, found, trained(found)).folder
-    calm = ["--set", "train.optimizer.eps=1e-2", "--set", "train.optimizer.lr=2e-2"]
-    calm += ["--set", "train.precision=float32"]
+    calm = ["--train.optimizer.eps=1e-2", "--train.optimizer.lr=2e-2"]
+    calm += ["--train.precision=float32"]
     left = []
-    for number, more in enumerate([["--nproc", "2", "--set", f"train.data_parallel_shard_degree={shard}"], []]):
+    for number, more in enumerate([["--nproc", "2", f"--train.data_parallel_shard_degree={shard}"], []]):
         out = tmp_path / str(number)
-        assert not ended(["pretrain", str(data), "--out", str(out), *PRETRAIN, *calm, *more])
+        assert not ended(["pretrain", str(data), "--output", str(out), *PRETRAIN, *calm, *more])
         files = {path.name: path.read_bytes() for path in (out / "model").iterdir() if path.name != "README.md"}
         left.append((files, json.loads((out / "results.json").read_text())))
     (files, results), (others, alone) = left
@@ -71,4 +71,4 @@ def test_two_processes_make_one_run(tmp_path: Path, shard: str) -> None:
 
 @pytest.mark.slow
 def test_an_error_of_the_processes_is_the_command_s(tmp_path: Path) -> None:
-    assert ended(["pretrain", str(tmp_path / "none.txt"), "--out", str(tmp_path / "run"), "--nproc", "2"]) == 2
+    assert ended(["pretrain", str(tmp_path / "none.txt"), "--output", str(tmp_path / "run"), "--nproc", "2"]) == 2

@@ -65,7 +65,7 @@ def run(words: list[str]) -> None:
         assert words[0] == "heedful", words
         length = "train.length.count="
         long = words[1] == "finetune" and not any(word.startswith(length) for word in words)
-        shorter = ["--set", f"{length}{EPOCHS}"] if long else []
+        shorter = [f"--{length}{EPOCHS}"] if long else []
         with pytest.raises(SystemExit) as ended:  # in this process: another one would import PyTorch for each command
             main(words[1:] + shorter)
         assert not ended.value.code, words

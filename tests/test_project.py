@@ -67,7 +67,7 @@ def test_help_is_quick_and_imports_no_torch() -> None:
 
 def test_a_settings_error_imports_no_torch() -> None:
     code = (
-        "import runpy, sys; sys.argv = ['heedful', 'tokenizer', 'x', '--out', 'y', '--set', 'vocabluary=3']\n"
+        "import runpy, sys; sys.argv = ['heedful', 'tokenizer', 'x', '--output', 'y', '--vocabluary=3']\n"
         "try: runpy.run_module('heedful', run_name='__main__')\n"
         "except SystemExit as stop: print(stop.code)\n"
         "assert not {'torch', 'tokenizers'} & set(sys.modules)"

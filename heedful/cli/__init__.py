@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.cli import bench, distil, export, kernels, look, pretrain, push, serve, study, train
+from heedful.cli import bench, commands, distil, export, kernels, look, pretrain, push, serve, study, train
+from heedful.cli.commands import assignments_of
 from heedful.cli.generation import writing_of
 from heedful.cli.show import clean, facts_of, note, show, show_warning, table, write_json
 from heedful.cli.streams import drop_stdout, open_streams
@@ -26,6 +27,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 SPINS = "10000"  # how often a thread of GNU's OpenMP looks for work before it sleeps; its own default is 300,000
 
 app = typer.Typer(
+    cls=commands.Verbs,
     help="Attention models, whole: tokenise, pre-train, fine-tune, distil, look inside, serve.",
     no_args_is_help=True,
     add_completion=False,
@@ -130,28 +132,28 @@ def models(
     note("Parameters of the bare model, counted on it; what is shared counts once.")
 
 
-@app.command()
+@app.command(cls=commands.Tokenizer)
 def tokenizer(
+    context: typer.Context,
     corpus: Annotated[
         list[Path], typer.Argument(help="Text files, UTF-8, one text on each line (.gz, .xz, .bz2 too).")
     ],
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting, as vocabulary=8000 or kind=bpe.")
-    ] = None,
+    out: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
     settings: Annotated[Path | None, typer.Option(help="Settings as a .toml or .json file.")] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a vocabulary on texts.
 
-    WordPiece, or with --set kind=bpe byte-level BPE, or with --set kind=unigram Unigram.
+    WordPiece, or with --kind=bpe byte-level BPE, or with --kind=unigram Unigram.
     """
     from heedful.runs.overrides import override
     from heedful.settings import from_file
     from heedful.tokenizer import TokenizerSettings
 
-    chosen = override(from_file(TokenizerSettings, settings) if settings else TokenizerSettings(), assignments or ())
+    chosen = override(
+        from_file(TokenizerSettings, settings) if settings else TokenizerSettings(), assignments_of(context)
+    )
     _check_free(out, overwrite)
 
     from heedful.tokenizer.training import lines
@@ -171,16 +173,14 @@ def tokenizer(
     print(f"\n{clean(text)}\n{' '.join(map(clean, tokens))}")
 
 
-@app.command()
+@app.command(cls=commands.Data)
 def check(
+    context: typer.Context,
     data: Annotated[
         list[Path],
         typer.Argument(metavar="DATA", help="A file, a folder with splits, or train=FILE dev=FILE test=FILE."),
     ],
     task: Annotated[str | None, typer.Option(help="What the data is for; found out where it is not given.")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help='A setting, as data.columns.text="review" or data.format=csv.')
-    ] = None,
     limit: Annotated[int, typer.Option(help="From how many words on a text counts as too long.")] = 384,
     as_json: AsJson = False,
 ) -> None:
@@ -197,7 +197,7 @@ def check(
 
     if task is not None and task not in KINDS:
         raise HeedfulError(f"--task is {task!r}{did_you_mean(task, list(KINDS))}: use one of {', '.join(KINDS)}")
-    chosen = override(DataOptions(data=DataSettings(dev_fraction=0.0)), assignments or ()).data
+    chosen = override(DataOptions(data=DataSettings(dev_fraction=0.0)), assignments_of(context)).data
     given, bad = as_said(data), LeaveOut()
     source = source_of(task, given, chosen, bad) if task else read(given, None, chosen, on_bad_row=bad)
     report = run(source, limit=limit)
@@ -206,10 +206,10 @@ def check(
     print("\n".join(map(clean, report.lines())))
 
 
-app.command()(pretrain.pretrain)
-app.command()(train.finetune)
-app.command()(distil.distil)
-app.command()(train.evaluate)
+app.command(cls=commands.Pretrain)(pretrain.pretrain)
+app.command(cls=commands.Finetune)(train.finetune)
+app.command(cls=commands.Distil)(distil.distil)
+app.command(cls=commands.Data)(train.evaluate)
 
 
 @app.command()
@@ -253,22 +253,23 @@ def convert(
     table([[name, f"{value:,}" if isinstance(value, int) else str(value)] for name, value in facts.items()])
 
 
-@app.command()
+@app.command(cls=commands.Data)
 def predict(
+    context: typer.Context,
     run: Annotated[str, typer.Argument(metavar="RUN", help="A model folder, or NAME[@REVISION] on the hub.")],
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Else one on each line of stdin.")] = None,
     file: Annotated[
         list[Path] | None, typer.Option(help="Files, or folders of them, to answer; what follows are more.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The folder for answers to files (one begun is resumed), or a file: x.csv.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The folder for answers to files (one begun is resumed), or a file: x.csv."
+        ),
     ] = None,
     form: Annotated[str, typer.Option("--format", help="Of files: parquet, jsonl, csv or conll.")] = "parquet",
     rows: Annotated[int, typer.Option(help="Rows of the input in each part of them.")] = 10_000,
     without_inputs: Annotated[bool, typer.Option("--without-inputs", help="Write them without the input.")] = False,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help='How files are read, as data.columns.text="review".')
-    ] = None,
     pair: Annotated[str | None, typer.Option(help="The second text of each pair.")] = None,
     question: Annotated[str | None, typer.Option(help="The question that each TEXT is searched for.")] = None,
     choice: Annotated[list[str] | None, typer.Option(help="A candidate; give it twice or more.")] = None,
@@ -293,7 +294,7 @@ def predict(
     several at once share the work.
     """
     how = train.precision_of(precision)
-    if file is None and (named := _of_files(out, form, rows, without_inputs, assignments)):
+    if file is None and (named := _of_files(out, form, rows, without_inputs, assignments_of(context))):
         raise HeedfulError(f"{named} is for files: name them with --file")
     chunks = iter(()) if file else _texts(texts)
     from heedful.infer.engine import Engine
@@ -325,7 +326,7 @@ def predict(
             rows=rows,
             form=form,
             without_inputs=without_inputs,
-            assignments=assignments or [],
+            assignments=assignments_of(context),
             top_k=top_k,
             as_json=as_json,
         )
@@ -347,7 +348,7 @@ app.command()(bench.bench)
 app.command()(kernels.kernels)
 app.command()(export.export)
 app.command()(push.push)
-app.command()(serve.serve)
+app.command(cls=commands.Serve)(serve.serve)
 app.command()(study.study)
 
 
@@ -415,9 +416,9 @@ _TAKES: dict[str, tuple[str, ...]] = {
 _NEEDS = ("span", "choice", "next")
 
 
-def _of_files(out: Path | None, form: str, rows: int, without_inputs: bool, assignments: list[str] | None) -> str:
+def _of_files(out: Path | None, form: str, rows: int, without_inputs: bool, assignments: list[str]) -> str:
     """An option that was given and is for files alone."""
-    names = {"--out": out, "--format": form != "parquet", "--rows": rows != 10_000, "--set": assignments}
+    names = {"--output": out, "--format": form != "parquet", "--rows": rows != 10_000, "a setting of data": assignments}
     return next((name for name, given in (names | {"--without-inputs": without_inputs}).items() if given), "")
 
 

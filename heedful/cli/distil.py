@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from heedful.cli.commands import assignments_of
 from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, table, write_json
 from heedful.cli.train import AsJson, OnBadRow, Out, Recipe, Track, note_renamed, on_bad_row_of, tracked
@@ -37,9 +38,6 @@ def distil(
     ] = "",
     out: Out = None,
     recipe: Recipe = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting, as loss.temperature=4 or seeds=1.")
-    ] = None,
     on_bad_row: OnBadRow = "raise",
     track: Track = None,
     nproc: Nproc = 0,
@@ -64,7 +62,7 @@ def distil(
         losses=loss,
         unlabelled=unlabelled or (),
         recipe=recipe,
-        assignments=assignments or (),
+        assignments=assignments_of(context),
     )
     foresee_any(overrides)  # refuses what is wrong before torch is imported
     if nproc:

@@ -44,7 +44,7 @@ def look(
     max_texts: Annotated[
         int | None, typer.Option(help="Maximum texts of DATA to read; 400 unless given.", min=1)
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder for the report on heads.")] = None,
+    out: Annotated[Path | None, typer.Option("--output", "-o", help="The folder for the report on heads.")] = None,
     port: Annotated[int | None, typer.Option(help="Where the page is; else any free port.", min=0, max=65535)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the report as JSON, for machines.")] = False,
 ) -> None:
@@ -64,7 +64,7 @@ def look(
     if heads is None:
         _without("they are for the report of --heads DATA", out=out, json=as_json, max_texts=max_texts)
     else:
-        why = "the report of --heads takes a RUN, and beside it one TEXT, --max-texts, --out and --json"
+        why = "the report of --heads takes a RUN, and beside it one TEXT, --max-texts, --output and --json"
         _without(why, html=html, pair=pair, question=question, choice=choice, target=target, against=against, word=word)
         _without(why, port=port)
         if texts and len(texts) > 1:

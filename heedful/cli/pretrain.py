@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from heedful.cli.commands import assignments_of
 from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, table, write_json
 from heedful.cli.train import (
@@ -51,9 +52,6 @@ def pretrain(
     duration: Annotated[str, typer.Option("--for", help="A time budget, as 1h or 90m, which the schedule fits.")] = "",
     out: Out = None,
     recipe: Recipe = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting, as max_seq_length=256 or train.batch_size=8.")
-    ] = None,
     on_bad_row: OnBadRow = "raise",
     keep_checkpoints: KeepCheckpoints = False,
     track: Track = None,
@@ -81,7 +79,7 @@ def pretrain(
         teacher=teacher,
         duration=duration,
         recipe=recipe,
-        assignments=assignments or (),
+        assignments=assignments_of(context),
         flags=keeping(keep_checkpoints),
     )
     settings = settled(overrides=overrides)

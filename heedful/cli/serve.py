@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from heedful.cli.commands import assignments_of
 from heedful.cli.show import note
 from heedful.errors import HeedfulError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def serve(
+    context: typer.Context,
     runs: Annotated[
         list[str],
         typer.Argument(metavar="RUN", help="A run, a model folder, or NAME[@REVISION] on the hub; as NAME=RUN."),
@@ -32,10 +34,6 @@ def serve(
         bool,
         typer.Option("--behind-proxy", help="All clients come through a proxy: do not limit connections per address."),
     ] = False,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting, as limits.max_concurrent_requests=64 or timeouts.request_seconds=5."),
-    ] = None,
     settings: Annotated[Path | None, typer.Option(help="Settings as a .toml or .json file.")] = None,
 ) -> None:
     """Answer over HTTP.
@@ -47,12 +45,12 @@ def serve(
     from heedful.serve.settings import LOOPBACK, ServeSettings, named
     from heedful.settings import from_file
 
-    chosen = override(from_file(ServeSettings, settings) if settings else ServeSettings(), assignments or ())
+    chosen = override(from_file(ServeSettings, settings) if settings else ServeSettings(), assignments_of(context))
     chosen = replace(chosen, behind_proxy=True) if behind_proxy else chosen
     if host not in LOOPBACK and api_key_file is None and not chosen.allow_unauthenticated:
         raise HeedfulError(
             f"--host {host} opens the server to other machines without API keys: give --api-key-file FILE, or "
-            "--set allow_unauthenticated=true if a gateway authenticates requests"
+            "--allow_unauthenticated=true if a gateway authenticates requests"
         )
     keys, hosts, named_runs = _keys(api_key_file), _hosts(host, chosen), named(runs)
     from heedful.serve.keeper import keep, listen

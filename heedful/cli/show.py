@@ -149,7 +149,7 @@ def note_reading(usual: DataSettings) -> None:
     from heedful.runs.settings import changed
 
     if kept := changed(DataOptions(data=usual), DataOptions(data=DataSettings(dev_fraction=0.0))):
-        note(clean(f"data are read as the run read its own: {', '.join(kept)}; --set says it otherwise"))
+        note(clean(f"data are read as the run read its own: {', '.join(kept)}; change that by --data.NAME=VALUE"))
 
 
 def show_warning(

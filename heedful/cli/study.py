@@ -19,7 +19,9 @@ def study(
     seeds: Annotated[
         int | None, typer.Option(help="How many, from 1 on; else 3 (translation: 8, or full 1), quickly 2.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder for table, picture and numbers.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The folder for table, picture and numbers.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A rehearsal of seconds, which shows nothing.")] = False,
     full: Annotated[bool, typer.Option("--full", help="On real data, where the study has some; hours.")] = False,
     data: Annotated[
@@ -38,7 +40,7 @@ def study(
     if toy is not None:
         if name is not None:
             raise HeedfulError(f"--toy writes files, and {name} is a study: give one of them")
-        given = {"--seeds": seeds, "--out": out, "--quick": quick, "--full": full, "--data": data}
+        given = {"--seeds": seeds, "--output": out, "--quick": quick, "--full": full, "--data": data}
         if idle := [option for option, value in given.items() if value]:
             raise HeedfulError(f"{idle[0]} is of studies, and --toy writes files to its folder: give one of them")
         return _write_toy(toy, train, as_json)
@@ -124,5 +126,5 @@ def _write_toy(folder: Path, train: int | None, as_json: bool) -> None:
         return write_json({"folder": str(folder), "files": [str(each) for each in files]})
     table([[str(each)] for each in files])
     order, translation = quote(str(folder / ORDER)), quote(str(folder / TRANSLATION))
-    print(f"\nNext:\n  heedful finetune classify {order} --set init.kind=classic")
+    print(f"\nNext:\n  heedful finetune classify {order} --init.kind=classic")
     print(f"  heedful finetune classify {order}\n  heedful check {translation}")

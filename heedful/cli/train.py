@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
+from heedful.cli.commands import assignments_of
 from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, note_reading, table, write_json
 from heedful.errors import HeedfulError, did_you_mean
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 OnDevice = Annotated[str, typer.Option("--device", help="cpu, or cuda for a GPU.")]
-Out = Annotated[Path | None, typer.Option(help="The run folder; one that was interrupted goes on.")]
+Out = Annotated[Path | None, typer.Option("--output", "-o", help="The run folder; one that was interrupted goes on.")]
 Recipe = Annotated[Path | None, typer.Option(help="Settings as a .toml or .json file; see heedful recipe ls.")]
 OnBadRow = Annotated[str, typer.Option("--on-bad-row", help='"raise", or "skip": set aside in a file and counted.')]
 Checkpoint = Annotated[
@@ -56,7 +57,7 @@ DETAILS = ("weighted", "macro_p", "macro_r", "micro_p", "micro_r")  # beginnings
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Where the run goes.")] = Path("heedful-quickstart"),
+    out: Annotated[Path, typer.Option("--output", "-o", help="Where the run goes.")] = Path("heedful-quickstart"),
     as_json: AsJson = False,
 ) -> None:
     """Do the main job once, on what ships.
@@ -72,7 +73,7 @@ def quickstart(
         done = run(out, progress)
     place = quote(str(out))
     if done is None:
-        note(f"stopped: start again with heedful quickstart --out {place}")
+        note(f"stopped: start again with heedful quickstart --output {place}")
         raise SystemExit(130)
     if as_json:
         return write_json({"folder": str(out), "answers": list(done.answers)} | done.results)
@@ -116,9 +117,6 @@ def finetune(
     model: Annotated[str, typer.Option(help="What to start from: a model folder, or NAME[@REVISION] on the hub.")] = "",
     out: Out = None,
     recipe: Recipe = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting, as train.length.count=3 or seeds=3.")
-    ] = None,
     on_bad_row: OnBadRow = "raise",
     keep_checkpoints: KeepCheckpoints = False,
     dry_run: Annotated[
@@ -136,7 +134,9 @@ def finetune(
     from heedful.data.folders import as_said
     from heedful.runs.settings import foresee, known_task, overrides_of
 
-    overrides = overrides_of(model=model, recipe=recipe, assignments=assignments or (), flags=keeping(keep_checkpoints))
+    overrides = overrides_of(
+        model=model, recipe=recipe, assignments=assignments_of(context), flags=keeping(keep_checkpoints)
+    )
     named, task = task, known_task(task)
     foresee(task, overrides)  # refuses what is wrong before torch is imported
     if nproc and dry_run:
@@ -182,6 +182,7 @@ def finetune(
 
 
 def evaluate(
+    context: typer.Context,
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a model folder, or NAME[@REVISION] on the hub.")],
     data: Annotated[list[Path], typer.Option(help="A file or a folder; for a suite the folder that holds its tasks.")],
     suite: Annotated[str | None, typer.Option(help="A suite of public tasks: glue.")] = None,
@@ -193,9 +194,6 @@ def evaluate(
         str, typer.Option(help="float32, bfloat16, int8, or auto: as predict and serve answer in it.")
     ] = "float32",
     device: OnDevice = "cpu",
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help='How data is read, as data.columns.text="review".')
-    ] = None,
     on_bad_row: OnBadRow = "raise",
     as_json: AsJson = False,
 ) -> None:
@@ -213,11 +211,11 @@ def evaluate(
     if overwrite and predictions is None:
         raise HeedfulError("--overwrite would change nothing: it is for a file of --predictions; leave it out")
     given: Any = as_said(data)
-    usual, _ = reading_of(run, given, override(DataOptions(), assignments or ()).data)
-    settings = override(DataOptions(data=usual), assignments or ()).data
+    usual, _ = reading_of(run, given, override(DataOptions(), assignments_of(context)).data)
+    settings = override(DataOptions(data=usual), assignments_of(context)).data
     aside = Path(f"{_first(given).absolute().stem}-bad-rows.jsonl") if on_bad_row_of(on_bad_row) == "skip" else None
     if suite is not None:
-        options = {"split": split, "predictions": predictions, "set": assignments, "bad-rows": aside}
+        options = {"split": split, "predictions": predictions, "data": assignments_of(context), "bad-rows": aside}
         for name, asked in (options | {"checkpoint": checkpoint}).items():
             if asked:
                 raise HeedfulError(f"--{name} is not for a suite, which says itself what is measured")
@@ -316,7 +314,7 @@ def _suite(
 def recipe(
     action: Annotated[str, typer.Argument(help='"ls", or "cp" to copy one here.')] = "ls",
     name: Annotated[str | None, typer.Argument(help="Which one to copy.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to; else its own name, here.")] = None,
+    out: Annotated[Path | None, typer.Option("--output", "-o", help="Where to; else its own name, here.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List settings that were tried, or copy one.

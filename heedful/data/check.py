@@ -187,7 +187,7 @@ def label_doubt(labels: Mapping[str, int], examples: int) -> str:
     some = ", ".join(shown(label) for label, _ in zip(labels, range(3), strict=False))
     return (
         f"{count:,} different labels for {examples:,} examples, like {some}: the label column looks like an id or a "
-        "text. Name the right column: --set data.columns.label=NAME"
+        "text. Name the right column: --data.columns.label=NAME"
     )
 
 

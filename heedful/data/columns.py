@@ -200,7 +200,7 @@ def _refuse_verdict(table: Table, names: Sequence[str]) -> None:
             raise HeedfulError(
                 f"{table.shown}: {_said(name)} beside the two texts would not be used, and every row be learned as "
                 f"texts that belong together: say {column('score', name)} where it has numbers of how much they do; or "
-                "keep only rows in which they do, and leave the column out: --set data.columns.score='[]'"
+                "keep only rows in which they do, and leave the column out: --data.columns.score='[]'"
             )
 
 
@@ -262,9 +262,9 @@ def column(role: str, name: str) -> str:
     """The option that names a column.
 
     >>> column("text", "my review")
-    "--set data.columns.text='my review'"
+    "--data.columns.text='my review'"
     """
-    return f"--set data.columns.{role}={quote(name)}"
+    return f"--data.columns.{role}={quote(name)}"
 
 
 def column_keys(given: Key | Sequence[Key]) -> tuple[Key, ...]:

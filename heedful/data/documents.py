@@ -196,13 +196,13 @@ class Reading:
 def _of_corpus(message: str) -> str:
     """With the names of the settings of a corpus, which has no encoding.
 
-    >>> _of_corpus("say --set data.columns.text=NAME")
-    'say --set corpus.text_column=NAME'
-    >>> _of_corpus("say --set data.encoding=cp1252, or iconv -f cp1252")
+    >>> _of_corpus("say --data.columns.text=NAME")
+    'say --corpus.text_column=NAME'
+    >>> _of_corpus("say --data.encoding=cp1252, or iconv -f cp1252")
     'say iconv -f cp1252'
     """
-    message = message.replace("--set data.columns.text=", "--set corpus.text_column=")
-    return re.sub(r"--set data\.encoding=[\w-]+( \(or -be\))?, or ", "", message)
+    message = message.replace("--data.columns.text=", "--corpus.text_column=")
+    return re.sub(r"--data\.encoding=[\w-]+( \(or -be\))?, or ", "", message)
 
 
 LAYOUTS = {

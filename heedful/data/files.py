@@ -82,12 +82,12 @@ def find(path: Path, *, encoding: str | None = None, longest: int = LONGEST) -> 
             raise HeedfulError(f"{path}: begins with the byte order mark of {name}, but encoding {given} was given")
         said = [f"{path.name}: begins with a byte order mark, which is left out; read as {name}"]
     if not mark and given in ("utf-16", "utf-32"):
-        raise HeedfulError(f"{path}: has no byte order mark: say --set data.encoding={given}-le (or -be)")
+        raise HeedfulError(f"{path}: has no byte order mark: say --data.encoding={given}-le (or -be)")
     file = File(path=path, encoding=name, mark=len(mark), longest=longest)
     if not mark and given is None and head.count(0) > len(head) // 5:
         raise HeedfulError(
             f"{path}: every few bytes are zero: if this is UTF-16, "
-            "say --set data.encoding=utf-16-le (or -be), or iconv -f utf-16le -t utf-8"
+            "say --data.encoding=utf-16-le (or -be), or iconv -f utf-16le -t utf-8"
         )
     if not file.wide and b"\r" in head and b"\n" not in head:
         raise HeedfulError(f"{path}: its lines end with a carriage return alone: convert it, tr '\\r' '\\n' <in >out")
@@ -237,9 +237,7 @@ def _undecodable(file: File, number: int, data: bytes, error: UnicodeDecodeError
     column = len(data[: error.start].decode(file.encoding, "replace")) + 1
     reason = f"byte 0x{data[error.start]:02x} is no {file.encoding}: {error.reason}"
     if file.encoding == "utf-8":
-        reason += (
-            "; if the file is Latin-1 or Windows-1252, say --set data.encoding=cp1252, or iconv -f cp1252 -t utf-8"
-        )
+        reason += "; if the file is Latin-1 or Windows-1252, say --data.encoding=cp1252, or iconv -f cp1252 -t utf-8"
     text = data[:400].decode(file.encoding, "replace")[:200]
     return BadRow(file=file.shown, line=number, column=str(column), reason=reason, text=text)
 

@@ -46,7 +46,7 @@ def split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
         raise HeedfulError(
             f"{folder}: has no file for train, dev or test: call them train.csv, dev.csv and test.csv "
             "(or .tsv, .jsonl, .json, .parquet, .txt, .conll), or give the file itself; where each class is "
-            "a folder with a text in each file, or a file, say --set data.format=class-folders or class-files"
+            "a folder with a text in each file, or a file, say --data.format=class-folders or class-files"
         )
     order = [split for split in dict.fromkeys(SPLITS.values()) if split in found]
     chosen = {split: _chosen(folder, split, found[split]) for split in order}

@@ -45,7 +45,7 @@ def refuse_doubtful(table: Table) -> None:
     if may_be_header(list(first), [list(cells) for cells in below]):
         names = ", ".join(map(shown, first))
         raise HeedfulError(
-            f"{table.shown}: the first row, {names}, may name the columns: say --set data.header=true if it does, and "
+            f"{table.shown}: the first row, {names}, may name the columns: say --data.header=true if it does, and "
             "header=false if it is data"
         )
 

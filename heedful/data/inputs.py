@@ -307,7 +307,7 @@ def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, 
     if other := next((each for each in filled if each.roles != filled[0].roles), None):
         raise HeedfulError(
             f"{filled[0].path} has columns for {', '.join(filled[0].roles)}, but {other.path} for "
-            f"{', '.join(other.roles)}: answer them apart, or say which columns count (--set data.columns.text=NAME)"
+            f"{', '.join(other.roles)}: answer them apart, or say which columns count (--data.columns.text=NAME)"
         )
     return several
 

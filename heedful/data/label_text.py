@@ -59,7 +59,7 @@ def _form(prefixed: bool, several: bool) -> str:
 
 def _wrong(labels: list[str], text: str, prefixed: bool, several: bool) -> str:
     if not several and len(labels) != 1:
-        more = ": --set data.columns.labels=labels reads any number" if labels else f" that begins with {PREFIX}"
+        more = ": --data.columns.labels=labels reads any number" if labels else f" that begins with {PREFIX}"
         return f"has {len(labels) or 'no'} label{'s' if labels else ''}, expected one{more}"
     return (
         "" if text else f"has {'labels' if prefixed else 'one word'} and no text, expected a label, a space and a text"

@@ -263,7 +263,7 @@ def _found_labelled(file: File, kind: type[Example] | None, *, guess: bool) -> F
 def _unknown(file: File) -> HeedfulError:
     known = ", ".join(SUFFIXES)
     return HeedfulError(
-        f"{file.shown}: the format is not known: its name should end in {known}, or say it, as --set data.format=csv"
+        f"{file.shown}: the format is not known: its name should end in {known}, or say it, as --data.format=csv"
     )
 
 

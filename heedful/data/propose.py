@@ -49,8 +49,8 @@ class Proposal:
 
 def _setting(role: str, numbers: Sequence[int]) -> str:
     if role == "text" and len(numbers) > 1:
-        return f"--set data.columns.{role}='{[*numbers]}' (joined)"
-    return f"--set data.columns.{role}={numbers[0] if len(numbers) == 1 else 'NUMBER'}"
+        return f"--data.columns.{role}='{[*numbers]}' (joined)"
+    return f"--data.columns.{role}={numbers[0] if len(numbers) == 1 else 'NUMBER'}"
 
 
 def is_bare(table: Table) -> bool:
@@ -80,7 +80,7 @@ def propose(table: Table, roles: Sequence[str], taken: Sequence[str] = ()) -> Pr
     doubts = [n for n in free if table.header is None and n < len(first) and _differs(first[n].strip(), cells[n])]
     found = {n + 1 for n in doubts} & {number for numbers in columns.values() for number in numbers}
     doubt = f"The first row, {', '.join(map(shown, first[:5]))}, may name the columns: say "
-    doubt += "--set data.header=true if it does"
+    doubt += "--data.header=true if it does"
     return Proposal(
         columns={role: columns[role] for role in roles},
         values={number + 1: len({*values}) for number, values in cells.items()},

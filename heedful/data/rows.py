@@ -182,7 +182,7 @@ def _ragged(file: File, number: int, cells: list[str], width: int, start: int, d
     hint = (
         f"a {mark} inside a text needs quotes around it"
         if quoted
-        else "quotes count as text here: if they wrap cells, say --set data.quoting=quoted"
+        else "quotes count as text here: if they wrap cells, say --data.quoting=quoted"
     )
     reason = f"has {len(cells)} cells, expected {width} as in line {start}; {hint}"
     return BadRow(file=file.shown, line=number, column="", reason=reason, text=delimiter.join(cells)[:200])
@@ -234,7 +234,7 @@ def json_list(file: File, sieve: Sieve) -> Table:
             if not found:
                 raise NoRowsError(
                     f'{file.shown}: has no rows: it is one object without a list of them under "data" (where each '
-                    "line is an object, say --set data.format=jsonl)"
+                    "line is an object, say --data.format=jsonl)"
                 )
 
     def walk(text: Any, sieve: Sieve) -> Rows:

@@ -325,7 +325,7 @@ def _refuse_unused(source: Source[Any]) -> None:
         ("encoding", settings.encoding is not None and not forms - {"parquet"}, "no file is text"),
     ):
         if asked:
-            raise HeedfulError(f"--set data.{name}={getattr(settings, name)} would change nothing: {why}; leave it out")
+            raise HeedfulError(f"--data.{name}={getattr(settings, name)} would change nothing: {why}; leave it out")
 
 
 def _source(

@@ -108,8 +108,8 @@ def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, watch:
         if (folder / OUTPUTS).exists() or (folder / JOURNAL).exists():
             what = "settings" if before != settings else "weights of the teacher"
             raise HeedfulError(
-                f"{folder} holds a run with other {what} (see {SETTINGS}). Give another folder with --out, or the same "
-                "to go on with it"
+                f"{folder} holds a run with other {what} (see {SETTINGS}). Give another folder with --output, or the "
+                "same to resume it"
             )
         for path in (taught, folder / SETTINGS):  # of a run that has nothing yet
             remove(path)

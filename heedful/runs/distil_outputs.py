@@ -132,7 +132,7 @@ def _begin(path: Path, about: dict[str, Any]) -> None:
         if other := [name for name in {*before, *about} if before.get(name) != about.get(name)]:
             raise HeedfulError(
                 f"{path.parent} holds what a teacher said of something else: {', '.join(sorted(other))} changed. "
-                "Remove that folder, or give another one with --out"
+                "Remove that folder, or give another one with --output"
             )
         return
     with whole(path) as part:

@@ -201,7 +201,7 @@ def _refuse_other(folder: Path) -> None:
         more = " and more" if names[3:] else ""
         raise HeedfulError(
             f"{folder} is no search: it holds {', '.join(names[:3])}{more}, but no {FOUND}; give another folder with "
-            "--out"
+            "--output"
         )
 
 
@@ -212,8 +212,8 @@ def _begun(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
     found = read_json(path)
     if other := [name for name in facts if found.get(name) != facts[name]]:
         raise HeedfulError(
-            f"{folder} holds a search with another {' and '.join(other)}: give another folder with --out, or the same "
-            "to go on with it"
+            f"{folder} holds a search with another {' and '.join(other)}: give another folder with --output, or the "
+            "same to resume it"
         )
     return found
 

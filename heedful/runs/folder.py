@@ -61,7 +61,7 @@ def explained(folder: Path) -> Iterator[None]:
     except DivergedError as error:
         if _names(folder) <= BEGUN:  # other settings are taken there
             raise
-        more = f"{folder} goes on with the settings that it has: give others another folder with --out"
+        more = f"{folder} goes on with the settings that it has: give others another folder with --output"
         raise DivergedError(f"{error}. {more}", error.step) from error
     except (OSError, SafetensorError) as error:
         what, where = getattr(error, "strerror", None) or error, getattr(error, "filename", None)
@@ -77,7 +77,7 @@ def held(folder: Path) -> set[str]:
     try:
         return _names(folder) if folder.exists() else set()
     except OSError as error:
-        raise HeedfulError(f"{folder} cannot be used: {error.strerror}: give another folder with --out") from None
+        raise HeedfulError(f"{folder} cannot be used: {error.strerror}: give another folder with --output") from None
 
 
 def refuse_other(folder: Path) -> None:
@@ -88,7 +88,7 @@ def refuse_other(folder: Path) -> None:
         inside, missing = sorted(names), " and ".join(sorted({LOCK, SETTINGS} - names))
         raise HeedfulError(
             f"{folder} is no run: it holds {', '.join(inside[:3])}{' and more' if inside[3:] else ''}, but no "
-            f"{missing}; give another folder with --out"
+            f"{missing}; give another folder with --output"
         )
 
 
@@ -149,7 +149,7 @@ def going_on(folder: Path, settings: Any) -> bool:
             more = f"; to train a finished one further, give --model {folder} too: the optimizer starts anew"
         raise HeedfulError(
             f"{folder} holds a run with other settings: {_differences(before, settings)}. Give another folder with "
-            f"--out, or the same settings to go on with it{more}"
+            f"--output, or the same settings to go on with it{more}"
         )
     return True
 
@@ -162,7 +162,7 @@ def settings_in(folder: Path, kind: type[Any], name: str = SETTINGS) -> Any:
         first = str(error).splitlines()[0]
         raise HeedfulError(
             f"{folder} holds a run of another kind, or of another version of Heedful ({first}). Give another folder "
-            "with --out"
+            "with --output"
         ) from None
 
 
@@ -199,7 +199,7 @@ def begin(
             more = f" and {len(changed) - 5} more" if changed[5:] else ""
             raise HeedfulError(
                 f"{folder} holds a run on other data: {', '.join(changed[:5])}{more} changed. Give another folder with "
-                "--out, or put the data back to go on with it"
+                "--output, or put the data back to go on with it"
             )
         return
     if source.sieve.bad:

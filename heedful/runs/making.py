@@ -85,7 +85,7 @@ def start(
     if source.kind is Rewritten and (isinstance(init, Scratch) or named_model(init) == ENCODER):
         raise HeedfulError(
             "no model was given, and to rewrite texts one with a decoder is needed: give --model the folder of one, or "
-            "let one learn from random weights: --set init.kind=transformer, or init.kind=recurrent"
+            "let one learn from random weights: --init.kind=transformer, or init.kind=recurrent"
         )
     if isinstance(init, Classic):
         return classic_start(init, list(_texts(source, counts)), seed, said, every=_texts(source, counts, None))

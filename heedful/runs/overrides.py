@@ -21,7 +21,6 @@ from heedful.runs.describe import Kind, describe, paths
 from heedful.settings import lay, load_mapping, read, to_mapping
 
 Settings = TypeVar("Settings")
-ASSIGNED = "--set"
 SUGGESTED = 5  # paths that an error lists
 
 
@@ -30,7 +29,7 @@ class Entry(NamedTuple):
 
     path: tuple[str, ...]
     value: Any
-    source: str  # for errors about the value: "--set", a flag, the file of a recipe
+    source: str  # for errors about the value: an assignment, a flag, the file of a recipe
     text: str  # as it was given
 
 
@@ -148,6 +147,16 @@ class Overrides:
         return self._located[cls]
 
 
+def find_setting(cls: type, name: str) -> str:
+    """Return the full path of the setting of a class that a name means.
+
+    Raises:
+        SettingError: If it means none, or several.
+    """
+    entry = Entry(path=tuple(name.split(".")), value=None, source="", text="")
+    return ".".join(_located(cls, entry, {}).path)
+
+
 def override(defaults: Settings, assignments: Sequence[str] = ()) -> Settings:
     """Return settings with assignments such as "limits.requests=7" laid over them."""
     return Overrides(assignments=assignments).resolve(defaults).settings
@@ -193,17 +202,16 @@ def _assignment(given: str) -> list[Entry]:
     name, equals, text = given.partition("=")
     path = tuple(part.strip() for part in name.split("."))
     if not equals or not all(path) or len(path) > DEEPEST:
-        message = f"{ASSIGNED}: {shown(given)} is not of the form name=value or table.name=value"
-        raise SettingError(message, source=ASSIGNED)
-    whole = f"{ASSIGNED} {cut(given)}"
+        raise SettingError(f"{shown(given)} is not of the form name=value or table.name=value", source=cut(given))
+    whole = cut(given)
     leaves = _leaves(_toml_value(text.strip()))
-    return [Entry(path=(*path, *rest), value=value, source=ASSIGNED, text=whole) for rest, value in leaves]
+    return [Entry(path=(*path, *rest), value=value, source=whole, text=whole) for rest, value in leaves]
 
 
 def _toml_value(text: str) -> Any:
     try:
-        value = parse(f"value = {text}", "TOML", ASSIGNED)
-        return made_plain(value["value"], (), ASSIGNED) if len(value) == 1 else text
+        value = parse(f"value = {text}", "TOML", text)
+        return made_plain(value["value"], (), text) if len(value) == 1 else text
     except HeedfulError:
         return text
 

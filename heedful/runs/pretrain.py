@@ -270,7 +270,7 @@ class Run:
         elif read_json(self.folder / DATA) != about:
             raise HeedfulError(
                 f"{given.folder} holds another corpus than the one with which {self.folder} began: put that one back, "
-                "or give another folder with --out"
+                "or give another folder with --output"
             )
 
     def _told(self) -> Any:

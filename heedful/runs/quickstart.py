@@ -64,10 +64,10 @@ def _make(folder: Path) -> None:
             with only_run(folder):  # no other one is at work there
                 shutil.rmtree(folder)
         elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise HeedfulError(f"{folder} exists, and no quickstart made it: give another folder with --out")
+            raise HeedfulError(f"{folder} exists, and no quickstart made it: give another folder with --output")
         folder.mkdir(parents=True, exist_ok=True)
         mark.write_text(MARKED, encoding="utf-8")
     except OSError as error:
         raise HeedfulError(
-            f"{folder} cannot be written: {error.strerror or error}: give another folder with --out"
+            f"{folder} cannot be written: {error.strerror or error}: give another folder with --output"
         ) from None

@@ -59,7 +59,7 @@ def copy(name: str, to: Path | None = None) -> tuple[Path, Offer]:
             with path.open("xb") as file:
                 file.write(place.read_bytes())
     except FileExistsError:
-        raise HeedfulError(f"{path} exists: give another place with --out") from None
+        raise HeedfulError(f"{path} exists: give another place with --output") from None
     except OSError as error:
         raise HeedfulError(f"{path} cannot be written: {error.strerror or error}") from None
     return path, known[name]

@@ -291,7 +291,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def changed(settings: Any, usual: Any) -> list[str]:
-    """What is not as usual, as --set takes it.
+    """What is not as usual, as arguments of a command.
 
     >>> changed(DataSettings(dev_fraction=0.2, columns={"text": "review"}), DataSettings())
     ['columns.text=review', 'dev_fraction=0.2']

@@ -144,7 +144,7 @@ def refuse_dull(source: Source[Any], found: Survey) -> None:
             f"scores of train go from {found.low:g} to {found.high:g}: scale them down below {LARGEST:g}"
         )
     if found.low is not None and found.low == found.high:
-        more = "; leave the column out (--set data.columns.score='[]'), and pairs are learned as belonging together"
+        more = "; leave the column out (--data.columns.score='[]'), and pairs are learned as belonging together"
         more = more if source.kind is Pair else ""
         raise HeedfulError(f"all scores of train are {found.low:g}: nothing can be learned from them{more}")
     if source.kind is Scored and found.deviation < FINE * max(map(abs, (found.low or 0.0, found.high or 0.0))):

@@ -196,7 +196,7 @@ class Guard:
         if len(headers.get(b"host", [])) != 1:
             raise Trouble(400, "validation", "give one host header", [CLOSE])
         if self.hosts is not None and _name(record.header(b"host")) not in self.hosts:
-            raise Trouble(403, "forbidden", "this Host header is not allowed: add the name with --set allowed_hosts")
+            raise Trouble(403, "forbidden", "this Host header is not allowed: add the name with --allowed_hosts")
         if "websocket" in record.header(b"upgrade").lower():  # what else is offered need not be taken
             raise Trouble(403, "forbidden", "there is nothing to upgrade to")
         if not (path == "/" and scope["method"] == "GET" and record.header(b"sec-fetch-mode") == "navigate"):
@@ -220,7 +220,7 @@ class Guard:
             raise Trouble(
                 403,
                 "forbidden",
-                "pages of this origin may not call this server: allow it with --set cors_allow_origins",
+                "pages of this origin may not call this server: allow it with --cors_allow_origins",
             )
 
     def _check_key(self, record: Record) -> None:

@@ -209,7 +209,7 @@ def study(name: str, plan: Plan, out: Path) -> Studied:
         put_folder(out)
         writable(out)
     except OSError as error:
-        raise HeedfulError(f"{out} cannot be written: {error.strerror}: give another folder with --out") from None
+        raise HeedfulError(f"{out} cannot be written: {error.strerror}: give another folder with --output") from None
     run: Callable[[Plan], Outcome] = import_module(f"heedful.study.{name}").run
     began = time.monotonic()
     kept = out / f"{name}-so-far.json"

@@ -116,7 +116,7 @@ def skip_plots_and_timing() -> None:
 
 def settings(**given: object) -> list[str]:
     """Settings as words of a command; two underscores stand for a dot."""
-    return [word for name, value in given.items() for word in ("--set", f"{name.replace('__', '.')}={value}")]
+    return [f"--{name.replace('__', '.')}={value}" for name, value in given.items()]
 
 
 STEPS = settings(
@@ -279,7 +279,7 @@ def training(work: Path, quick: bool) -> Probes:
         more = settings(task__group_size=4) if kind == "pairs" else []
         more += [] if name == "classify" else settings(baseline="false")
         out = work / f"run-{name.replace(' ', '-')}"
-        call("finetune", task, data, "--model", model, "--out", out, *STEPS, *more)
+        call("finetune", task, data, "--model", model, "--output", out, *STEPS, *more)
         found[name] = run_of(out)
     if not quick:
         found |= variants(work, model)
@@ -309,9 +309,9 @@ def variants(work: Path, model: Path) -> Probes:
     found, bare = Probes(), settings(baseline="false")
     for name, given in several.items():
         names = {word.partition("=")[0] for word in given}
-        rest = [w for word in STEPS[1::2] if word.partition("=")[0] not in names for w in ("--set", word)]
+        rest = [word for word in STEPS if word.partition("=")[0] not in names]
         out = work / f"variant-{name.replace(' ', '-')}"
-        call("finetune", "classify", data, "--model", model, "--out", out, *rest, *given, *bare)
+        call("finetune", "classify", data, "--model", model, "--output", out, *rest, *given, *bare)
         found[f"classify, {name}"] = (
             run_of(out) if name != "epochs" else without(json.loads((out / "results.json").read_text())["seeds"])
         )
@@ -338,7 +338,7 @@ def variants(work: Path, model: Path) -> Probes:
         ),
     ):
         out = work / f"start-{name.replace(' ', '-')}"
-        call("finetune", "classify", data, "--out", out, *STEPS, *given, *bare)
+        call("finetune", "classify", data, "--output", out, *STEPS, *given, *bare)
         found[f"classify, {name}"] = run_of(out, names=False)
     return found
 
@@ -361,7 +361,7 @@ def rewriting(work: Path, quick: bool) -> Probes:
     found: Probes = {}
     for name, given in starts.items():
         out = work / f"rewrite-{name}"
-        call("finetune", "rewrite", data, "--out", out, *STEPS, *pieces, *given)
+        call("finetune", "rewrite", data, "--output", out, *STEPS, *pieces, *given)
         found[f"rewrite, {name}"] = run_of(out, names=False)
     return found
 
@@ -421,7 +421,7 @@ def pretraining(work: Path, quick: bool) -> Probes:
         out = work / name.replace(" ", "-")
         before = name.partition(" ")[0]
         kind = next(new for new, old in KINDS_BEFORE.items() if old == before)
-        call("pretrain", text, "--objective", kind, "--out", out, *SMALL, *given)
+        call("pretrain", text, "--objective", kind, "--output", out, *SMALL, *given)
         found[name] = run_of(out)
     if not quick:
         found["teacher"] = taught(work, text)
@@ -435,8 +435,8 @@ def taught(work: Path, text: Path) -> Probes:
     terms = "mlm+hidden_states+sentence_embedding+pair_similarity"
     given = ["--objective", terms, "--teacher", teacher, "--tokenizer", teacher, *settings(phases=phase)]
     out = work / "taught"
-    small = [w for word in SMALL[1::2] if not word.startswith("vocabulary") for w in ("--set", word)]
-    call("pretrain", text, *given, "--out", out, *small)
+    small = [word for word in SMALL if not word.startswith("--vocabulary")]
+    call("pretrain", text, *given, "--output", out, *small)
     return run_of(out)
 
 
@@ -462,7 +462,7 @@ def distillation(work: Path, quick: bool) -> Probes:
         if quick and name not in ("triple",):
             continue
         out = work / f"run-{name.replace(' ', '-')}"
-        call("distil", teacher, data, "--out", out, *STEPS, *few, *given)
+        call("distil", teacher, data, "--output", out, *STEPS, *few, *given)
         found[name] = run_of(out, names=name != "words")
     if not quick:
         found["tag"] = distilled_tags(work, few)
@@ -473,20 +473,18 @@ def distillation(work: Path, quick: bool) -> Probes:
 def distilled_tags(work: Path, few: list[str]) -> Probes:
     """A tagger's distillation, after it was trained for a few steps."""
     data = shared.write_data(work / "tags", "tags")
-    call("finetune", "tag", data, "--model", work / "masked", "--out", work / "tagger", *STEPS)
-    call("distil", work / "tagger", data, "--student", "layers=1", "--out", work / "run-tag", *STEPS, *few)
+    call("finetune", "tag", data, "--model", work / "masked", "--output", work / "tagger", *STEPS)
+    call("distil", work / "tagger", data, "--student", "layers=1", "--output", work / "run-tag", *STEPS, *few)
     return run_of(work / "run-tag")
 
 
 def distilled_masks(work: Path, few: list[str]) -> Probes:
     """A masked language model's distillation on plain text."""
     text = shared.write_text(work / "text.txt")
-    verdict = [word for word in few if not word.startswith("seeds=")]
-    verdict = [w for word in verdict[1:] if word != "--set" for w in ("--set", word)]
-    inner = [word if word == "--set" else f"pretrain.{word}" for word in SMALL if not word.startswith("model.")]
-    inner = [w for word in inner if word.startswith("pretrain.") and "vocabulary" not in word for w in ("--set", word)]
+    verdict = [word for word in few if not word.startswith("--seeds=")]
+    inner = [f"--pretrain.{word[2:]}" for word in SMALL if not word.startswith(("--model.", "--vocabulary"))]
     out = work / "run-masked"
-    call("distil", work / "masked", text, "--student", "layers=1", "--out", out, *inner, *verdict)
+    call("distil", work / "masked", text, "--student", "layers=1", "--output", out, *inner, *verdict)
     return run_of(out)
 
 
@@ -504,7 +502,7 @@ def ranks(work: Path, quick: bool) -> Probes:
         ("masked", ["pretrain", str(text), *SMALL]),
     ):
         out = work / name.replace(", ", "-")
-        shared.run(*words, "--nproc", "2", "--out", str(out))
+        shared.run(*words, "--nproc", "2", "--output", str(out))
         found[name] = run_of(out)
     return found
 
@@ -611,7 +609,7 @@ def predictions(work: Path, quick: bool) -> Probes:
     ):
         found[name] = answers(call("predict", letters, "a b c", "d", *words, "--json"))
     data = shared.write_data(work / "data", "single") / "test.csv"
-    call("predict", work / "single", "--file", data, "--out", work / "answers.jsonl", "--format", "jsonl", "--json")
+    call("predict", work / "single", "--file", data, "--output", work / "answers.jsonl", "--format", "jsonl", "--json")
     found["file"] = answers((work / "answers.jsonl").read_text())
     measured = json.loads(call("evaluate", work / "single", "--data", data, "--json"))
     found["evaluate"] = without(measured)
@@ -669,11 +667,11 @@ def resuming(work: Path, quick: bool) -> Probes:
     many = [word.replace("count=30", "count=200") for word in STEPS]
     many += settings(fit__eval_every_epochs=10.0, baseline="false")  # few checkpoints
     words = ["finetune", "classify", str(data), "--model", str(model), *many]
-    shared.run(*words, "--out", str(work / "whole"))
-    status = shared.terminate_after([*words, "--out", str(work / "killed")], work / "killed" / "journal.jsonl", 60)
+    shared.run(*words, "--output", str(work / "whole"))
+    status = shared.terminate_after([*words, "--output", str(work / "killed")], work / "killed" / "journal.jsonl", 60)
     if (work / "killed" / "results.json").exists():
         raise RuntimeError("the run ended before it was to be resumed")
-    shared.run(*words, "--out", str(work / "killed"))
+    shared.run(*words, "--output", str(work / "killed"))
     whole, killed = run_of(work / "whole"), run_of(work / "killed")
     for key in ("weights", "journal"):
         if whole[key] != killed[key]:

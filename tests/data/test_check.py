@@ -137,7 +137,7 @@ def test_texts_that_are_rewritten(tmp_path: Path) -> None:
 def test_labels_that_look_like_ids_are_doubted(tmp_path: Path) -> None:
     ids = report(tmp_path, train=[(f"the cat {n}", f"id-{n}") for n in range(120)])
     assert "120 different labels for 120 examples" in ids.doubt and ids.doubt in ids.lines()
-    assert "--set data.columns.label=NAME" in ids.doubt
+    assert "--data.columns.label=NAME" in ids.doubt
     one_shot = [(f"the cat {n}", f"label {n}") for n in range(30)]
     more = [(f"the dog {n}", f"label {n % 30}") for n in range(60)]
     assert not report(tmp_path, train=one_shot, dev=more).doubt, "labels that come again are labels"

@@ -172,7 +172,7 @@ def test_what_is_no_folder_of_classes_keeps_its_message(tmp_path: Path) -> None:
 
 def test_a_folder_of_a_project_is_no_data(tmp_path: Path) -> None:
     code = {"src/a.py": "a", "tests/b.py": "b", "Makefile": "all:", "setup.toml": "x"}
-    with pytest.raises(HeedfulError, match=r"say --set data\.format=class-folders or class-files"):
+    with pytest.raises(HeedfulError, match=r"say --data\.format=class-folders or class-files"):
         read(written(tmp_path / "a", code), None, PLAIN)
     assert read(tmp_path / "a", None, DataSettings(format="class-folders", dev_fraction=0.0)).labels == ("src", "tests")
     assert read(tmp_path / "a", None, DataSettings(format="class-files", dev_fraction=0.0)).labels == (

@@ -38,7 +38,7 @@ def test_given_columns(tmp_path: Path) -> None:
         (
             "good,1\nbad,0\n",
             None,
-            r'There is no header that is understood; a row is "good", "1". Say --set data.columns.text=NUMBER',
+            r'There is no header that is understood; a row is "good", "1". Say --data.columns.text=NUMBER',
         ),
         (
             "text,stars\na,1\n",
@@ -50,7 +50,7 @@ def test_given_columns(tmp_path: Path) -> None:
         (
             "text,review,label\na,b,1\n",
             None,
-            '"text" and "review" could each be the text: say which, as --set data.columns.text=text',
+            '"text" and "review" could each be the text: say which, as --data.columns.text=text',
         ),
         ("text,stars\na,1\n", {"labl": "stars"}, 'column "labl" is not one of text, label, text_pair'),
     ],
@@ -90,9 +90,7 @@ def test_pairs_and_kinds(tmp_path: Path) -> None:
 )
 def test_a_label_beside_two_texts_is_not_passed_over(tmp_path: Path, data: str, columns: Any, name: str) -> None:
     path = tmp_path / "a.csv"
-    what = (
-        rf'"{name}" beside the two texts would not .* --set data.columns.score={name} .*: --set data.columns.score=..\]'
-    )
+    what = rf'"{name}" beside the two texts would not .* --data.columns.score={name} .*: --data.columns.score=..\]'
     with pytest.raises(HeedfulError, match=what):
         opened(path, data, Pair, columns=columns)
     source = opened(path, data, Pair, columns=columns | {"score": ()})
@@ -307,6 +305,6 @@ def test_a_role_that_is_one_column(tmp_path: Path) -> None:
     data = "text,stars,label\na,5,x\n"
     for kind, columns in ((Labelled, {"label": ("stars", "label")}), (Scored, {"score": ["stars", "label"]})):
         with pytest.raises(
-            HeedfulError, match=r"are given as the (label|score), which is one column: say which, as --set"
+            HeedfulError, match=r"are given as the (label|score), which is one column: say which, as --data"
         ):
             opened(tmp_path / "a.csv", data, kind, columns=columns)

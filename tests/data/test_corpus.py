@@ -249,7 +249,7 @@ def test_a_folder_is_known_to_hold_a_corpus(
         ({"a.jsonl": '{"text": " "}'}, r"a.jsonl: no document is left: 0 are too short, 1 have no text, 0 are bad"),
         (
             {"a.jsonl": '{"body": "x"}'},
-            'a.jsonl: which column is the text.*say --set corpus.text_column=NAME, one of "body"',
+            'a.jsonl: which column is the text.*say --corpus.text_column=NAME, one of "body"',
         ),
         ({"a.txt": "a\0" * 99}, "if this is UTF-16, say iconv -f utf-16le -t utf-8"),
     ],

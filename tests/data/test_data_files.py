@@ -100,7 +100,7 @@ def test_encodings(tmp_path: Path) -> None:
         [(2, "b")],
         [
             "1:4: byte 0xe9 is no utf-8: invalid continuation byte; if the file is Latin-1 or Windows-1252, "
-            "say --set data.encoding=cp1252, or iconv -f cp1252 -t utf-8"
+            "say --data.encoding=cp1252, or iconv -f cp1252 -t utf-8"
         ],
     )
     with pytest.raises(HeedfulError, match=r'encoding "klingon" is not known; say utf-8, cp1252'):
@@ -109,7 +109,7 @@ def test_encodings(tmp_path: Path) -> None:
         find(path, encoding="base64")
     with pytest.raises(HeedfulError, match="begins with the byte order mark of utf-8, but encoding cp1252 was given"):
         find(written(path, b"\xef\xbb\xbfa"), encoding="cp1252")
-    with pytest.raises(HeedfulError, match=r"every few bytes are zero: .* --set data\.encoding=utf-16-le"):
+    with pytest.raises(HeedfulError, match=r"every few bytes are zero: .* --data\.encoding=utf-16-le"):
         find(written(path, "some text".encode("utf-16-le")))
     assert texts(path, encoding="utf-16-le") == ([(1, "some text")], [])
     with pytest.raises(HeedfulError, match=r"a\.txt:2: is no longer utf-16-le: truncated data"):

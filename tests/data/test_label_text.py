@@ -32,7 +32,7 @@ def test_trec_questions_in_latin_1(tmp_path: Path) -> None:
     assert source.labels == ("DESC:def", "DESC:manner", "HUM:ind", "NUM:count")
     told = "train_5500.label: each line has a label, then its text (format=label-text)"
     assert told in source.stated and any('label_until=":" makes "DESC:manner"' in each for each in source.stated)
-    with pytest.raises(HeedfulError, match=r"train_5500\.label:1:.*byte 0xe9 .*--set data.encoding=cp1252"):
+    with pytest.raises(HeedfulError, match=r"train_5500\.label:1:.*byte 0xe9 .*--data.encoding=cp1252"):
         list(opened(path).examples("train"))
 
 
@@ -69,9 +69,7 @@ def test_several_labels_late_in_a_file_count(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("__label__tea How hot ?\n" * 9000 + TAGGED_TEXTS)
     assert opened(path).kind is MultiLabelled
-    with pytest.raises(
-        HeedfulError, match=r"a\.txt:9001: has 2 labels, expected one: --set data.columns\.labels=labels"
-    ):
+    with pytest.raises(HeedfulError, match=r"a\.txt:9001: has 2 labels, expected one: --data.columns\.labels=labels"):
         list(opened(path, Labelled).examples("train"))
 
 

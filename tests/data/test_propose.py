@@ -36,7 +36,7 @@ def test_a_label_and_a_text_are_taken_and_echoed(tmp_path: Path, kind: Any) -> N
 def test_several_texts_are_proposed_in_one_message(tmp_path: Path) -> None:
     what = (
         r"There is no header .* Columns 2, 3 look like the text and column 1 looks like the label \(4 values\): "
-        r"say --set data.columns\.text='\[2, 3\]' \(joined\) --set data.columns\.label=1"
+        r"say --data.columns\.text='\[2, 3\]' \(joined\) --data.columns\.label=1"
     )
     with pytest.raises(HeedfulError, match=what):
         opened(tmp_path / "a.csv", NEWS, Labelled)
@@ -59,7 +59,7 @@ def test_several_texts_are_proposed_in_one_message(tmp_path: Path) -> None:
 def test_a_first_row_that_may_be_a_header_is_asked_about(tmp_path: Path, data: str) -> None:
     path, kind = tmp_path / ("a.tsv" if "\t" in data else "a.csv"), Scored if "Wert" in data else Labelled
     with pytest.raises(
-        HeedfulError, match=r"The first row, .* may name the columns: say --set data.header=true if it does"
+        HeedfulError, match=r"The first row, .* may name the columns: say --data.header=true if it does"
     ):
         opened(path, data, kind)
     if kind is Labelled:
@@ -74,7 +74,7 @@ def test_scores_and_texts_alone(tmp_path: Path) -> None:
     )
     rows = "".join(f"a text of number {n}\n" for n in range(5))
     assert next(opened(tmp_path / "b.csv", rows, Plain).examples("train")) == Plain(text="a text of number 0")
-    with pytest.raises(HeedfulError, match=r"a row is \"a\", \"1\". Say --set data.columns"):
+    with pytest.raises(HeedfulError, match=r"a row is \"a\", \"1\". Say --data.columns"):
         opened(tmp_path / "c.csv", "a,1\nb,2\n", Labelled)
 
 

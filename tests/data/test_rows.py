@@ -309,7 +309,7 @@ def test_what_follows_json_is_not_lost(tmp_path: Path, data: str) -> None:
 
 def test_utf_16_without_a_mark_needs_its_order(tmp_path: Path) -> None:
     data = "text,label\na,x\n".encode("utf-16-le")
-    with pytest.raises(HeedfulError, match=r"no byte order mark: say --set data\.encoding=utf-16-le"):
+    with pytest.raises(HeedfulError, match=r"no byte order mark: say --data\.encoding=utf-16-le"):
         opened(tmp_path / "a.csv", data, encoding="utf-16")
     assert len(list(opened(tmp_path / "a.csv", data, encoding="utf-16-le").examples("train"))) == 1
 
@@ -339,7 +339,7 @@ def test_a_bad_byte_in_a_text_of_several_lines_costs_that_row_alone(tmp_path: Pa
 
 def test_a_row_of_tsv_with_quoted_cells_says_how_to_read_it(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text('text\tlabel\n"a\tb"\tx\n')
-    with pytest.raises(HeedfulError, match=r"if they wrap cells, say --set data\.quoting=quoted"):
+    with pytest.raises(HeedfulError, match=r"if they wrap cells, say --data\.quoting=quoted"):
         rows(read(tmp_path / "a.tsv", settings=DataSettings(dev_fraction=0.0)))
     assert rows(opened(tmp_path / "a.tsv", 'text\tlabel\n"a\tb"\tx\n', quoting="quoted")) == [(2, "a\tb", "x")]
 

@@ -129,7 +129,7 @@ def test_the_report_reads_as_the_run_did(tmp_path: Path, capsys: pytest.CaptureF
                 str(tmp_path / "run"),
                 "--heads",
                 str(tmp_path / "data.csv"),
-                "--out",
+                "--output",
                 str(tmp_path / "o"),
                 "--json",
             ]

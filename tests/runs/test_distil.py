@@ -300,7 +300,7 @@ def test_the_folder_of_another_run_is_told_as_such(tmp_path: Path, teacher: Path
     (tmp_path / "run").mkdir()
     for name, text in (("run.lock", ""), ("results.json", "{}"), ("settings.toml", "held_out = 0.1\n")):
         (tmp_path / "run" / name).write_text(text)
-    with pytest.raises(HeedfulError, match=r"run holds a run of another kind, .*Give another folder with --out"):
+    with pytest.raises(HeedfulError, match=r"run holds a run of another kind, .*Give another folder with --output"):
         distil(teacher, labelled, tmp_path / "run", student="bag", assignments=ALONE)
 
 
@@ -493,7 +493,7 @@ def test_names_go_over_a_recipe_and_the_teacher_is_named_once(tmp_path: Path) ->
     settings = foresee(overrides_of("mine", student="bag", losses="distilbert", recipe=recipe))
     assert (settings.teacher, settings.student, settings.loss.kd_weight) == ("mine", student_of("bag"), 5.0)
     assert foresee(overrides_of("mine", recipe=recipe)).loss.kd_weight == 3.0
-    with pytest.raises(SettingError, match="TEACHER mine and --set teacher=other both set teacher"):
+    with pytest.raises(SettingError, match="TEACHER mine and teacher=other both set teacher"):
         foresee(overrides_of("mine", assignments=["teacher=other"]))
     given: tuple[dict[str, Any], ...] = ({"assignments": ["student.layers=2"]}, {"recipe": recipe})
     for more in given:

@@ -86,8 +86,8 @@ def test_a_search_takes_no_folder_of_others(tmp_path: Path, teacher: Path, label
 def test_ranks_search_together(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     """Each goes by what the first has timed and measured."""
     ranks = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--module")
-    given = ("heedful", "distil", str(teacher), str(labelled), "--out", str(tmp_path / "run"), "--min-quality", "1%")
-    settings = (word for each in (*QUICK, "verdict.rounds=1") for word in ("--set", each))
+    given = ("heedful", "distil", str(teacher), str(labelled), "--output", str(tmp_path / "run"), "--min-quality", "1%")
+    settings = (*QUICK, "verdict.rounds=1")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([*ranks, *given, *settings], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -674,7 +674,7 @@ DULL = {
     "one class": ("classify", [{"text": f"the cat {n}", "label": "x"} for n in range(9)],
                   'all examples of train have the label "x": there is nothing to tell apart'),
     "ids": ("classify", [{"text": f"the cat {n}", "label": f"id-{n}"} for n in range(120)],
-            "label column looks like an id or a text.*--set data.columns.label=NAME"),
+            "label column looks like an id or a text.*--data.columns.label=NAME"),
     "no label": ("classify", [{"text": f"the cat {n}", "labels": []} for n in range(9)],
                  "all examples of train have no label: there is nothing to tell apart"),
     "one score": ("regress", [{"text": f"the cat {n}", "score": 2} for n in range(9)],
@@ -711,7 +711,7 @@ def test_unknown_tasks_and_wrong_columns_are_said(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=r'"classfy" is not a task \(did you mean "classify"\?\)'):
         tune("classfy", given, tmp_path / "run")
     with pytest.raises(
-        HeedfulError, match=r'a\.csv: which column is the label\? .* say --set data\.columns\.label=NAME, one of "text"'
+        HeedfulError, match=r'a\.csv: which column is the label\? .* say --data\.columns\.label=NAME, one of "text"'
     ):
         tune("classify", given, tmp_path / "run")
     typo = {"data.columns": '{labels = ["toxic", "milt"]}'}
@@ -748,11 +748,11 @@ def test_a_bad_row_is_named(tmp_path: Path) -> None:
 def test_what_is_set_aside_names_settings_as_the_run_has_them(tmp_path: Path) -> None:
     given = as_csv(tmp_path / "a.csv", classified(30))
     given.write_bytes(given.read_bytes() + "café,good\n".encode("latin-1"))
-    with pytest.raises(HeedfulError, match=r"say --set data\.encoding=cp1252, or iconv"):
+    with pytest.raises(HeedfulError, match=r"say --data\.encoding=cp1252, or iconv"):
         tune("classify", given, tmp_path / "run")
     tune("classify", given, tmp_path / "run", on_bad_row="skip")
     (aside,) = lines(tmp_path / "run" / "bad-rows.jsonl")
-    assert "say --set data.encoding=cp1252, or iconv" in aside["reason"]
+    assert "say --data.encoding=cp1252, or iconv" in aside["reason"]
 
 
 def test_bad_rows_are_set_aside_and_counted(tmp_path: Path) -> None:

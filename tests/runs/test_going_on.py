@@ -97,8 +97,8 @@ def start(code: str, *arguments: str) -> subprocess.Popen[str]:
 
 def command(given: Path, run: Path, settings: dict[str, Any] = MANY) -> list[str]:
     """The same run on the command line."""
-    sets = [part for each in assignments(settings) for part in ("--set", each)]
-    return ["finetune", "classify", str(given), "--out", str(run), *sets]
+    sets = list(assignments(settings))
+    return ["finetune", "classify", str(given), "--output", str(run), *sets]
 
 
 # -- a run that is finished, and one that is another --------------------------------------------------------------
@@ -531,7 +531,7 @@ def test_t6_a_run_that_diverges_after_a_checkpoint_keeps_its_settings(tmp_path: 
         "fit.checkpoint_every_minutes": 0,
     }
     for _ in range(2):
-        with pytest.raises(DivergedError, match=r"run goes on with the settings that it has: .*--out$"):
+        with pytest.raises(DivergedError, match=r"run goes on with the settings that it has: .*--output$"):
             tune("classify", steady[0], tmp_path / "run", settings)
 
 

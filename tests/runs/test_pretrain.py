@@ -1001,7 +1001,7 @@ def test_trap_33_two_ranks_are_one(tmp_path: Path, text: Path, known: Path) -> N
     settings = asked(text, "mlm+nsp", calm, tokenizer=str(known))
     given = [f"{name}={value}" for name, value in (SMALL | calm).items() if not name.startswith("vocabulary.")]
     words = ["pretrain", str(text), "--objective", "mlm+nsp", "--tokenizer", str(known), "--json"]
-    words += ["--out", str(tmp_path / "two"), *[part for each in given for part in ("--set", each)]]
+    words += ["--output", str(tmp_path / "two"), *given]
     process = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--module", "heedful", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},

@@ -95,7 +95,7 @@ def test_published_forms_are_trained_on_and_measured(tmp_path: Path, name: str) 
     assert sum(each.startswith("labels in order") and each.count('"') == 2 * labels for each in about["stated"]) == 1
     asked = data["test"] if isinstance(data, dict) else data / FOLDERS.get(name, "")
     with pytest.raises(SystemExit, match="0"):
-        main(["predict", str(tmp_path / "run"), "--file", str(asked), "--out", str(tmp_path / "answers.csv")])
+        main(["predict", str(tmp_path / "run"), "--file", str(asked), "--output", str(tmp_path / "answers.csv")])
     with (tmp_path / "answers.csv").open(encoding="utf-8", newline="") as file:
         answers = list(csv.DictReader(file))
     assert len(answers) == 40 and not any(row["error"] for row in answers)

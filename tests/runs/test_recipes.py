@@ -64,7 +64,7 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
     assert path == Path(name) and offer.use == f"heedful finetune {task} {{}}" and task == SAMPLES[name][1]
     assert str(sum(counts.values())) in offer.about, "as many as it says"
     (tmp_path / name / "train.txt").write_text("mine")
-    with pytest.raises(HeedfulError, match=f"^{name} exists: give another place with --out$"):
+    with pytest.raises(HeedfulError, match=f"^{name} exists: give another place with --output$"):
         copy(name)
     assert (tmp_path / name / "train.txt").read_text() == "mine"
 
@@ -79,7 +79,7 @@ def test_the_recipe_of_distilbert_is_the_paper_s(tmp_path: Path) -> None:
 def test_another_place(tmp_path: Path) -> None:
     path, _ = copy("paper", tmp_path / "a b" / "mine.toml")
     path.write_text("mine")
-    with pytest.raises(HeedfulError, match=re.escape(f"{path} exists: give another place with --out")):
+    with pytest.raises(HeedfulError, match=re.escape(f"{path} exists: give another place with --output")):
         copy("stable", path)
     assert path.read_text() == "mine"
     with pytest.raises(HeedfulError, match=r'there is no recipe "papr" \(did you mean "paper"\?\): clock, '):

@@ -185,29 +185,33 @@ def test_the_published_recipe_is_the_published_one() -> None:
     ("assignments", "message"),
     [
         (["train.optimiser.lr=1"], 'train.optimiser.lr is not a setting (did you mean "train.optimizer.lr"?)'),
-        (["sede=3"], '--set: sede is not a setting (did you mean "seeds"?)'),
-        (["seeds=0"], "--set: seeds is 0; expected a whole number from 1"),
-        (["seeds=two"], '--set: seeds is "two", expected a whole number'),
-        (["train.batch_size=1.5"], "--set: train.batch_size is 1.5, expected a whole number"),
+        (["sede=3"], 'sede is not a setting (did you mean "seeds"?)'),
+        (["seeds=0"], "seeds is 0; expected a whole number from 1"),
+        (["seeds=two"], 'seeds is "two", expected a whole number'),
+        (["train.batch_size=1.5"], "train.batch_size is 1.5, expected a whole number"),
         (["train.length.kind=epoch"], 'train.length.kind is "epoch", expected one of "epochs", "steps", "minutes"'),
-        (["max_length=7"], "--set: max_length is 7; expected a number of tokens from 8"),
-        (["init.kind=scratch", "init.width=100"], "--set: init: width is 100; expected a multiple of 32"),
-        (["init.kind=scratch", "init.layers=0"], "--set: init: layers is 0; expected a whole number from 1"),
+        (["max_length=7"], "max_length is 7; expected a number of tokens from 8"),
+        (["init.kind=scratch", "init.width=100"], "init: width is 100; expected a multiple of 32"),
+        (["init.kind=scratch", "init.layers=0"], "init: layers is 0; expected a whole number from 1"),
         (["init.kind=classic", "init.width=64"], 'init.width is for init.kind = "scratch"'),
         (["init.width=64"], 'init.width is for init.kind = "scratch" or init.kind = "transformer"'),
         (["init.kind=classic", "init.words.vectors=v.txt", "init.words.width=7"], "width is 7, but the vectors"),
+<<<<<<< HEAD
         (["init.model="], '--set: init: model is ""; give a folder or NAME[@REVISION]'),
+=======
+        (["init.model="], 'init: model is ""; give a folder or NAME[@REVISION]'),
+>>>>>>> c178f8c (Take settings as flags and arguments, group the verbs in --help, and call the run folder --output)
         (
             ["init.kind=transformer", "init.dropout=1"],
-            "--set: init: dropout is 1.0; expected a number from 0 to below 1",
+            "init: dropout is 1.0; expected a number from 0 to below 1",
         ),
-        (["reinit_layers=-1"], "--set: init: reinit_layers is -1; expected a whole number from 0"),
+        (["reinit_layers=-1"], "init: reinit_layers is -1; expected a whole number from 0"),
         (["task.kind=regress"], 'task.kind is "regress", but the task, classify, and its data decide it'),
         (["task.class_wieght=balanced"], 'task.class_wieght is not a setting (did you mean "task.class_weight"?)'),
-        (["task.thresholds=best"], '--set: task.thresholds is "best", expected a number or "tuned"'),
-        (["data.dev_fraction=1"], "--set: data: dev_fraction is 1.0, expected a share from 0 up to 1"),
-        (["long"], '--set: "long" is not of the form name=value'),
-        (["seeds=2", "seeds=3"], "--set seeds=2 and --set seeds=3 both set seeds"),
+        (["task.thresholds=best"], 'task.thresholds is "best", expected a number or "tuned"'),
+        (["data.dev_fraction=1"], "data: dev_fraction is 1.0, expected a share from 0 up to 1"),
+        (["long"], '"long" is not of the form name=value'),
+        (["seeds=2", "seeds=3"], "seeds=2 and seeds=3 both set seeds"),
     ],
 )
 def test_wrong_assignments_are_refused(assignments: list[str], message: str) -> None:
@@ -313,7 +317,7 @@ def test_settings_import_no_torch_and_keep_their_old_names() -> None:
 
 
 def test_a_flag_and_an_assignment_cannot_set_the_same() -> None:
-    with pytest.raises(SettingError, match=r"^--model a and --set init\.model=b both set init\.model:") as caught:
+    with pytest.raises(SettingError, match=r"^--model a and init\.model=b both set init\.model:") as caught:
         prepare("classify", "none.csv", model="a", assignments=["seeds=2", "init.model=b"])
     assert (caught.value.code, caught.value.path) == ("duplicate", "init.model")
     others = ["student.take=[0, 2, 4]", "student.family=bert"]
@@ -321,5 +325,5 @@ def test_a_flag_and_an_assignment_cannot_set_the_same() -> None:
     assert distil_settings.foresee(overrides).student == LayersStudent(teacher_layers=(0, 2, 4), family="bert")
     for student, setting in (("layers=3", "student.layers=2"), ("bag", "student = {kind = 'size'}")):
         overrides = distil_settings.overrides_of("t", student=student, assignments=[setting])
-        with pytest.raises(SettingError, match=f"^--student {student} and --set {re.escape(setting)} both set"):
+        with pytest.raises(SettingError, match=f"^--student {student} and --{re.escape(setting)} both set"):
             distil_settings.foresee_any(overrides)

@@ -24,7 +24,7 @@ from heedful.serve.settings import ServeSettings
 
 @pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_at_a_signal_what_is_there_is_answered(folders: dict[str, str], count: int) -> None:
-    server = Started(f"tag={folders['tag']}", "--set", "timeouts.shutdown_delay_seconds=1.0")
+    server = Started(f"tag={folders['tag']}", "--timeouts.shutdown_delay_seconds=1.0")
     replies: list[Reply] = []
     refused: Counter[str] = Counter()
 
@@ -65,10 +65,8 @@ def test_at_a_signal_what_is_there_is_answered(folders: dict[str, str], count: i
 def test_a_second_signal_does_not_wait(folders: dict[str, str]) -> None:
     server = Started(
         f"tag={folders['tag']}",
-        "--set",
-        "timeouts.shutdown_delay_seconds=60.0",
-        "--set",
-        "timeouts.graceful_shutdown_seconds=60.0",
+        "--timeouts.shutdown_delay_seconds=60.0",
+        "--timeouts.graceful_shutdown_seconds=60.0",
     )
     server.process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
@@ -135,10 +133,10 @@ def test_a_port_that_is_taken_is_told(folders: dict[str, str]) -> None:
     [
         (
             ["x", "--host", "0.0.0.0"],
-            "--set allow_unauthenticated=true",
+            "--allow_unauthenticated=true",
         ),
-        (["x", "--set", "limits.bodies=1"], "limits.bodies is not a setting (did you mean"),
-        (["x", "--set", "limits.max_body_bytes=0"], "max_body_bytes is 0: give a number from 1"),
+        (["x", "--limits.bodies=1"], "limits.bodies is not a setting (did you mean"),
+        (["x", "--limits.max_body_bytes=0"], "max_body_bytes is 0: give a number from 1"),
         (["a=x", "a=y"], "two models are called 'a'"),
         (["x", "--api-key-file", "/nowhere/keys"], "/nowhere/keys cannot be read"),
     ],
@@ -162,7 +160,7 @@ def test_a_key_file_that_others_may_use_is_warned_of(
 
 
 def test_settings_and_help_import_neither_torch_nor_a_server() -> None:
-    for arguments in (["serve", "--help"], ["serve", "x", "--set", "limits.bodies=1"]):
+    for arguments in (["serve", "--help"], ["serve", "x", "--limits.bodies=1"]):
         code = (
             f"import sys; from heedful.cli import main\n"
             f"try: main({arguments})\n"

@@ -292,7 +292,7 @@ def test_files_that_cannot_be_written_lose_no_results(
 
     monkeypatch.setattr("heedful.study.limits.run", run)
     (tmp_path / "limits.md").mkdir()  # in place of a disk that became full
-    command = ["study", "limits", "--quick", "--out", str(tmp_path)]
+    command = ["study", "limits", "--quick", "--output", str(tmp_path)]
     for more, found in (([], "* nothing\n"), (["--json"], '"verdicts"')):
         with pytest.raises(SystemExit) as ended:
             main([*command, *more])
@@ -306,7 +306,7 @@ def test_files_that_cannot_be_written_lose_no_results(
     monkeypatch.setattr("heedful.study.frame.writable", full)
     with pytest.raises(SystemExit):
         main(command)
-    assert len(begun) == 2 and "Read-only file system: give another folder with --out" in capsys.readouterr().err
+    assert len(begun) == 2 and "Read-only file system: give another folder with --output" in capsys.readouterr().err
 
 
 def test_the_family_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
