@@ -263,7 +263,10 @@ def test_tokenizer_errors_teach(run: Any, tmp_path: Path) -> None:
     text.write_text("a b")
     out = tmp_path / "out"
     for arguments, message in (
-        ([text, "--vocabulry=9"], '--vocabulry is neither a flag nor a setting of heedful tokenizer (did you mean --vocabulary?)'),
+        (
+            [text, "--vocabulry=9"],
+            "--vocabulry is neither a flag nor a setting of heedful tokenizer (did you mean --vocabulary?)",
+        ),
         ([text, "--vocabulary"], "is not of the form name=value"),
         ([text, "--settings", tmp_path / "no.toml"], "there is no such file"),
         ([tmp_path / "absent.txt"], "absent.txt cannot be read after line 0"),
@@ -502,7 +505,7 @@ def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatc
         (["clasify", given], '"clasify" is not a task (did you mean "classify"?): use one of classify, regress'),
         (
             ["classify", given, "--train.bacth=3"],
-            '--train.bacth is neither a flag nor a setting of heedful finetune (did you mean --train.batch_size?)',
+            "--train.bacth is neither a flag nor a setting of heedful finetune (did you mean --train.batch_size?)",
         ),
         (["classify", given, "--recipe", "recipe.toml"], "recipe.toml: train.bacth is not a setting (did you mean"),
         (["classify", given, "--recipe", "no.toml"], "no.toml: there is no such file"),

@@ -111,7 +111,10 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["x", "--max_seq_lenght=3"], '--max_seq_lenght is neither a flag nor a setting of heedful pretrain (did you mean --max_seq_length?)'),
+        (
+            ["x", "--max_seq_lenght=3"],
+            "--max_seq_lenght is neither a flag nor a setting of heedful pretrain (did you mean --max_seq_length?)",
+        ),
         (["x", "--objective", "mlmm"], '"mlmm" is no objective (did you mean "mlm"?)'),
         (["x", "--for", "soon"], '"soon" is no duration: write 1h, 90m, 1h30m or 45s'),
         (["x", "--size", "huge"], 'model.size is "huge"'),

@@ -11,7 +11,18 @@ import typer
 from heedful.cli.commands import assignments_of
 from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, table, write_json
-from heedful.cli.train import AsJson, OnBadRow, Out, Recipe, Track, note_renamed, on_bad_row_of, tracked
+from heedful.cli.train import (
+    AsJson,
+    OnBadRow,
+    Out,
+    OverwriteRun,
+    Recipe,
+    Track,
+    note_renamed,
+    on_bad_row_of,
+    replacing,
+    tracked,
+)
 from heedful.errors import HeedfulError
 
 
@@ -40,6 +51,7 @@ def distil(
     recipe: Recipe = None,
     on_bad_row: OnBadRow = "raise",
     track: Track = None,
+    overwrite: OverwriteRun = False,
     nproc: Nproc = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -77,7 +89,11 @@ def distil(
     from heedful.train.ranks import ranks
 
     keep_freed()
-    with ranks() as group, Progress(quiet=as_json or not group.first) as progress:
+    with (
+        ranks() as group,
+        Progress(quiet=as_json or not group.first) as progress,
+        replacing(folder, group, overwrite),
+    ):
         watch = tracked(progress, track)
         if min_quality or max_latency:
             from heedful.runs.distil_search import search

@@ -16,11 +16,13 @@ from heedful.cli.train import (
     KeepCheckpoints,
     OnBadRow,
     Out,
+    OverwriteRun,
     Recipe,
     Track,
     keeping,
     note_renamed,
     on_bad_row_of,
+    replacing,
     tracked,
 )
 from heedful.errors import HeedfulError
@@ -55,6 +57,7 @@ def pretrain(
     on_bad_row: OnBadRow = "raise",
     keep_checkpoints: KeepCheckpoints = False,
     track: Track = None,
+    overwrite: OverwriteRun = False,
     nproc: Nproc = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -96,7 +99,11 @@ def pretrain(
     from heedful.runs.pretrain import run
     from heedful.train.ranks import ranks
 
-    with ranks() as group, Progress(quiet=as_json or not group.first) as progress:
+    with (
+        ranks() as group,
+        Progress(quiet=as_json or not group.first) as progress,
+        replacing(folder, group, overwrite),
+    ):
         policy, watch = on_bad_row_of(on_bad_row), tracked(progress, track)
         done = run(settings, folder, on_bad_row=policy, watch=watch, ranks=group)
     if done.why == "asked":

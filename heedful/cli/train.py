@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from shlex import quote
 from shutil import which
@@ -21,8 +22,12 @@ from heedful.infer.precision import PrecisionOrAuto
 if TYPE_CHECKING:
     from heedful.runs.overrides import Overrides
     from heedful.train.fit import Watch
+    from heedful.train.ranks import Ranks
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
+OverwriteRun = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the run in the folder, which is kept until the new one is done.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 OnDevice = Annotated[str, typer.Option("--device", help="cpu, or cuda for a GPU.")]
 Out = Annotated[Path | None, typer.Option("--output", "-o", help="The run folder; one that was interrupted goes on.")]
@@ -123,6 +128,7 @@ def finetune(
         bool, typer.Option("--dry-run", help="Tell steps, time, memory and disk; train nothing.")
     ] = False,
     track: Track = None,
+    overwrite: OverwriteRun = False,
     nproc: Nproc = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -141,6 +147,8 @@ def finetune(
     foresee(task, overrides)  # refuses what is wrong before torch is imported
     if nproc and dry_run:
         raise HeedfulError("--nproc would change nothing: a dry run looks in one process; leave one of them out")
+    if overwrite and dry_run:
+        raise HeedfulError("--overwrite would change nothing: a dry run writes no run; leave one of them out")
     if nproc:
         return several(nproc, context.obj)
     note_renamed(overrides, {named: f"the task {task}"} if named != task else {})
@@ -160,7 +168,11 @@ def finetune(
     from heedful.runs.finetune import finetune as run
     from heedful.train.ranks import ranks
 
-    with ranks() as group, Progress(quiet=as_json or not group.first) as progress:
+    with (
+        ranks() as group,
+        Progress(quiet=as_json or not group.first) as progress,
+        replacing(folder, group, overwrite),
+    ):
         done = run(task, given, folder, watch=tracked(progress, track), ranks=group, **options)
     if done.why == "asked":
         if group.first:
@@ -265,6 +277,13 @@ def note_renamed(overrides: Overrides, others: Mapping[str, str] | None = None) 
 def keeping(checkpoints: bool) -> dict[str, dict[str, Any]]:
     """The setting of --keep-checkpoints where the flag is given."""
     return {"--keep-checkpoints": {"fit.keep_checkpoints": True}} if checkpoints else {}
+
+
+def replacing(folder: Path, group: Ranks, overwrite: bool) -> AbstractContextManager[None]:
+    """Keep the run that --overwrite replaces until the new one has finished; without --overwrite nothing happens."""
+    from heedful.runs.replacing import replacing as replace_run
+
+    return replace_run(folder, group, note) if overwrite else nullcontext()
 
 
 def tracked(watch: Watch, track: list[str] | None) -> Watch:

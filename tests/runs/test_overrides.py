@@ -94,12 +94,12 @@ def test_a_foreign_name_is_accepted_and_reported() -> None:
 @pytest.mark.parametrize(
     ("given", "path", "texts"),
     [
-        ({"flags": {"--lr 1": {LR: 1.0}}, "assignments": ["lr=2"]}, LR, ("--lr 1", "--lr=2")),
-        ({"assignments": ["seeds=1", "seeds=2"]}, "seeds", ("--seeds=1", "--seeds=2")),
+        ({"flags": {"--lr 1": {LR: 1.0}}, "assignments": ["lr=2"]}, LR, ("--lr 1", "lr=2")),
+        ({"assignments": ["seeds=1", "seeds=2"]}, "seeds", ("seeds=1", "seeds=2")),
         (
             {"assignments": ["train={batch_size=3}"], "values": {"batch_size": 4}},
             "train.batch_size",
-            ("--train=", "batch_size=4"),
+            ("train=", "batch_size=4"),
         ),
         ({"recipe": {"lr": 1.0, "train": {"optimizer": {"lr": 2.0}}}}, LR, ("recipe",)),
     ],
@@ -123,7 +123,7 @@ def test_layers_lie_over_one_another(tmp_path: Path) -> None:
     assert (found.settings.seeds, train.batch_size, train.seed) == (2, 3, 4)
     assert train.schedule == Cosine(warmup_ratio=0.25, min_lr_ratio=0.5)
     assert found.has("train.schedule") and found.has("seeds") and not found.has("fit")
-    sources = {str(recipe), "--preset", "--train.seed=4", "--warmup_ratio=0.25"}
+    sources = {str(recipe), "--preset", "train.seed=4", "warmup_ratio=0.25"}
     assert set(found.given.values()) == sources, "of the value that counts"
 
 
