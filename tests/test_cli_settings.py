@@ -1,0 +1,193 @@
+"""Settings as flags and arguments, flags for what everybody sets, and names of other libraries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from heedful.cli import app, main
+from heedful.cli.commands import ADVICE, SECTIONS, VERBS, SettingsCommand, assignments_of
+from heedful.errors import HeedfulError, SettingError
+from heedful.runs.overrides import Overrides, find_setting
+from heedful.runs.pretrain_settings import defaults as pretraining
+from heedful.runs.settings import defaults
+
+GROUP: Any = typer.main.get_command(app)
+TRAINING = ("finetune", "pretrain", "distil")
+REQUIRED = {"finetune": ("classify", "a.csv"), "pretrain": ("a.txt",), "distil": ("teacher", "a.csv")}
+
+
+def parse(verb: str, *words: str) -> tuple[list[str], dict[str, Any]]:
+    """Assignments and parameters of a command."""
+    context = GROUP.commands[verb].make_context(verb, [*REQUIRED.get(verb, ()), *words])
+    return assignments_of(context), context.params
+
+
+@pytest.mark.parametrize("verb", TRAINING)
+def test_flags_for_what_everybody_sets(verb: str) -> None:
+    given = {"--lr": "0.1", "--batch-size": "8", "--seed": "7", "--device": "cpu", "--precision": "float32"}
+    assignments, params = parse(verb, *(word for pair in given.items() for word in pair), "-o", "run", "--overwrite")
+    assert params["out"] == Path("run") and params["overwrite"]
+    usual = pretraining("mlm", 256, going_on=False) if verb == "pretrain" else defaults("classify", 1, fresh=False)[0]
+    train: Any = Overrides(assignments=assignments).resolve(usual).settings.train
+    assert (train.optimizer.lr, train.batch_size, train.seed) == (0.1, 8, 7)
+    assert (train.device, train.precision) == ("cpu", "float32")
+
+
+@pytest.mark.parametrize("verb", TRAINING)
+def test_each_flag_is_one_setting_that_its_help_names(verb: str) -> None:
+    command: SettingsCommand = GROUP.commands[verb]
+    assert len(command.short) >= 8
+    for flag in command.short:
+        name = flag.assignment.partition("=")[0]
+        found = [find_setting(cls, name) for cls in command.classes()[:1]]
+        assert f"({found[0]})" in flag.help or f"({name})" in flag.help or f", ... ({name})" in flag.help
+        assert "  " not in flag.help and flag.help.endswith((".", ")."))
+
+
+@pytest.mark.parametrize("verb", TRAINING)
+def test_help_lists_the_flags(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    text = capsys.readouterr().out
+    for flag in ("--epochs", "--max-steps", "--lr", "--batch-size", "--max-length", "--seed", "--device"):
+        assert f"  {flag} " in text
+    assert "--precision" in text and "-o, --output" in text and "--overwrite" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--train.optimizer.weight_decay", "0.5"], ["train.optimizer.weight_decay=0.5"]),
+        (["--train.optimizer.weight_decay=0.5"], ["train.optimizer.weight_decay=0.5"]),
+        (["--weight_decay", "0.5"], ["weight_decay=0.5"]),
+        (["--weight-decay=0.5"], ["weight_decay=0.5"]),
+        (["weight_decay=0.5"], ["weight_decay=0.5"]),
+        (["--ema_decay", "-1"], ["ema_decay=-1"]),
+        (["--compile"], ["compile=true"]),
+        (["--compile", "False"], ["compile=false"]),
+        (["--compile", "--json"], ["compile=true"]),
+        (["--columns.text=my review"], ["columns.text=my review"]),
+        (["--learning-rate", "0.5"], ["learning_rate=0.5"]),
+        (["--betas", "[0.9, 0.98]"], ["betas=[0.9, 0.98]"]),
+    ],
+)
+def test_a_setting_is_a_flag_or_an_argument(words: list[str], expected: list[str]) -> None:
+    assignments, params = parse("finetune", *words)
+    assert assignments == expected and params["data"] == [Path("a.csv")]
+
+
+def test_words_after_a_switch_are_data() -> None:
+    assignments, params = parse("finetune", "--compile", "b.csv")
+    assert assignments == ["compile=true"] and params["data"] == [Path("a.csv"), Path("b.csv")]
+
+
+def test_splits_and_paths_are_data_and_other_assignments_are_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lr=1.csv").write_text("")
+    words = ["train=b.csv", "Dev=c.csv", "test=d=e.csv", "./x=1.csv", "lr=1.csv", "lr=0.5"]
+    assignments, params = parse("finetune", *words)
+    assert assignments == ["lr=0.5"] and [str(path) for path in params["data"][1:]] == [
+        *("train=b.csv", "Dev=c.csv", "test=d=e.csv", "x=1.csv", "lr=1.csv")
+    ]
+
+
+def test_everything_after_two_dashes_is_data() -> None:
+    assignments, params = parse("finetune", "--", "lr=0.5", "--compile")
+    assert not assignments and params["data"] == [Path("a.csv"), Path("lr=0.5"), Path("--compile")]
+
+
+def test_values_of_flags_are_not_settings() -> None:
+    assignments, params = parse("distil", "--student", "layers=3", "--output", "lr=0.5")
+    assert not assignments and (params["student"], params["out"]) == ("layers=3", Path("lr=0.5"))
+
+
+def test_texts_with_an_equals_sign_are_texts() -> None:
+    assignments, params = parse("predict", "run", "lr=0.5", "--data.columns.text=a")
+    assert assignments == ["data.columns.text=a"] and params["texts"] == ["lr=0.5"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epohcs", "3"], "did you mean --epochs?"),
+        (["--ltr", "3"], "did you mean --lr?"),
+        (["--weight-decya", "3"], "did you mean --train.optimizer.weight_decay?"),
+        (["--outptu", "run"], "did you mean --output?"),
+        (["--learning_rat", "3"], "did you mean --train.optimizer.lr?"),
+        (["--warmup_steps", "100"], 'did you mean "train.schedule.warmup_ratio"'),
+        (["--per-device-train-batch-size", "8"], 'did you mean "train.batch_size"'),
+        (["lrr=3"], 'did you mean "train.optimizer.lr"'),
+        (["a=b.csv"], "a is not a setting"),
+        (["--data.columns"], "--data.columns needs a value"),
+        (["--weight_decay"], "--weight_decay needs a value"),
+        (["--lr"], "--lr needs a value"),
+        (["--set", "lr=3"], "--set is not needed"),
+        (["--layers", "3"], "init.layers"),
+    ],
+)
+def test_what_is_unknown_or_incomplete_is_answered(words: list[str], message: str) -> None:
+    with pytest.raises(HeedfulError) as caught:
+        parse("finetune", *words)
+    assert message in str(caught.value)
+
+
+def test_a_flag_and_an_assignment_for_one_setting_are_refused() -> None:
+    assignments, _ = parse("finetune", "--lr", "3", "learning_rate=4")
+    with pytest.raises(SettingError, match=r"both set train\.optimizer\.lr") as caught:
+        Overrides(assignments=assignments).resolve(defaults("classify", 1, fresh=False)[0])
+    assert caught.value.code == "duplicate"
+
+
+@pytest.mark.parametrize(
+    ("word", "flag"), [("--output_dir", "--output"), ("--report-to", "--track"), ("--default_root_dir", "--output")]
+)
+def test_a_foreign_flag_is_accepted_and_its_name_here_is_said(
+    word: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, params = parse("finetune", word, "csv")
+    assert capsys.readouterr().err == f"{word} is {flag} here\n"
+    assert params["out"] == Path("csv") if flag == "--output" else params["track"] == ["csv"]
+
+
+def test_foreign_names_are_noted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "ner", str(tmp_path / "no.csv"), "--learning_rate", "1e-4", "lr0=1e-4"])
+    assert "both set" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["train", "ner", str(tmp_path / "no.csv"), "--learning_rate", "1e-4"])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:3] == [
+        "train is finetune here",
+        "ner is the task tag here",
+        "learning_rate is train.optimizer.lr here",
+    ]
+    assert len(lines) == 4 and "there is no such file" in lines[3]
+
+
+def test_verbs_are_listed_by_purpose(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert [title for title in SECTIONS if f"\n{title}:\n" in text] == list(SECTIONS)
+    listed = [name for names in SECTIONS.values() for name in names]
+    assert set(GROUP.commands) <= set(listed), "each verb is in a section"
+    assert len(listed) == len(set(listed))
+
+
+def test_names_of_verbs_in_other_libraries() -> None:
+    assert set(VERBS.values()) <= set(GROUP.commands) and not (VERBS.keys() | ADVICE.keys()) & set(GROUP.commands)
+    for advice in ADVICE.values():
+        assert not advice.startswith("heedful ") or advice.split()[1] in GROUP.commands
+
+
+@pytest.mark.parametrize(("verb", "use"), [("val", "--split dev"), ("test", "--split test"), ("encode", "predict")])
+def test_a_verb_of_another_library_is_answered(verb: str, use: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([verb, "run"])
+    assert stop.value.code == 2 and use in capsys.readouterr().err
