@@ -325,5 +325,5 @@ def test_a_flag_and_an_assignment_cannot_set_the_same() -> None:
     assert distil_settings.foresee(overrides).student == LayersStudent(teacher_layers=(0, 2, 4), family="bert")
     for student, setting in (("layers=3", "student.layers=2"), ("bag", "student = {kind = 'size'}")):
         overrides = distil_settings.overrides_of("t", student=student, assignments=[setting])
-        with pytest.raises(SettingError, match=f"^--student {student} and --{re.escape(setting)} both set"):
+        with pytest.raises(SettingError, match=f"^--student {student} and {re.escape(setting)} both set"):
             distil_settings.foresee_any(overrides)
