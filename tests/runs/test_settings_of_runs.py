@@ -196,11 +196,7 @@ def test_the_published_recipe_is_the_published_one() -> None:
         (["init.kind=classic", "init.width=64"], 'init.width is for init.kind = "scratch"'),
         (["init.width=64"], 'init.width is for init.kind = "scratch" or init.kind = "transformer"'),
         (["init.kind=classic", "init.words.vectors=v.txt", "init.words.width=7"], "width is 7, but the vectors"),
-<<<<<<< HEAD
-        (["init.model="], '--set: init: model is ""; give a folder or NAME[@REVISION]'),
-=======
         (["init.model="], 'init: model is ""; give a folder or NAME[@REVISION]'),
->>>>>>> c178f8c (Take settings as flags and arguments, group the verbs in --help, and call the run folder --output)
         (
             ["init.kind=transformer", "init.dropout=1"],
             "init: dropout is 1.0; expected a number from 0 to below 1",
