@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.cli import bench, commands, distil, export, kernels, look, pretrain, push, serve, study, train
+from heedful.cli import bench, commands, distil, export, init, kernels, look, pretrain, push, serve, study, train
 from heedful.cli.commands import assignments_of
 from heedful.cli.generation import writing_of
 from heedful.cli.show import clean, facts_of, note, show, show_warning, table, write_json
@@ -86,6 +86,7 @@ def _options(
 
 
 app.command()(train.quickstart)
+app.command()(init.init)
 app.command()(train.recipe)
 
 

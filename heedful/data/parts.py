@@ -54,7 +54,7 @@ SUFFIXES: dict[str, Format] = {
 class DataSettings:
     """How data is read; what is None is found in the data and stated."""
 
-    format: Format | None = None
+    format: Format | None = None  # file format; None: by the file's name and first lines
     columns: dict[str, str | int | tuple[str | int, ...]] | None = (
         None  # role to name or number from 1; several: joined
     )

@@ -23,9 +23,9 @@ class Recurrent:
     """A recurrent net in both directions: LSTM (Hochreiter and Schmidhuber 1997) or GRU (Cho et al. 2014)."""
 
     kind: Literal["recurrent"] = "recurrent"
-    cell: Literal["lstm", "gru"] = "lstm"
+    cell: Literal["lstm", "gru"] = "lstm"  # kind of recurrent unit
     width: int = 128  # of each direction: rows become twice as wide
-    layers: int = 1
+    layers: int = 1  # stacked recurrent layers
 
     def __post_init__(self) -> None:
         _least(self, width=1, layers=1)
@@ -39,7 +39,7 @@ class SelfAttention:
     """
 
     kind: Literal["self"] = "self"
-    score: Literal["dot", "cosine"] = "dot"
+    score: Literal["dot", "cosine"] = "dot"  # similarity of two positions before the softmax
 
 
 # -- readers: a text's rows become one or more vectors --------------------------------------------------------------
@@ -58,7 +58,7 @@ class Bag(Reader):
     """The sum or the mean of the rows: a bag of words, in which order does not count."""
 
     kind: Literal["bag"] = "bag"
-    how: Literal["mean", "sum"] = "mean"
+    how: Literal["mean", "sum"] = "mean"  # how word vectors become one vector
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +70,9 @@ class Attention(Reader):
 
     kind: Literal["attention"] = "attention"
     queries: Literal["one", "classes"] = "one"  # for all, or one for each class, whose score is read off its own vector
+    # what scores are computed on: word vectors, or a linear map of them, without or with tanh
     keys: Literal["rows", "linear", "tanh"] = "rows"
-    values: Literal["rows", "linear"] = "rows"
+    values: Literal["rows", "linear"] = "rows"  # what is averaged: word vectors, or a linear map of them
     scaled: bool = False  # K q / sqrt(width)
 
     def __post_init__(self) -> None:
@@ -88,10 +89,10 @@ class Structured(Reader):
     """
 
     kind: Literal["structured"] = "structured"
-    over: Recurrent | SelfAttention | None = Recurrent(width=300)
+    over: Recurrent | SelfAttention | None = Recurrent(width=300)  # encoder over the word vectors; None: none
     hops: int = 30  # how many mixtures
-    inner: int = 350
-    penalty: float = 1.0
+    inner: int = 350  # width of the hidden layer that scores positions
+    penalty: float = 1.0  # weight of the penalty on attention rows that repeat each other
     hidden: int = 0  # units of a layer with ReLU before the scores (3,000 in the paper); 0: none
 
     def __post_init__(self) -> None:
@@ -107,9 +108,10 @@ class Hierarchical(Reader):
     """
 
     kind: Literal["hierarchical"] = "hierarchical"
+    # encoder over the words of a sentence; None: none
     over: Recurrent | SelfAttention | None = Recurrent(cell="gru", width=50)
     sentences: Recurrent | None = Recurrent(cell="gru", width=50)  # over the rows of sentences
-    inner: int = 100
+    inner: int = 100  # width of the hidden layer that scores words and sentences
     ends: tuple[int, ...] = ()  # token ids
 
     def __post_init__(self) -> None:
@@ -128,7 +130,7 @@ ScoreName = Literal["cosine", "additive", "location", "general", "dot", "scaled_
 class Looking:
     """What all of them have."""
 
-    score: ScoreName = "additive"
+    score: ScoreName = "additive"  # how a decoder state is compared with encoder states
 
     def __post_init__(self) -> None:
         if self.score == "location":
@@ -157,8 +159,9 @@ class Hard(Looking):
     """
 
     kind: Literal["hard"] = "hard"
+    # position that is attended: the highest score, or one sampled by scores
     how: Literal["highest", "drawn"] = "highest"
-    longest: int = 128
+    longest: int = 128  # longest source, in tokens, for location scores
 
     def __post_init__(self) -> None:
         _least(self, longest=1)
@@ -169,7 +172,7 @@ class Monotonic(Looking):
     """Token t looks at the places t - radius to t + radius: local-m (Luong et al. 2015, section 3.2)."""
 
     kind: Literal["local_m"] = "local_m"
-    radius: int = 10
+    radius: int = 10  # source tokens on each side of the window's centre
 
     def __post_init__(self) -> None:
         Looking.__post_init__(self)
@@ -181,7 +184,7 @@ class Predictive(Looking):
     """Around a place that is predicted, less and less with the distance: local-p (Luong et al. 2015, section 3.2)."""
 
     kind: Literal["local_p"] = "local_p"
-    radius: int = 10
+    radius: int = 10  # source tokens on each side of the predicted centre
 
     def __post_init__(self) -> None:
         Looking.__post_init__(self)
@@ -201,11 +204,12 @@ class Writer:
     """
 
     kind: Literal["recurrent"] = "recurrent"
-    cell: Literal["lstm", "gru"] = "gru"
+    cell: Literal["lstm", "gru"] = "gru"  # kind of recurrent unit
     width: int = 512  # of the writing net, and of both directions of the reading one together
-    layers: int = 1
+    layers: int = 1  # stacked recurrent layers of the encoder and of the decoder
+    # attention over the source; None: only the encoder's last state
     look: Everywhere | Hard | Monotonic | Predictive | None = Everywhere()
-    feed: bool = True
+    feed: bool = True  # feed the attended vector into the decoder's next step (input feeding, Luong et al. 2015)
     dropout: float = 0.0  # of words, between the layers of both nets, and of what is written from
 
     def __post_init__(self) -> None:

@@ -41,7 +41,9 @@ class Setting:
     @property
     def doc(self) -> str:
         """What it means; "" if the source has no comment on it."""
-        return _comments(self.owner).get(self.name, "")
+        table = self.path.rpartition(".")[0]
+        usual = f"which kind of {table.rpartition('.')[2]} it is" if self.name == "kind" else ""
+        return _comments(self.owner).get(self.name, usual)
 
 
 def describe(settings: Any) -> list[Setting]:

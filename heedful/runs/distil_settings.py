@@ -28,7 +28,7 @@ class LayersStudent:
     """The teacher with fewer layers, which begins with some of the teacher's."""
 
     kind: Literal["layers"] = "layers"
-    layers: int = 3
+    layers: int = 3  # Transformer blocks of the student
     teacher_layers: tuple[int, ...] = ()  # teacher's layers that are copied, from 0; (): evenly spread
     family: str = ""  # "": the teacher's; one without token types gets those of the first segment in its positions
 
@@ -46,11 +46,11 @@ class SizeStudent:
     """A fresh model of a size, over the teacher's vocabulary."""
 
     kind: Literal["size"] = "size"
-    size: Size = "tiny"
+    size: Size = "tiny"  # named shape: layers, width and heads
     family: str = ""  # "": the teacher's
     layers: int | None = None  # instead of the size's
-    width: int | None = None
-    heads: int | None = None
+    width: int | None = None  # width of the hidden states; None: that of the size
+    heads: int | None = None  # attention heads; None: those of the size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,8 +130,8 @@ class _Weight:
 class StatesSettings(_Weight):
     """Hidden states of layers: 0 is what enters the first one, the number of layers what leaves the last."""
 
-    weight: float = 1.0
-    how: Literal["mse", "cosine"] = "mse"
+    weight: float = 1.0  # weight of the loss on hidden states
+    how: Literal["mse", "cosine"] = "mse"  # distance of hidden states: squared error, or 1 - cosine
     layers: Literal["last", "spread"] = "last"  # spread: each of the student's, and 0, over the teacher's
     pairs: tuple[tuple[int, int], ...] = ()  # instead: student's and teacher's
 
@@ -140,7 +140,8 @@ class StatesSettings(_Weight):
 class RelationsSettings(_Weight):
     """How tokens are related in an attention layer: "qk" is attention; "qq", "kk" and "vv" those of MiniLMv2."""
 
-    weight: float = 1.0
+    weight: float = 1.0  # weight of the loss on attention relations
+    # vectors whose scaled products are compared: queries, keys, values
     of: tuple[Literal["qk", "qq", "kk", "vv"], ...] = ("qq", "kk", "vv")
     layers: Literal["last", "spread"] = "last"  # spread: each of the student's, over the teacher's
     layer: int | None = None  # instead: of the student, from 0
@@ -156,8 +157,8 @@ class LossSettings:
     kd_weight: float = 1.0  # weight of the loss on the teacher's outputs
     temperature: float = 2.0  # of soft labels
     label_weight: float = 1.0  # weight of the loss on labels, or on masked tokens
-    states: StatesSettings | None = None
-    relations: RelationsSettings | None = None
+    states: StatesSettings | None = None  # loss on hidden states; None: none
+    relations: RelationsSettings | None = None  # loss on attention relations; None: none
 
     def __post_init__(self) -> None:
         for name in ("kd_weight", "label_weight"):
@@ -190,7 +191,7 @@ class OutputSettings:
     """Where what the teacher says is kept."""
 
     enabled: bool = True  # write the teacher's outputs to the disk once; false: run the teacher in each step
-    precision: Literal["float16", "float32"] = "float16"
+    precision: Literal["float16", "float32"] = "float16"  # number format of the teacher's outputs on the disk
     top_k: int | None = None  # tokens of the vocabulary kept per masked token, all others as one; none: all
 
     def __post_init__(self) -> None:
@@ -247,7 +248,7 @@ class DistilSettings:
     teacher: str  # a run, a model folder, or NAME[@REVISION] on the hub
     student: StudentSettings = LayersStudent()
     unlabelled: tuple[str, ...] = ()  # files and folders
-    augment: MoreSettings | None = None
+    augment: MoreSettings | None = None  # make more texts by replacing words; None: no more texts
     loss: LossSettings = LossSettings()
     teacher_cache: OutputSettings = OutputSettings()
     verdict: VerdictSettings = VerdictSettings()
@@ -256,8 +257,8 @@ class DistilSettings:
     fit: FitSettings = FitSettings()
     seeds: int = 3  # runs with train.seed, train.seed + 1, ...; as many without the teacher
     max_length: int | None = None  # tokens of a sequence; None: as many as the student reads
-    long_inputs: Literal["stride", "truncate"] = "stride"
-    eval_precision: Literal["float32", "bfloat16"] = "float32"
+    long_inputs: Literal["stride", "truncate"] = "stride"  # texts over max_length: overlapping windows, or cut off
+    eval_precision: Literal["float32", "bfloat16"] = "float32"  # precision of the last evaluation
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -270,7 +271,7 @@ class DistilSettings:
 class MaskedDistilSettings:
     """The same of hidden tokens, learned from plain text."""
 
-    teacher: str
+    teacher: str  # a masked language model: a folder, or NAME[@REVISION] on the hub
     student: StudentSettings = LayersStudent()
     loss: LossSettings = LossSettings()
     teacher_cache: OutputSettings = OutputSettings(enabled=False)  # true needs pretrain.objective.num_static_masks

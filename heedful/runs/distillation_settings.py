@@ -17,10 +17,10 @@ TERMS = {"mlm": 1.0, "hidden_states": 10.0, "sentence_embedding": 10.0, "pair_si
 class TermWeights:
     """Weights of the terms of a distillation; 0 leaves a term out. See objectives.encoder_distillation."""
 
-    mlm: float = TERMS["mlm"]
-    hidden_states: float = TERMS["hidden_states"]
-    sentence_embedding: float = 0.0
-    pair_similarity: float = 0.0
+    mlm: float = TERMS["mlm"]  # weight of masked language modelling
+    hidden_states: float = TERMS["hidden_states"]  # weight of the squared error of the last hidden states
+    sentence_embedding: float = 0.0  # weight of the distance between sentence embeddings
+    pair_similarity: float = 0.0  # weight of the error of cosines of pairs
 
     def __post_init__(self) -> None:
         weights = {name: getattr(self, name) for name in TERMS}
@@ -44,10 +44,10 @@ class DistillationSettings:
     teacher: str  # a model folder, or NAME[@REVISION] on the hub
     term_weights: TermWeights = TermWeights()
     mask_prob: float = 0.15  # share of the tokens of a masked sequence
-    mask_unit: MaskUnit = "tokens"
+    mask_unit: MaskUnit = "tokens"  # what is masked together: single tokens, whole words, or spans
     masked_sequence_prob: float = 1.0  # the other sequences are read whole, and have no masked tokens to find
     short_window_prob: float = 0.0  # probability that a window has 1 to max_sentences sentences; else it is full
-    max_sentences: int = 3
+    max_sentences: int = 3  # sentences of a short window, at most
     pair_prob: float = 0.0  # probability that a short window begins a pair; for pair_similarity
     neighbour_texts: int = 0  # texts among which the teacher's nearest make pairs; 0: no such pairs
 

@@ -23,9 +23,10 @@ BAG, RNN = Bag(), Writer()
 class WordSettings:
     """The words of a classic model that does not read the rows of a pretrained encoder."""
 
+    # words: split at spaces and punctuation; subwords: a WordPiece tokenizer
     tokens: Literal["words", "subwords"] = "words"
     vocab_size: int = 30_000  # words of the training texts first, then of the file of vectors
-    lower_case: bool = True
+    lower_case: bool = True  # lower-case texts before they are split
     width: int = WORD_WIDTH  # of their vectors, unless a file gives them
     vectors: str = ""  # a file of GloVe or word2vec; "": drawn, and with skipgram_steps learned first
     frozen: bool = False  # they stay as they are
@@ -48,15 +49,15 @@ class SharedTokenizer:
     """The tokenizer that is trained on source and target texts, for a model that writes."""
 
     kind: Literal["bpe", "wordpiece"] = "bpe"  # bpe: any text comes back as it was; wordpiece: others are counted
-    vocab_size: int = 8000
-    lower_case: bool = False
+    vocab_size: int = 8000  # tokens of the vocabulary of source and target together
+    lower_case: bool = False  # lower-case texts before they are tokenised
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScratchTokenizer:
     """The WordPiece tokenizer that is trained on the texts, for a Scratch encoder."""
 
-    vocab_size: int = 4000
+    vocab_size: int = 4000  # tokens of the vocabulary that is trained on the training texts
 
 
 def one_name(model: str, revision: str) -> tuple[str, str]:
@@ -92,8 +93,8 @@ class Scratch:
     """A small encoder with random weights, and a tokenizer trained on the texts."""
 
     kind: Literal["scratch"] = "scratch"
-    layers: int = 2
-    width: int = 256
+    layers: int = 2  # Transformer blocks
+    width: int = 256  # width of the hidden states, a multiple of 32
     tokenizer: ScratchTokenizer = ScratchTokenizer()
     mlm_steps: int = 0  # steps of masked language modelling first, 64 texts each: on few texts it makes things worse
 
@@ -152,14 +153,15 @@ class Transformer:
     """The original Transformer with random weights, for seq2seq (Vaswani et al. 2017); base and big as in table 3."""
 
     kind: Literal["transformer"] = "transformer"
+    # named shape of encoder and decoder; base and big are those of Vaswani et al. 2017
     size: Literal["small", "base", "big"] = "small"
     layers: int | None = None  # None: as many as the size has; so with the others
-    width: int | None = None
-    heads: int | None = None
-    inner: int | None = None
-    dropout: float | None = None
+    width: int | None = None  # width of the hidden states; None: that of the size
+    heads: int | None = None  # attention heads; None: those of the size
+    inner: int | None = None  # width of the feed-forward layer; None: that of the size
+    dropout: float | None = None  # dropout probability; None: that of the size
     norm_at: Literal["post", "pre"] = "post"  # after each residual sum, or before each sublayer and at the end
-    positions: Positions = "sine"
+    positions: Positions = "sine"  # kind of position encoding
     longest: int = LONGEST  # places of learned positions
     tokenizer: SharedTokenizer = SharedTokenizer()
 

@@ -134,7 +134,7 @@ class ModelSettings:
 
     init_from: str = ""  # model to train further: a folder, or NAME[@REVISION] on the hub; "": random weights
     family: str = ""  # "": the usual one of the objective
-    size: Size = "mini"
+    size: Size = "mini"  # named shape: layers, width and heads
     layers: int | None = None  # none: those of the size
     width: int | None = None  # none: that of the size
     heads: int | None = None  # none: those of the size

@@ -34,7 +34,7 @@ class ClassifySettings:
     """One label of several."""
 
     kind: Literal["classify"] = "classify"
-    class_weight: ClassWeight = None
+    class_weight: ClassWeight = None  # balanced: weights each class by the inverse of its frequency
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,11 +15,11 @@ SENTINEL = "<extra_id_{}>"  # counted from 0; published vocabularies have 100 of
 class SpecialNames:
     """How the special tokens are spelled; ids 0 to 4 (BPE: in the order first, pad, separator, unknown, mask)."""
 
-    pad: str = "[PAD]"
-    unknown: str = "[UNK]"
-    first: str = "[CLS]"
-    separator: str = "[SEP]"
-    mask: str = "[MASK]"
+    pad: str = "[PAD]"  # fills rows up
+    unknown: str = "[UNK]"  # stands for what the vocabulary lacks
+    first: str = "[CLS]"  # begins each sequence
+    separator: str = "[SEP]"  # ends each segment
+    mask: str = "[MASK]"  # stands for masked tokens
 
     def config(self) -> dict[str, Any]:
         """As tokenizer_config.json names them."""
@@ -31,7 +31,7 @@ class SpecialNames:
 class TokenizerSettings:
     """What to train: WordPiece and Unigram wrap texts as BERT does, byte-level BPE as RoBERTa does."""
 
-    kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
+    kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"  # algorithm of the tokenizer
     vocabulary: int = 30_000  # how many tokens at most, special ones included
     lower_case: bool | None = None  # None: as published for the kind, so for WordPiece alone
     strip_accents: bool | None = None  # None: exactly when lower-casing

@@ -38,7 +38,7 @@ class Linear(_Shares):
     """Up over the warm-up, then down to 0 at the end, along straight lines (Hugging Face's)."""
 
     kind: Literal["linear"] = "linear"
-    warmup_ratio: float = 0.1
+    warmup_ratio: float = 0.1  # share of the training in which lr rises from 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class Cosine(_Shares):
     """Up over the warm-up, then down to the floor along half a cosine (Loshchilov and Hutter 2017, no restarts)."""
 
     kind: Literal["cosine"] = "cosine"
-    warmup_ratio: float = 0.06
+    warmup_ratio: float = 0.06  # share of the training in which lr rises from 0
     min_lr_ratio: float = 0.0  # share of the peak lr that is left at the end
 
 
@@ -58,7 +58,7 @@ class DecayFromStart(_Shares):
     """
 
     kind: Literal["bert"] = "bert"
-    warmup_ratio: float = 0.1
+    warmup_ratio: float = 0.1  # share of the training in which lr rises from 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,11 +84,12 @@ Schedule = Constant | Linear | Cosine | DecayFromStart | Noam
 class AdamW:
     """Settings; the defaults are those of the papers, with a clip at norm 1."""
 
-    kind: Literal["adamw"] = "adamw"
+    kind: Literal["adamw"] = "adamw"  # the only optimizer
     lr: float  # peak learning rate, which the schedule's factor multiplies
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    betas: tuple[float, float] = (0.9, 0.999)  # decay of the running means of the gradient and of its square
+    eps: float = 1e-8  # added to the denominator of the update
     weight_decay: float = 0.01  # decoupled from the gradient; not applied to biases and norms
+    # divide running means by 1 - beta ** step, as AdamW does; false: as published for BERT
     bias_correction: bool = True
     max_grad_norm: float | None = 1.0  # clip the norm of all gradients together (Pascanu et al. 2013); None: do not
     layer_decay: float = 1.0  # factor of lr from each layer to the one below it; see optim.layer_lrs
@@ -116,7 +117,7 @@ class Epochs:
     """So many times over the samples; the last one may be a part."""
 
     kind: Literal["epochs"] = "epochs"
-    count: float
+    count: float  # passes over the training data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +125,7 @@ class Steps:
     """So many updates."""
 
     kind: Literal["steps"] = "steps"
-    count: int
+    count: int  # optimizer steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +133,7 @@ class Minutes:
     """As many steps as fit, evaluations not counted; the schedule follows the clock, so no two such runs are equal."""
 
     kind: Literal["minutes"] = "minutes"
-    count: float
+    count: float  # minutes of training, without evaluations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,91 @@
+"""heedful init: every setting as a line of a recipe, commented out, with its default and its meaning."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from heedful.cli import main
+from heedful.errors import HeedfulError
+from heedful.runs.describe import describe
+from heedful.runs.overrides import Overrides
+from heedful.runs.template import names, template, usual
+from heedful.settings import to_mapping
+
+LINE = re.compile(r"^#(?=\w)", re.MULTILINE)
+
+
+def leaves(table: dict[str, object], path: str = "") -> list[str]:
+    return [
+        each
+        for key, value in table.items()
+        for each in (leaves(value, f"{path}{key}.") if isinstance(value, dict) and value else [f"{path}{key}"])
+    ]
+
+
+@pytest.mark.parametrize("name", names())
+def test_uncommenting_every_line_gives_the_defaults_back(name: str, tmp_path: Path) -> None:
+    text, recipe = template(name), tmp_path / "run.toml"
+    recipe.write_text(LINE.sub("", text), encoding="utf-8")
+    settings = usual(name)
+    assert Overrides(recipe=recipe).resolve(settings).settings == settings
+    assert sorted(leaves(tomllib.loads(recipe.read_text()))) == sorted(leaves(to_mapping(settings))), "every setting"
+
+
+@pytest.mark.parametrize("name", names())
+def test_as_it_is_printed_it_changes_nothing(name: str, tmp_path: Path) -> None:
+    (recipe := tmp_path / "run.toml").write_text(template(name), encoding="utf-8")
+    resolved = Overrides(recipe=recipe).resolve(usual(name))
+    assert resolved.settings == usual(name)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_line_has_a_meaning(name: str) -> None:
+    lines = [line for line in template(name).splitlines() if LINE.match(line)]
+    assert len(lines) > 30 and all("  # " in line for line in lines), [line for line in lines if "  # " not in line]
+
+
+def test_one_line_that_is_uncommented_is_set(tmp_path: Path) -> None:
+    text = template("classify")
+    assert "\n#weight_decay = 0.01  # " in text
+    (recipe := tmp_path / "run.toml").write_text(text.replace("\n#weight_decay = 0.01", "\nweight_decay = 0.5"))
+    resolved = Overrides(recipe=recipe).resolve(usual("classify"))
+    assert resolved.settings.train.optimizer.weight_decay == 0.5
+    assert [path for path in resolved.given if path.startswith("train.optimizer.")] == ["train.optimizer.weight_decay"]
+
+
+def test_other_kinds_are_named_with_their_settings() -> None:
+    assert '# with kind = "cosine": warmup_ratio, min_lr_ratio' in template("classify")
+
+
+def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    main_exit = pytest.raises(SystemExit)
+    with main_exit as stop:
+        main(["init", "text-classification"])
+    assert stop.value.code in (0, None) and "[train.optimizer]" in capsys.readouterr().out
+    with pytest.raises(HeedfulError, match="is not a task"):
+        template("clasify")
+
+
+def test_every_setting_of_a_run_has_a_meaning() -> None:
+    from heedful.runs.distil_settings import DistilSettings, MaskedDistilSettings
+    from heedful.runs.pretrain_settings import PretrainSettings
+    from heedful.runs.settings import FinetuneSettings
+    from heedful.serve.settings import ServeSettings
+    from heedful.tokenizer.settings import TokenizerSettings
+
+    classes = (
+        FinetuneSettings,
+        PretrainSettings,
+        DistilSettings,
+        MaskedDistilSettings,
+        ServeSettings,
+        TokenizerSettings,
+    )
+    without = {
+        f"{setting.owner.__name__}.{setting.name}" for cls in classes for setting in describe(cls) if not setting.doc
+    }
+    assert not without
