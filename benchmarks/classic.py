@@ -26,6 +26,7 @@ from report import RESULTS, facts, grid, write
 import heedful
 from heedful.data import Labelled
 from heedful.runs import timing
+from heedful.runs.finetune import finetune
 from heedful.runs.results import RESULTS as RUN_RESULTS
 from heedful.train.fit import Watch
 from heedful.train.loop import Step, Trainer
@@ -93,9 +94,7 @@ def measured(arm: str, task: str, folder: Path, seed: int) -> dict[str, Any]:
     """Train an arm, or go on, and measure it."""
     texts, run = data(task, folder), place(arm, task, folder, seed)
     model = str(minilm()) if arm == "MiniLM" else ""
-    done = heedful.finetune(
-        "classify", texts, run, model=model, assignments=(*ARMS[arm], f"train.seed={seed}"), watch=Told()
-    )
+    done = finetune("classify", texts, run, model=model, assignments=(*ARMS[arm], f"train.seed={seed}"), watch=Told())
     if done.why != "done":
         raise SystemExit(130)
     test, trained = done.results["splits"]["test"], done.results["seeds"][0]

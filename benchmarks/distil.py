@@ -29,9 +29,10 @@ from finetune_data import PLANS, load
 from report import RESULTS, grid
 from report import write as write_record
 
-import heedful
 from heedful.data import Labelled, Scored, Tagged
+from heedful.runs.distil import distil
 from heedful.runs.distil_verdict import VERDICT
+from heedful.runs.finetune import finetune
 
 KINDS = {"SST-2": "classify", "CoNLL-2003": "tag", "STS-B": "embed"}
 STUDENTS = {
@@ -110,7 +111,7 @@ def teacher(task: str, run: Run) -> Path:
     """MiniLM, fine-tuned once."""
     folder = run.folder / f"{task}-teacher"
     more = [*common(task, PLANS[task].epochs, run), f"train.optimizer.lr={PLANS[task].rate}"]
-    if heedful.finetune(KINDS[task], data(task, run), folder, model=minilm(), assignments=more).why != "done":
+    if finetune(KINDS[task], data(task, run), folder, model=minilm(), assignments=more).why != "done":
         raise SystemExit(130)
     return folder
 
@@ -128,7 +129,7 @@ def student(
     if run.judge:
         (folder / VERDICT).unlink(missing_ok=True)
     began = time.monotonic()
-    done = heedful.distil(run.folder / f"{task}-teacher", given, folder, student=name, assignments=wishes, **options)
+    done = distil(run.folder / f"{task}-teacher", given, folder, student=name, assignments=wishes, **options)
     if done.why != "done":
         raise SystemExit(130)
     seeds = done.results["seeds"]

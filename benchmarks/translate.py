@@ -30,6 +30,7 @@ from heedful.data import Rewritten, read
 from heedful.model.decode import Beam
 from heedful.runs.dry import dry_run
 from heedful.runs.evaluate import task_of
+from heedful.runs.finetune import finetune
 from heedful.study import multi30k
 from heedful.tasks import Writing
 from heedful.train.fit import Scored, Watch
@@ -131,7 +132,7 @@ def measured(arm: str, folder: Path, seed: int) -> dict[str, Any]:
     """Train an arm, or go on, and measure it on test."""
     pairs, run = data(folder), folder / f"{arm}-{seed}"
     wishes = (*ARMS[arm], f"train.seed={seed}")
-    done = heedful.finetune("rewrite", pairs, run, assignments=wishes, watch=Told())
+    done = finetune("rewrite", pairs, run, assignments=wishes, watch=Told())
     if done.why != "done":
         raise SystemExit(130)
     loaded = heedful.load(run)

@@ -22,7 +22,8 @@ import torch
 from engines import minilm
 from report import RESULTS, facts
 
-import heedful
+from heedful.runs.finetune import finetune
+from heedful.runs.pretrain import pretrain
 
 LABELLED, MEASURED = 1000, 2000  # reviews
 LONGEST = 128  # tokens of a review that are read when learning from labels, and when measured
@@ -59,7 +60,7 @@ def gone_on(folder: Path, minutes: float) -> dict[str, Any]:
     texts = [text for text in (plain(each["text"]) for each in reviews("unsupervised")) if text not in tested]
     path = folder / "unlabelled.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    done = heedful.pretrain(  # one that is there already is not made again
+    done = pretrain(  # one that is there already is not made again
         [path],
         folder / "gone-on",
         model=minilm(),
@@ -103,7 +104,7 @@ def main() -> None:
                     "data.dev_fraction=0.0",
                 ]
                 wishes += [f"train.length.count={given.epochs}"] if given.epochs else []
-                done = heedful.finetune("classify", data, folder / f"{name}-{seed}", model=start, assignments=wishes)
+                done = finetune("classify", data, folder / f"{name}-{seed}", model=start, assignments=wishes)
                 scores[name].append(100 * done.results["splits"]["test"]["numbers"]["accuracy"])
                 print(name, seed, scores[name][-1], f"{time.monotonic() - began:.0f} s", flush=True)
                 facts_now = {

@@ -13,11 +13,16 @@ from pathlib import Path
 import heedful
 from heedful.study.toy.stories import stories
 
-SMALL = (
-    "model.layers=1", "model.width=64", "model.heads=2", "max_seq_length=32", "pack_length=256", "train.batch_size=4",
-    "eval_fraction=0.1", "corpus.sample_by=paragraph",
-    "train.length.kind=steps", "train.optimizer.lr=4e-3", "vocabulary.vocabulary=300",
-)  # fmt: skip
+SMALL = {
+    "model.layers": 1,
+    "model.width": 64,
+    "model.heads": 2,
+    "max_seq_length": 32,
+    "pack_length": 256,
+    "eval_fraction": 0.1,
+    "corpus.sample_by": "paragraph",
+    "vocabulary.vocabulary": 300,
+}
 TEXT = "the music is [MASK] good ."
 
 
@@ -26,8 +31,9 @@ def main(steps: int = 150) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "stories.txt"
         text.write_text("\n\n".join(each.replace("\n", " ") for each in stories(600, seed=1)) + "\n")
-        how = (*SMALL, f"train.length.count={steps}")
-        done = heedful.pretrain([text], Path(folder) / "run", objective="mlm", assignments=how)
+        done = heedful.pretrain(
+            [text], Path(folder) / "run", objective="mlm", max_steps=steps, lr=4e-3, batch_size=4, overrides=SMALL
+        )
         loss = done.results["splits"]["validation"]["numbers"]["loss"]
         engine = heedful.Engine(Path(folder) / "run")
         (answer,) = engine([TEXT])

@@ -2,7 +2,7 @@
 
 Idea: "How to use a BERT?" (D0): pre-train once, then learn the task with labels; a layer over the first row (D0, D1, D2
 "BERT Fine-Tuning Examples", D3 "BERT Encoder for text classification").
-Code: `heedful.finetune` (heedful/runs/finetune.py), `attach` (heedful/checkpoint/attach.py), heedful/tasks/classify.py.
+Code: `heedful.finetune` (heedful/api.py), `attach` (heedful/checkpoint/attach.py), heedful/tasks/classify.py.
 Expect: well above a guess among the labels after a few passes, within seconds; probabilities sum to 1; the run's folder
 has the model, its card, every number and the plots.
 """
@@ -22,8 +22,7 @@ def main(epochs: float = 3) -> dict[str, object]:
         run = Path(folder) / "run"
         sample = Path(heedful.__file__).parent / "assets" / "intents"
         shutil.copytree(sample, Path(folder) / "intents")
-        how = (f"train.length.count={epochs}", "train.optimizer.lr=5e-4")
-        done = heedful.finetune("classify", Path(folder) / "intents", run, assignments=how)
+        done = heedful.finetune("classify", Path(folder) / "intents", run, epochs=epochs, lr=5e-4)
         return {
             "numbers": {split: each["numbers"] for split, each in done.results["splits"].items()},
             "answers": heedful.Engine(run)(TEXTS),

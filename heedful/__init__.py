@@ -4,6 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from heedful.api import distil as distil
+    from heedful.api import finetune as finetune
+    from heedful.api import predict as predict
+    from heedful.api import pretrain as pretrain
     from heedful.checkpoint import Loaded as Loaded
     from heedful.checkpoint import load as load
     from heedful.checkpoint import save as save
@@ -12,10 +16,25 @@ if TYPE_CHECKING:
     from heedful.infer.engine import Engine as Engine
     from heedful.look.notebook import look as look
     from heedful.packed import Packed as Packed
-    from heedful.runs.distil import distil as distil
+    from heedful.runs.distil_settings import DistilSettings as DistilSettings
+    from heedful.runs.evaluate import Evaluated as Evaluated
     from heedful.runs.evaluate import evaluate as evaluate
-    from heedful.runs.finetune import finetune as finetune
-    from heedful.runs.pretrain import pretrain as pretrain
+    from heedful.runs.pretrain_settings import PretrainSettings as PretrainSettings
+    from heedful.runs.results import RunResult as RunResult
+    from heedful.runs.settings import FinetuneSettings as FinetuneSettings
+    from heedful.tasks.predictions import Classification as Classification
+    from heedful.tasks.predictions import Embedding as Embedding
+    from heedful.tasks.predictions import Entity as Entity
+    from heedful.tasks.predictions import FillMask as FillMask
+    from heedful.tasks.predictions import GeneratedText as GeneratedText
+    from heedful.tasks.predictions import MultiLabelClassification as MultiLabelClassification
+    from heedful.tasks.predictions import MultipleChoice as MultipleChoice
+    from heedful.tasks.predictions import NextSentence as NextSentence
+    from heedful.tasks.predictions import Prediction as Prediction
+    from heedful.tasks.predictions import Regression as Regression
+    from heedful.tasks.predictions import Similarity as Similarity
+    from heedful.tasks.predictions import Span as Span
+    from heedful.tasks.predictions import TokenClassification as TokenClassification
     from heedful.tokenizer import Tokenizer as Tokenizer
 
 __version__ = "0.1.0"
@@ -27,9 +46,28 @@ _HOMES = {
     "Packed": "heedful.packed",
     "Tokenizer": "heedful.tokenizer",
     "Engine": "heedful.infer.engine",
-    "finetune": "heedful.runs.finetune",
-    "pretrain": "heedful.runs.pretrain",
-    "distil": "heedful.runs.distil",
+    "finetune": "heedful.api",
+    "pretrain": "heedful.api",
+    "distil": "heedful.api",
+    "predict": "heedful.api",
+    "RunResult": "heedful.runs.results",
+    "Evaluated": "heedful.runs.evaluate",
+    "FinetuneSettings": "heedful.runs.settings",
+    "PretrainSettings": "heedful.runs.pretrain_settings",
+    "DistilSettings": "heedful.runs.distil_settings",
+    "Classification": "heedful.tasks.predictions",
+    "Embedding": "heedful.tasks.predictions",
+    "Entity": "heedful.tasks.predictions",
+    "FillMask": "heedful.tasks.predictions",
+    "GeneratedText": "heedful.tasks.predictions",
+    "MultiLabelClassification": "heedful.tasks.predictions",
+    "MultipleChoice": "heedful.tasks.predictions",
+    "NextSentence": "heedful.tasks.predictions",
+    "Prediction": "heedful.tasks.predictions",
+    "Regression": "heedful.tasks.predictions",
+    "Similarity": "heedful.tasks.predictions",
+    "Span": "heedful.tasks.predictions",
+    "TokenClassification": "heedful.tasks.predictions",
     "evaluate": "heedful.runs.evaluate",
     "look": "heedful.look",
     "HeedfulError": "heedful.errors",

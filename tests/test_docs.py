@@ -39,8 +39,7 @@ def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(expected, "PROBE", 1)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
     usual = heedful.finetune
-    shorter = (f"train.length.count={EPOCHS}",)
-    monkeypatch.setattr(heedful, "finetune", lambda *given, **more: usual(*given, assignments=shorter, **more))
+    monkeypatch.setattr(heedful, "finetune", lambda *given, **more: usual(*given, **(more | {"epochs": EPOCHS})))
     Path("corpus.txt").write_text(
         "".join(f"Rain fell on harbour {n}.\nBoat {n} came home before dark.\n\n" for n in range(60))
     )

@@ -15,6 +15,7 @@ from heedful.data.files import NoRowsError, head_of
 from heedful.data.files import find as find_file
 from heedful.data.folders import split_files
 from heedful.data.headers import names_roles
+from heedful.data.objects import is_object
 from heedful.data.parts import SUFFIXES, DataSettings, Format, bare_name, form_of, open_table
 from heedful.errors import HeedfulError
 
@@ -26,6 +27,8 @@ DEFAULT = DataSettings()
 
 def files_of(data: Any) -> list[Path]:
     """Return the files that data consist of, as `heedful.data.read` takes them, as far as there are any."""
+    if is_object(data):
+        return []
     match data:
         case str() | Path():
             folder = Path(data)

@@ -14,8 +14,8 @@ from heedful.data.bad import BadRow, BadRows, LeaveOut, Sieve, Stop, shown
 from heedful.data.columns import MissingColumnError
 from heedful.data.examples import KINDS, Example, Labelled, MultiLabelled, Tagged, in_order, takes
 from heedful.data.folders import SPLITS, split_files, split_several
+from heedful.data.objects import as_data_object, is_object
 from heedful.data.parts import SUFFIXES, DataSettings, Part, bare_name, of_object, open_part
-from heedful.data.rows import is_data_object
 from heedful.data.tags import to_iob2, unsaid
 from heedful.errors import HeedfulError, did_you_mean
 
@@ -336,7 +336,7 @@ def _source(
 
 
 def _splits(data: Any) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
-    if isinstance(data, str | Path) or is_data_object(data):
+    if isinstance(data, str | Path) or is_object(data):
         return {"train": (data,)}, []
     if isinstance(data, Mapping):
         named = {SPLITS.get(str(name).casefold(), str(name)): name for name in data}
@@ -354,19 +354,20 @@ def _splits(data: Any) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
 
 
 def _places(data: Any) -> tuple[Any, ...]:
-    places = (data,) if isinstance(data, str | Path) or is_data_object(data) else data
+    places = (data,) if isinstance(data, str | Path) or is_object(data) else data
     if (
         isinstance(places, Sequence)
         and places
-        and all(isinstance(each, str | Path) or is_data_object(each) for each in places)
+        and all(isinstance(each, str | Path) or is_object(each) for each in places)
     ):
         return tuple(places)
     raise HeedfulError(
-        f"data is {shown(data)}, expected a folder, files, a mapping from splits to files, or a data set object"
+        f"data is {shown(data)}, expected a folder, files, a frame, a data set, a list of "
+        "dicts, a pair (texts, labels), or a mapping from splits to any of these"
     )
 
 
 def _open(split: str, place: Any, kind: type[Example] | None, settings: DataSettings, sieve: Sieve) -> Part:
     if isinstance(place, str | Path):
         return open_part(Path(place), kind, settings, sieve)
-    return of_object(f"{split} (data set)", place, kind, settings, sieve)
+    return of_object(f"{split} (data set)", as_data_object(place, kind), kind, settings, sieve)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,10 @@ class Evaluated:
     bad_rows: dict[str, int]  # left out, by file
     trained_on: tuple[str, ...] = ()  # files of the split that the run learned from
     precision: Precision = "float32"  # in which it answered; of a model that is given, its own
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data that JSON can hold."""
+        return asdict(self)
 
 
 def evaluate(

@@ -5,13 +5,37 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from heedful.errors import HeedfulError
 from heedful.train.journal import records
 
 RESULTS, JOURNAL = "results.json", "journal.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """How a run of `finetune`, `pretrain` or `distil` ended."""
+
+    output_dir: Path  # the run folder; Engine and load take it
+    status: Literal["done", "interrupted"]  # interrupted by a signal: the same call resumes it
+    results: dict[str, Any]  # the contents of results.json; {} if the run was interrupted
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric that ranks models; "" if the run was interrupted."""
+        return str(self.results.get("metric", ""))
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The metric on each split that was evaluated."""
+        return {split: float(found["numbers"][self.metric]) for split, found in self.results.get("splits", {}).items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data that JSON can hold."""
+        return {"output_dir": str(self.output_dir), "status": self.status, "results": self.results}
 
 
 def read_results(folder: Path) -> dict[str, Any]:

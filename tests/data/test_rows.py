@@ -290,7 +290,7 @@ def test_objects(tmp_path: Path) -> None:
     source = read(Data([{"text": "a"}, 5], None), settings=DataSettings(dev_fraction=0.0), on_bad_row=LeaveOut())
     assert [each.text for each in source.examples("train")] == ["a"]
     assert said(source) == ["2: is int, expected a mapping from columns to values"]
-    with pytest.raises(HeedfulError, match="expected a folder, files, a mapping from splits to files, or a data set"):
+    with pytest.raises(HeedfulError, match="expected a folder, files, a frame"):
         read(5)
 
 

@@ -14,7 +14,7 @@ from heedful.data import read
 from heedful.runs import dry, expected
 from heedful.runs import finetune as module
 from heedful.runs.encoder_advice import encoder_advice, reading_notes
-from heedful.runs.finetune import prepare
+from heedful.runs.finetune import finetune, prepare
 from heedful.runs.making import make_task
 from heedful.shipped import ENCODER
 from heedful.tasks.task import Read
@@ -95,7 +95,7 @@ def test_a_run_from_the_encoder_that_ships_advises(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(module, "latency", lambda loaded: {"latency": {}, "throughput": 1})
     monkeypatch.setattr(module, "draw", lambda folder: [])
     given, short = german(tmp_path / "rows.csv"), ("train.length={kind='steps', count=1}", "data.dev_fraction=0")
-    done = heedful.finetune("classify", given, tmp_path / "run", assignments=short)
+    done = finetune("classify", given, tmp_path / "run", assignments=short)
     (told,) = [note for note in done.results["notes"] if "--model" in note]
     assert "do not look English" in told
     assert "do not look English" in (tmp_path / "run" / "model" / "README.md").read_text()

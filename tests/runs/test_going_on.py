@@ -152,7 +152,7 @@ def test_other_settings_are_refused_by_name(steady: tuple[Path, Any]) -> None:
         dropped = "train.length.count" if "train.length" in settings else ""
         given_now = [each for each in assignments(MANY | settings) if each.partition("=")[0] != dropped]
         with pytest.raises(HeedfulError, match=message):
-            heedful.finetune("classify", given, run, assignments=given_now)
+            module.finetune("classify", given, run, assignments=given_now)
     assert left(run) == steady[1]
 
 

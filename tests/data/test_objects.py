@@ -1,0 +1,80 @@
+"""Data in memory gives the same examples as a file with the same rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+
+from heedful.data import DataSettings, Labelled, MultiLabelled, Pair, Scored, Tagged, read
+from heedful.data.carried import files_of
+from heedful.errors import HeedfulError
+
+ROWS = [{"text": "the cat", "label": "good"}, {"text": "a dog", "label": "bad"}]
+WHOLE = DataSettings(dev_fraction=0.0)
+TEXTS, LABELS = (tuple(row[name] for row in ROWS) for name in ("text", "label"))
+
+
+class Pandas:
+    """What is used of a frame of pandas."""
+
+    columns = np.array(["text", "label"])
+
+    def itertuples(self, index: bool, name: None) -> Iterator[tuple[Any, ...]]:
+        return (tuple(row.values()) for row in ROWS)
+
+
+class Polars:
+    """What is used of a frame of polars."""
+
+    columns = ("text", "label")
+
+    def iter_rows(self, named: bool) -> Iterator[dict[str, Any]]:
+        return iter(ROWS)
+
+
+def examples(data: Any, kind: type[Any], split: str = "train") -> list[Any]:
+    return [replace(each, file="", line=0) for each in read(data, kind, WHOLE).examples(split)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Pandas(),
+        Polars(),
+        ROWS,
+        pyarrow.Table.from_pylist(ROWS),
+        (TEXTS, LABELS),
+        (list(TEXTS), np.array(LABELS)),
+        {"train": ROWS},
+        {"train": Pandas(), "dev": (TEXTS, LABELS)},
+    ],
+    ids=["pandas", "polars", "rows", "arrow", "pair", "array", "split", "splits"],
+)
+def test_objects_give_the_examples_of_a_file(data: Any, tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    assert examples(data, Labelled) == examples(path, Labelled)
+    assert read(data, Labelled).labels == ("bad", "good")
+    assert files_of(data) == []
+
+
+def test_targets_of_a_pair_are_what_the_task_needs() -> None:
+    assert [each.label for each in examples((["a"], np.array([1])), Labelled)] == ["1"]
+    assert [each.labels for each in examples({"train": (["a"], [["x", "y"]])}, MultiLabelled)] == [("x", "y")]
+    assert [each.score for each in examples({"train": (["a"], np.array([1.5]))}, Scored)] == [1.5]
+    assert [each.tags for each in examples({"train": ([["a", "b"]], [["O", "B-x"]])}, Tagged)] == [("O", "B-x")]
+    assert [each.texts for each in examples({"train": (["a"], ["b"])}, Pair)] == [("a", "b")]
+    (both,) = examples({"train": ([("a", "b")], ["x"])}, Labelled)
+    assert (both.text, both.text_pair) == ("a", "b")
+
+
+def test_as_many_targets_as_inputs_are_needed() -> None:
+    with pytest.raises(HeedfulError, match="2 inputs and 1 targets"):
+        read((["a", "b"], ["x"]), Labelled)

@@ -1,0 +1,117 @@
+"""Training and prediction from Python, as people write it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import heedful
+from heedful import api
+from heedful.errors import HeedfulError, SettingError
+from heedful.runs import timing
+from heedful.runs.settings import ClassifySettings, FinetuneSettings
+from heedful.settings import to_mapping
+from heedful.train.settings import AdamW, Steps, TrainSettings
+
+TEXTS = [f"it was {word}" for word in ("good", "fine", "bad", "sad") for _ in range(6)]
+LABELS = [word for word in ("yes", "yes", "no", "no") for _ in range(6)]
+TINY = {"init.kind": "scratch", "init.width": 32, "init.layers": 1, "baseline": False}
+
+SCRIPT = """
+import heedful
+
+result: heedful.RunResult = heedful.finetune(
+    "classify", (["a"], ["x"]), output_dir="run", epochs=3, lr=5e-5, seed=1, weight_decay=0.1
+)
+scores: dict[str, float] = result.scores
+engine = heedful.Engine("run")
+for answer in engine.predict(["a text"], heedful.Classification):
+    print(answer.label.upper(), round(answer.probability, 2), answer.scores["x"])
+labels: list[str] = [each.label for each in heedful.predict("run", ["a text"], heedful.Classification)]
+width: int = engine.encode(["a"]).shape[1]
+for other in engine.predict(["a text"]):
+    if isinstance(other, heedful.TokenClassification):
+        print([entity.text for entity in other.entities])
+    print(other.to_dict())
+print(heedful.evaluate("run", "data.csv").to_dict())
+"""
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "ROUNDS", 3)
+    monkeypatch.setattr("heedful.runs.finetune.draw", lambda folder: [])
+
+
+@pytest.mark.usefixtures("quick")
+def test_finetune_takes_settings_as_keywords_and_predicts(tmp_path: Path) -> None:
+    data = {"train": (TEXTS, LABELS), "dev": (TEXTS[::3], LABELS[::3])}
+    done = heedful.finetune(
+        "classify", data, tmp_path / "run", max_steps=3, lr=1e-3, batch_size=4, seed=7, weight_decay=0.2, overrides=TINY
+    )
+    assert (done.status, done.output_dir, done.metric) == ("done", tmp_path / "run", "accuracy")
+    train = done.results["settings"]["train"]
+    assert train["length"] == {"kind": "steps", "count": 3} and train["seed"] == 7 and train["batch_size"] == 4
+    assert train["optimizer"]["lr"] == 1e-3 and train["optimizer"]["weight_decay"] == 0.2
+    assert done.scores == {"dev": done.results["splits"]["dev"]["numbers"]["accuracy"]}
+    assert json.loads(json.dumps(done.to_dict()))["output_dir"] == str(tmp_path / "run")
+    (found,) = heedful.predict(tmp_path / "run", ["it was good"], heedful.Classification)
+    assert set(found.scores) == {"yes", "no"} and found.probability == found.scores[found.label]
+    assert heedful.evaluate(tmp_path / "run", [{"text": "it was bad", "label": "no"}]).to_dict()["split"] == "train"
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"epochs": 1, "max_steps": 2}, "epochs and max_steps are given"),
+        ({"lr": 0.1, "overrides": {"train.optimizer.lr": 0.2}}, "train.optimizer.lr is given twice"),
+        ({"weight_decai": 0.1}, "did you mean .*weight_decay"),
+        ({"seed": -1}, "seed is -1"),
+        ({"recipe": "x.toml", "settings": FinetuneSettings(task=ClassifySettings())}, "recipe and settings"),
+    ],
+)
+def test_wrong_settings_are_refused_before_the_data_are_read(given: dict[str, Any], error: str) -> None:
+    with pytest.raises(SettingError, match=error):
+        heedful.finetune("classify", "nowhere.csv", "run", **given)
+
+
+def test_settings_decide_everything_that_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(api.finetune_run, "finetune", lambda *given, **more: seen.update(more) or finished())
+    settings = FinetuneSettings(
+        task=ClassifySettings(), train=TrainSettings(length=Steps(count=2), optimizer=AdamW(lr=0.5))
+    )
+    heedful.finetune("classify", "data.csv", "run", settings=settings, batch_size=2)
+    assert seen["recipe"] == to_mapping(settings) and seen["overrides"] == {"train.batch_size": 2}
+
+
+def finished() -> Any:
+    from heedful.runs.finetune import Finished
+
+    return Finished(folder=Path("run"), why="asked", results={})
+
+
+def test_an_engine_has_its_options_already(tmp_path: Path) -> None:
+    engine = heedful.Engine("heedful-mini-en")
+    assert heedful.predict(engine, ["the [MASK]"], heedful.FillMask)[0].masks[0].candidates
+    with pytest.raises(HeedfulError, match="model is an Engine"):
+        heedful.predict(engine, ["the [MASK]"], device="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_script_passes_a_strict_type_checker(tmp_path: Path) -> None:
+    """Also that a wrong type is found, so that the check can fail."""
+    for name, code, status in (("right", SCRIPT, 0), ("wrong", SCRIPT + '\nheedful.finetune("classify", 1, 2)\n', 1)):
+        (tmp_path / f"{name}.py").write_text(code)
+        command = [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", f"{name}.py"]
+        environment = os.environ | {"MYPYPATH": str(Path(heedful.__file__).parents[1])}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stdout
+        assert status == 0 or "wrong.py:" in done.stdout.splitlines()[-2]
