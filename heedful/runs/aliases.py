@@ -38,7 +38,8 @@ class Foreign(NamedTuple):
 
     def path(self, known: Mapping[str, object]) -> str:
         """The path of the setting among those that are known, "" if none of them is meant."""
-        return next((path for path in self.meant if path in known), "")
+        places = (place for path in self.meant for place in (path, f"pretrain.{path}"))
+        return next((place for place in places if place in known), "")
 
 
 LR = "train.optimizer.lr"

@@ -1,0 +1,107 @@
+"""Write docs/settings.md, the reference of all settings, from the dataclasses.
+
+Run without arguments to write the page; tests compare it with `page()`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from heedful.cli.commands import Distil, Finetune, Pretrain, SettingsCommand
+from heedful.plain import toml
+from heedful.runs.aliases import ALIASES
+from heedful.runs.describe import Setting, describe, paths
+from heedful.runs.distil_settings import DistilSettings, MaskedDistilSettings
+from heedful.runs.overrides import find_setting
+from heedful.runs.pretrain_settings import PretrainSettings
+from heedful.runs.settings import FinetuneSettings
+from heedful.serve.settings import ServeSettings
+from heedful.tokenizer.settings import TokenizerSettings
+
+PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
+HEAD = """# Settings
+
+All settings, made from the code by `python scripts/settings_page.py`. `heedful init TASK > run.toml` prints them as a
+recipe, which `--recipe run.toml` reads. A setting is also given by its path, or by the end of it where that is unique:
+
+    heedful finetune classify reviews.csv --train.optimizer.weight_decay 0.05
+    heedful finetune classify reviews.csv weight_decay=0.05
+
+Defaults of `train` and `fit` follow from the data where nothing is set; the command reports them. "With" names the kind
+of a table that has a setting. The last column has flags, and names of other libraries that are accepted.
+"""
+SECTIONS: tuple[tuple[str, type, type[SettingsCommand] | None, tuple[type, ...]], ...] = (
+    ("heedful finetune", FinetuneSettings, Finetune, ()),
+    ("heedful pretrain", PretrainSettings, Pretrain, (FinetuneSettings,)),
+    ("heedful distil", DistilSettings, Distil, (FinetuneSettings,)),
+    ("heedful distil, of a masked language model", MaskedDistilSettings, None, (DistilSettings,)),
+    ("heedful serve", ServeSettings, None, ()),
+    ("heedful tokenizer", TokenizerSettings, None, ()),
+)
+
+
+def page() -> str:
+    """The text of the page."""
+    parts = [HEAD]
+    for title, cls, command, before in SECTIONS:
+        known = {(each.path, each.when, each.owner) for other in before for each in describe(other)}
+        rows = [each for each in describe(cls) if (each.path, each.when, each.owner) not in known]
+        if cls is MaskedDistilSettings:
+            rows = [each for each in rows if not each.path.startswith("pretrain.")]
+        parts.append(f"## {title}\n")
+        if before:
+            names = " and ".join(name for name, other, _, _ in SECTIONS if other in before)
+            more = "; `pretrain` holds those of `heedful pretrain`" if cls is MaskedDistilSettings else ""
+            parts.append(f"Settings that are not listed are those of `{names}`{more}.\n")
+        parts.append("| Setting | Type | Default | Meaning | Flags and other names |\n|---|---|---|---|---|")
+        parts[-1] = "\n".join([parts[-1], *(_row(each, cls, command) for each in rows)]) + "\n"
+    return "\n".join(parts)
+
+
+def _row(setting: Setting, cls: type, command: type[SettingsCommand] | None) -> str:
+    kinds = ", ".join(f"`{each}`" for each in setting.when[-1:])
+    meaning = f"{setting.doc}{f'; with {kinds}' if kinds else ''}"
+    flags = [
+        f"`{flag.name}`"
+        for flag in (command.short if command else ())
+        if find_setting(cls, name := flag.assignment.partition("=")[0]) in (setting.path, name)
+        and find_setting(cls, name) == setting.path
+    ]
+    known = paths(cls)
+    others = [f"`{each.name}`" for each in ALIASES.values() if each.accepted and each.path(known) == setting.path]
+    cells = (f"`{setting.path}`", _type(setting.type), _default(setting.default), meaning, ", ".join(flags + others))
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _type(hint: Any) -> str:
+    origin, members = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_type(member) for member in members))
+    if origin is Literal:
+        return ", ".join(f"`{member}`" for member in members)
+    if origin is tuple:
+        return f"list of {_type(members[0])}"
+    if origin is dict:
+        return f"table of {_type(members[1])}"
+    if dataclasses.is_dataclass(hint):
+        return "table"
+    names = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "none"}
+    return names.get(hint, "table")
+
+
+def _default(value: Any) -> str:
+    if value is dataclasses.MISSING:
+        return "required, or from the data"
+    if dataclasses.is_dataclass(value):
+        return f"kind `{value.kind}`" if hasattr(value, "kind") else "table"
+    if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
+        return "tables"
+    plain = list(value) if isinstance(value, tuple) else value
+    return f"`{next(toml({'x': plain}, ())).removeprefix('x = ')}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
