@@ -43,7 +43,7 @@ TASKS = {  # the kind of task, the split and the number that count
     "CoNLL-2003": ("tag", "test", "f1"),
     "AG News": ("classify", "test", "accuracy"),
     "IMDB": ("classify", "test", "accuracy"),
-    "SQuAD": ("extract", "test", "f1"),
+    "SQuAD": ("qa", "test", "f1"),
 }
 PLACES = {
     "SST-2": "glue/SST-2",

@@ -57,7 +57,7 @@ def build(task: Task, longest: int, seed: int) -> tuple[Learning, heedful.Loaded
         scores = [each.score for each in task.train if isinstance(each, Scored)]
         made: Learning = Regress(labels=("score",), mean=fmean(scores), deviation=pstdev(scores), **common)
         return made, attach(loaded, "classes", labels=("score",), problem="regression", seed=seed)
-    if task.kind == "extract":
+    if task.kind == "qa":
         return Extract(impossible=False, **common), attach(loaded, "span", seed=seed)
     if task.kind == "tag":
         return Tag(labels=task.labels, **common), attach(loaded, "tokens", labels=task.labels, seed=seed)

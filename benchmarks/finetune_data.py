@@ -46,7 +46,7 @@ PLANS = {
 class Task:
     """Examples to learn from and the labelled ones on which the result is measured."""
 
-    kind: Literal["classify", "regress", "tag", "extract"]
+    kind: Literal["classify", "regress", "tag", "qa"]
     labels: tuple[str, ...]  # in order; none of a regression, or of questions
     train: Sequence[Labelled | Scored | Tagged | Question]
     held: Sequence[Labelled | Scored | Tagged | Question]  # never trained on, and nothing is chosen by it
@@ -150,7 +150,7 @@ def _squad(tasks: Path) -> Task:
         rows += read({"train": file}, Question).examples("train")
     train = [row for row in rows if row.context not in contexts]
     return Task(
-        kind="extract",
+        kind="qa",
         labels=(),
         train=train,
         held=held,

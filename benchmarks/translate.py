@@ -132,7 +132,7 @@ def measured(arm: str, folder: Path, seed: int) -> dict[str, Any]:
     """Train an arm, or go on, and measure it on test."""
     pairs, run = data(folder), folder / f"{arm}-{seed}"
     wishes = (*ARMS[arm], f"train.seed={seed}")
-    done = finetune("rewrite", pairs, run, assignments=wishes, watch=Told())
+    done = finetune("seq2seq", pairs, run, assignments=wishes, watch=Told())
     if done.why != "done":
         raise SystemExit(130)
     loaded = heedful.load(run)
@@ -192,7 +192,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if given.rehearse:
             for arm in given.arms:
-                estimate = dry_run("rewrite", data(folder), folder / arm, assignments=ARMS[arm])
+                estimate = dry_run("seq2seq", data(folder), folder / arm, assignments=ARMS[arm])
                 print(arm, json.dumps(estimate.plain()), flush=True)
             return
         found: dict[str, dict[str, Any]] = {}

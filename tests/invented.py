@@ -173,7 +173,7 @@ MADE: dict[str, Any] = {
     ),
     "tag": lambda path, n, seed: as_iob1(path.with_suffix(".conll"), sentences(n, seed)),
     "plain": lambda path, n, seed: as_plain(path.with_suffix(".conll"), sentences(n, seed)),
-    "extract": lambda path, n, seed: path.with_suffix(".json").write_text(json.dumps(questions(n, seed))),
+    "qa": lambda path, n, seed: path.with_suffix(".json").write_text(json.dumps(questions(n, seed))),
     "impossible": lambda path, n, seed: path.with_suffix(".json").write_text(json.dumps(questions(n, seed, True))),
     "choose 2": lambda path, n, seed: as_lines(path.with_suffix(".jsonl"), chosen(n, seed)),
     "choose 4": lambda path, n, seed: as_lines(path.with_suffix(".jsonl"), chosen(n, seed, 4)),

@@ -614,11 +614,11 @@ def test_data_of_which_no_dev_split_can_be_made(run: Any, tmp_path: Path, monkey
     paragraphs = found["data"][0]["paragraphs"]
     paragraphs[:] = [{"context": paragraphs[1]["context"], "qas": [paragraphs[0]["qas"][0], paragraphs[1]["qas"][0]]}]
     Path("b.json").write_text(json.dumps(found))
-    done = run("finetune", "extract", "b.json", *sets())
+    done = run("finetune", "qa", "b.json", *sets())
     assert (
         done.code == 2 and "hash of their contexts, none of the 2 examples would be in it; give a dev file" in done.err
     )
-    assert run("finetune", "extract", "b.json", *sets(**{"task.no_answer_threshold": 0})).code == 0
+    assert run("finetune", "qa", "b.json", *sets(**{"task.no_answer_threshold": 0})).code == 0
 
 
 def test_several_files_are_splits(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ Track = Annotated[
         callback=_check_track,
     ),
 ]
-FINETUNED = ("classify", "regress", "tag", "extract", "choose", "embed", "rewrite")
+FINETUNED = ("classify", "regress", "tag", "qa", "multiple-choice", "embed", "seq2seq")
 PRECISIONS: tuple[PrecisionOrAuto, ...] = get_args(PrecisionOrAuto)
 PLAIN = ("loss", "mse", "best_exact_threshold", "best_f1_threshold", "pearson", "spearman", "matthews")  # no shares
 DETAILS = ("weighted", "macro_p", "macro_r", "micro_p", "micro_r")  # beginnings of numbers that are left to --json
@@ -411,6 +411,6 @@ def precision_of(given: str) -> PrecisionOrAuto:
 
 def _example(task: str) -> str:
     return {
-        "extract": '"A long text." --question "What is asked?"',
-        "choose": '"A prompt." --choice "one" --choice "another"',
+        "qa": '"A long text." --question "What is asked?"',
+        "multiple-choice": '"A prompt." --choice "one" --choice "another"',
     }.get(task, '"Your text."')

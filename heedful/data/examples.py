@@ -234,10 +234,10 @@ KINDS: dict[str, type[Example]] = {
     "multiple": MultiLabelled,
     "regress": Scored,
     "tag": Tagged,
-    "extract": Question,
-    "choose": Choices,
+    "qa": Question,
+    "multiple-choice": Choices,
     "embed": Pair,
-    "rewrite": Rewritten,
+    "seq2seq": Rewritten,
     "plain": Plain,
 }
 

@@ -248,7 +248,9 @@ def among(
     head = loaded.config.head
     if head is None or head.kind != "choice":
         kind = "no head" if head is None else f"a {head.kind} head"
-        raise HeedfulError(f"candidates were given, but this model has {kind}: give a run of heedful finetune choose")
+        raise HeedfulError(
+            f"candidates were given, but this model has {kind}: give a run of heedful finetune multiple-choice"
+        )
     if len(choices) < 2:
         raise HeedfulError(f"{len(choices)} candidate was given: give two or more, of which one is chosen")
     return [Inside(loaded, (prompt, each), target=target, name=name, choices=choices) for each in choices]

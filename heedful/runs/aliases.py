@@ -194,12 +194,12 @@ TASKS: dict[str, str] = {  # tasks by the names of pipelines and of other librar
     **dict.fromkeys(("multi-label-classification", "multiclass", "classification"), "classify"),
     **dict.fromkeys(("regression", "text-regression"), "regress"),
     **dict.fromkeys(("ner", "token-classification", "pos-tagging", "named-entity-recognition"), "tag"),
-    **dict.fromkeys(("question-answering", "extractive-question-answering", "squad"), "extract"),
-    **dict.fromkeys(("multiple-choice", "multiple_choice", "swag"), "choose"),
+    **dict.fromkeys(("question-answering", "extractive-question-answering", "squad"), "qa"),
+    **dict.fromkeys(("multiple-choice", "multiple_choice", "swag"), "multiple-choice"),
     **dict.fromkeys(
         ("sentence-similarity", "feature-extraction", "sentence-embedding", "sentence-embeddings"), "embed"
     ),
-    **dict.fromkeys(("translation", "summarization", "text2text-generation", "text2text"), "rewrite"),
+    **dict.fromkeys(("translation", "summarization", "text2text-generation", "text2text"), "seq2seq"),
 }
 _NO_TASK: dict[str, str] = {  # what is no fine-tuning task
     "fill-mask": "heedful pretrain --objective mlm",

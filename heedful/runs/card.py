@@ -160,7 +160,7 @@ def _fit(results: dict[str, Any]) -> dict[str, Any]:
 def _tuned(results: dict[str, Any]) -> bool:
     """Whether answers have thresholds that were fitted on dev; those of questions, where some have no answer."""
     task = results.get("settings", {}).get("task", {})
-    some = results["task"] != "extract" or "best_f1_threshold" in results["splits"].get("dev", {}).get("numbers", {})
+    some = results["task"] != "qa" or "best_f1_threshold" in results["splits"].get("dev", {}).get("numbers", {})
     return some and "tuned" in (task.get("thresholds"), task.get("no_answer_threshold"))
 
 
@@ -288,9 +288,9 @@ def _mistake(line: dict[str, Any], results: dict[str, Any]) -> list[str]:
         case "tag":
             words = [(each, a, b) for each, a, b in zip(given, gold, said, strict=False) if a != b]
             shown = [", ".join(f"{word[0]}: {word[side]}" for word in words) for side in (1, 2)]
-        case "choose":
+        case "multiple-choice":
             shown = [given["choices"][gold], given["choices"][said]]
-        case "extract":
+        case "qa":
             shown = [(gold[0] if gold else "") or "(no answer)", said or "(no answer)"]
         case "multiple":
             shown = [", ".join(each) or "(none)" for each in (gold, said)]
@@ -309,7 +309,7 @@ def _mistake(line: dict[str, Any], results: dict[str, Any]) -> list[str]:
 
 def _asked(given: Any, task: str) -> str:
     if isinstance(given, dict):
-        first, second = (given.get("question"), given.get("context")) if task == "extract" else (given["prompt"], None)
+        first, second = (given.get("question"), given.get("context")) if task == "qa" else (given["prompt"], None)
         return f"{first} / {second}" if second else str(first)
     return (" " if task == "tag" else " / ").join(given) if isinstance(given, list) else str(given)
 
@@ -377,7 +377,7 @@ def _speed(results: dict[str, Any]) -> Iterator[list[str]]:
     yield ["## Speed"]
     machine = f" on {plain(results['machine'], 200)}" if results.get("machine") else ""
     many = f", and {results['throughput']:,.0f} tokens a second in packed batches" if "throughput" in results else ""
-    one = "one pass over a text, all tokens at once" if results["task"] == "rewrite" else "one text"
+    one = "one pass over a text, all tokens at once" if results["task"] == "seq2seq" else "one text"
     yield [f"Milliseconds for {one}{machine}, float32, without tokenizing{many}:"]
     rows = [[f"{int(length):,}", f"{each['p50']:.2f}", f"{each['p99']:.2f}"] for length, each in times.items()]
     yield table(["tokens", "median", "99th percentile"], rows)

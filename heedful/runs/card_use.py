@@ -93,7 +93,7 @@ TASKS = {
         pipeline="token-classification",
         code=PIPELINE.format(kind="token-classification", more="", given="{given}"),
     ),
-    "extract": About(
+    "qa": About(
         name="Answers from a text",
         does="Finds the answer to a question in a context",
         pipeline="question-answering",
@@ -101,7 +101,7 @@ TASKS = {
         given='{"question": "Who?", "context": "Ada wrote it."}',
         code=EXTRACT,
     ),
-    "choose": About(
+    "multiple-choice": About(
         name="Choosing among candidates",
         does="Chooses one of several candidates that go with a prompt",
         pipeline="multiple-choice",
@@ -118,7 +118,7 @@ TASKS = {
         code=EMBED,
     ),
 }
-TASKS["rewrite"] = About(
+TASKS["seq2seq"] = About(
     name="Rewriting texts",
     does="Writes a text for a text, as its training data does",
     pipeline="text2text-generation",
@@ -158,7 +158,7 @@ def usage(task: str, *, ours: bool, pairs: bool, reads: bool = True) -> Iterator
         yield ["Its architecture is Heedful's own, which other libraries do not know."]
         return
     yield [f"With {about.library}:"]
-    code = about.code if task != "rewrite" or reads else CONTINUE
+    code = about.code if task != "seq2seq" or reads else CONTINUE
     yield ["```python", *code.replace("{given}", theirs).splitlines(), "```"]
-    if task not in ("embed", "rewrite"):
+    if task not in ("embed", "seq2seq"):
         yield [WINDOWS.format(about.library)]

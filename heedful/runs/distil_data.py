@@ -31,8 +31,8 @@ KIND: dict[str, Kind] = {  # of soft labels, by the task
     "multiple": "multiple",
     "regress": "numbers",
     "tag": "tokens",
-    "extract": "span",
-    "choose": "choice",
+    "qa": "span",
+    "multiple-choice": "choice",
     "embed": "vectors",
 }
 LABELLED = (".conll", ".iob", ".iob2", ".bio")  # formats of which the labels are passed over
@@ -51,9 +51,9 @@ def task_of(teacher: Loaded) -> str:
         case TokenClasses():
             return "tag"
         case Span():
-            return "extract"
+            return "qa"
         case Choice():
-            return "choose"
+            return "multiple-choice"
         case SentenceEmbedding():
             return "embed"
         case MaskedTokens() | Pretraining():
@@ -144,7 +144,7 @@ def _labelled(path: Path, task: str, settings: DataSettings) -> bool:
     if task == "tag" and SUFFIXES.get(suffix) in (None, "text"):
         file, _ = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
         return suffix in LABELLED or settings.format == "conll" or looks_like(head_of(file))
-    return suffix in LABELLED or (task == "extract" and suffix == ".json")
+    return suffix in LABELLED or (task == "qa" and suffix == ".json")
 
 
 def without(found: Unlabelled, measured: Iterable[Example]) -> Unlabelled:
@@ -178,8 +178,8 @@ def examples_of(given: Iterable[Any], task: str, labels: Sequence[str]) -> Itera
         "multiple": lambda text: MultiLabelled(**_texts(text), labels=()),
         "regress": lambda text: Scored(**_texts(text), score=0.0),
         "tag": lambda text: _tagged(text, labels[0]),
-        "extract": lambda row: Question(id="", question=row["question"], context=row["context"], answers=()),
-        "choose": lambda row: Choices(prompt=row["prompt"], candidates=tuple(row["choices"]), answer=0),
+        "qa": lambda row: Question(id="", question=row["question"], context=row["context"], answers=()),
+        "multiple-choice": lambda row: Choices(prompt=row["prompt"], candidates=tuple(row["choices"]), answer=0),
     }
     for each in given:
         yield make[task](each)

@@ -65,7 +65,7 @@ def more_examples(
 
 def foresee(task: str, name: str, settings: MoreSettings) -> None:
     """Refuse what cannot be made, before anything is written."""
-    if task in ("extract", "choose"):
+    if task in ("qa", "multiple-choice"):
         raise HeedfulError(
             f"more texts cannot be made for {task}: where a word is replaced, the answer may go with it. Leave more out"
         )

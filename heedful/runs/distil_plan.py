@@ -37,9 +37,9 @@ from heedful.runs.overrides import Overrides
 from heedful.runs.reading import reading_of
 from heedful.runs.settings import (
     TASKS,
-    ExtractSettings,
     FinetuneSettings,
     MultipleSettings,
+    QASettings,
     TaskSettings,
     changed,
     readable,
@@ -167,7 +167,7 @@ def prepare(teacher: Loaded, overrides: Overrides, data: Any, *, on_bad_row: OnB
 def _as_taught(task: TaskSettings, teacher: Loaded, fits: bool) -> TaskSettings:
     """Answers as long as the teacher's, and thresholds where it has some and there is a dev split to fit them on."""
     match task:
-        case ExtractSettings():
+        case QASettings():
             return replace(task, max_answer_tokens=max_answer_tokens_of(teacher.thresholds))
         case MultipleSettings() if teacher.thresholds and fits:
             return replace(task, thresholds="tuned")

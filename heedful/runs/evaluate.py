@@ -22,7 +22,7 @@ from heedful.runs.folder import DATA, SETTINGS, read_json, trained_on
 from heedful.runs.making import embedding, on_split, tokenizer_of
 from heedful.runs.reading import reading_of
 from heedful.runs.scoring import measure
-from heedful.runs.settings import LongInputs, RewriteSettings, as_trained
+from heedful.runs.settings import LongInputs, Seq2SeqSettings, as_trained
 from heedful.runs.survey import survey
 from heedful.settings import load_mapping, overlay
 from heedful.tasks.choose import Choose
@@ -47,7 +47,7 @@ GLUE_FOLDERS = {  # of each task: its entries in the suite, and the split that e
     "WNLI": {"wnli": "dev"},
 }
 LONG: LongInputs = "stride"
-WRITES = RewriteSettings()  # the usual, as it is written in an evaluation
+WRITES = Seq2SeqSettings()  # the usual, as it is written in an evaluation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +76,7 @@ def evaluate(
     split: str | None = None,
     settings: DataSettings | None = None,
     long_inputs: LongInputs | None = None,
-    writes: RewriteSettings | None = None,
+    writes: Seq2SeqSettings | None = None,
     on_bad_row: BadRows | None = None,
     predictions: Path | None = None,
     overwrite: bool = False,
@@ -196,8 +196,8 @@ def kind_of(loaded: Loaded) -> type[Task]:
     raise HeedfulError(f"{loaded.source} {what}: fine-tune it first, or load it with another head")
 
 
-def writes_of(run: str | Path) -> RewriteSettings:
-    """How a run that rewrites wrote when it measured itself; what is no such run has the usual."""
+def writes_of(run: str | Path) -> Seq2SeqSettings:
+    """The generation settings a seq2seq run used when it evaluated itself; the defaults if `run` is no such run."""
     path, found = Path(run) / SETTINGS, WRITES
     given = load_mapping(path).get("task") if path.is_file() else None
     if isinstance(given, dict) and given.get("kind") == found.kind:
@@ -214,7 +214,7 @@ def task_of(
     source: Source[Any],
     split: str,
     long_inputs: LongInputs = LONG,
-    writes: RewriteSettings = WRITES,
+    writes: Seq2SeqSettings = WRITES,
 ) -> tuple[Task, Loaded]:
     """The task of the model's head on a split, and the model as it answers there; one that writes does so like that."""
     kind = kind_of(loaded)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from heedful.errors import HeedfulError
-from heedful.runs.settings import EmbedSettings, ExtractSettings, MultipleSettings, RegressSettings
+from heedful.runs.settings import EmbedSettings, MultipleSettings, QASettings, RegressSettings
 from heedful.runs.survey import Survey
 
 
@@ -15,7 +15,7 @@ def need_dev(settings: Any, found: Survey, lacking: str) -> None:
         raise HeedfulError(
             f"thresholds are tuned on dev, but there is no dev split: {lacking or 'set data.dev_fraction'}"
             + ("; give a dev file, or " if lacking else ", or ")
-            + ("task.no_answer_threshold=0" if isinstance(settings.task, ExtractSettings) else "task.thresholds=0.5")
+            + ("task.no_answer_threshold=0" if isinstance(settings.task, QASettings) else "task.thresholds=0.5")
         )
 
 
@@ -50,6 +50,6 @@ def calibrates(settings: Any, found: Survey) -> bool:
     match settings.task:
         case MultipleSettings(thresholds="tuned"):
             return True
-        case ExtractSettings(no_answer_threshold="tuned"):
+        case QASettings(no_answer_threshold="tuned"):
             return found.impossible
     return False

@@ -27,14 +27,14 @@ from heedful.runs.classic_making import classic_start
 from heedful.runs.init_settings import HEAD_WIDTH, Classic, Init, Pretrained, Scratch, Seq2Seq, named_model
 from heedful.runs.rewrite_making import writer_start
 from heedful.runs.settings import (
-    ChooseSettings,
     ClassifySettings,
     EmbedSettings,
-    ExtractSettings,
     FinetuneSettings,
+    MultipleChoiceSettings,
     MultipleSettings,
+    QASettings,
     RegressSettings,
-    RewriteSettings,
+    Seq2SeqSettings,
     TagSettings,
 )
 from heedful.runs.survey import Survey
@@ -84,7 +84,7 @@ def start(
         return writer_start(init, list(_texts(source, counts)), seed, longest, said)
     if source.kind is Rewritten and (isinstance(init, Scratch) or named_model(init) == ENCODER):
         raise HeedfulError(
-            "no model was given, and to rewrite texts one with a decoder is needed: give --model the folder of one, or "
+            "no model was given, and seq2seq needs one with a decoder: give --model the folder of one, or "
             "let one learn from random weights: --init.kind=transformer, or init.kind=recurrent"
         )
     if isinstance(init, Classic):
@@ -173,7 +173,7 @@ def make_task(
             task, made = _regress(settings, found, loaded, labels or (NUMBER,))
         case TagSettings():
             task, made = _made(Tag, settings, loaded, labels=labels)
-        case ExtractSettings(max_answer_tokens=max_answer_tokens, no_answer_threshold=threshold):
+        case QASettings(max_answer_tokens=max_answer_tokens, no_answer_threshold=threshold):
             task, made = _made(
                 Extract, settings, loaded, impossible=found.impossible, max_answer_tokens=max_answer_tokens
             )
@@ -184,14 +184,14 @@ def make_task(
             )
             if found.impossible:
                 made.thresholds[NO_ANSWER] = 0.0 if threshold == TUNED else float(threshold)
-        case ChooseSettings():
+        case MultipleChoiceSettings():
             task, made = _made(Choose, settings, loaded)
         case EmbedSettings(group_size=group_size, scale=scale):
             settings = replace(settings, long_inputs="truncate")  # a text has one vector
             how = embedding(found, group_size)
             task, made = _made(Embed, settings, loaded, **how, scale=scale)
             made.label_scaling = {name: how[name] for name in ("low", "high") if name in how}
-        case RewriteSettings() as chosen:
+        case Seq2SeqSettings() as chosen:
             mark = marks(loaded.config.model, tokenizer_of(loaded))
             suffix = "" if mark.start is not None else TEXT_SUFFIX
             names = ("max_new_tokens", "num_beams", "label_smoothing", "metric", "bleu")

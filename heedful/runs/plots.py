@@ -49,7 +49,7 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
     if found is None:
         return
     split, numbers = found
-    if results["task"] == "rewrite":
+    if results["task"] == "seq2seq":
         from heedful.runs.alignments import alignments  # it loads the model
 
         if figure := alignments(folder, split):

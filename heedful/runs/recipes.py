@@ -14,12 +14,12 @@ from heedful.errors import HeedfulError, did_you_mean
 SAMPLES = {  # the folders of data: what is in each, and the task that it is for
     "intents": ("data: 600 messages to a lending library, of 8 kinds", "classify"),
     "tags": ("data: 150 sentences with names of people, places and things", "tag"),
-    "questions": ("data: 120 questions on 40 texts, one in six without an answer", "extract"),
+    "questions": ("data: 120 questions on 40 texts, one in six without an answer", "qa"),
 }
 USES = {  # by what a recipe's name begins with
     "pretrain": "pretrain DATA",
     "distil": "distil TEACHER DATA",
-    "translate": "finetune rewrite DATA",
+    "translate": "finetune seq2seq DATA",
 }
 
 

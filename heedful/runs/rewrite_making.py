@@ -23,7 +23,7 @@ from heedful.model.config import (
 )
 from heedful.model.original import original
 from heedful.runs.init_settings import Recurrent, Seq2Seq, Transformer
-from heedful.runs.settings import RewriteSettings, TaskSettings, Words
+from heedful.runs.settings import Seq2SeqSettings, TaskSettings, Words
 from heedful.tasks.metrics.bleu import fits, has_bleu
 from heedful.tokenizer import TokenizerSettings, train
 
@@ -99,7 +99,7 @@ def bleu_words(golds: Sequence[str]) -> Words | None:
 
 def need_words(task: TaskSettings, golds: Sequence[str]) -> None:
     """Refuse to compare models by a BLEU that is 0 for all of them, or a matter of few targets."""
-    if isinstance(task, RewriteSettings) and task.metric == "bleu" and not fits(golds, task.bleu):
+    if isinstance(task, Seq2SeqSettings) and task.metric == "bleu" and not fits(golds, task.bleu):
         raise HeedfulError(
             f"task.metric is bleu, which counts up to 4 words in a row, but most targets have fewer as task.bleu="
             f"{task.bleu} parts them: set task.bleu=char, for Chinese zh, or let F1 of words compare: task.metric=f1"

@@ -65,10 +65,10 @@ class TagSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExtractSettings:
+class QASettings:
     """A span of the context."""
 
-    kind: Literal["extract"] = "extract"
+    kind: Literal["qa"] = "qa"
     no_answer_threshold: float | Literal["tuned"] = "tuned"  # lead of "no answer" over an answer; tuned: on dev
     max_answer_tokens: int = 30  # saved with the model
 
@@ -78,10 +78,10 @@ class ExtractSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChooseSettings:
+class MultipleChoiceSettings:
     """One candidate."""
 
-    kind: Literal["choose"] = "choose"
+    kind: Literal["multiple-choice"] = "multiple-choice"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,10 +100,10 @@ class EmbedSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RewriteSettings:
+class Seq2SeqSettings:
     """A text for a text."""
 
-    kind: Literal["rewrite"] = "rewrite"
+    kind: Literal["seq2seq"] = "seq2seq"
     max_new_tokens: int = 128  # per text in evaluations
     num_beams: int = 1  # in evaluations; 1: greedy
     label_smoothing: float = 0.0  # share of the target spread over the vocabulary (Szegedy et al. 2016, section 7)
@@ -123,20 +123,20 @@ TaskSettings = (
     | MultipleSettings
     | RegressSettings
     | TagSettings
-    | ExtractSettings
-    | ChooseSettings
+    | QASettings
+    | MultipleChoiceSettings
     | EmbedSettings
-    | RewriteSettings
+    | Seq2SeqSettings
 )
 TASKS: dict[str, type] = {
     "classify": ClassifySettings,
     "multiple": MultipleSettings,
     "regress": RegressSettings,
     "tag": TagSettings,
-    "extract": ExtractSettings,
-    "choose": ChooseSettings,
+    "qa": QASettings,
+    "multiple-choice": MultipleChoiceSettings,
     "embed": EmbedSettings,
-    "rewrite": RewriteSettings,
+    "seq2seq": Seq2SeqSettings,
 }
 
 
@@ -160,9 +160,9 @@ class FinetuneSettings:
             raise HeedfulError(f"seeds is {self.seeds}; expected a whole number from 1")
         if self.max_length is not None and self.max_length < 8:
             raise HeedfulError(f"max_length is {self.max_length}; expected a number of tokens from 8")
-        if isinstance(self.init, Seq2Seq) and not isinstance(self.task, RewriteSettings):
+        if isinstance(self.init, Seq2Seq) and not isinstance(self.task, Seq2SeqSettings):
             kind = "classify" if self.task.kind == "multiple" else self.task.kind
-            raise SettingError(f'init.kind is "{self.init.kind}", which is for rewrite, not {kind}', path="init.kind")
+            raise SettingError(f'init.kind is "{self.init.kind}", which is for seq2seq, not {kind}', path="init.kind")
         if isinstance(self.init, Classic):
             readable(self.task.kind, self.init.reader, "init.reader")
 
@@ -171,12 +171,12 @@ def readable(task: str, reader: Readers, name: str, labels: int = 2) -> None:
     """Refuse what nobody would take of a reader, which is set under that name, for so many labels."""
     if task == "classify" and reader.binary == "sigmoid" and labels != 2:
         raise HeedfulError(f'{name}.binary is "sigmoid", which is for two labels, but there are {labels}: leave it out')
-    if task == "rewrite":
+    if task == "seq2seq":
         what = f'{name}.kind is "{reader.kind}", which reads texts and writes none'
-        raise HeedfulError(f'{what}: to rewrite, set init.kind to "transformer" or "recurrent"')
+        raise HeedfulError(f'{what}: for seq2seq, set init.kind to "transformer" or "recurrent"')
     if task in ("multiple", "regress") and reader.binary == "sigmoid":
         raise HeedfulError(f'{name}.binary is "sigmoid", which is of one label of two: leave it out')
-    if task in ("extract", "choose"):
+    if task in ("qa", "multiple-choice"):
         raise HeedfulError(f'{name}.kind is "{reader.kind}": classic models have no head to {task} with')
     if task in ("tag", "embed") and reader != Bag(over=reader.over):
         what = f'{name}.kind is "{reader.kind}", or has settings of classes: {task} takes the rows themselves'
@@ -241,7 +241,7 @@ def _to_write(writer: Seq2Seq, examples: int, words: Words | None) -> tuple[Fine
     A Transformer has the rate at which the paper's warm-up of 4,000 steps ends, (4000 width)^-0.5, its betas and eps
     (Vaswani et al. 2017, sections 5.3 and 5.4).
     """
-    epochs = 5 * _epochs("rewrite", examples)
+    epochs = 5 * _epochs("seq2seq", examples)
     batch = 64 if examples >= 2_000 else 16
     if isinstance(writer, Recurrent):
         what, optimizer, schedule = "two recurrent nets", AdamW(lr=1e-3), TrainSettings().schedule
@@ -255,7 +255,7 @@ def _to_write(writer: Seq2Seq, examples: int, words: Words | None) -> tuple[Fine
     else:
         by = ", compared by BLEU of characters, since most targets have fewer than 4 words" if words == "char" else ""
     settings = FinetuneSettings(
-        task=RewriteSettings(label_smoothing=0.1, metric=metric, bleu=words or "13a"),
+        task=Seq2SeqSettings(label_smoothing=0.1, metric=metric, bleu=words or "13a"),
         train=TrainSettings(length=Epochs(count=epochs), batch_size=batch, optimizer=optimizer, schedule=schedule),
         fit=FitSettings(eval_every_epochs=max(1.0, epochs / 15)),
     )
@@ -271,7 +271,7 @@ def summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str] = ()) -
     train = settings.train
     length = f"{train.length.count:g} {train.length.kind}"
     smoothing = (
-        f", label smoothing {settings.task.label_smoothing:g}" if isinstance(settings.task, RewriteSettings) else ""
+        f", label smoothing {settings.task.label_smoothing:g}" if isinstance(settings.task, Seq2SeqSettings) else ""
     )
     said = f"{why}: {length}, batches of {train.batch_size}, rate {train.optimizer.lr:g}{smoothing}"
     return said + (f"; set by hand: {', '.join(by_hand)}" if by_hand else "")
@@ -354,7 +354,7 @@ def resolve(overrides: Overrides, usual: FinetuneSettings) -> Resolved[FinetuneS
     """Lay overrides over the defaults of a task, which they may not change."""
     resolved, kind = overrides.resolve(usual), usual.task.kind
     task = resolved.settings.task
-    if isinstance(task, RewriteSettings) and task.metric == "bleu" and not _has_bleu():
+    if isinstance(task, Seq2SeqSettings) and task.metric == "bleu" and not _has_bleu():
         raise SettingError(
             "task.metric is bleu, which sacrebleu measures, which is not installed: "
             "pip install 'heedful[translate]', or let models be compared by F1 of words: task.metric=f1",

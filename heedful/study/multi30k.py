@@ -1,6 +1,6 @@
 """The real form of `translation`: Multi30k, German to English (Elliott et al. 2016), by runs of hours that go on.
 
-Each arm is a run of `heedful finetune rewrite`, kept in a folder, so that the same command goes on where it was
+Each arm is a run of `heedful finetune seq2seq`, kept in a folder, so that the same command goes on where it was
 stopped; the epoch with the best BLEU on dev is measured on test 2016, greedily. Texts are lower-cased, as for the
 published figures of small models.
 """
@@ -88,7 +88,7 @@ def run(plan: Plan, data: Path) -> Outcome:
         for arm, recipe in RECIPES.items():
             folder = plan.place / f"{arm.replace(', ', '-').replace(' ', '-').lower()}-{seed}"
             wishes = (*recipe, f"train.seed={seed}")
-            done = finetune("rewrite", files, folder, assignments=wishes, watch=_Told(arm, plan.said))
+            done = finetune("seq2seq", files, folder, assignments=wishes, watch=_Told(arm, plan.said))
             if done.why != "done":
                 raise KeyboardInterrupt
             numbers = done.results["splits"]["test"]["numbers"]

@@ -261,8 +261,8 @@ TASKS: dict[str, tuple[str, str]] = {  # name of the probe -> the task and its d
     "several labels": ("classify", "multiple"),
     "regress": ("regress", "scored"),
     "tag": ("tag", "tags"),
-    "questions": ("extract", "questions"),
-    "choices": ("choose", "choice"),
+    "questions": ("qa", "questions"),
+    "choices": ("multiple-choice", "choice"),
     "embed scores": ("embed", "vectors"),
     "embed pairs": ("embed", "pairs"),
 }
@@ -361,7 +361,7 @@ def rewriting(work: Path, quick: bool) -> Probes:
     found: Probes = {}
     for name, given in starts.items():
         out = work / f"rewrite-{name}"
-        call("finetune", "rewrite", data, "--output", out, *STEPS, *pieces, *given)
+        call("finetune", "seq2seq", data, "--output", out, *STEPS, *pieces, *given)
         found[f"rewrite, {name}"] = run_of(out, names=False)
     return found
 

@@ -128,8 +128,8 @@ TASKS: dict[str, tuple[str, Kind, Callable[..., Any], Any]] = {  # folder, kind,
     "multiple": ("multiple", "multiple", lambda **k: ClassifyMany(labels=LABELS, **k), [1.0, 0.0, 1.0]),
     "regress": ("regression", "numbers", lambda **k: Regress(labels=("stars",), **k), 2.0),
     "tag": ("tag", "tokens", lambda **k: Tag(labels=("O",), metric="f1", **k), ((1, 2), (0, 3))),
-    "extract": ("span", "span", lambda **k: Extract(impossible=False, **k), (1, 2)),
-    "choose": ("choice", "choice", lambda **k: Choose(**k), 0),
+    "qa": ("span", "span", lambda **k: Extract(impossible=False, **k), (1, 2)),
+    "multiple-choice": ("choice", "choice", lambda **k: Choose(**k), 0),
     "embed": ("bare", "vectors", lambda **k: Embed(scored=True, **k), 0.5),
     "masked": ("masked", "masked", lambda **k: Masked(tokenizer=k["tokenizer"]), None),
 }
@@ -166,7 +166,7 @@ def samples_of(name: str, target: Any) -> list[Sample]:
     found = []
     for number, size in enumerate((9, 4, 13)):
         ids = [2, *range(6 + number, 4 + number + size), 3]
-        several = [ids, ids[::-1]] if name in ("choose", "embed") else [ids]
+        several = [ids, ids[::-1]] if name in ("multiple-choice", "embed") else [ids]
         found.append(Sample.of(several, [[0] * 2 + [1] * (len(ids) - 2)] * len(several), target=target))
     return found
 

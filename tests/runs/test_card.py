@@ -127,10 +127,10 @@ def test_every_task_has_a_card(tmp_path: Path) -> None:
         "multiple": ("micro_f1", made.labelled(["a", "b"]), "text-classification", ["f1"]),
         "regress": ("spearman", scored, "text-classification", ["pearsonr", "spearmanr", "mse"]),
         "tag": ("f1", made.tagged(), "token-classification", ["f1"]),
-        "extract": ("f1", {"exact": 0.5, "f1": 0.6, "count": 10}, "question-answering", ["exact_match", "f1"]),
-        "choose": ("accuracy", {"accuracy": 0.5, "count": 10, "loss": 0.7}, "multiple-choice", ["accuracy"]),
+        "qa": ("f1", {"exact": 0.5, "f1": 0.6, "count": 10}, "question-answering", ["exact_match", "f1"]),
+        "multiple-choice": ("accuracy", {"accuracy": 0.5, "count": 10, "loss": 0.7}, "multiple-choice", ["accuracy"]),
         "embed": ("spearman", scored, "sentence-similarity", ["pearsonr", "spearmanr", "mse"]),
-        "rewrite": ("f1", {"exact": 0.5, "f1": 0.6, "count": 10}, "text2text-generation", ["exact_match", "f1"]),
+        "seq2seq": ("f1", {"exact": 0.5, "f1": 0.6, "count": 10}, "text2text-generation", ["exact_match", "f1"]),
     }
     assert numbers.keys() == TASKS.keys()
     for task, (main, found, pipeline, metrics) in numbers.items():
@@ -188,8 +188,8 @@ def test_thresholds_that_were_fitted_on_dev(tmp_path: Path, keep: str) -> None:
     assert ", and thresholds were fitted on dev; so the numbers of dev are a little too good." in text
     chosen = "by which the model was chosen and " if keep == "best" else ""
     assert f"what is known comes from dev, {chosen}on which its thresholds were fitted." in text
-    extract = made.results("extract", "f1", {"dev": {"f1": 0.5, "best_f1_threshold": -1.0, "count": 9}})
-    settings = {"task": {"kind": "extract", "no_answer_threshold": "tuned"}, "fit": {"keep": keep}}
+    extract = made.results("qa", "f1", {"dev": {"f1": 0.5, "best_f1_threshold": -1.0, "count": 9}})
+    settings = {"task": {"kind": "qa", "no_answer_threshold": "tuned"}, "fit": {"keep": keep}}
     extract |= {"settings": settings, "seeds": seeds, "seed": 1}
     assert "thresholds were fitted on dev" in card(tmp_path, extract)
     del extract["splits"]["dev"]["numbers"]["best_f1_threshold"]
@@ -283,11 +283,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"input": ["Ada", "lives"], "label": ["B-PER", "O"], "prediction": ["O", "O"]},
         ["Ada lives", "Ada: B-PER", "Ada: O"],
     ),
-    "extract": (
+    "qa": (
         {"input": {"question": "Who?", "context": "Ada."}, "label": ["Ada", "A."], "prediction": ""},
         ["Who? / Ada.", "Ada", "(no answer)"],
     ),
-    "choose": (
+    "multiple-choice": (
         {"input": {"prompt": "It rains.", "choices": ["hat", "sleep"]}, "label": 0, "prediction": 1},
         ["It rains.", "hat", "sleep"],
     ),
@@ -375,8 +375,8 @@ def test_how_to_use_it(tmp_path: Path) -> None:
     assert metadata_load(tmp_path / "model" / "README.md")["library_name"] == "heedful"
 
 
-HEADS = {"classify": "single", "multiple": "multiple", "regress": "regression", "tag": "tag", "extract": "span"}
-HEADS |= {"choose": "choice", "embed": "bare"}
+HEADS = {"classify": "single", "multiple": "multiple", "regress": "regression", "tag": "tag", "qa": "span"}
+HEADS |= {"multiple-choice": "choice", "embed": "bare"}
 
 
 @pytest.mark.parametrize("task", HEADS)

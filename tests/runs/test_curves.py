@@ -47,7 +47,9 @@ JOURNALS = {
 
 @pytest.mark.parametrize("name", JOURNALS)
 def test_every_journal_is_drawn(tmp_path: Path, name: str) -> None:
-    folder = made.write(tmp_path, made.results("choose", "$\\frac{$" if "formula" in name else "accuracy", {}), [])
+    folder = made.write(
+        tmp_path, made.results("multiple-choice", "$\\frac{$" if "formula" in name else "accuracy", {}), []
+    )
     made.journal(folder, JOURNALS[name])
     (path,) = draw(folder)
     assert path.name == "curves.png" and path.stat().st_size > 5000

@@ -810,6 +810,6 @@ def test_a_student_answers_as_its_teacher_does(
     if kind == "multiple":
         taught.config = replace(taught.config, head=replace(taught.config.head, labels=tuple(NAMES)))
     overrides = overrides_of(taught.source, assignments=wishes)
-    held = data({"span": "extract"}.get(kind, kind), tmp_path / "data")
+    held = data({"span": "qa"}.get(kind, kind), tmp_path / "data")
     task: Any = prepare(taught, overrides, held, but=tmp_path / "run").settings.task
     assert (task.max_answer_tokens if kind == "span" else task.thresholds) == want

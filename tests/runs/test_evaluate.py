@@ -42,9 +42,9 @@ TASKS = {
     "regress": "regress",
     "tag": "tag",
     "plain": "tag",
-    "impossible": "extract",
-    "extract": "extract",
-    "choose 2": "choose",
+    "impossible": "qa",
+    "qa": "qa",
+    "choose 2": "multiple-choice",
     "embed": "embed",
     "together": "embed",
 }
@@ -333,7 +333,7 @@ def test_shares_of_ranks_make_the_whole(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_model_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
-    tune("extract", data("extract", tmp_path / "data"), tmp_path / "run", {"train.length.count": 1})
+    tune("qa", data("qa", tmp_path / "data"), tmp_path / "run", {"train.length.count": 1})
     loaded = load(tmp_path / "run")
     (tmp_path / "new.json").write_text(json.dumps(invented.questions(9, 3, impossible=True)))
     found = evaluate(loaded, tmp_path / "new.json")
@@ -351,7 +351,7 @@ def test_a_model_that_may_find_no_answer_is_measured_as_such(tmp_path: Path) -> 
     """Also where all questions have one, as its run measures it there."""
     given = data("impossible", tmp_path / "data")
     (given / "test.json").write_text(json.dumps(invented.questions(9, 3)))
-    run = tune("extract", given, tmp_path / "run", {"train.length.count": 1})
+    run = tune("qa", given, tmp_path / "run", {"train.length.count": 1})
     found = evaluate(tmp_path / "run", given).numbers
     assert found["version"] == "2.0" and found == run.results["splits"]["test"]["numbers"]
 

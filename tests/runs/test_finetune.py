@@ -47,10 +47,10 @@ TASKS = {  # the kind of invented data -> the task, its setting, and its main nu
     "regress": ("regress", "regress", "pearson"),
     "tag": ("tag", "tag", "f1"),
     "plain": ("tag", "tag", "accuracy"),
-    "extract": ("extract", "extract", "f1"),
-    "impossible": ("extract", "extract", "f1"),
-    "choose 2": ("choose", "choose", "accuracy"),
-    "choose 4": ("choose", "choose", "accuracy"),
+    "qa": ("qa", "qa", "f1"),
+    "impossible": ("qa", "qa", "f1"),
+    "choose 2": ("multiple-choice", "multiple-choice", "accuracy"),
+    "choose 4": ("multiple-choice", "multiple-choice", "accuracy"),
     "embed": ("embed", "embed", "spearman"),
     "together": ("embed", "embed", "accuracy"),
 }
@@ -181,7 +181,7 @@ def check_table(folder: Path, main: str) -> None:
     best = [record for record in looks if record["best"]][-1]
     assert best["metric_value"] == max(record["metric_value"] for record in looks)
     assert results["seeds"][0]["best_step"] == best["step"] and results["seeds"][0]["steps"] == losses[-1]["step"]
-    if results["task"] not in ("multiple", "extract"):  # whose thresholds were calibrated after the last look
+    if results["task"] not in ("multiple", "qa"):  # whose thresholds were calibrated after the last look
         assert results["splits"]["dev"]["numbers"][main] == pytest.approx(best["metric_value"], abs=1e-6)
 
 
@@ -202,11 +202,11 @@ def check_model(folder: Path, kind: str) -> None:
                 assert answer["numbers"] == pytest.approx(named(model, their_logits(model, *given).logits[0]), abs=1e-5)
             case "tag":
                 check_tags(model, given, answer)
-            case "extract":
+            case "qa":
                 out = their_logits(model, given["question"], given["context"])
                 first = float(out.start_logits[0, 0] + out.end_logits[0, 0])
                 assert answer["no_answer_score"] == pytest.approx(first, abs=1e-5)
-            case "choose":
+            case "multiple-choice":
                 their_model, tokenizer = theirs(model)
                 count = len(given["choices"])
                 batch = tokenizer([given["prompt"]] * count, given["choices"], return_tensors="pt", padding=True)
@@ -323,14 +323,14 @@ def test_no_other_threshold_gives_a_better_f1(seed: int) -> None:
 
 def test_the_threshold_of_no_answer(tmp_path: Path) -> None:
     given = data("impossible", tmp_path / "data")
-    done = tune("extract", given, tmp_path / "run")
+    done = tune("qa", given, tmp_path / "run")
     numbers = done.results["splits"]["dev"]["numbers"]
     assert numbers["f1"] == pytest.approx(numbers["best_f1"], abs=1e-9), "it is the best one on dev"
     assert load(tmp_path / "run").thresholds == {NO_ANSWER: numbers["best_f1_threshold"]}
-    zero = tune("extract", given, tmp_path / "zero", {"task.no_answer_threshold": 0})
+    zero = tune("qa", given, tmp_path / "zero", {"task.no_answer_threshold": 0})
     assert load(tmp_path / "zero").thresholds == {NO_ANSWER: 0.0}
     assert zero.results["splits"]["dev"]["numbers"]["f1"] <= numbers["f1"]
-    plain = tune("extract", data("extract", tmp_path / "plain"), tmp_path / "always")
+    plain = tune("qa", data("qa", tmp_path / "plain"), tmp_path / "always")
     assert load(tmp_path / "always").thresholds == {} and plain.results["splits"]["dev"]["numbers"]["version"] == "1.1"
 
 
@@ -340,30 +340,30 @@ def test_long_answers_are_counted_and_given_where_it_is_said(tmp_path: Path) -> 
     given = as_lines(tmp_path / "a.jsonl", [asked | {"id": str(number)} for number in range(6)])
     data = {"train": given, "dev": given}
     told = "6 training examples have an answer that is longer than task.max_answer_tokens=30"
-    few = tune("extract", data, tmp_path / "few")
+    few = tune("qa", data, tmp_path / "few")
     assert told in few.results["notes"] and load(tmp_path / "few").thresholds == {}
-    many = tune("extract", data, tmp_path / "many", {"task.max_answer_tokens": 200, "train.length.count": 40})
+    many = tune("qa", data, tmp_path / "many", {"task.max_answer_tokens": 200, "train.length.count": 40})
     assert not [note for note in many.results["notes"] if "an answer of" in note]
     assert load(tmp_path / "many").thresholds == {"max_answer_tokens": 200.0}
     assert many.results["splits"]["dev"]["numbers"]["f1"] > few.results["splits"]["dev"]["numbers"]["f1"]
     assert len(Engine(tmp_path / "many")([{"question": "which ?", "context": words}])[0]["answer"].split()) > 30
     with pytest.raises(HeedfulError, match="max_answer_tokens is 0; expected a whole number from 1"):
-        tune("extract", data, tmp_path / "none", {"task.max_answer_tokens": 0})
+        tune("qa", data, tmp_path / "none", {"task.max_answer_tokens": 0})
 
 
 def test_questions_without_answers_in_dev_alone(tmp_path: Path) -> None:
-    data("extract", tmp_path / "data")
+    data("qa", tmp_path / "data")
     (tmp_path / "data" / "dev.json").write_text(json.dumps(invented.questions(6, 9, impossible=True)))
-    done = tune("extract", tmp_path / "data", tmp_path / "run", {"train.length.count": 1})
+    done = tune("qa", tmp_path / "data", tmp_path / "run", {"train.length.count": 1})
     assert done.results["splits"]["dev"]["numbers"]["version"] == "2.0"
 
 
 def test_questions_without_answers_in_test_alone_change_no_weight(tmp_path: Path) -> None:
-    data("extract", tmp_path / "plain")
-    data("extract", tmp_path / "data")
+    data("qa", tmp_path / "plain")
+    data("qa", tmp_path / "data")
     (tmp_path / "data" / "test.json").write_text(json.dumps(invented.questions(6, 9, impossible=True)))
-    plain = tune("extract", tmp_path / "plain", tmp_path / "without")
-    done = tune("extract", tmp_path / "data", tmp_path / "run")
+    plain = tune("qa", tmp_path / "plain", tmp_path / "without")
+    done = tune("qa", tmp_path / "data", tmp_path / "run")
     weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("without", "run")]
     assert weights[0] == weights[1] and load(tmp_path / "run").thresholds == {}
     numbers = {split: each["numbers"] for split, each in done.results["splits"].items()}
@@ -491,7 +491,7 @@ def test_it_learns(tmp_path: Path) -> None:
 
 
 def test_long_first_texts_and_questions_end_a_run_too(tmp_path: Path, bare: Path) -> None:
-    for kind, task, name in (("pair", "classify", "text"), ("extract", "extract", "question")):
+    for kind, task, name in (("pair", "classify", "text"), ("qa", "qa", "question")):
         given = data(kind, tmp_path / kind)
         path = next(given.glob("dev.*"))
         long = " ".join(["the cat sat"] * 40)
@@ -653,7 +653,7 @@ def test_without_dev(tmp_path: Path) -> None:
              {"data.dev_fraction": 0, "task.thresholds": "tuned"})  # fmt: skip
     (tmp_path / "q.json").write_text(json.dumps(invented.questions(9, impossible=True)))
     with pytest.raises(HeedfulError, match=r"set data\.dev_fraction.*task\.no_answer_threshold=0"):
-        tune("extract", tmp_path / "q.json", tmp_path / "q", {"data.dev_fraction": 0})
+        tune("qa", tmp_path / "q.json", tmp_path / "q", {"data.dev_fraction": 0})
     assert not (tmp_path / "m").exists() and not (tmp_path / "q").exists(), "refused before anything was begun"
 
 

@@ -74,9 +74,11 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["single", "multiple", "regress", "tag", "extract", "choose 4", "embed", "together"])
+@pytest.mark.parametrize("kind", ["single", "multiple", "regress", "tag", "qa", "choose 4", "embed", "together"])
 def test_tasks(kind: str, tmp_path: Path) -> None:
-    task = {"single": "classify", "multiple": "classify", "choose 4": "choose", "together": "embed"}.get(kind, kind)
+    task = {"single": "classify", "multiple": "classify", "choose 4": "multiple-choice", "together": "embed"}.get(
+        kind, kind
+    )
     with pytest.raises(SeenError):
         finetune.finetune(task, data(kind, tmp_path / "data"), tmp_path / "run", assignments=assignments(THERE))
 
@@ -102,7 +104,7 @@ def test_rewriting(writer: str, tmp_path: Path) -> None:
         csv.writer(file).writerows([("source", "target"), *((f"a b {n}", f"{n} b a") for n in range(40))])
     how = (WRITERS[writer], "init.tokenizer.vocab_size=270", "train.device=cuda", "train.precision=float32")
     with pytest.raises(SeenError):
-        finetune.finetune("rewrite", tmp_path / "data.csv", tmp_path / "run", assignments=how)
+        finetune.finetune("seq2seq", tmp_path / "data.csv", tmp_path / "run", assignments=how)
 
 
 KINDS = ("mlm", "mlm+nsp", "mlm+sop", "clm", "plm", "rtd", "distillation")

@@ -75,8 +75,8 @@ def test_each_task_has_what_applies(tmp_path: Path) -> None:
         "tag": ("f1", made.tagged(), [], {"scores"}),
         "regress": ("spearman", pairs, scored, {"numbers"}),
         "embed": ("accuracy", {"accuracy": 0.5, "mrr": 0.6, "count": 10}, [], set()),
-        "choose": ("accuracy", {"accuracy": 0.5, "correct": 5, "count": 10, "loss": 1.0}, [], set()),
-        "extract": ("f1", {"exact": 0.5, "f1": 0.6, "count": 10}, [], set()),
+        "multiple-choice": ("accuracy", {"accuracy": 0.5, "correct": 5, "count": 10, "loss": 1.0}, [], set()),
+        "qa": ("f1", {"exact": 0.5, "f1": 0.6, "count": 10}, [], set()),
     }
     for task, (main, found, told, expected) in tasks.items():
         folder = made.write(tmp_path / task, made.results(task, main, {"dev": found}), dev=told)

@@ -52,8 +52,8 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
             assert offer.use == "heedful distil TEACHER DATA --recipe {}"
             return foresee_any(overrides_of("a", recipe=path))
         if name.startswith("translate-"):
-            assert offer.use == "heedful finetune rewrite DATA --recipe {}"
-            assert foresee("rewrite", Overrides(recipe=path)).init == Transformer(norm_at="pre", dropout=0.15)
+            assert offer.use == "heedful finetune seq2seq DATA --recipe {}"
+            assert foresee("seq2seq", Overrides(recipe=path)).init == Transformer(norm_at="pre", dropout=0.15)
             return
         assert offer.use == "heedful finetune TASK DATA --recipe {}"
         assert all(foresee(task, Overrides(recipe=path)) for task in FINETUNED)

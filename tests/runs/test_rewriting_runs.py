@@ -33,7 +33,7 @@ from heedful.runs.init_settings import Positions, Transformer
 from heedful.runs.making import make_task, notes, start
 from heedful.runs.plots import draw
 from heedful.runs.rewrite_making import transformer
-from heedful.runs.settings import RewriteSettings
+from heedful.runs.settings import Seq2SeqSettings
 from heedful.tasks import Writing
 from heedful.tokenizer import TokenizerSettings, train
 from heedful.train.fit import Watch
@@ -101,7 +101,7 @@ def test_a_token_that_is_a_space_is_shown_as_one() -> None:
 
 @pytest.mark.parametrize("name", ["both", "alone"])
 def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    done = finetune("rewrite", given / "data.csv", out=tmp_path / "run", model=given / name, assignments=SETTINGS)
+    done = finetune("seq2seq", given / "data.csv", out=tmp_path / "run", model=given / name, assignments=SETTINGS)
     assert done.why == "done" and done.results["metric"] == "f1"
     numbers = done.results["splits"]["dev"]["numbers"]
     assert numbers.keys() == {"exact", "f1", "count", "bleu", "signature", "notes"} and numbers["count"] > 0
@@ -138,7 +138,7 @@ def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(module, "latency", lambda loaded: {})
     monkeypatch.setattr(module, "draw", lambda folder: [])
     run, wishes = tmp_path / "run", (*SETTINGS, "task.num_beams=3", "task.metric=bleu")
-    done = finetune("rewrite", given / "data.csv", out=run, model=given / "both", assignments=wishes)
+    done = finetune("seq2seq", given / "data.csv", out=run, model=given / "both", assignments=wishes)
 
     def again(name: str) -> Evaluated:
         how: dict[str, Any] = {"split": "dev", "settings": DataSettings(), "predictions": tmp_path / name}
@@ -161,11 +161,11 @@ def test_what_leads_is_known_before_the_work(given: Path, tmp_path: Path, monkey
     """Without sacrebleu a model from random weights is compared by F1, and BLEU that is asked for is refused."""
     monkeypatch.setattr(settings, "_has_bleu", lambda: False)
     wishes = ("init.kind=transformer",)
-    plan = prepare("rewrite", given / "data.csv", assignments=wishes)
-    assert isinstance(plan.settings.task, RewriteSettings) and plan.settings.task.metric == "f1"
+    plan = prepare("seq2seq", given / "data.csv", assignments=wishes)
+    assert isinstance(plan.settings.task, Seq2SeqSettings) and plan.settings.task.metric == "f1"
     assert "compared by F1 of words, since sacrebleu, for BLEU, is not installed" in plan.why
     with pytest.raises(HeedfulError, match=r"^task.metric is bleu, which sacrebleu measures, which is not installed"):
-        prepare("rewrite", given / "none.csv", assignments=(*wishes, "task.metric=bleu"))
+        prepare("seq2seq", given / "none.csv", assignments=(*wishes, "task.metric=bleu"))
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,9 @@ def test_bleu_leads_only_where_it_can(tmp_path: Path, targets: list[str], leads:
     for split in ("train", "dev"):
         (tmp_path / f"{split}.jsonl").write_text("\n".join(rows), encoding="utf-8")
 
-    def planned(*wishes: str) -> tuple[RewriteSettings, str]:
-        plan = prepare("rewrite", tmp_path, assignments=("init.kind=transformer", *wishes))
-        assert isinstance(plan.settings.task, RewriteSettings)
+    def planned(*wishes: str) -> tuple[Seq2SeqSettings, str]:
+        plan = prepare("seq2seq", tmp_path, assignments=("init.kind=transformer", *wishes))
+        assert isinstance(plan.settings.task, Seq2SeqSettings)
         return plan.settings.task, plan.why
 
     task, said = planned()
@@ -215,7 +215,7 @@ def test_pieces_that_do_not_give_texts_back(tmp_path: Path, wishes: tuple[str, .
         *(f"init.tokenizer.{wish}" for wish in wishes),
         "task.max_new_tokens=3",
     )
-    plan = prepare("rewrite", tmp_path / "data.csv", assignments=given)
+    plan = prepare("seq2seq", tmp_path / "data.csv", assignments=given)
     base = start(plan.settings.init, plan.source, plan.survey.counts, 0, None, lambda text: None)
     task, _ = make_task(plan.settings, plan.source, plan.survey, base)
     told = notes(task.read(plan.source.examples("train")))
@@ -257,7 +257,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
             trainer.stopping = step.number == 2
 
     def run(folder: str, watch: Watch | None = None) -> Finished:
-        return finetune("rewrite", given / "data.csv", tmp_path / folder, assignments=assignments, watch=watch, **how)
+        return finetune("seq2seq", given / "data.csv", tmp_path / folder, assignments=assignments, watch=watch, **how)
 
     assert run("parted", Stop()).why == "asked"
     parted, whole = run("parted"), run("whole")
@@ -328,7 +328,7 @@ def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Pa
             csv.writer(file).writerows([("source", "target"), *rows])
 
     write_rows()
-    finetune("rewrite", data, tmp_path / "run", assignments=wishes)
+    finetune("seq2seq", data, tmp_path / "run", assignments=wishes)
     loaded = load(tmp_path / "run")
     assert loaded.limit == 6 and loaded.limit_written is None
     (said,) = heedful.Engine(loaded, writing=Writing(max_new_tokens=40))(["one two"])
@@ -337,8 +337,8 @@ def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Pa
     rows.append(("one two " * 6, "twenty one words " * 6))
     write_rows()
     with pytest.raises(HeedfulError, match=r"data.csv:10: .* but this model reads 6 at once: .* cut its end"):
-        finetune("rewrite", data, tmp_path / "refused", assignments=wishes)
-    plan = prepare("rewrite", data, assignments=(*wishes, "long_inputs=truncate"))
+        finetune("seq2seq", data, tmp_path / "refused", assignments=wishes)
+    plan = prepare("seq2seq", data, assignments=(*wishes, "long_inputs=truncate"))
     base = start(plan.settings.init, plan.source, plan.survey.counts, 0, None, lambda text: None)
     learned = make_task(plan.settings, plan.source, plan.survey, base)[0].read(plan.source.examples("train"))
     first, last = learned.samples[0], learned.samples[-1]
@@ -366,26 +366,26 @@ def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> N
 
 
 def test_what_cannot_run(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(HeedfulError, match="no model was given, and to rewrite texts one with a decoder is needed"):
-        finetune("rewrite", given / "data.csv", out=tmp_path / "a")
+    with pytest.raises(HeedfulError, match="no model was given, and seq2seq needs one with a decoder"):
+        finetune("seq2seq", given / "data.csv", out=tmp_path / "a")
     with pytest.raises(HeedfulError, match="this model has no decoder, so it cannot write: start from one that has"):
-        finetune("rewrite", given / "data.csv", out=tmp_path / "b", model=given / "encoder")
+        finetune("seq2seq", given / "data.csv", out=tmp_path / "b", model=given / "encoder")
     for task, model, wishes, message in (
-        ("tag", "", ("init.kind=transformer",), 'init.kind is "transformer", which is for rewrite, not tag'),
-        ("rewrite", "", ("init.kind=classic",), 'kind is "bag", which reads texts and writes none'),
-        ("rewrite", "both", ("init.kind=transformer",), 'init.model is for init.kind = "pretrained" or'),
+        ("tag", "", ("init.kind=transformer",), 'init.kind is "transformer", which is for seq2seq, not tag'),
+        ("seq2seq", "", ("init.kind=classic",), 'kind is "bag", which reads texts and writes none'),
+        ("seq2seq", "both", ("init.kind=transformer",), 'init.model is for init.kind = "pretrained" or'),
         (
-            "rewrite",
+            "seq2seq",
             "both",
             ("init.tokenizer.vocab_size=300",),
             "init.tokenizer is for init.kind = .scratch. or init.kind = .recurrent.",
         ),
-        ("rewrite", "", ("init.kind=transformer", "heads=3"), "width is 256 and heads 3; expected an even width"),
-        ("rewrite", "", ("init.kind=transformer", "init.longest=64"), 'longest is 64, .* but positions is "sine"'),
-        ("rewrite", "", (*TWO, "init.rnn.look=none", "init.rnn.feed=false"), "feed says .* but look is none"),
-        ("rewrite", "", (*TWO, LOOK), "longest is of location scores, but look.score"),
+        ("seq2seq", "", ("init.kind=transformer", "heads=3"), "width is 256 and heads 3; expected an even width"),
+        ("seq2seq", "", ("init.kind=transformer", "init.longest=64"), 'longest is 64, .* but positions is "sine"'),
+        ("seq2seq", "", (*TWO, "init.rnn.look=none", "init.rnn.feed=false"), "feed says .* but look is none"),
+        ("seq2seq", "", (*TWO, LOOK), "longest is of location scores, but look.score"),
         (
-            "rewrite",
+            "seq2seq",
             "",
             ("init.kind=transformer", "reinit_layers=2"),
             'init.reinit_layers is for init.kind = "pretrained"',

@@ -55,10 +55,10 @@ def examples(name: str) -> list[Any]:
             Tagged(words=tuple(text.split()), tags=tuple(LABEL[(n + k) % 5] for k in range(len(text.split()))))
             for n, text in enumerate(TEXTS)
         ],
-        "extract": [
+        "qa": [
             Question(id=str(n), question=WORDS[n % 10], context=text, answers=spans(n)) for n, text in enumerate(TEXTS)
         ],
-        "choose": [
+        "multiple-choice": [
             Choices(prompt=text, candidates=tuple(WORDS[n % 4 : n % 4 + 2 + n % 3]), answer=n % 2)
             for n, text in enumerate(TEXTS)
         ],
@@ -74,8 +74,8 @@ TASKS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "multiple": (ClassifyMany, "multiple", {"labels": LABELS}),
     "regress": (Regress, "regression", {"labels": ("stars",)}),
     "tag": (Tag, "tag", {"labels": LABEL}),
-    "extract": (Extract, "span", {"impossible": True}),
-    "choose": (Choose, "choice", {}),
+    "qa": (Extract, "span", {"impossible": True}),
+    "multiple-choice": (Choose, "choice", {}),
     "scored": (Embed, "bare", {"scored": True}),
     "pairs": (Embed, "bare", {"scored": False, "together": 2}),
 }
@@ -97,7 +97,7 @@ def model_of(name: str) -> Loaded:
     if name == "tag":
         return attach(ours, "tokens", labels=LABEL, seed=2)
     made = attach(ours, "embedding") if folder == "bare" else ours
-    made.thresholds = {NO_ANSWER: 0.3} if name == "extract" else {}
+    made.thresholds = {NO_ANSWER: 0.3} if name == "qa" else {}
     return made
 
 
