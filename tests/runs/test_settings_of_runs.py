@@ -316,7 +316,7 @@ def test_a_flag_and_an_assignment_cannot_set_the_same() -> None:
     with pytest.raises(SettingError, match=r"^--model a and init\.model=b both set init\.model:") as caught:
         prepare("classify", "none.csv", model="a", assignments=["seeds=2", "init.model=b"])
     assert (caught.value.code, caught.value.path) == ("duplicate", "init.model")
-    others = ["student.take=[0, 2, 4]", "student.family=bert"]
+    others = ["student.teacher_layers=[0, 2, 4]", "student.family=bert"]
     overrides = distil_settings.overrides_of("t", student="layers=3", assignments=others)
     assert distil_settings.foresee(overrides).student == LayersStudent(teacher_layers=(0, 2, 4), family="bert")
     for student, setting in (("layers=3", "student.layers=2"), ("bag", "student = {kind = 'size'}")):
