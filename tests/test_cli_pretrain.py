@@ -80,7 +80,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sets(**more: Any) -> list[str]:
     """SMALL settings, and more."""
-    return [part for name, value in (SMALL | more).items() for part in (f"--{name}={value}")]
+    return [f"--{name}={value}" for name, value in (SMALL | more).items()]
 
 
 def imported(*arguments: str) -> tuple[int, str, str]:
@@ -124,13 +124,13 @@ def test_help_imports_nothing_heavy() -> None:
         (["my.toml", "books"], "my.toml is a recipe and stands among text: give it alone, to learn from the text"),
         (
             ["x", "--for", "1h", "--train.length.count=9"],
-            "--train.length.count=9 both set train",
+            "train.length.count=9 both set train",
         ),
         (
-            ["x", "--model", "a", "--model={init_from='b'}"],
+            ["x", "--model", "a", "model={init_from='b'}"],
             "both set model.init_from",
         ),
-        (["x", "--data=['y']"], "DATA x and --data="),
+        (["x", "--data=['y']"], "DATA x and data="),
     ],
 )
 def test_slips_are_told_before_torch_is_imported(arguments: list[str], message: str) -> None:
@@ -185,7 +185,7 @@ def test_a_recipe_alone(run: Any, text: Path, tmp_path: Path, monkeypatch: pytes
     more = {
         name: value for name, value in (SMALL | STEPS).items() if name not in ("max_seq_length", "train.batch_size")
     }
-    given = [part for name, value in more.items() for part in (f"--{name}={value}")]
+    given = [f"--{name}={value}" for name, value in more.items()]
     done = run("pretrain", "mine.toml", "--json", *given)
     found = json.loads(done.out)
     assert found["objective"] == "mlm+sop" and found["folder"] == "pretrain-harbour"

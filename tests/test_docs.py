@@ -63,7 +63,7 @@ def run(words: list[str]) -> None:
     elif words and words != [".", ".venv/bin/activate"]:
         assert words[0] == "heedful", words
         length = "train.length.count="
-        long = words[1] == "finetune" and not any(word.startswith(length) for word in words)
+        long = words[1] == "finetune" and not any(word.removeprefix("--").startswith(length) for word in words)
         shorter = [f"--{length}{EPOCHS}"] if long else []
         with pytest.raises(SystemExit) as ended:  # in this process: another one would import PyTorch for each command
             main(words[1:] + shorter)
