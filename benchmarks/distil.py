@@ -103,7 +103,7 @@ def common(task: str, epochs: float, run: Run, steps: int = 0) -> list[str]:
         f"train.batch_size={plan.batch}",
         f"max_length={plan.longest}",
         "data.dev_fraction=0",
-        "fit.keep=last",
+        "fit.load_best_at_end=false",
     ]
 
 

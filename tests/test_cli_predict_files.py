@@ -93,7 +93,10 @@ def test_files_are_read_as_the_run_read_its_data(run: Any, folder: Path, tmp_pat
     file.write_bytes("text;body;kind\nthe cat;café;x\n".encode("cp1252"))
     code, _, err = run(trained, "--file", file, *other, "--output", "one")
     assert code == 0 and 'in.csv: columns: text="body"' in err
-    assert "its own: data.columns.text=body, data.encoding=cp1252, data.delimiter=;; change that by --data.NAME=VALUE" in err
+    assert (
+        "its own: data.columns.text=body, data.encoding=cp1252, data.delimiter=;; change that by --data.NAME=VALUE"
+        in err
+    )
     (row,) = (json.loads(line) for line in (tmp_path / "one" / "part-00000000.jsonl").read_text().splitlines())
     assert row["error"] is None and row["input"]["body"] == "café"
     code, _, err = run(trained, "--file", file, *other, "--output", "two", "--data.columns.text=text")

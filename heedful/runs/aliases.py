@@ -78,6 +78,7 @@ _SAME: tuple[tuple[tuple[str, ...], str], ...] = (
     (("fit.patience",), "early_stopping_patience"),
     (("fit.eval_every_epochs",), "check_val_every_n_epoch"),
     (("fit.keep_last",), "save_total_limit"),
+    (("fit.load_best_at_end",), "load_best_model_at_end"),
     (("data.dev_fraction", "eval_fraction"), "validation_fraction val_fraction validation_split dev_split"),
     (("max_length", "max_seq_length"), "max_source_length model_max_length max_sequence_length max_len max_seq_length"),
     (("max_seq_length",), "block_size seq_length"),

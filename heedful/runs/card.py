@@ -141,7 +141,7 @@ def _chosen(results: dict[str, Any]) -> list[str]:
     seed = next((each for each in results.get("seeds", []) if each["seed"] == results.get("seed")), None)
     if seed is None or "dev" not in results["splits"]:
         return []
-    best, fitted = _fit(results).get("keep", "best") == "best", _tuned(results)
+    best, fitted = _fit(results).get("load_best_at_end", True), _tuned(results)
     said = f"The weights are those after {seed['steps']:,} steps"
     if best:
         said = f"The weights are those of step {seed['best_step']:,} of {seed['steps']:,}, the best on dev"
@@ -334,7 +334,7 @@ def _limits(results: dict[str, Any]) -> Iterator[str]:
     )
     if splits and "test" not in splits:
         fit, several = _fit(results), len(results.get("seeds", [])) > 1
-        chosen = fit.get("keep", "best") == "best" or fit.get("patience") or several
+        chosen = fit.get("load_best_at_end", True) or fit.get("patience") or several
         used = ["by which the model was chosen"] if chosen else []
         used += ["on which its thresholds were fitted"] if _tuned(results) else []
         yield f"There is no test split: what is known comes from dev{', ' if used else ''}{' and '.join(used)}."

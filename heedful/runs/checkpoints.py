@@ -16,10 +16,10 @@ LAST = "last"  # in CHECKPOINTS
 
 
 def checkpoints(
-    best_step: int, best: float | None, last_step: int, last: float | None, keep: str
+    best_step: int, best: float | None, last_step: int, last: float | None, load_best: bool
 ) -> dict[str, dict[str, Any] | str | None]:
     """The entry of results.json: step and metric of the best and the last weights, and which the model has."""
-    chosen = "best" if keep == "best" and best is not None else "last"
+    chosen = "best" if load_best and best is not None else "last"
     about = None if best is None else {"step": best_step, "metric_value": best}
     return {"model": chosen, "best": about, "last": {"step": last_step, "metric_value": last}}
 

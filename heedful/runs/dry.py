@@ -96,7 +96,7 @@ def dry_run(
     trainer = Trainer(loaded, made, learned.samples, settings.train)
     seconds, speed = timed(trainer, learned.tokens)
     weights, several = 4 * loaded.count(), settings.seeds > 1
-    best = settings.fit.keep == "best" and "dev" in plan.survey.splits
+    best = settings.fit.load_best_at_end and "dev" in plan.survey.splits
     more = weights * (best + STATE * settings.fit.async_checkpoint)  # weights of the best step; the copy being written
     models = settings.seeds * (1 + best) + several + (0 if named_model(init) else settings.seeds)
     states = settings.seeds if settings.fit.keep_checkpoints else 1  # seeds whose training state is there at once

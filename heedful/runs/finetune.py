@@ -309,7 +309,7 @@ class Run:
             loaded.thresholds |= calibrate(task, loaded, self.source.examples("dev"))
             self._save(loaded, folder)
         splits = {split: self._measured(task, loaded, split, folder) for split in self.measured}
-        entry = checkpoints(fitted.best_step, fitted.best, trainer.step, fitted.last, settings.fit.keep)
+        entry = checkpoints(fitted.best_step, fitted.best, trainer.step, fitted.last, settings.fit.load_best_at_end)
         unclear = undecided(entry, task.metric, splits.get("dev", {}).get("intervals", {}).get(task.metric))
         if unclear:
             self.watch.said(unclear)

@@ -25,10 +25,10 @@ def unused_settings(settings: Any, found: Survey, *, classic: bool) -> None:
     usual = EmbedSettings()
     paired = task if isinstance(task, EmbedSettings) and found.low is not None else usual
     scored, dev = isinstance(task, EmbedSettings | RegressSettings), "dev" in found.splits
-    if scored and "dev" in found.alike and (settings.fit.keep == "best" or settings.fit.patience):
+    if scored and "dev" in found.alike and (settings.fit.load_best_at_end or settings.fit.patience):
         raise HeedfulError(
             "all scores of dev are the same, so that nothing correlates with them and no step is the best: give other "
-            "rows, or set fit.keep=last and no fit.patience"
+            "rows, or set fit.load_best_at_end=false and no fit.patience"
         )
     for name, asked, why in (
         ("fit.patience", settings.fit.patience and not dev, "it counts evaluations on dev, and there is none"),

@@ -326,7 +326,7 @@ class Run:
         )
         if fitted.why == "asked":
             return False
-        entry = checkpoints(fitted.best_step, fitted.best, trainer.step, fitted.last, settings.fit.keep)
+        entry = checkpoints(fitted.best_step, fitted.best, trainer.step, fitted.last, settings.fit.load_best_at_end)
         with trainer.whole():
             shares = self.ranks.gather(measure())
             if self.ranks.first:

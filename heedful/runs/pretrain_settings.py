@@ -198,7 +198,7 @@ class PretrainSettings:
     eval_every_steps: int = 500  # steps between evaluations
     probes: tuple[Probe, ...] = ()  # small labelled files that frozen vectors are scored on at each evaluation
     train: TrainSettings = TrainSettings()
-    fit: FitSettings = FitSettings(keep="last")
+    fit: FitSettings = FitSettings(load_best_at_end=False)
 
     def __post_init__(self) -> None:
         lengths = self.lengths

@@ -215,7 +215,7 @@ class _Run:
         self.looked, self.last, self.since = step, scored.metric_value, 0 if raised else self.since + 1
         if better:
             self.best, self.best_tie, self.best_step = scored.metric_value, scored.tie, step
-            if self.settings.keep == "best":
+            if self.settings.load_best_at_end:
                 self.kept = {name: each.detach().clone() for name, each in self._weights().items()}
         self.watch.scored(step, scored, better)
         return True
@@ -279,7 +279,7 @@ class _Run:
             self.best, self.best_tie, self.best_step = values["best"], values["best_tie"], values["best_step"]
             self.last, self.since = values["last"], values["since"]
             self.looked, self.saved = values["looked"], saved.step
-            if self.settings.keep == "best":
+            if self.settings.load_best_at_end:
                 self.kept = under("best/", saved.tensors)
             self.watch.said(f"going on after step {saved.step:,}")
         if self.journal is not None:

@@ -189,7 +189,7 @@ class FitSettings:
 
     eval_every_epochs: float = 1.0  # epochs between evaluations on dev
     patience: int = 0  # evaluations without a better metric after which training stops; 0: never
-    keep: Literal["best", "last"] = "best"  # the weights that become the model
+    load_best_at_end: bool = True  # the model gets the weights of the best evaluation; false: those of the last step
     checkpoint_every_minutes: float = 5.0  # minutes between checkpoints; one is saved after each evaluation too
     keep_last: int = 2  # newest checkpoints that are kept
     keep_checkpoints: bool = False  # keep them when the run has finished; else only the best and last weights stay

@@ -302,7 +302,10 @@ def variants(work: Path, model: Path) -> Probes:
         ),
         "bfloat16": settings(train__precision="bfloat16"),
         "weights": settings(
-            task__class_weight="balanced", init__reinit_layers=1, fit__eval_every_epochs=0.5, fit__keep="last"
+            task__class_weight="balanced",
+            init__reinit_layers=1,
+            fit__eval_every_epochs=0.5,
+            fit__load_best_at_end="false",
         ),
         "epochs": settings(train__length__kind="epochs", train__length__count=2, fit__patience=1, seeds=2),
     }

@@ -30,6 +30,7 @@ ACCEPTED = [  # library, name, a value, full path here
     ("transformers", "torch_compile", True, "train.compile"),
     ("transformers", "early_stopping_patience", 3, "fit.patience"),
     ("transformers", "save_total_limit", 3, "fit.keep_last"),
+    ("transformers", "load_best_model_at_end", False, "fit.load_best_at_end"),
     ("transformers", "data_seed", 3, "data.seed"),
     ("transformers", "model_name_or_path", "m", "init.model"),
     ("transformers", "model_revision", "a", "init.revision"),

@@ -168,28 +168,28 @@ def test_what_the_numbers_are_of(tmp_path: Path) -> None:
     del found["splits"]["test"]
     chosen = "There is no test split: what is known comes from dev, by which the model was chosen."
     assert chosen in card(tmp_path, found, dev=lines)
-    found["settings"]["fit"] = {"keep": "last"}
+    found["settings"]["fit"] = {"load_best_at_end": False}
     text = card(tmp_path, found, dev=lines)
     assert "The weights are those after 300 steps." in text
     assert "There is no test split: what is known comes from dev.\n" in text, "which decided nothing"
-    found["settings"]["fit"] = {"keep": "last", "patience": 2}
+    found["settings"]["fit"] = {"load_best_at_end": False, "patience": 2}
     assert chosen in card(tmp_path, found, dev=lines)
     found["splits"] = {}
     text = card(tmp_path, found)
     assert "Nothing was measured" in text and "- Not measured at all." in text and "mistakes" not in text
 
 
-@pytest.mark.parametrize("keep", ["best", "last"])
-def test_thresholds_that_were_fitted_on_dev(tmp_path: Path, keep: str) -> None:
+@pytest.mark.parametrize("load_best", [True, False])
+def test_thresholds_that_were_fitted_on_dev(tmp_path: Path, load_best: bool) -> None:
     results = made.results("multiple", "micro_f1", {"dev": made.labelled(["x", "y"])})
-    settings = {"task": {"kind": "multiple", "thresholds": "tuned"}, "fit": {"keep": keep}}
+    settings = {"task": {"kind": "multiple", "thresholds": "tuned"}, "fit": {"load_best_at_end": load_best}}
     seeds = [{"seed": 1, "best_step": 9, "steps": 10, "seconds": 2.0, "splits": {"dev": 0.5}}]
     text = card(tmp_path, results | {"settings": settings, "seeds": seeds, "seed": 1})
     assert ", and thresholds were fitted on dev; so the numbers of dev are a little too good." in text
-    chosen = "by which the model was chosen and " if keep == "best" else ""
+    chosen = "by which the model was chosen and " if load_best else ""
     assert f"what is known comes from dev, {chosen}on which its thresholds were fitted." in text
     extract = made.results("qa", "f1", {"dev": {"f1": 0.5, "best_f1_threshold": -1.0, "count": 9}})
-    settings = {"task": {"kind": "qa", "no_answer_threshold": "tuned"}, "fit": {"keep": keep}}
+    settings = {"task": {"kind": "qa", "no_answer_threshold": "tuned"}, "fit": {"load_best_at_end": load_best}}
     extract |= {"settings": settings, "seeds": seeds, "seed": 1}
     assert "thresholds were fitted on dev" in card(tmp_path, extract)
     del extract["splits"]["dev"]["numbers"]["best_f1_threshold"]

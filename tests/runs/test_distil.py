@@ -222,7 +222,7 @@ def test_a_teacher_is_worth_it_where_labels_are_bad(tmp_path: Path) -> None:
         "train.length.count=12",
         "train.optimizer.lr=2e-3",
         "loss.label_weight=0",
-        "fit.keep=last",
+        "fit.load_best_at_end=false",
         "fit.eval_every_epochs=12",
     ]
     more += [*student, "seeds=2", *QUICK[2:]]

@@ -870,7 +870,8 @@ def test_a_dev_of_one_score_chooses_nothing(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
     with pytest.raises(HeedfulError, match="all scores of dev are the same"):
         module.prepare("regress", tmp_path)
-    assert module.prepare("regress", tmp_path, assignments=["fit.keep=last"]).settings.fit.keep == "last"
+    last = module.prepare("regress", tmp_path, assignments=["fit.load_best_at_end=false"])
+    assert not last.settings.fit.load_best_at_end
     alone = module.prepare("regress", tmp_path / "train.jsonl", assignments=["data.dev_fraction=0.001", "data.seed=3"])
     assert "dev" not in alone.survey.splits or "dev" not in alone.survey.alike
 

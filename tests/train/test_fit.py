@@ -112,7 +112,7 @@ def test_the_best_weights_are_kept_or_the_last(tmp_path: Path, whole: tuple[Run,
     assert same(run.now(), run.weights[end.best_step])
     assert not same(run.now(), run.weights[12])
     last = Run(tmp_path)
-    found = last.fit(keep="last")
+    found = last.fit(load_best_at_end=False)
     assert same(last.now(), run.weights[12]) and same(last.now(), last.weights[12])
     assert found == end
     assert not [name for name in tensors(tmp_path) if name.startswith("best/")]
@@ -200,10 +200,10 @@ def test_a_better_tie_does_not_reset_patience(tmp_path: Path) -> None:
 
 
 def test_the_last_weights_are_handed_over_where_others_become_the_model(tmp_path: Path) -> None:
-    for name, steps, keep in (("early", [3, 2, 1], "best"), ("late", [1, 2, 3], "best"), ("last", [3, 2, 1], "last")):
+    for name, steps, load_best in (("early", [3, 2, 1], True), ("late", [1, 2, 3], True), ("last", [3, 2, 1], False)):
         scores, seen = iter(steps), []
         run = Run(tmp_path / name, lambda trainer, scores=scores: Scored(metric_value=next(scores), numbers={}))
-        how = settings({}, {"keep": keep, "eval_every_epochs": 1.0})[1]
+        how = settings({}, {"load_best_at_end": load_best, "eval_every_epochs": 1.0})[1]
         fit(
             run.trainer,
             run.folder,
@@ -341,7 +341,7 @@ def test_best_weights_are_forgotten_where_the_last_are_asked_for(tmp_path: Path,
     Run(tmp_path).fit(Told(stop=9))
     assert [name for name in tensors(tmp_path) if name.startswith("best/")]
     run = Run(tmp_path)
-    run.fit(keep="last")
+    run.fit(load_best_at_end=False)
     assert same(run.now(), whole[0].weights[12])
 
 
