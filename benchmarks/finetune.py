@@ -56,7 +56,7 @@ def build(task: Task, longest: int, seed: int) -> tuple[Learning, heedful.Loaded
     if task.kind == "regress":
         scores = [each.score for each in task.train if isinstance(each, Scored)]
         made: Learning = Regress(labels=("score",), mean=fmean(scores), deviation=pstdev(scores), **common)
-        return made, attach(loaded, "classes", labels=("score",), problem="regression", seed=seed)
+        return made, attach(loaded, "classes", labels=("score",), problem_type="regression", seed=seed)
     if task.kind == "qa":
         return Extract(impossible=False, **common), attach(loaded, "span", seed=seed)
     if task.kind == "tag":

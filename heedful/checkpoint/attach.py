@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from heedful.checkpoint import Config, Loaded, assign
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.families import FAMILIES
-from heedful.families.table import PROBLEMS, Keys, Table, load_names, save_names
+from heedful.families.table import Keys, Table, load_names, save_names
 from heedful.model.config import (
     Classes,
     Head,
@@ -20,7 +20,7 @@ from heedful.model.config import (
     NextSentence,
     Pooled,
     Pretraining,
-    Problem,
+    ProblemType,
     SentenceEmbedding,
     TokenClasses,
 )
@@ -36,7 +36,7 @@ def attach(
     kind: str,
     *,
     labels: Sequence[str] = (),
-    problem: Problem = "single",
+    problem_type: ProblemType = "single_label_classification",
     seed: int = 0,
     reinit_layers: int = 0,
 ) -> Loaded:
@@ -46,7 +46,7 @@ def attach(
     answers the same: the same labels. Everything else is drawn from the seed. `reinit_layers` blocks at the top, and
     then the whole head, are initialised again (Zhang et al. 2021, section 5).
     """
-    head = new_head(loaded.config, kind, labels, problem)
+    head = new_head(loaded.config, kind, labels, problem_type)
     config = replace(loaded.config, model=_model(loaded.config, kind), head=head)
     FAMILIES[config.family].architecture(config.model, head)  # refuses a head that needs more than the model has
     with undrawn():
@@ -97,7 +97,9 @@ def _model(config: Config, kind: str) -> ModelConfig:
     return entry.part(config.model)
 
 
-def new_head(config: Config, kind: str, labels: Sequence[str] = (), problem: Problem = "single") -> Head:
+def new_head(
+    config: Config, kind: str, labels: Sequence[str] = (), problem_type: ProblemType = "single_label_classification"
+) -> Head:
     """The head that this family publishes under that name, with the family's own dropout and activation."""
     family = FAMILIES[config.family]
     if kind == "embedding":
@@ -118,9 +120,14 @@ def new_head(config: Config, kind: str, labels: Sequence[str] = (), problem: Pro
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
         "num_labels": len(labels) or 2,
-        "problem_type": next(theirs for theirs, ours in PROBLEMS.items() if ours == problem),
+        "problem_type": problem_type,
     }
-    ours = {"kind": kind, "labels": list(labels), "problem": problem, "dropout": config.model.embedding.dropout}
+    ours = {
+        "kind": kind,
+        "labels": list(labels),
+        "problem_type": problem_type,
+        "dropout": config.model.embedding.dropout,
+    }
     ours["no_answer"] = "last" if config.model.encoder is None and config.model.decoder is not None else "first"
     values["head"] = {field.name: ours[field.name] for field in fields(entry.head) if field.name in ours}
     found = entry.read(Keys(values, "the model"), config.model)
@@ -162,8 +169,8 @@ def _fits(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], name: str) 
 def _answers(head: Head | None) -> tuple[object, ...]:
     """What the last layer of a head answers."""
     match head:
-        case Classes(labels=labels, problem=problem):
-            return ("classes", labels, problem)
+        case Classes(labels=labels, problem_type=problem_type):
+            return ("classes", labels, problem_type)
         case TokenClasses(labels=labels):
             return ("tokens", labels)
         case NextSentence() | Pretraining():

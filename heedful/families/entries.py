@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from heedful.families.table import PROBLEMS, HeadEntry, Keys, Row, Table, read_activation, rows
+from heedful.families.table import HeadEntry, Keys, Row, Table, read_activation, rows
 from heedful.model.config import (
     Choice,
     Classes,
@@ -85,11 +85,10 @@ def classes(
     def read(keys: Keys, model: ModelConfig) -> Classes:
         dropout = _dropout(keys, model, key, default) if key else 0.0
         given = _settings(fixed(keys), dropout=dropout, **({"dropout_first": dropout} if dropout_first else {}))
-        return Classes(labels=keys.labels(), problem=keys.problem(), **given)
+        return Classes(labels=keys.labels(), problem_type=keys.problem_type(), **given)
 
     def write(head: Classes) -> dict[str, Any]:
-        problem = next(theirs for theirs, ours in PROBLEMS.items() if ours == head.problem)
-        return _labels(head) | {"problem_type": problem} | ({key: head.dropout} if key else {})
+        return _labels(head) | {"problem_type": head.problem_type} | ({key: head.dropout} if key else {})
 
     return HeadEntry(head=Classes, read=read, write=write, table=lambda head: Table(rows=rows(*named)), prefix=prefix)
 

@@ -12,13 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from heedful.errors import HeedfulError, did_you_mean
-from heedful.model.config import Activation, Head, ModelConfig, Problem, SentenceEmbedding
+from heedful.model.config import Activation, Head, ModelConfig, ProblemType, SentenceEmbedding
 
 # -- names ----------------------------------------------------------------------------------------------------
 
@@ -196,11 +196,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # key -> the values that ca
     "tie_encoder_decoder": ((None, False), _ENCODER),
 }
 
-PROBLEMS: dict[str, Problem] = {
-    "single_label_classification": "single",
-    "multi_label_classification": "multiple",
-    "regression": "regression",
-}
+PROBLEM_TYPES: tuple[ProblemType, ...] = get_args(ProblemType)
 
 
 class Keys:
@@ -290,10 +286,10 @@ class Keys:
             raise HeedfulError(f"{self.source}: label2id {_short(named)} does not invert id2label {_short(given)}")
         return labels
 
-    def problem(self) -> Problem:
-        """Of a classifier; one label alone is a regression where nothing is said."""
-        found: Problem | None = self.choice("problem_type", PROBLEMS, None)
-        return found or ("regression" if len(self.labels()) == 1 else "single")
+    def problem_type(self) -> ProblemType:
+        """Return a classifier's `problem_type`; without that key, one label means regression."""
+        found: ProblemType | None = self.choice("problem_type", {name: name for name in PROBLEM_TYPES}, None)
+        return found or ("regression" if len(self.labels()) == 1 else "single_label_classification")
 
     def done(self, irrelevant: frozenset[str], ignore: Iterable[str] = ()) -> dict[str, Any]:
         """Refuse keys that nobody read, but those to ignore; the others are what saving keeps."""

@@ -126,7 +126,7 @@ def _notes(loaded: Loaded, config: Mapping[str, Any], limit: int | None) -> dict
     if isinstance(head, c.Classes | c.TokenClasses):
         notes["labels"] = head.labels
     if isinstance(head, c.Classes):
-        notes["problem"] = head.problem
+        notes["problem_type"] = head.problem_type
     if loaded.thresholds:
         notes["thresholds"] = loaded.thresholds
     if loaded.tokenizer is not None:

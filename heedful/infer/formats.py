@@ -242,10 +242,10 @@ def _of_head(engine: Engine, *, pair: bool) -> dict[str, pa.DataType]:
         return {"words": pa.list_(word), "entities": pa.list_(entity), **_windows()}
     assert isinstance(head, Classes)
     each = pa.struct([(name, NUMBER) for name in label_names(head.labels)])
-    match head.problem:
+    match head.problem_type:
         case "regression":
             return {"numbers": each, **_windows()}
-        case "multiple":
+        case "multi_label_classification":
             return {"labels": pa.list_(TEXT), "probabilities": each, **_windows()}
     return {"label": TEXT, "probability": NUMBER, "probabilities": each, **_windows()}
 

@@ -335,7 +335,7 @@ class Pretraining:
     dropout: float = 0.0  # before the two scores
 
 
-Problem = Literal["single", "multiple", "regression"]  # one label, any number of labels, numbers
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -344,7 +344,7 @@ class Classes(Summary):
 
     kind: Literal["classes"] = "classes"
     labels: tuple[str, ...]
-    problem: Problem = "single"
+    problem_type: ProblemType = "single_label_classification"
     bias: bool = True
 
 

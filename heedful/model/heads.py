@@ -146,7 +146,7 @@ class ClassesHead(nn.Module):
         super().__init__()
         self.dropout = config.dropout
         self.first = SummaryVector(config, model.config.width)
-        last = Exact if config.problem == "regression" else nn.Linear
+        last = Exact if config.problem_type == "regression" else nn.Linear
         self.out = last(model.config.width, len(config.labels), bias=config.bias)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences labels"]:

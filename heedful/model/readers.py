@@ -100,7 +100,7 @@ class ReadClasses(nn.Module):
         reader, labels = model.classic.reader, len(config.labels)
         assert not isinstance(reader, Writer)  # a model with this head reads
         self.dropout, self.config = config.dropout, reader
-        self.one = reader.binary == "sigmoid" and config.problem == "single"
+        self.one = reader.binary == "sigmoid" and config.problem_type == "single_label_classification"
         if self.one and labels != 2:
             raise HeedfulError(f'binary is "sigmoid", which is for two labels, but there are {labels}: use "softmax"')
         width, count = model.classic.width, 1
@@ -119,7 +119,7 @@ class ReadClasses(nn.Module):
         self.each = isinstance(reader, Attention) and reader.queries == "classes"
         hidden = reader.hidden if isinstance(reader, Structured) else 0
         self.hidden = nn.Linear(count * width, hidden) if hidden else None
-        last = Exact if config.problem == "regression" else nn.Linear
+        last = Exact if config.problem_type == "regression" else nn.Linear
         self.out = last(width if self.each else hidden or count * width, 1 if self.one else labels)
 
     def vectors(self, rows: Rows, batch: Packed) -> Vectors:

@@ -42,9 +42,9 @@ WORD = re.compile(r"\w+|[^\w\s]")
 def task_of(teacher: Loaded) -> str:
     """The task that a teacher's head answers; "masked": hidden tokens."""
     match teacher.config.head:
-        case Classes(problem="single"):
+        case Classes(problem_type="single_label_classification"):
             return "classify"
-        case Classes(problem="multiple"):
+        case Classes(problem_type="multi_label_classification"):
             return "multiple"
         case Classes(labels=(_,)):
             return "regress"

@@ -17,6 +17,7 @@ from heedful.durable import put_folder
 from heedful.errors import HeedfulError
 from heedful.infer.precision import Precision
 from heedful.infer.quantize import Trial
+from heedful.model.config import Classes
 from heedful.runs.distil import distil_task
 from heedful.runs.distil_data import task_of
 from heedful.runs.distil_plan import Planned, prepare, refuse_classic
@@ -243,7 +244,8 @@ def _timed(planned: Planned, shapes: Sequence[str], watch: Watch) -> list[dict[s
             made = make_student(
                 student, planned.teacher, texts, longest=settings.max_length, seed=1, said=lambda text: None
             )
-            made = attach(made, head.kind, labels=labels, problem=getattr(head, "problem", "single"))
+            problem_type = head.problem_type if isinstance(head, Classes) else "single_label_classification"
+            made = attach(made, head.kind, labels=labels, problem_type=problem_type)
             place = Path(scratch) / str(number)
             save(made, place)
             places[name], counts[name] = str(place), made.count()

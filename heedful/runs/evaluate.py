@@ -173,9 +173,9 @@ def source_for(loaded: Loaded, data: Any, settings: DataSettings, on_bad_row: Ba
 def kind_of(loaded: Loaded) -> type[Task]:
     """The task that a model's head does."""
     match loaded.config.head:
-        case Classes(problem="single"):
+        case Classes(problem_type="single_label_classification"):
             return Classify
-        case Classes(problem="multiple"):
+        case Classes(problem_type="multi_label_classification"):
             return ClassifyMany
         case Classes(labels=(_,)):
             return Regress

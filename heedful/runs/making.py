@@ -235,7 +235,7 @@ def _made(kind: type[Task], settings: FinetuneSettings, loaded: Loaded, **more: 
         loaded,
         kind.head,
         labels=more.get("labels", ()),
-        problem=kind.problem,
+        problem_type=kind.problem_type,
         seed=settings.train.seed,
         reinit_layers=settings.init.reinit_layers if isinstance(settings.init, Pretrained) else 0,
     )

@@ -250,7 +250,7 @@ def info(service: Service, name: str | None) -> dict[str, Any]:
         numbered = dict(enumerate(labels or []))
         model_type = {"classifier": {"id2label": {str(id): label for id, label in numbered.items()}}}
         model_type["classifier"]["label2id"] = {label: id for id, label in numbered.items()}
-        model_type["classifier"]["problem"] = loaded.config.head.problem
+        model_type["classifier"]["problem_type"] = loaded.config.head.problem_type
     return {
         "model_id": name,
         "model_dtype": engine.way.precision if engine.way else str(next(loaded.parameters()).dtype)[len("torch.") :],

@@ -20,7 +20,7 @@ from heedful.serve.guard import Bodies, Trouble
 from heedful.serve.metrics import Metrics
 from heedful.serve.settings import ServeSettings
 
-SCORED = {"regression": 1, "single": 2}  # labels of a head that gives a pair one score, by its problem
+SCORED = {"regression": 1, "single_label_classification": 2}  # labels with which a head gives a pair one score
 LOG = logging.getLogger("heedful.serve")
 
 
@@ -147,7 +147,7 @@ def kinds_of(lane: Lane) -> tuple[str, ...]:
     kind, engine = kind_of(lane), cast(Any, lane.engine)
     if kind == "classes":
         head = engine.loaded.config.head
-        return (kind, "rank") if SCORED.get(head.problem) == len(head.labels) else (kind,)
+        return (kind, "rank") if SCORED.get(head.problem_type) == len(head.labels) else (kind,)
     return (kind,)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heedful.data import Example, Labelled, MultiLabelled
-from heedful.model.config import Classes, Problem
+from heedful.model.config import Classes, ProblemType
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack, weights
 from heedful.tasks.base import Answer, Answerer, Setting, Window, label_names, read_pair, read_text
@@ -54,9 +54,9 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
     assert isinstance(head, Classes)
     scores = torch.stack([window.scores for window in windows])
     names, count = label_names(head.labels), {"windows": len(windows)}
-    if head.problem == "regression":
+    if head.problem_type == "regression":
         return {"numbers": _named(names, scores.mean(0))} | count
-    if head.problem == "multiple":
+    if head.problem_type == "multi_label_classification":
         each = _named(names, scores.sigmoid().mean(0))
         said = [name for name in names if each[name] >= setting.thresholds.get(name, THRESHOLD)]
         return {"labels": said, "probabilities": each} | count
@@ -184,7 +184,7 @@ class ClassifyMany(Texts):
 
     example: ClassVar[type[Example]] = MultiLabelled
     metric: str = "micro_f1"
-    problem: ClassVar[Problem] = "multiple"
+    problem_type: ClassVar[ProblemType] = "multi_label_classification"
     weights: tuple[float, ...] = ()  # of each label's positives; (): all 1
 
     def target(self, example: MultiLabelled) -> list[float]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from heedful.checkpoint import Loaded
 from heedful.checkpoint.attach import rescaled
 from heedful.data import Example, Scored
-from heedful.model.config import Problem
+from heedful.model.config import ProblemType
 from heedful.tasks.base import Answer
 from heedful.tasks.classify import Scores, Texts
 from heedful.tasks.metrics import Bootstrap, RankedRegression, Result
@@ -34,7 +34,7 @@ class Regress(Texts):
 
     example: ClassVar[type[Example]] = Scored
     metric: str = "pearson"  # ranks of scores that are nearly the same are noise, by which a poor step may be the best
-    problem: ClassVar[Problem] = "regression"
+    problem_type: ClassVar[ProblemType] = "regression"
     mean: float = 0.0
     deviation: float = 1.0
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from heedful.checkpoint import Loaded
 from heedful.data import Example
 from heedful.errors import HeedfulError, InputError
-from heedful.model.config import Problem
+from heedful.model.config import ProblemType
 from heedful.model.readers import ReadClasses
 from heedful.objectives import Batch, Loss, Objective, Sample
 from heedful.objectives.base import weighted, wide
@@ -138,7 +138,7 @@ class Task(Objective, ABC):
 
     example: ClassVar[type[Example]]
     head: ClassVar[str]
-    problem: ClassVar[Problem] = "single"
+    problem_type: ClassVar[ProblemType] = "single_label_classification"
 
     tokenizer: Tokenizer
     limit: int | None  # tokens of a sequence

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from copy import copy
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -21,7 +21,15 @@ from heedful.checkpoint import Config, Loaded, create, load, save
 from heedful.checkpoint.attach import attach, rescaled
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES
-from heedful.model.config import Classes, EmbeddingConfig, Learned, ModelConfig, SentenceEmbedding, StackConfig
+from heedful.model.config import (
+    Classes,
+    EmbeddingConfig,
+    Learned,
+    ModelConfig,
+    ProblemType,
+    SentenceEmbedding,
+    StackConfig,
+)
 from tests.tiny import LABELS, TINY, our_outputs, packed, save_tiny, sequences, their_outputs
 
 NAMES = tuple(LABELS.values())
@@ -159,7 +167,7 @@ def test_the_last_layer_stays_where_the_labels_are_the_same(start: Start, family
     assert loaded.named().keys() - same(state(loaded), state(moved)) == out
     assert moved.config.head.labels == NAMES[::-1]  # type: ignore[union-attr]
     if kind == "classes":
-        several = attach(loaded, kind, labels=NAMES, problem="multiple")
+        several = attach(loaded, kind, labels=NAMES, problem_type="multi_label_classification")
         assert loaded.named().keys() - same(state(loaded), state(several)) == out
     assert same(state(loaded), state(attach(loaded, kind, labels=OTHER)) | {name: torch.zeros(1) for name in out}) == (
         loaded.named().keys() - out
@@ -204,19 +212,19 @@ def test_decoders_stay_tied_or_not(start: Start, tmp_path: Path, family: str, ti
         assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
 
 
-@pytest.mark.parametrize("problem", ["single", "multiple", "regression"])
+@pytest.mark.parametrize("problem_type", get_args(ProblemType))
 @pytest.mark.parametrize("family", PLAIN)
-def test_problems_are_told_to_transformers(start: Start, tmp_path: Path, family: str, problem: Any) -> None:
+def test_transformers_reads_the_problem_type(
+    start: Start, tmp_path: Path, family: str, problem_type: ProblemType
+) -> None:
     _, loaded = start(family, "Model")
-    labels = ("stars",) if problem == "regression" else OTHER
-    save(attach(loaded, "classes", labels=labels, problem=problem), tmp_path / "out")
+    labels = ("stars",) if problem_type == "regression" else OTHER
+    save(attach(loaded, "classes", labels=labels, problem_type=problem_type), tmp_path / "out")
     head = load(tmp_path / "out").config.head
-    assert isinstance(head, Classes) and (head.labels, head.problem) == (labels, problem)
+    assert isinstance(head, Classes) and (head.labels, head.problem_type) == (labels, problem_type)
     assert head.dropout == 0.3 and (head.activation == "relu") is (family == "distilbert")  # the family's own
     theirs = transformers.AutoConfig.from_pretrained(tmp_path / "out")
-    assert theirs.problem_type.startswith(problem if problem != "multiple" else "multi") and theirs.num_labels == len(
-        labels
-    )
+    assert theirs.problem_type == problem_type and theirs.num_labels == len(labels)
 
 
 @pytest.mark.parametrize(

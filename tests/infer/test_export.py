@@ -149,7 +149,9 @@ def test_a_folder_has_what_others_read(tmp_path: Path, capsys: pytest.CaptureFix
     assert said["written"] == str(tmp_path / "out" / "model.onnx") and said["max_length"] == 48
     assert {"model.onnx", "config.json", "tokenizer.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
     notes = session(Path(said["written"])).get_modelmeta().custom_metadata_map
-    assert json.loads(notes["labels"]) == ["bad", "fair", "good"] and notes["problem"] == "multiple"
+    assert (
+        json.loads(notes["labels"]) == ["bad", "fair", "good"] and notes["problem_type"] == "multi_label_classification"
+    )
     assert ends(*command) == 2
     assert "exists and is not empty: give another name" in capsys.readouterr().err
     assert ends(*command, "--overwrite") == 0

@@ -334,6 +334,8 @@ def test_models_are_named_or_found(served: Running, folders: dict[str, str]) -> 
     assert info["models"] == list(folders) and info["model_id"] == info["models"][0]
     assert ask(port, "/info?model=tag").json["routes"] == ["/token-classification", "/attention", "/tokenize"]
     assert ask(port, "/info?model=single").json["labels"] == ["bad", "fair", "good"]
+    for name, problem_type in (("single", "single_label_classification"), ("multiple", "multi_label_classification")):
+        assert ask(port, f"/info?model={name}").json["model_type"]["classifier"]["problem_type"] == problem_type
     assert ask(port, "/token-classification", {"inputs": "a", "model": "span"}).status == 422
     assert ask(port, "/generate", {"inputs": "a", "model": "tag"}).status == 422
     for name in ("../../etc", "%2e%2e", "C:\\", "\0", "x" * 150, ""):

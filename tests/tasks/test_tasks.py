@@ -158,10 +158,12 @@ def test_classes_of_windows_are_averaged_as_probabilities(tokenizer: Tokenizer) 
     found = classify.answer("x", windows, setting(tokenizer, head))
     share = (torch.tensor([8.0, 0]).softmax(0)[0] + torch.tensor([0.0, 1]).softmax(0)[0]).item() / 2
     assert found["label"] == "yes" and found["probability"] == pytest.approx(share) and found["windows"] == 2
-    several = classify.answer("x", windows, setting(tokenizer, Classes(labels=("yes", "no"), problem="multiple")))
+    several = classify.answer(
+        "x", windows, setting(tokenizer, Classes(labels=("yes", "no"), problem_type="multi_label_classification"))
+    )
     assert several["labels"] == ["yes", "no"]
     assert several["probabilities"]["no"] == pytest.approx((0.5 + torch.tensor(1.0).sigmoid().item()) / 2)
-    numbers = classify.answer("x", windows, setting(tokenizer, Classes(labels=("a", "b"), problem="regression")))
+    numbers = classify.answer("x", windows, setting(tokenizer, Classes(labels=("a", "b"), problem_type="regression")))
     assert numbers == {"numbers": {"a": 4.0, "b": 0.5}, "windows": 2}
 
 

@@ -71,7 +71,7 @@ function showRoute() {
 // Groups of rows that an answer of a route is shown as: a name, perhaps its kind, and a probability or another number.
 const GROUPS = {
   "/predict": (found, about) => {
-    const what = about.model_type.classifier.problem === "regression" ? "number" : "probability";
+    const what = about.model_type.classifier.problem_type === "regression" ? "number" : "probability";
     return [found.map(({ label, score }) => ({ name: label, [what]: score }))];
   },
   "/rerank": (found) => [found.map(({ index, text, score }) => ({ name: text ?? `text ${index + 1}`, number: score }))],
