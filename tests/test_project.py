@@ -42,8 +42,12 @@ def test_settings_import_no_torch_and_are_quick() -> None:
 
 
 def test_public_names() -> None:
-    expected = ["Engine", "HeedfulError", "HeedfulWarning", "Loaded", "Packed", "Tokenizer"]
-    expected += ["distil", "evaluate", "finetune", "load", "look", "pretrain", "save"]
+    predictions = ["Classification", "Embedding", "Entity", "FillMask", "GeneratedText", "MultiLabelClassification"]
+    predictions += ["MultipleChoice", "NextSentence", "Prediction", "Regression", "Similarity", "Span"]
+    settings = ["DistilSettings", "FinetuneSettings", "PretrainSettings"]
+    others = ["Engine", "Evaluated", "HeedfulError", "HeedfulWarning", "Loaded", "Packed", "RunResult", "Tokenizer"]
+    functions = ["distil", "evaluate", "finetune", "load", "look", "predict", "pretrain", "save"]
+    expected = sorted([*predictions, "TokenClassification", *settings, *others]) + functions
     assert [name for name in dir(heedful) if not name.startswith("_")] == expected
     for name in expected:
         assert getattr(heedful, name).__name__ in (name, f"heedful.{name}")  # `look` is a module that can be called

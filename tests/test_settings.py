@@ -349,7 +349,10 @@ def test_assignments(assignments: list[str], changes: dict[str, Any]) -> None:
         ("betas=[1,", 'betas is "[1,", expected a list of 2'),
         ("quiet=yes", 'quiet is "yes", expected true or false'),
         ("stack.rate=inf", 'stack.rate is "inf", expected a number'),
-        ("positions.base=3", "positions.base is not a setting; known here: kind, count"),
+        (
+            "positions.base=3",
+            'positions.base is for positions.kind = "sinusoidal": choose that kind, or leave positions.base out',
+        ),
     ],
 )
 def test_assignments_refused(assignment: str, message: str) -> None:

@@ -43,9 +43,9 @@ def factor(schedule: Schedule, progress: int | float, total: int | float) -> flo
 
     A warm-up of less than one is none, so that the only step of a short run moves the weights.
 
-    >>> [factor(Linear(warmup=0.25), done, 8) for done in (0, 1, 2, 5, 8)]
+    >>> [factor(Linear(warmup_ratio=0.25), done, 8) for done in (0, 1, 2, 5, 8)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
-    >>> [factor(Linear(warmup=0.25), done, 2) for done in (0, 1, 2)]
+    >>> [factor(Linear(warmup_ratio=0.25), done, 2) for done in (0, 1, 2)]
     [1.0, 0.5, 0.0]
     """
     if not (0 < total < math.inf and progress >= 0):

@@ -261,7 +261,7 @@ def test_columns_are_found_or_given(single: Engine, folders: dict[str, Path], tm
     assert [word["word"] for word in written(tmp_path / "c")[0]["words"]] == ["the", "cat"]
     two = jsonl(tmp_path / "two.jsonl", [{"text": "a", "pair": "b"}])
     one = jsonl(tmp_path / "one.jsonl", [{"text": "a"}])
-    with pytest.raises(HeedfulError, match=r"has columns for text, but .* for text, pair"):
+    with pytest.raises(HeedfulError, match=r"has columns for text, but .* for text, text_pair"):
         predict_files(single, [one, two], tmp_path / "d")
     with pytest.raises(HeedfulError, match="is given twice"):
         predict_files(single, [one, one], tmp_path / "d")
@@ -427,7 +427,7 @@ def test_another_run_is_refused_by_name(single: Engine, folders: dict[str, Path]
         predict_files(ready(folders["single"], "bfloat16"), file, out, JSONL)
     with pytest.raises(HeedfulError, match='model was "sha256:'):
         predict_files(folders["multiple"], file, out, JSONL)
-    with pytest.raises(HeedfulError, match="data longest was"):
+    with pytest.raises(HeedfulError, match="data max_row_bytes was"):
         predict_files(single, file, out, JSONL, data=DataSettings(max_row_bytes=1000))
     changed = file.read_text(encoding="utf-8").replace("paris", "berne")
     file.write_text(changed, encoding="utf-8")

@@ -473,7 +473,7 @@ def test_settings_that_are_wrong_are_told_first() -> None:
     foresee_any(overrides_of("x", assignments=["pretrain.max_seq_length=64"]))
     with pytest.raises(HeedfulError, match="temprature"):
         foresee_any(overrides_of("x", assignments=["loss.temprature=4"]))
-    with pytest.raises(HeedfulError, match='"tripel" is no recipe of losses'):
+    with pytest.raises(HeedfulError, match='"distilbrt" is no recipe of losses'):
         overrides_of("x", losses="distilbrt")
 
 
@@ -782,8 +782,8 @@ def test_texts_are_answered_until_it_has_taken_long_enough(
 
     monkeypatch.setattr(distil_verdict, "_seconds", took)
     monkeypatch.setattr(distil_verdict, "LONG", 1.0)
-    encode = lambda inputs: [SimpleNamespace(tokens=5) for _ in inputs]  # noqa: E731
-    engines: Any = {name: SimpleNamespace(name=name, encode=encode) for name in calls}
+    tokenize = lambda inputs: [SimpleNamespace(tokens=5) for _ in inputs]  # noqa: E731
+    engines: Any = {name: SimpleNamespace(name=name, tokenize=tokenize) for name in calls}
     found = distil_verdict.timed(engines, ["a", "b"], 1)
     assert calls == {"slow": turns, "quick": turns}
     assert found["slow"]["texts_per_second"] == round(2 / seconds, 1)

@@ -137,7 +137,7 @@ def test_other_settings_are_refused_by_name(steady: tuple[Path, Any]) -> None:
     for settings, message in (
         (
             {"train.batch_size": 4},
-            r"holds a run with other settings: train\.batch was 16 and is 4 now\. Give another folder",
+            r"holds a run with other settings: train\.batch_size was 16 and is 4 now\. Give another folder",
         ),
         ({"task.thresholds": 0.5}, r"task\.thresholds was 'tuned' and is 0.5 now\."),
         (
@@ -474,7 +474,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, steady: tuple[Path, 
 def test_a_run_that_has_nothing_yet_may_become_another(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     given, expected = steady
     run = tmp_path / "run"
-    with pytest.raises(HeedfulError, match="'nowhere' is no folder here"):
+    with pytest.raises(HeedfulError, match="'nowhere' at revision 'main' is not in the local cache"):
         tune("classify", given, run, MANY, model="nowhere")
     assert not run.exists(), "told before anything is written"
     run.mkdir()
@@ -514,7 +514,7 @@ def test_t6_a_run_that_diverges_stops(tmp_path: Path, steady: tuple[Path, Any]) 
     settings = MANY | {"train.optimizer.lr": 1e30, "train.schedule": "{kind = 'constant'}"}
     for _ in range(2):  # the same command does not hide it
         with pytest.raises(
-            DivergedError, match=r"^step [23]: the loss is (nan|inf).* Lower train\.optimizer\.rate.* float32$"
+            DivergedError, match=r"^step [23]: the loss is (nan|inf).* Lower train\.optimizer\.lr.* float32$"
         ):
             tune("classify", steady[0], tmp_path / "run", settings)
         last = json.loads((tmp_path / "run" / "journal.jsonl").read_text().splitlines()[-1])
