@@ -35,7 +35,8 @@ from heedful.runs.finetune import Finished
 
 ROOT = Path(__file__).parent.parent
 VERBS = (
-    *("quickstart", "init", "recipe", "models", "check", "tokenizer", "pretrain", "finetune", "distil", "evaluate"),
+    *("quickstart", "init", "recipe", "models", "check", "completion"),
+    *("tokenizer", "pretrain", "finetune", "distil", "evaluate"),
     *("predict", "look", "convert", "export", "push", "serve", "bench", "kernels", "study"),
 )
 HELPED = ("predict", "quickstart", "finetune", "evaluate", "recipe")

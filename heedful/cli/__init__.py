@@ -6,13 +6,28 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.cli import bench, commands, distil, export, init, kernels, look, pretrain, push, serve, study, train
+from heedful.cli import (
+    bench,
+    commands,
+    completion,
+    distil,
+    export,
+    init,
+    kernels,
+    look,
+    models,
+    pretrain,
+    push,
+    serve,
+    study,
+    train,
+)
 from heedful.cli.commands import assignments_of
 from heedful.cli.generation import writing_of
 from heedful.cli.show import clean, facts_of, note, show, show_warning, table, write_json
@@ -88,49 +103,7 @@ def _options(
 app.command()(train.quickstart)
 app.command()(init.init)
 app.command()(train.recipe)
-
-
-@app.command()
-def models(
-    family: Annotated[bool, typer.Option("--family", help="Compare the families of the decks side by side.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """List families, sizes, parameter counts.
-
-    The published sizes of each family, and the exact number of parameters of the bare model; with --family also
-    objectives, sharing, positions, and published and recorded results.
-    """
-    if family:
-        from heedful.cli.family import family as compare
-
-        return compare(as_json)
-    from heedful.checkpoint.sizes import published
-
-    found: list[dict[str, Any]] = []
-    for size in published():
-        model = size.config.model
-        stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
-        found.append(
-            {
-                "family": size.family,
-                "size": size.name,
-                "layers": [stack.layers for stack in stacks],
-                "width": model.width,
-                "heads": stacks[0].heads,
-                "vocabulary": model.embedding.vocabulary,
-                "parameters": size.parameters,
-            }
-        )
-    if as_json:
-        return write_json(found)
-    rows: list[list[str]] = []
-    for name, sizes in groupby(found, key=lambda each: each["family"]):
-        rows.append([name])
-        for each in sizes:
-            numbers = (f"{each[what]:,}" for what in ("width", "heads", "vocabulary", "parameters"))
-            rows.append([f"  {each['size']}", " + ".join(map(str, each["layers"])), *numbers])
-    table(rows, head=["size", "layers", "width", "heads", "tokens", "parameters"], right={1, 2, 3, 4, 5})
-    note("Parameters of the bare model, counted on it; what is shared counts once.")
+app.command()(models.models)
 
 
 @app.command(cls=commands.Tokenizer)
@@ -351,6 +324,7 @@ app.command()(export.export)
 app.command()(push.push)
 app.command(cls=commands.Serve)(serve.serve)
 app.command()(study.study)
+app.command()(completion.completion)
 
 
 def _answers(engine: Engine, inputs: list[Any], top_k: int, first: int) -> Iterable[dict[str, Any]]:
