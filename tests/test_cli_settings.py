@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,8 @@ def test_verbs_are_listed_by_purpose(capsys: pytest.CaptureFixture[str]) -> None
     listed = [name for names in SECTIONS.values() for name in names]
     assert set(GROUP.commands) <= set(listed), "each verb is in a section"
     assert len(listed) == len(set(listed))
+    for name, command in GROUP.commands.items():  # one line of each: a verb and what it does
+        assert re.fullmatch(r"[A-Z][a-z-]+[^.;:]*\.", command.get_short_help_str(66)), name
 
 
 def test_names_of_verbs_in_other_libraries() -> None:

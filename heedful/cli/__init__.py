@@ -43,7 +43,7 @@ SPINS = "10000"  # how often a thread of GNU's OpenMP looks for work before it s
 
 app = typer.Typer(
     cls=commands.Verbs,
-    help="Attention models, whole: tokenise, pre-train, fine-tune, distil, look inside, serve.",
+    help="Tokenise, pre-train, fine-tune, distil, inspect and serve attention models.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # rich would double the time of --help
@@ -117,7 +117,7 @@ def tokenizer(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a vocabulary on texts.
+    """Train a tokenizer on text files.
 
     WordPiece, or with --kind=bpe byte-level BPE, or with --kind=unigram Unigram.
     """
@@ -158,7 +158,7 @@ def check(
     limit: Annotated[int, typer.Option(help="From how many words on a text counts as too long.")] = 384,
     as_json: AsJson = False,
 ) -> None:
-    """Report what is in labelled data, and what is wrong.
+    """Report what is in labelled data, and its problems.
 
     Label counts, repeats, leaks between splits, contradictions, empty and long texts, odd characters, bad rows.
     """
@@ -196,7 +196,7 @@ def convert(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read a model folder and write a clean one.
+    """Convert a model folder to safetensors.
 
     What is written has safetensors, and transformers reads it where it knows the family.
     """
@@ -260,7 +260,7 @@ def predict(
     seed: Annotated[int | None, typer.Option(help="Random seed for sampling.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answer texts with a model.
+    """Predict on texts or files with a model.
 
     Its head decides how: filled masks, next sentence, classes, tags, found answers, choices, embeddings, or a text. An
     empty line is an empty text and is answered too, so that answer N belongs to line N. With --file, rows of CSV, TSV,

@@ -20,7 +20,7 @@ def bench(
     device: OnDevice = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Measure speed, memory and loss of each precision.
+    """Measure speed, memory and quality of precisions.
 
     float32, bfloat16 and int8 on this machine: tokens a second, milliseconds of one text, memory, and what each
     changes. One that is no faster, or changes too much, is refused, with its figures.

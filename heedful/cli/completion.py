@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from importlib.resources import files
 from inspect import unwrap
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
@@ -57,6 +56,8 @@ def completion(
 
 def script(shell: str) -> str:
     """Return the completion script of a shell."""
+    from importlib.resources import files
+
     from heedful import __version__
     from heedful.cli.commands import VERBS
 

@@ -55,7 +55,7 @@ def distil(
     nproc: Nproc = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Let a small model learn from a large one.
+    """Distil a large model into a small one.
 
     Ends in a verdict: quality kept, speed gained, size, beside the same student trained without the teacher. Ctrl-C
     saves; the same command goes on from there.

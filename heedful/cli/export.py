@@ -18,7 +18,7 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write an encoder and its head as ONNX.
+    """Export an encoder and its head to ONNX.
 
     For other runtimes, which take padded batches of any size. The file is run and compared with the model first, and
     not written where they differ.

@@ -16,7 +16,7 @@ def kernels(
     ] = "show",
     as_json: AsJson = False,
 ) -> None:
-    """Show or build the kernels in C++.
+    """Show or build the C++ kernels.
 
     They are built when they are first wanted, for this processor, and kept under HEEDFUL_CACHE, where they are used
     with or without a compiler; HEEDFUL_KERNELS=off does without them. It is an error if they are to be built and

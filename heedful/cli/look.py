@@ -48,7 +48,7 @@ def look(
     port: Annotated[int | None, typer.Option(help="Where the page is; else any free port.", min=0, max=65535)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the report as JSON, for machines.")] = False,
 ) -> None:
-    """Show what a model does inside.
+    """Show attention and hidden states of a model.
 
     A page on this machine, behind a random token, or with --html one file: heads, layers, queries and keys, each step
     of a block, positions, the prediction and what it rests on. With --heads a report on what each head does.

@@ -15,7 +15,7 @@ def models(
     family: Annotated[bool, typer.Option("--family", help="Compare the families side by side.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List families, sizes, parameter counts.
+    """List model families, sizes and parameter counts.
 
     The published sizes of each family, and the exact number of parameters of the bare model; with --family also
     objectives, sharing, positions, and published and recorded results.

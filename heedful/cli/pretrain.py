@@ -61,7 +61,7 @@ def pretrain(
     nproc: Nproc = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model on raw text.
+    """Pre-train a model on raw text.
 
     Ends in a run folder with the model, its curves and a card. Ctrl-C saves; the same command goes on from there.
     """

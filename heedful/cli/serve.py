@@ -36,7 +36,7 @@ def serve(
     ] = False,
     settings: Annotated[Path | None, typer.Option(help="Settings as a .toml or .json file.")] = None,
 ) -> None:
-    """Answer over HTTP.
+    """Serve models over HTTP.
 
     Embeddings, classes, tags, answers, masks, texts and attention, in batches, with deadlines; a page to try it at /.
     Ctrl-C or SIGTERM answers what is there and ends; SIGHUP reads the models anew.

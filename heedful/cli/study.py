@@ -31,7 +31,7 @@ def study(
     train: Annotated[int | None, typer.Option(help="Of the toy world: how many training examples (20,000).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Do an experiment of the road.
+    """Run an experiment on how attention models learn.
 
     Ends in a table, sentences that say what was seen, a picture and all numbers as JSON. With --toy, the texts that
     studies learn from are written as files that heedful finetune reads: a made-up language to translate, and texts of

@@ -65,7 +65,7 @@ def quickstart(
     out: Annotated[Path, typer.Option("--output", "-o", help="Where the run goes.")] = Path("heedful-quickstart"),
     as_json: AsJson = False,
 ) -> None:
-    """Do the main job once, on what ships.
+    """Fine-tune, measure and try a small classifier.
 
     Fine-tunes a small classifier on 600 messages to a lending library, measures it, and answers a few more.
     """
@@ -132,7 +132,7 @@ def finetune(
     nproc: Nproc = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model on labelled data.
+    """Fine-tune a model on labelled data.
 
     Ends in a run folder: a model that transformers loads too, its scores with intervals, plots, predictions with the
     worst mistakes first, and a model card. Ctrl-C saves; the same command goes on from there.
@@ -209,7 +209,7 @@ def evaluate(
     on_bad_row: OnBadRow = "raise",
     as_json: AsJson = False,
 ) -> None:
-    """Measure a model on data.
+    """Evaluate a model on labelled data.
 
     With the official definitions, in memory that does not grow with the data, whatever the batches.
     """
@@ -336,7 +336,7 @@ def recipe(
     out: Annotated[Path | None, typer.Option("--output", "-o", help="Where to; else its own name, here.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List settings that were tried, or copy one.
+    """List recipes and sample data, or copy one.
 
     Of finetune, pretrain and distil; sample data too.
     """
