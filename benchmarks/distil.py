@@ -210,7 +210,7 @@ def table(found: dict[str, Any]) -> str:
     first = next(iter(found.values()))["verdict"]
     main, teacher = f"{first['metric']} on {first['split']}", first["models"]["teacher"]
     columns = ["student", main, "without the teacher", "difference (95 %)", "kept", "parameters", "served in"]
-    columns += ["texts/s", "to the teacher's", "one text, p50 / p99 ms", "the teacher's", "sooner"]
+    columns += ["texts/s", "to the teacher's", "one text, p50 / p99 ms", "the teacher's", "to the teacher's"]
     alike = [f"{teacher['parameters']:,}", teacher["precision"], "", "1.00", "", "", "1.00"]
     rows = [["the teacher", f"{100 * teacher['quality']['mean']:.2f}", "", "", "100 %", *alike]]
     for name, each in found.items():

@@ -332,8 +332,9 @@ def test_the_record_of_students(benchmarks: Any) -> None:
     quality = {name: {"mean": mean, "std": spread} for name, mean, spread in
                (("teacher", 0.9, None), ("student", 0.88, 0.001), ("alone", 0.87, 0.002))}  # fmt: skip
     models = {name: speed | {"quality": each} for name, each in quality.items()}
-    verdict = {"metric": "accuracy", "split": "test", "models": models, "kept": 0.978, "faster": 2.0, "sooner": 1.5}
-    verdict["gain"] = {"difference": 0.01, "low": 0.001, "high": 0.019}
+    verdict = {"metric": "accuracy", "split": "test", "models": models}
+    verdict |= {"quality_ratio": 0.978, "throughput_ratio": 2.0, "latency_ratio": 1 / 1.5}
+    verdict["delta_vs_baseline"] = {"difference": 0.01, "low": 0.001, "high": 0.019}
     lines = distil.table({"layers=3": {"verdict": verdict}}).splitlines()
     assert lines[2].startswith("| the teacher | 90.00 |  |  | 100 % | 10 | int8 |")
     assert lines[3].startswith(

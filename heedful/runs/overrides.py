@@ -51,7 +51,7 @@ class Overrides:
 
     Args:
         recipe: Path of a .toml or .json file, or its table. Everything else lies over it.
-        presets: Tables of settings by what names them, as {"--loss soft": {"loss": {...}}}. Other flags, assignments
+        presets: Tables of settings by what names them, as {"--loss logits": {"loss": {...}}}. Other flags, assignments
             and values lie over them.
         flags: Values by full path, by the flag that gives them, as {"--lr 0.1": {"train.optimizer.lr": 0.1}}.
         assignments: Texts such as "lr=0.1".
@@ -158,7 +158,7 @@ def find_setting(cls: type, name: str) -> str:
 
 
 def override(defaults: Settings, assignments: Sequence[str] = ()) -> Settings:
-    """Return settings with assignments such as "limits.requests=7" laid over them."""
+    """Return settings with assignments such as "limits.max_concurrent_requests=7" laid over them."""
     return Overrides(assignments=assignments).resolve(defaults).settings
 
 

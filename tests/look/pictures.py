@@ -1,8 +1,8 @@
 """The pictures of the docs: python -m tests.look.pictures [FOLDER], with chromium, from the root of the repository.
 
 FOLDER holds what cannot be made here in a moment, and whose pictures stay as they are without it: the two runs of
-docs/looking.md on the toy language, `recurrent` and `transformer`, `choose`, a run of heedful finetune choose on
-`CHOICES`, and `heads.json` of all-MiniLM-L6-v2.
+docs/looking.md on the toy language, `recurrent` and `transformer`, `choose`, a run of
+heedful finetune multiple-choice on `CHOICES`, and `heads.json` of all-MiniLM-L6-v2.
 """
 
 from __future__ import annotations
