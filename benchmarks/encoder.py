@@ -133,7 +133,7 @@ def best_rate(task: str, model: str) -> float:
 
 def fill(model: str) -> list[dict[str, Any]]:
     """The five most likely words for each of the sentences."""
-    engine = heedful.Engine(model, head="masked")
+    engine = heedful.Engine(model, head="masked_lm")
     return [
         {"text": text, "words": [each["text"] for each in answer["masks"][0]["tokens"]]}
         for text, answer in zip(SENTENCES, engine(list(SENTENCES)), strict=True)

@@ -56,12 +56,14 @@ def build(task: Task, longest: int, seed: int) -> tuple[Learning, heedful.Loaded
     if task.kind == "regress":
         scores = [each.score for each in task.train if isinstance(each, Scored)]
         made: Learning = Regress(labels=("score",), mean=fmean(scores), deviation=pstdev(scores), **common)
-        return made, attach(loaded, "classes", labels=("score",), problem_type="regression", seed=seed)
+        return made, attach(loaded, "sequence_classification", labels=("score",), problem_type="regression", seed=seed)
     if task.kind == "qa":
-        return Extract(impossible=False, **common), attach(loaded, "span", seed=seed)
+        return Extract(impossible=False, **common), attach(loaded, "question_answering", seed=seed)
     if task.kind == "tag":
-        return Tag(labels=task.labels, **common), attach(loaded, "tokens", labels=task.labels, seed=seed)
-    return Classify(labels=task.labels, **common), attach(loaded, "classes", labels=task.labels, seed=seed)
+        return Tag(labels=task.labels, **common), attach(loaded, "token_classification", labels=task.labels, seed=seed)
+    return Classify(labels=task.labels, **common), attach(
+        loaded, "sequence_classification", labels=task.labels, seed=seed
+    )
 
 
 def main() -> None:

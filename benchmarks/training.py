@@ -263,7 +263,7 @@ def models(folder: Path, attention: float) -> tuple[str, str]:
     import heedful
     from heedful.checkpoint.attach import attach
 
-    made = attach(heedful.load(minilm()), "classes", labels=LABELS, seed=SEED)
+    made = attach(heedful.load(minilm()), "sequence_classification", labels=LABELS, seed=SEED)
     for name, hidden, inner in (("timed", HIDDEN, attention), ("checked", 0.0, 0.0)):
         heedful.save(made, folder / name)
         path = folder / name / "config.json"

@@ -35,7 +35,7 @@ def over_http(text: str) -> dict[str, list]:
 
 def main() -> dict[str, object]:
     """What is filled in alone, among others, and by the service."""
-    engine = heedful.Engine("heedful-mini-en", head="masked")
+    engine = heedful.Engine("heedful-mini-en", head="masked_lm")
     (alone,) = engine([TEXT], top_k=3)
     among = engine([*OTHERS, TEXT], top_k=3)[-1]
     found = {"alone": filled(alone), "among others": filled(among), "served": filled(over_http(TEXT))}

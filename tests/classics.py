@@ -53,7 +53,7 @@ def bare(reader: Readers, tokenizer: Tokenizer = TOKENIZER, width: int = 4, seed
 
 def classic(name: str, labels: tuple[str, ...] = ("bad", "good"), **more: Any) -> Loaded:
     """With scores for labels, in float64."""
-    return attach(bare(READERS[name], **more), "classes", labels=labels, seed=1).double().eval()
+    return attach(bare(READERS[name], **more), "sequence_classification", labels=labels, seed=1).double().eval()
 
 
 def step(cells: nn.Module, x: Tensor, h: Tensor, c: Tensor, name: str) -> tuple[Tensor, Tensor]:

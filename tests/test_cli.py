@@ -198,7 +198,12 @@ def test_models_are_counted_exactly(run: Any) -> None:
 
 @pytest.mark.parametrize(
     ("head", "count"),
-    [("pretraining", 110_106_428), ("masked", 109_514_298), ("classes", 109_483_778), ("span", 108_893_186)],
+    [
+        ("pretraining", 110_106_428),
+        ("masked_lm", 109_514_298),
+        ("sequence_classification", 109_483_778),
+        ("question_answering", 108_893_186),
+    ],
 )
 def test_models_with_heads_are_counted_exactly(head: str, count: int) -> None:
     assert count_parameters("bert", FAMILIES["bert"].sizes["bert-base-uncased"], head) == count
@@ -289,8 +294,8 @@ def test_tokenizer_errors_teach(run: Any, tmp_path: Path) -> None:
 
 def test_convert_writes_a_clean_folder(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = run("convert", folders["pretraining"], out, "--head", "masked", "--dtype", "bfloat16")
-    assert done.code == 0 and "masked head" in done.out and "cls.seq_relationship.weight" in done.out
+    done = run("convert", folders["pretraining"], out, "--head-kind", "masked_lm", "--dtype", "bfloat16")
+    assert done.code == 0 and "masked_lm head" in done.out and "cls.seq_relationship.weight" in done.out
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in out.iterdir()}
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     again = run("convert", out, out)
@@ -372,14 +377,22 @@ def test_predict_embeds_and_counts_what_it_cuts(run: Any) -> None:
 def test_predict_errors_teach(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name, arguments, message in (
-        ("masked", ["a", "--pair", "b"], "--pair is not for this model: its masked head expects texts with the mask"),
-        ("single", ["a", "--question", "b"], "--question is not for this model: its classes head expects"),
-        ("next", ["a"], "this model's next head needs --pair beside the texts"),
-        ("span", ["a"], "this model's span head needs --question beside the texts"),
-        ("choice", ["a"], "this model's choice head needs --choice beside the texts"),
+        (
+            "masked",
+            ["a", "--pair", "b"],
+            "--pair is not for this model: its masked_lm head expects texts with the mask",
+        ),
+        (
+            "single",
+            ["a", "--question", "b"],
+            "--question is not for this model: its sequence_classification head expects",
+        ),
+        ("next", ["a"], "this model's next_sentence head needs --pair beside the texts"),
+        ("span", ["a"], "this model's question_answering head needs --question beside the texts"),
+        ("choice", ["a"], "this model's multiple_choice head needs --choice beside the texts"),
         ("next", [long_text(60), "--pair", "b"], f"input 0: it has 69 tokens, but this model reads {LIMIT}"),
-        ("bare", ["a"], "load it with head= (on the command line --head) one of pretraining, masked"),
-        ("single", ["a", "--head", "clases"], 'did you mean "classes"'),
+        ("bare", ["a"], "load it with head= (--head-kind on the command line), one of pretraining, masked_lm"),
+        ("single", ["a", "--head-kind", "masked_ml"], 'did you mean "masked_lm"'),
         ("single", ["a\udc80"], "half a character"),
         ("masked", ["a", "--top-k", "0"], "top_k is 0"),
         ("single", [], "no text was given: write texts after the model, or send one on each line of stdin"),

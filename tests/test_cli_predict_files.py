@@ -135,23 +135,25 @@ def test_columns_that_the_head_asks_of_a_table(tmp_path: Path) -> None:
     assert asked(pairs, "embedding", tmp_path, "x.csv").columns == {"anchor": "one", "positive": "two"}
     assert asked(pairs, "embedding", tmp_path, "x.csv", columns={"text": "x"}) == DataSettings(dev_fraction=0.0)
     words = DataSettings(format="conll", columns={"words": 2}, encoding="cp1252")
-    assert asked(words, "tokens", tmp_path, "x.csv") == DataSettings(dev_fraction=0.0)  # it is that of CoNLL
+    assert asked(words, "token_classification", tmp_path, "x.csv") == DataSettings(
+        dev_fraction=0.0
+    )  # it is that of CoNLL
     words = DataSettings(columns={"words": 2})  # of a .conll
-    assert asked(words, "tokens", tmp_path, "x.csv") == DataSettings(dev_fraction=0.0)
+    assert asked(words, "token_classification", tmp_path, "x.csv") == DataSettings(dev_fraction=0.0)
 
 
 def test_numbers_and_delimiters_of_a_run_hold_where_they_mean_the_same(tmp_path: Path) -> None:
     trained = DataSettings(columns={"text": 2}, header=False, delimiter=";", quoting="literal", dev_fraction=0.0)
     for names in (("x.csv",), ("x.csv.gz", "x.txt")):
-        assert asked(trained, "classes", tmp_path, *names) == trained
-    assert asked(trained, "classes", tmp_path, "x", format="csv") == trained
-    tabs = asked(trained, "classes", tmp_path, "x.tsv")
+        assert asked(trained, "sequence_classification", tmp_path, *names) == trained
+    assert asked(trained, "sequence_classification", tmp_path, "x", format="csv") == trained
+    tabs = asked(trained, "sequence_classification", tmp_path, "x.tsv")
     assert tabs == DataSettings(columns={"text": 2}, header=False, dev_fraction=0.0)
     for names in (("x.jsonl",), ("x.csv", "x.parquet")):
-        assert asked(trained, "classes", tmp_path, *names) == DataSettings(dev_fraction=0.0)
-    assert asked(trained, "classes", tmp_path, "x", format="jsonl") == DataSettings(dev_fraction=0.0)
+        assert asked(trained, "sequence_classification", tmp_path, *names) == DataSettings(dev_fraction=0.0)
+    assert asked(trained, "sequence_classification", tmp_path, "x", format="jsonl") == DataSettings(dev_fraction=0.0)
     named = DataSettings(columns={"text": ("title", "body"), "text_pair": "2"}, dev_fraction=0.0)
-    assert asked(named, "classes", tmp_path, "x.jsonl").columns == {"text": ("title", "body")}
+    assert asked(named, "sequence_classification", tmp_path, "x.jsonl").columns == {"text": ("title", "body")}
 
 
 QUESTIONS = [("Shakespeare", "Who wrote Hamlet?"), ("Ada", "Who wrote the first program?")]

@@ -104,7 +104,7 @@ def stand_in(path: Path) -> None:
     elif path.name == "t5-small":
         tokenizer = train([text for text, _ in said], TokenizerSettings(kind="unigram", vocabulary=60))
         model = transformer(Transformer(layers=1, width=16, heads=2, inner=16), tokenizer.size)
-        heedful.save(attach(create(Config(family="heedful", model=model), tokenizer, seed=0), "next_token"), path)
+        heedful.save(attach(create(Config(family="heedful", model=model), tokenizer, seed=0), "language_model"), path)
     elif path.is_relative_to("path/to"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(ROOT / "heedful" / "assets" / ENCODER)

@@ -156,9 +156,9 @@ def load(
 ) -> Loaded:
     """Read a model folder, a run's folder, one of its checkpoints, what ships, or NAME[@REVISION] on the hub.
 
-    `head` picks another published head than the one that config.json names, by our name for it ("masked", "next",
-    "classes", ...). Whatever is not understood is refused: unknown config keys (unless listed in `ignore`), tensors
-    that are missing, left over or of another shape, pickles, a tokenizer that is not the model's. It is in eval mode.
+    `head` is the kind of head to load instead of the one in config.json: "masked_lm", "sequence_classification", ...
+    Raises HeedfulError on unknown config keys (unless listed in `ignore`), on missing, unexpected or misshapen
+    tensors, on pickles, and on a tokenizer that does not fit the model. The model is in eval mode.
     """
     place, folder = device_of(device), folder_of(name, revision)
     ignore = tuple(ignore)

@@ -170,11 +170,11 @@ def _answers(head: Head | None) -> tuple[object, ...]:
     """What the last layer of a head answers."""
     match head:
         case Classes(labels=labels, problem_type=problem_type):
-            return ("classes", labels, problem_type)
+            return ("sequence_classification", labels, problem_type)
         case TokenClasses(labels=labels):
-            return ("tokens", labels)
+            return ("token_classification", labels)
         case NextSentence() | Pretraining():
-            return ("next",)
+            return ("next_sentence",)
     return (type(head),)
 
 

@@ -190,7 +190,9 @@ app.command(cls=commands.Data)(train.evaluate)
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="A model folder, or NAME[@REVISION] on the hub.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
-    head: Annotated[str | None, typer.Option(help="Take this head instead of the one that config.json names.")] = None,
+    head_kind: Annotated[
+        str | None, typer.Option(help="Kind of head to load instead of the one in config.json, e.g. masked_lm.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help=f"How weights are written: {', '.join(DTYPES)}.")] = "float32",
     pickle: Annotated[bool, typer.Option("--pickle", help="Read pickled weights, of a folder that you trust.")] = False,
     overwrite: Overwrite = False,
@@ -218,7 +220,7 @@ def convert(
                 raise HeedfulError(f"{name} is no folder here: --pickle reads folders on this machine only")
             note(str(unpickle(Path(name), Path(temporary) / "safe")))
             name = str(Path(temporary) / "safe")
-        loaded = load(name, head=head, dtype=getattr(torch, dtype))
+        loaded = load(name, head=head_kind, dtype=getattr(torch, dtype))
         save(loaded, out, overwrite=overwrite)
     facts = {**facts_of(loaded), "read": source if pickle else loaded.source, "dtype": dtype, "written": str(out)}
     if as_json:
@@ -247,7 +249,9 @@ def predict(
     pair: Annotated[str | None, typer.Option(help="The second text of each pair.")] = None,
     question: Annotated[str | None, typer.Option(help="The question that each TEXT is searched for.")] = None,
     choice: Annotated[list[str] | None, typer.Option(help="A candidate; give it twice or more.")] = None,
-    head: Annotated[str | None, typer.Option(help="Take this head instead of the one that config.json names.")] = None,
+    head_kind: Annotated[
+        str | None, typer.Option(help="Kind of head to load instead of the one in config.json, e.g. masked_lm.")
+    ] = None,
     checkpoint: train.Checkpoint = None,
     precision: Annotated[
         str, typer.Option(help="float32, bfloat16, int8, or auto: the fastest that changes little.")
@@ -274,7 +278,7 @@ def predict(
     from heedful.infer.engine import Engine
     from heedful.native import unused
 
-    engine = Engine(train.of_checkpoint(run, checkpoint), head=head, precision=how, device=device)
+    engine = Engine(train.of_checkpoint(run, checkpoint), head=head_kind, precision=how, device=device)
     if said := unused():
         note(said)
     options = {"pair": pair, "question": question, "choice": choice or None}
@@ -380,15 +384,15 @@ def _line(number: int, raw: bytes) -> str:
 
 
 _TAKES: dict[str, tuple[str, ...]] = {
-    "span": ("question",),
-    "choice": ("choice",),
-    "next": ("pair",),
-    "classes": ("pair",),
+    "question_answering": ("question",),
+    "multiple_choice": ("choice",),
+    "next_sentence": ("pair",),
+    "sequence_classification": ("pair",),
     "pretraining": ("pair",),
     "embedding": ("pair",),
-    "next_token": ("num_beams", "temperature", "max_new_tokens", "seed"),
+    "language_model": ("num_beams", "temperature", "max_new_tokens", "seed"),
 }
-_NEEDS = ("span", "choice", "next")
+_NEEDS = ("question_answering", "multiple_choice", "next_sentence")
 
 
 def _of_files(out: Path | None, form: str, rows: int, without_inputs: bool, assignments: list[str]) -> str:

@@ -16,7 +16,9 @@ def bench(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a model folder, or NAME[@REVISION] on the hub.")],
     data: Annotated[Path | None, typer.Option(help="Data of the task, to measure quality on too.")] = None,
     split: Annotated[str | None, typer.Option(help="Which split of it; else test, dev, or all there is.")] = None,
-    head: Annotated[str | None, typer.Option(help="Take this head instead of the one that config.json names.")] = None,
+    head_kind: Annotated[
+        str | None, typer.Option(help="Kind of head to load instead of the one in config.json, e.g. masked_lm.")
+    ] = None,
     device: OnDevice = "cpu",
     as_json: AsJson = False,
 ) -> None:
@@ -31,7 +33,7 @@ def bench(
 
     from heedful.runs.bench import bench as measure
 
-    found = measure(run, data=data, split=split, head=head, device=device, tell=note)
+    found = measure(run, data=data, split=split, head=head_kind, device=device, tell=note)
     if as_json:
         return write_json(asdict(found))
     lengths = list(found.sheets[0].latency)

@@ -14,7 +14,9 @@ from heedful.cli.train import AsJson
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A model folder, or NAME[@REVISION] on the hub.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A file.onnx, or a folder with the tokenizer beside it.")],
-    head: Annotated[str | None, typer.Option(help="Take this head instead of the one that config.json names.")] = None,
+    head_kind: Annotated[
+        str | None, typer.Option(help="Kind of head to load instead of the one in config.json, e.g. masked_lm.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -27,7 +29,7 @@ def export(
     from heedful.infer.export import TOLERANCE
     from heedful.infer.export import export as write
 
-    loaded = load(run, head=head)
+    loaded = load(run, head=head_kind)
     made = write(loaded, out, overwrite=overwrite)
     facts: dict[str, Any] = facts_of(loaded) | {
         "inputs": list(made.inputs),

@@ -75,15 +75,15 @@ QUESTION = Ask(
 PROMPT = Ask(needed=("prompt", "candidates"), more=("question",), make=_choices)
 ASKED = Ask(needed=("question", "candidates"), make=_choices)
 ASKS: dict[str, tuple[Ask, ...]] = {  # by the kind of head; the first whose columns are there
-    "masked": (TEXT,),
-    "next": (PAIR,),
+    "masked_lm": (TEXT,),
+    "next_sentence": (PAIR,),
     "pretraining": (TEXT_OR_PAIR,),
-    "classes": (TEXT_OR_PAIR,),
-    "tokens": (WORDS, TEXT),
-    "span": (QUESTION,),
-    "choice": (PROMPT, ASKED),
+    "sequence_classification": (TEXT_OR_PAIR,),
+    "token_classification": (WORDS, TEXT),
+    "question_answering": (QUESTION,),
+    "multiple_choice": (PROMPT, ASKED),
     "embedding": (BOTH, TEXT_OR_PAIR),
-    "next_token": (SOURCE, TEXT),
+    "language_model": (SOURCE, TEXT),
 }
 
 
@@ -261,7 +261,8 @@ def input_files(files: Sequence[Path], form: Format | None, kind: str, but: Path
         kind: the kind of head; one that tags words reads CoNLL, too.
         but: the folder of answers, in which nothing is listed.
     """
-    known = [*KNOWN, *(suffix for suffix, of in SUFFIXES.items() if of == "conll")] if kind == "tokens" else KNOWN
+    conll = [suffix for suffix, of in SUFFIXES.items() if of == "conll"]
+    known = [*KNOWN, *(conll if kind == "token_classification" else [])]
     found: list[tuple[Path, str]] = []
     for path in files:
         if form == "class-files" and os.path.isdir(path) and (texts := list(texts_below(path))):
@@ -354,6 +355,6 @@ def as_asked(
     kept = {role: keys for role, keys in (trained.columns or {}).items() if any(role in each for each in asks)}
     if not forms:
         kept = {}
-    if kind == "tokens":  # numbers of CoNLL are of other columns
+    if kind == "token_classification":  # numbers of CoNLL are of other columns
         kept = {role: keys for role, keys in kept.items() if not has_number(keys)}
     return as_given(replace(trained, columns=kept or None))

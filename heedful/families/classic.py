@@ -27,7 +27,11 @@ def write(model: ModelConfig) -> dict[str, Any]:
 def _entry(head: type) -> HeadEntry:
     def read_head(keys: Keys, model: ModelConfig) -> Head:
         if model.writes != (head is NextToken):
-            does = 'writes texts: it has the head "next_token" alone' if model.writes else "reads texts and writes none"
+            does = (
+                'writes texts: it has the head "language_model" alone'
+                if model.writes
+                else "reads texts and writes none"
+            )
             raise HeedfulError(f"{keys.source}: this classic model {does}")
         found: Head = read_settings(head, keys.mapping("head"), source=f"{keys.source}: head")
         # the model's reader makes the vectors of a text, so that there is no dense layer

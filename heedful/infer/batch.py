@@ -34,7 +34,7 @@ CHUNK = 1024  # rows that go through the model together
 FEW = 128  # the same where the scores of a row are as many as the vocabulary
 CHARACTERS = 200_000  # of such rows: their tokens take some hundred times that
 AHEAD = 2  # chunks that wait for the model with their tokens
-WIDE = ("masked", "pretraining", "next_token")
+WIDE = ("masked_lm", "pretraining", "language_model")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,7 +198,7 @@ def fingerprint(engine: Engine) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         digest.update(raw(tensor))
     config, thresholds = loaded.config, sorted(loaded.thresholds.items())
-    writing = engine.writing if engine.kind == "next_token" else None
+    writing = engine.writing if engine.kind == "language_model" else None
     about = (
         config.family,
         config.model,

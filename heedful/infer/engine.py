@@ -133,7 +133,7 @@ class Engine:
 
     @property
     def kind(self) -> str:
-        """The kind of head: "masked", "next", "pretraining", "classes", "tokens", "span", "choice" or "embedding"."""
+        """The kind of head, as `load(head=...)` takes it: "sequence_classification", "masked_lm", "embedding", ..."""
         return self._head.kind
 
     @property
@@ -426,7 +426,7 @@ def _able(loaded: Loaded) -> tuple[Head, tuple[Answerer, ...]]:
     can = [kind for kind in FAMILIES[loaded.config.family].kinds() if kind in ANSWERERS]
     has = "no head" if head is None else f'a "{head.kind}" head, which answers nothing by itself'
     raise HeedfulError(
-        f"{loaded.source} has {has}: load it with head= (on the command line --head) one of {', '.join(can)}, "
+        f"{loaded.source} has {has}: load it with head= (--head-kind on the command line), one of {', '.join(can)}, "
         "whose weights must be in the folder"
     )
 

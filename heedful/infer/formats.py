@@ -210,9 +210,9 @@ def _of_head(engine: Engine, *, pair: bool) -> dict[str, pa.DataType]:
     double = next(loaded.parameters()).dtype == torch.float64
     vector = pa.list_(pa.float64() if double else pa.float32())
     match engine.kind:
-        case "next":
+        case "next_sentence":
             return {"follows": NUMBER}
-        case "masked":
+        case "masked_lm":
             return _masks()
         case "pretraining":
             return _masks() | {"follows": NUMBER}
@@ -220,7 +220,7 @@ def _of_head(engine: Engine, *, pair: bool) -> dict[str, pa.DataType]:
             return {"similarity": NUMBER, "vectors": pa.list_(vector), "cut": WHOLE}
         case "embedding":
             return {"vector": vector, "tokens": WHOLE, "cut": WHOLE}
-        case "choice":
+        case "multiple_choice":
             return {
                 "choice": TEXT,
                 "number": WHOLE,
@@ -228,10 +228,10 @@ def _of_head(engine: Engine, *, pair: bool) -> dict[str, pa.DataType]:
                 "probabilities": pa.list_(NUMBER),
                 **_windows(),
             }
-        case "span":
+        case "question_answering":
             found = {"answer": TEXT, "start": WHOLE, "end": WHOLE, "score": NUMBER, "no_answer_score": NUMBER}
             return found | ({"best": TEXT} if NO_ANSWER in loaded.thresholds else {}) | _windows()
-        case "next_token":
+        case "language_model":
             text = {"text": TEXT, "log_probability": NUMBER, "tokens": WHOLE, "complete": pa.bool_()}
             beams = isinstance(engine.writing.how, Beam)
             return text | ({"others": pa.list_(pa.struct(list(text.items())))} if beams else {})

@@ -296,7 +296,7 @@ def sample(engine: Engine, count: int = INPUTS) -> list[Any]:
     """So many inputs of the run that made the model, spread over the split that it was measured on; else what ships."""
     for path in _predictions(engine.loaded.source):
         if given := _spread(path, count):
-            pairs = engine.kind != "tokens"  # a list of two is a pair there, in JSON, and not two words
+            pairs = engine.kind != "token_classification"  # a list of two is a pair there, in JSON, and not two words
             return [tuple(each) if pairs and isinstance(each, list) else each for each in given]
     return _shipped(engine)
 
@@ -329,14 +329,14 @@ def _shipped(engine: Engine) -> list[Any]:
     texts = [row["text"] for row in csv.DictReader((assets / "intents" / "dev.csv").read_text("utf-8").splitlines())]
     split = [text.split() for text in texts]
     match engine.kind:
-        case "next":
+        case "next_sentence":
             return [(" ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])) for words in split]
-        case "masked" | "pretraining":
+        case "masked_lm" | "pretraining":
             mask = mask_name(engine.tokenizer)
             return [" ".join([*words[:-1], mask]) for words in split]
-        case "choice":
+        case "multiple_choice":
             return [{"prompt": text, "choices": [text, other]} for text, other in pairwise(texts)]
-        case "span":
+        case "question_answering":
             articles = json.loads((assets / "questions" / "dev.json").read_text("utf-8"))["data"]
             paragraphs = [each for article in articles for each in article["paragraphs"]]
             return [

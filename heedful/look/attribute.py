@@ -165,11 +165,11 @@ def score_of(inside: Inside, place: int | None = None, label: int | None = None)
                 _pooled(inside),
             )
     kind = "none" if head is None else head.kind
-    if kind == "span":
+    if kind == "question_answering":
         return _span(inside, outputs)
-    if kind in ("masked", "pretraining", "next_token", "next_token_choice"):
+    if kind in ("masked_lm", "pretraining", "language_model", "double_heads"):
         return _token(inside, kind, outputs, place, label)
-    if kind == "next":
+    if kind == "next_sentence":
         return Aim(lambda out, _: out[:, 0], "the score of: the second text follows", 0)
     if isinstance(head, SentenceEmbedding):
         raise HeedfulError("a vector has no score: give a second text, and how alike both are is one")
@@ -196,7 +196,7 @@ def _span(inside: Inside, outputs: Tensor) -> Aim:
 
 def _token(inside: Inside, kind: str, outputs: Tensor, place: int | None, label: int | None) -> Aim:
     """A token that is filled in or written."""
-    writes = kind.startswith("next_token")
+    writes = kind in ("language_model", "double_heads")
     places = _written(inside) if writes else _masks(inside)
     if not places:
         raise HeedfulError("there is no mask in this text: write one where a token is wanted")

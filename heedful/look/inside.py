@@ -91,7 +91,7 @@ class Inside:
         read_too = self.target if self.target is not None else self._shifted()
         if read_too is not None:
             self.sides["target"] = named(read_too.tokens.tolist(), self.tokenizer)
-        if self.target is not None and loaded.config.head is not None and loaded.config.head.kind == "next_token":
+        if self.target is not None and loaded.config.head is not None and loaded.config.head.kind == "language_model":
             self.sides["said"] = self._said(self.target)
         if any(view.rows == "text" for view in self.views):
             self.sides["text"] = [_token("the text", None)]
@@ -246,7 +246,7 @@ def among(
 ) -> list[Inside]:
     """A prompt beside each of its candidates."""
     head = loaded.config.head
-    if head is None or head.kind != "choice":
+    if head is None or head.kind != "multiple_choice":
         kind = "no head" if head is None else f"a {head.kind} head"
         raise HeedfulError(
             f"candidates were given, but this model has {kind}: give a run of heedful finetune multiple-choice"

@@ -51,18 +51,18 @@ def answer(inside: Inside, pair: tuple[Inside, Inside] | None = None) -> dict[st
     given: Any = inside.item
     if pair is not None:
         given = tuple(each.item for each in pair)
-    elif head.kind == "span":
+    elif head.kind == "question_answering":
         if isinstance(given, str):
             return None
         given = {"question": given[0], "context": given[1]}
-    elif head.kind == "choice":
+    elif head.kind == "multiple_choice":
         if not inside.choices:
             raise HeedfulError("one candidate has no share: give all of them, each with --choice")
         given = {"prompt": given[0], "choices": list(inside.choices)}
-    elif head.kind == "next" and isinstance(given, str):
+    elif head.kind == "next_sentence" and isinstance(given, str):
         return None
     found = Engine(inside.loaded)([given], top_k=8)[0]
-    if head.kind == "choice":
+    if head.kind == "multiple_choice":
         found["choices"] = list(inside.choices)
     return {name: value for name, value in found.items() if name not in ("vector", "vectors")}
 

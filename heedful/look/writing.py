@@ -17,7 +17,7 @@ CANDIDATES = 10
 def writing(inside: Inside, *, num_beams: int = 4, max_new_tokens: int = MOST) -> dict[str, Any]:
     """{"steps": [{"token", "candidates"}], "greedy", "beams"}: what is written, token by token and by beams."""
     loaded = inside.loaded
-    if loaded.head is None or loaded.config.head is None or loaded.config.head.kind != "next_token":
+    if loaded.head is None or loaded.config.head is None or loaded.config.head.kind != "language_model":
         raise HeedfulError("this model has no head that writes")
     mark = marks(loaded.config.model, inside.tokenizer)
     prompt, source = inside.source, None

@@ -298,14 +298,14 @@ class Rowwise:
 class Pooled:
     """One vector for each sequence: tanh(W h + b) of its first row (Devlin et al. 2019, section 3.2)."""
 
-    kind: Literal["pooled"] = "pooled"
+    kind: Literal["pooler"] = "pooler"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedTokens:
     """Scores over the vocabulary for each row: dense, activation, norm, decoder (tied to the embedding or not)."""
 
-    kind: Literal["masked"] = "masked"
+    kind: Literal["masked_lm"] = "masked_lm"
     activation: Activation = "gelu"
     norm_eps: float = 1e-12
     tied: bool = True
@@ -318,7 +318,7 @@ class MaskedTokens:
 class NextSentence:
     """Two scores for each sequence: the second segment follows the first (0) or not (1)."""
 
-    kind: Literal["next"] = "next"
+    kind: Literal["next_sentence"] = "next_sentence"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -342,7 +342,7 @@ ProblemType = Literal["single_label_classification", "multi_label_classification
 class Classes(Summary):
     """Scores over labels for each sequence."""
 
-    kind: Literal["classes"] = "classes"
+    kind: Literal["sequence_classification"] = "sequence_classification"
     labels: tuple[str, ...]
     problem_type: ProblemType = "single_label_classification"
     bias: bool = True
@@ -352,7 +352,7 @@ class Classes(Summary):
 class TokenClasses(Rowwise):
     """Scores over labels for each row."""
 
-    kind: Literal["tokens"] = "tokens"
+    kind: Literal["token_classification"] = "token_classification"
     labels: tuple[str, ...]
 
 
@@ -360,14 +360,14 @@ class TokenClasses(Rowwise):
 class Choice(Summary):
     """One score for each sequence; the sequences of one question stand next to each other."""
 
-    kind: Literal["choice"] = "choice"
+    kind: Literal["multiple_choice"] = "multiple_choice"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span(Rowwise):
     """Two scores for each row: it starts, and it ends, the answer (Devlin et al. 2019, section 4.2)."""
 
-    kind: Literal["span"] = "span"
+    kind: Literal["question_answering"] = "question_answering"
     no_answer: Literal["first", "last"] = "first"  # row whose scores are those of "no answer"; it must see all others
 
 
@@ -375,7 +375,7 @@ class Span(Rowwise):
 class ReplacedTokens(Rowwise):
     """One score for each row: above 0, its token was replaced (Clark et al. 2020)."""
 
-    kind: Literal["replaced"] = "replaced"
+    kind: Literal["replaced_token_detection"] = "replaced_token_detection"
     dense: bool = True
 
 
@@ -383,7 +383,7 @@ class ReplacedTokens(Rowwise):
 class NextToken:
     """Scores over the vocabulary for each row: one linear layer, tied to the decoder's embedding or not."""
 
-    kind: Literal["next_token"] = "next_token"
+    kind: Literal["language_model"] = "language_model"
     tied: bool = True
     bias: bool = False
     scale: float = 1.0  # multiplies the rows first
@@ -393,7 +393,7 @@ class NextToken:
 class PermutedTokens:
     """The same for tokens predicted in any order, for rows that only look on (Yang et al. 2019)."""
 
-    kind: Literal["permuted"] = "permuted"
+    kind: Literal["permutation_lm"] = "permutation_lm"
     tied: bool = True
     bias: bool = True
 
@@ -402,7 +402,7 @@ class PermutedTokens:
 class NextTokenAndChoice(Summary):
     """Next tokens, and one score for each sequence (Radford et al. 2018, section 3.2)."""
 
-    kind: Literal["next_token_choice"] = "next_token_choice"
+    kind: Literal["double_heads"] = "double_heads"
     tied: bool = True
     bias: bool = False
     scale: float = 1.0

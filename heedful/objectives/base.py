@@ -147,7 +147,7 @@ class Term:
 class Pretext(Objective):
     """An objective that makes its own targets of texts, so that nobody has to label them."""
 
-    head: str = "masked"  # which one of the family it trains
+    head: str = "masked_lm"  # which one of the family it trains
 
     @abstractmethod
     def terms(self, loaded: Loaded, batch: Batch) -> tuple[Term, ...]:

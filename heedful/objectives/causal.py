@@ -22,7 +22,7 @@ class Causal(Pretext):
     """
 
     tokenizer: Tokenizer
-    head = "next_token"
+    head = "language_model"
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """The batch as it is, and the rows that have a next token: all but the last of each sequence."""

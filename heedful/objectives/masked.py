@@ -43,7 +43,7 @@ class Masked(Pretext):
     mask_unit: MaskUnit = "tokens"
     num_static_masks: int | None = None
     count: int | None = None  # targets of each sample: no more, and where mask_prob gives fewer, some weigh nothing
-    head: str = field(default="masked", init=False)
+    head: str = field(default="masked_lm", init=False)
 
     def __post_init__(self) -> None:
         if self.tokenizer.special.mask is None:

@@ -38,7 +38,7 @@ class Permuted(Pretext):
     tokenizer: Tokenizer
     share: float = 1 / 6  # of a text's tokens
     spans: bool = True
-    head = "permuted"
+    head = "permutation_lm"
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:

@@ -37,7 +37,7 @@ class Replaced(Pretext):
     disc_weight: float = 50.0  # weight of the discriminator's loss
     beside: Loaded = field(init=False, repr=False)
     balance: tuple[float, ...] = field(init=False, repr=False)
-    head = "replaced"
+    head = "replaced_token_detection"
 
     def __post_init__(self) -> None:
         if self.tokenizer.special.mask is None:
@@ -121,7 +121,7 @@ def tied_generator(loaded: Loaded, *, generator_size: float = 0.25, seed: int = 
     inner = max(1, stack.inner_width * width // stack.width)
     smaller = replace(model, encoder=replace(stack, width=width, heads=heads, inner_width=inner))
     config = Config(family=loaded.config.family, model=smaller)
-    made = create(replace(config, head=new_head(config, "masked")), loaded.tokenizer, seed=seed)
+    made = create(replace(config, head=new_head(config, "masked_lm")), loaded.tokenizer, seed=seed)
     like = next(loaded.parameters())
     made.to(device=like.device, dtype=like.dtype)
     _share(made, loaded)

@@ -33,7 +33,7 @@ class Spans(Pretext):
     start: int  # the token with which the decoder begins
     mask_prob: float = 0.15
     mean_noise_span_length: float = 3.0  # tokens of a span
-    head = "next_token"
+    head = "language_model"
     _sentinels: NDArray[np.int32] = field(init=False, repr=False, compare=False)
     _stop: int = field(init=False, repr=False, compare=False)
 

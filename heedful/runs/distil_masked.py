@@ -57,7 +57,7 @@ def distil_masked(
     if overrides.mentions("unlabelled"):
         raise HeedfulError("a teacher of hidden tokens reads plain text alone: give all of it as DATA")
     source = overrides.resolve(MaskedDistilSettings(teacher="?")).settings.teacher
-    teacher = load(source, head="masked")
+    teacher = load(source, head="masked_lm")
     settings = _settled(teacher, overrides, data)
     refuse_other(folder)
     watch = watch if ranks.first else Watch()
@@ -152,9 +152,9 @@ def _carried_out(
         if alone.why == "asked":
             return Finished(folder=folder, why="asked", results={})
     if not (folder / VERDICT).exists():
-        models = {"teacher": teacher, "student": load(folder / RUN_MODEL, head="masked")}
+        models = {"teacher": teacher, "student": load(folder / RUN_MODEL, head="masked_lm")}
         if alone is not None:
-            models["alone"] = load(folder / ALONE / RUN_MODEL, head="masked")
+            models["alone"] = load(folder / ALONE / RUN_MODEL, head="masked_lm")
         quality = student.found(models)  # all ranks look for the corpus together
         if ranks.first:
             counts = {name: models[name].count() for name in ("teacher", "student")}

@@ -76,7 +76,7 @@ def language_model(name: str, settings: MoreSettings) -> Loaded:
     """The teacher with its masked head, or the model that is named; refused where there is none."""
     asked = settings.model or name
     try:
-        found = load(asked, head="masked")
+        found = load(asked, head="masked_lm")
     except HeedfulError as error:
         raise HeedfulError(
             f"words are replaced by a masked language model, and {asked} has no such head ({error}): set augment.model "

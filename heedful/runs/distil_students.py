@@ -141,7 +141,7 @@ def cut(teacher: Loaded, asked: LayersStudent) -> Loaded:
         made = Loaded(config, teacher.tokenizer, teacher.source)
     known = teacher.named()
     if config.head is None and isinstance(teacher.config.head, MaskedTokens):  # of another family, whose head is alike
-        made = attach(_given(made, known, part, blocks, stack), "masked")
+        made = attach(_given(made, known, part, blocks, stack), "masked_lm")
     tensors = _tensors(made, known, part, blocks, stack)
     if config.model.embedding.types == 0 < model.embedding.types and "embedding.positions.weight" in tensors:
         tensors["embedding.positions.weight"] += known["embedding.types.weight"].detach()[0]

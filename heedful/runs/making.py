@@ -101,7 +101,7 @@ def start(
     )
     if not init.mlm_steps:
         return bare
-    loaded = attach(bare, "masked", seed=seed)
+    loaded = attach(bare, "masked_lm", seed=seed)
     objective = Masked(tokenizer=tokenizer)
     how = TrainSettings(length=Steps(count=init.mlm_steps), batch_size=64, optimizer=AdamW(lr=1e-3), seed=seed)
     began = time.monotonic()

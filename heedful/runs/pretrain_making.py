@@ -97,7 +97,7 @@ def foresee_model(settings: PretrainSettings, started: Loaded | None, teacher: L
         raise HeedfulError(f"{who} {told}: take --objective clm, or another model")
     if teacher is not None and teacher.config.model.reads and teacher.config.model.writes:
         told = "has a decoder beside its encoder, and what is taught is how a text is read"
-        raise HeedfulError(f"{teacher.source} {told}: write its encoder alone with heedful convert --head encoder")
+        raise HeedfulError(f"{teacher.source} {told}: write its encoder alone with heedful convert --head-kind encoder")
 
 
 def foresee_tokens(settings: PretrainSettings, tokenizer: Tokenizer) -> None:
@@ -145,12 +145,12 @@ def _head(settings: PretrainSettings) -> str:
         case MlmNspSettings() | MlmSopSettings():
             return "pretraining"
         case PlmSettings():
-            return "permuted"
+            return "permutation_lm"
         case SpanCorruptionSettings() | ClmSettings():
-            return "next_token"
+            return "language_model"
         case RtdSettings():
-            return "replaced"
-    return "masked"
+            return "replaced_token_detection"
+    return "masked_lm"
 
 
 def _usual(family: str) -> ModelConfig:
@@ -294,7 +294,7 @@ def _generator(pieces: Pieces, loaded: Loaded, part: float) -> Loaded:
         return made
     shared = {id(each) for each in loaded.parameters()}
     own = {name: each for name, each in made.named().items() if id(each) not in shared}
-    learned = load(place, head="masked").named()
+    learned = load(place, head="masked_lm").named()
     if other := [name for name, each in own.items() if name not in learned or learned[name].shape != each.shape]:
         raise HeedfulError(
             f"{place} is of another shape than a generator with objective.generator_size = {part:g} ({other[0]} "

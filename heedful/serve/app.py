@@ -246,7 +246,7 @@ def info(service: Service, name: str | None) -> dict[str, Any]:
     model_type: dict[str, Any] = {engine.kind: {}}
     if engine.kind == "embedding":
         model_type = {"embedding": {"pooling": getattr(loaded.config.head, "pooling", None)}}
-    elif engine.kind == "classes":
+    elif engine.kind == "sequence_classification":
         numbered = dict(enumerate(labels or []))
         model_type = {"classifier": {"id2label": {str(id): label for id, label in numbered.items()}}}
         model_type["classifier"]["label2id"] = {label: id for id, label in numbered.items()}

@@ -15,7 +15,7 @@ from heedful.serve.service import Service
 
 LETTERS = 16  # characters for each token that a model reads: what is beyond is cut before it is tokenised
 Turns = Generator[None, None, list[Asked]]  # yields where a thread may do something else in between
-MASKS = ("masked", "pretraining")  # heads that list tokens for each mask
+MASKS = ("masked_lm", "pretraining")  # heads that list tokens for each mask
 
 
 @dataclass(kw_only=True, slots=True)

@@ -11,8 +11,12 @@ from heedful.serve import schemas as s
 from heedful.serve.call import Call
 from heedful.serve.routes import labels_of, vectors
 
-_READS = {"span": ("question", "context"), "next": ("text", "text_pair"), "choice": ()}
-_PAIRS = ("classes",)  # may have a second text
+_READS = {
+    "question_answering": ("question", "context"),
+    "next_sentence": ("text", "text_pair"),
+    "multiple_choice": (),
+}
+_PAIRS = ("sequence_classification",)  # may have a second text
 
 
 def reads(kind: str) -> list[dict[str, Any]]:
@@ -25,7 +29,7 @@ def gives(kind: str, labels: list[str] | None) -> list[dict[str, Any]]:
     """The tensors that it gives; what is no number is JSON."""
     if kind == "embedding":
         return [{"name": "embedding", "datatype": "FP32", "shape": [-1, -1]}]
-    if kind == "classes":
+    if kind == "sequence_classification":
         scores = {"name": "scores", "datatype": "FP32", "shape": [-1, len(labels or [])]}
         return [scores, {"name": "label", "datatype": "BYTES", "shape": [-1]}]
     return [{"name": "answer", "datatype": "BYTES", "shape": [-1]}]
@@ -83,7 +87,7 @@ def _outputs(kind: str, found: Any) -> list[dict[str, Any]]:
     count = len(found)
     if kind == "embedding":
         return [_tensor("embedding", [count, found.shape[1]], found.ravel())]
-    if kind == "classes":
+    if kind == "sequence_classification":
         scores = [list((each.get("probabilities") or each["numbers"]).values()) for each in found]
         labels = [labels_of(each)[0]["label"] for each in found]
         flat = [each for row in scores for each in row]

@@ -22,7 +22,7 @@ from heedful.tasks import Writing
 from heedful.tokenizer import Encoded
 
 MOST = 128  # tokens that are written for a text, unless the request says how many
-EMBEDDING, CLASSES, RANKS = ("embedding",), ("classes",), ("rank", "embedding")
+EMBEDDING, CLASSES, RANKS = ("embedding",), ("sequence_classification",), ("rank", "embedding")
 
 
 Handler = Callable[[Call, Any], Coroutine[Any, Any, Any]]
@@ -179,7 +179,7 @@ def labels_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 async def tag(call: Call, body: s.TagBody) -> Any:
     """A label for each word, and the entities that they make."""
-    _, lane = call.lane(body.model, ("tokens",))
+    _, lane = call.lane(body.model, ("token_classification",))
     given = many(body.inputs)
     words = [[each] if isinstance(each, str) else each for each in given]
     if len(given) > call.service.settings.limits.max_client_batch_size:
@@ -192,7 +192,7 @@ async def tag(call: Call, body: s.TagBody) -> Any:
 
 async def answer(call: Call, body: s.AnswerBody) -> Any:
     """The answer to each question, as it stands in its context."""
-    _, lane = call.lane(body.model, ("span",))
+    _, lane = call.lane(body.model, ("question_answering",))
     given = many(body.inputs)
     call.texts(*(each.question + each.context for each in given))
     inputs = [{"question": each.question, "context": each.context} for each in given]
@@ -201,7 +201,7 @@ async def answer(call: Call, body: s.AnswerBody) -> Any:
 
 async def choose(call: Call, body: s.ChooseBody) -> Any:
     """The candidate that fits each prompt best."""
-    _, lane = call.lane(body.model, ("choice",))
+    _, lane = call.lane(body.model, ("multiple_choice",))
     given = many(body.inputs)
     call.texts(*(each.prompt + choice for each in given for choice in each.choices))
     inputs = [{"prompt": each.prompt, "choices": each.choices} for each in given]
@@ -210,21 +210,21 @@ async def choose(call: Call, body: s.ChooseBody) -> Any:
 
 async def follows(call: Call, body: s.FollowsBody) -> Any:
     """Whether the second text of each pair follows the first."""
-    _, lane = call.lane(body.model, ("next", "pretraining"))
+    _, lane = call.lane(body.model, ("next_sentence", "pretraining"))
     call.texts(*(text for pair in body.inputs for text in pair))
     return await call.ask(lane, [tuple(pair) for pair in body.inputs])
 
 
 async def fill(call: Call, body: s.FillBody) -> Any:
     """The likeliest tokens for each mask of each text."""
-    _, lane = call.lane(body.model, ("masked", "pretraining"))
+    _, lane = call.lane(body.model, ("masked_lm", "pretraining"))
     call.texts(*many(body.inputs))
     return like(body.inputs, await call.ask(lane, many(body.inputs), top_k=body.top_k))
 
 
 async def generate(call: Call, body: s.GenerateBody) -> Any:
     """A text for each text: translated, summed up, gone on from, as the model learned."""
-    _, lane = call.lane(body.model, ("next_token",))
+    _, lane = call.lane(body.model, ("language_model",))
     call.texts(*many(body.inputs))
     limit = call.service.settings.limits.max_new_tokens
     most = min(MOST, limit) if body.max_new_tokens is None else body.max_new_tokens
@@ -335,7 +335,7 @@ QUESTIONS = (
         handler=tag,
         body=s.TagBody,
         answer=a.Tags | list[a.Tags],
-        kinds=("tokens",),
+        kinds=("token_classification",),
         example={"inputs": "Ada lives in Paris."},
     ),
     Question(
@@ -343,7 +343,7 @@ QUESTIONS = (
         handler=answer,
         body=s.AnswerBody,
         answer=a.Found | list[a.Found],
-        kinds=("span",),
+        kinds=("question_answering",),
         example={"inputs": {"question": "Who wrote it?", "context": "Ada wrote it."}},
     ),
     Question(
@@ -351,7 +351,7 @@ QUESTIONS = (
         handler=choose,
         body=s.ChooseBody,
         answer=a.Chosen | list[a.Chosen],
-        kinds=("choice",),
+        kinds=("multiple_choice",),
         example={"inputs": {"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}},
     ),
     Question(
@@ -359,7 +359,7 @@ QUESTIONS = (
         handler=follows,
         body=s.FollowsBody,
         answer=list[a.Follows],
-        kinds=("next", "pretraining"),
+        kinds=("next_sentence", "pretraining"),
         example={"inputs": [["It rains.", "The street is wet."]]},
     ),
     Question(
@@ -367,7 +367,7 @@ QUESTIONS = (
         handler=fill,
         body=s.FillBody,
         answer=a.Filled | list[a.Filled],
-        kinds=("masked", "pretraining"),
+        kinds=("masked_lm", "pretraining"),
         example={"inputs": "the cat [MASK] on the mat"},
     ),
     Question(
@@ -375,7 +375,7 @@ QUESTIONS = (
         handler=generate,
         body=s.GenerateBody,
         answer=a.Written | list[a.Written],
-        kinds=("next_token",),
+        kinds=("language_model",),
         example={"inputs": "a text", "max_new_tokens": 32},
     ),
     Question(

@@ -145,7 +145,7 @@ def kind_of(lane: Lane) -> str:
 def kinds_of(lane: Lane) -> tuple[str, ...]:
     """The same, and "rank" where that head gives a pair one score."""
     kind, engine = kind_of(lane), cast(Any, lane.engine)
-    if kind == "classes":
+    if kind == "sequence_classification":
         head = engine.loaded.config.head
         return (kind, "rank") if SCORED.get(head.problem_type) == len(head.labels) else (kind,)
     return (kind,)

@@ -87,7 +87,7 @@ def classic(tokenizer: Tokenizer, labels: Sequence[str], seed: int, reader: Read
     """A model from before the Transformer that classifies."""
     model = ClassicConfig(embedding=EmbeddingConfig(vocabulary=tokenizer.size, width=width), reader=reader)
     bare = create(Config(family=CLASSIC, model=model), tokenizer, seed=seed)
-    return attach(bare, "classes", labels=tuple(labels), seed=seed)
+    return attach(bare, "sequence_classification", labels=tuple(labels), seed=seed)
 
 
 def classify(tokenizer: Tokenizer, labels: Sequence[str], loaded: Loaded) -> Classify:

@@ -139,7 +139,7 @@ def started(made: Pieces, *, reads: bool, remade: Remade = lambda objective: obj
 
 def fine_tuned(loaded: Loaded, given: World, seed: int, *, steps: int, rate: float = 1e-3) -> dict[str, float]:
     """Accuracy on each test after so many steps on the labelled texts."""
-    return _learned(attach(loaded, "classes", labels=given.labels, seed=seed), given, seed, steps, rate)
+    return _learned(attach(loaded, "sequence_classification", labels=given.labels, seed=seed), given, seed, steps, rate)
 
 
 def as_it_is(loaded: Loaded, given: World, seed: int, *, steps: int, rate: float = 5e-3) -> dict[str, float]:
@@ -148,7 +148,7 @@ def as_it_is(loaded: Loaded, given: World, seed: int, *, steps: int, rate: float
         save(loaded, Path(folder) / "model")
         asked = Classic(model=str(Path(folder) / "model"), reader=Attention(keys="tanh"))
         made = classic_start(asked, [], seed, quiet)
-    return _learned(attach(made, "classes", labels=given.labels, seed=seed), given, seed, steps, rate)
+    return _learned(attach(made, "sequence_classification", labels=given.labels, seed=seed), given, seed, steps, rate)
 
 
 def _learned(made: Loaded, given: World, seed: int, steps: int, rate: float) -> dict[str, float]:

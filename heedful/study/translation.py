@@ -63,7 +63,7 @@ def model(arm: str, tokenizer: Tokenizer, seed: int) -> Loaded:
     else:
         nets = Writer(width=WIDTH, look=Everywhere(score="additive") if arm == LOOKS else None)
         config = Config(family=CLASSIC, model=two_nets(nets, tokenizer.size, WIDTH))
-    return attach(create(config, tokenizer, seed=seed), "next_token", seed=seed)
+    return attach(create(config, tokenizer, seed=seed), "language_model", seed=seed)
 
 
 def sentences(budget: Budget, seed: int) -> dict[str, list[Rewritten]]:

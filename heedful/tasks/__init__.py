@@ -13,15 +13,15 @@ from heedful.tasks.rewrite import REWRITE, Writing
 from heedful.tasks.tag import TAG
 
 ANSWERERS: dict[str, tuple[Answerer, ...]] = {  # by the kind of head; the first that knows an input's form answers it
-    "masked": (FILL,),
-    "next": (FOLLOWING,),
+    "masked_lm": (FILL,),
+    "next_sentence": (FOLLOWING,),
     "pretraining": (FILL, FOLLOWING),
-    "classes": (CLASSIFY,),
-    "tokens": (TAG,),
-    "span": (EXTRACT,),
-    "choice": (CHOOSE,),
+    "sequence_classification": (CLASSIFY,),
+    "token_classification": (TAG,),
+    "question_answering": (EXTRACT,),
+    "multiple_choice": (CHOOSE,),
     "embedding": (EMBED, COMPARE),
-    "next_token": (REWRITE,),
+    "language_model": (REWRITE,),
 }
 
 

@@ -89,7 +89,7 @@ class Choose(Task):
     """One candidate of several: cross-entropy over the scores of a prompt's candidates, which may differ in number."""
 
     example: ClassVar[type[Example]] = Choices
-    head: ClassVar[str] = "choice"
+    head: ClassVar[str] = "multiple_choice"
     metric: str = "accuracy"
 
     def items(self, example: Any) -> list[Item]:

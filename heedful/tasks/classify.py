@@ -78,7 +78,7 @@ CLASSIFY = Answerer(
 class Texts(Task):
     """What tasks over a text or a pair share; each window of a long text counts 1 / windows."""
 
-    head: ClassVar[str] = "classes"
+    head: ClassVar[str] = "sequence_classification"
 
     def items(self, example: Any) -> list[Item]:
         return [example.text if example.text_pair is None else (example.text, example.text_pair)]

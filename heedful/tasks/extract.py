@@ -112,7 +112,7 @@ class Extract(Task):
     """
 
     example: ClassVar[type[Example]] = Question
-    head: ClassVar[str] = "span"
+    head: ClassVar[str] = "question_answering"
     metric: str = "f1"
     impossible: bool  # whether some questions have no answer
     max_answer_tokens: int = MAX_ANSWER_TOKENS

@@ -159,7 +159,7 @@ class Rewrite(Task):
     """
 
     example: ClassVar[type[Example]] = Rewritten
-    head: ClassVar[str] = "next_token"
+    head: ClassVar[str] = "language_model"
     metric: str = "f1"
     mark: Marks
     text_suffix: str = ""  # after the text, where the decoder goes on from it

@@ -131,7 +131,7 @@ class Tag(Task):
     """
 
     example: ClassVar[type[Example]] = Tagged
-    head: ClassVar[str] = "tokens"
+    head: ClassVar[str] = "token_classification"
     metric: str = ""  # "": F1 of entities, or accuracy where labels mark none
 
     def __post_init__(self) -> None:

@@ -204,11 +204,11 @@ def native_outputs(work: Path) -> Probes:
     for name, model in (("encoder", replace(both, decoder=None)), ("both", both)):
         bare = create(Config(family="heedful", model=model), seed=2)
         for kind in FAMILIES["heedful"].kinds():
-            if kind == "none" or (name == "both") != (kind in ("next_token", "next_token_choice")):
+            if kind == "none" or (name == "both") != (kind in ("language_model", "double_heads")):
                 continue
-            if kind == "permuted":
+            if kind == "permutation_lm":
                 continue  # it needs two streams; pre-training has it
-            labels = ("x", "y", "z") if kind in ("classes", "tokens") else ()
+            labels = ("x", "y", "z") if kind in ("sequence_classification", "token_classification") else ()
             save(attach(bare, kind, labels=labels, seed=1), work / f"native-{name}-{kind}")
             found[f"native {name} {kind}"] = precisions(work / f"native-{name}-{kind}")
     return found
@@ -246,9 +246,9 @@ def classic_outputs(work: Path) -> Probes:
         config = ClassicConfig(embedding=EmbeddingConfig(vocabulary=99, width=32), reader=reader)
         bare = create(Config(family="heedful-classic", model=config), seed=2)
         if name == "writer":
-            made = attach(bare, "next_token", seed=1)
+            made = attach(bare, "language_model", seed=1)
         else:
-            made = attach(bare, "classes", labels=("x", "y"), seed=1)
+            made = attach(bare, "sequence_classification", labels=("x", "y"), seed=1)
         save(made, work / f"classic-{name}")
         found[f"classic {name}"] = precisions(work / f"classic-{name}")
     return found

@@ -84,7 +84,7 @@ def module(name: str) -> str:
 
 def given(kind: str, labels: tuple[str, ...] = OTHER) -> dict[str, Any]:
     """What the kind needs."""
-    return {"labels": labels} if kind in ("classes", "tokens") else {}
+    return {"labels": labels} if kind in ("sequence_classification", "token_classification") else {}
 
 
 def state(loaded: Loaded) -> dict[str, Tensor]:
@@ -122,7 +122,7 @@ def test_what_is_known_stays_and_the_rest_is_drawn(
 
 @each_kind
 def test_seeds(start: Start, family: str, kind: str, architecture: str) -> None:
-    _, loaded = start(family, "MaskedLM" if kind != "masked" else "SequenceClassification")
+    _, loaded = start(family, "MaskedLM" if kind != "masked_lm" else "SequenceClassification")
     before = torch.random.get_rng_state()
     one, again, other = (state(attach(loaded, kind, seed=seed, **given(kind))) for seed in (5, 5, 6))
     assert same(one, again) == one.keys()
@@ -146,7 +146,7 @@ def test_transformers_loads_it_and_so_do_we(
     assert again.config.head == made.config.head and same(state(made), state(again)) == made.named().keys()
     theirs, report = getattr(transformers, architecture).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
-    if kind in ("classes", "tokens"):
+    if kind in ("sequence_classification", "token_classification"):
         assert theirs.config.id2label == dict(enumerate(OTHER))
     ids, types = sequences(family)
     with torch.no_grad():
@@ -157,16 +157,16 @@ def test_transformers_loads_it_and_so_do_we(
 
 
 @pytest.mark.parametrize("family", PLAIN)
-@pytest.mark.parametrize("kind", ["classes", "tokens"])
+@pytest.mark.parametrize("kind", ["sequence_classification", "token_classification"])
 def test_the_last_layer_stays_where_the_labels_are_the_same(start: Start, family: str, kind: str) -> None:
-    ending = {"classes": "SequenceClassification", "tokens": "TokenClassification"}[kind]
+    ending = {"sequence_classification": "SequenceClassification", "token_classification": "TokenClassification"}[kind]
     _, loaded = start(family, ending)
     out = {name for name in loaded.named() if name.startswith("head.out.")}
     assert same(state(loaded), state(attach(loaded, kind, labels=NAMES))) == loaded.named().keys()
     moved = attach(loaded, kind, labels=NAMES[::-1])  # the same shapes, another meaning
     assert loaded.named().keys() - same(state(loaded), state(moved)) == out
     assert moved.config.head.labels == NAMES[::-1]  # type: ignore[union-attr]
-    if kind == "classes":
+    if kind == "sequence_classification":
         several = attach(loaded, kind, labels=NAMES, problem_type="multi_label_classification")
         assert loaded.named().keys() - same(state(loaded), state(several)) == out
     assert same(state(loaded), state(attach(loaded, kind, labels=OTHER)) | {name: torch.zeros(1) for name in out}) == (
@@ -179,7 +179,9 @@ def test_layers_of_one_name_and_another_meaning_are_drawn(start: Start, family: 
     """A classifier of texts, of words and of candidates: transformers calls all three of them the same."""
     for ending, kind in itertools.permutations(("SequenceClassification", "TokenClassification"), 2):
         _, loaded = start(family, ending)
-        other = attach(loaded, "tokens" if kind == "TokenClassification" else "classes", labels=NAMES)
+        other = attach(
+            loaded, "token_classification" if kind == "TokenClassification" else "sequence_classification", labels=NAMES
+        )
         assert not torch.equal(other.named()["head.out.weight"], loaded.named()["head.out.weight"])
         assert not other.named()["head.out.bias"].any()
 
@@ -187,13 +189,13 @@ def test_layers_of_one_name_and_another_meaning_are_drawn(start: Start, family: 
 def test_the_pooler_of_pretraining_is_used(start: Start) -> None:
     _, loaded = start("bert", "PreTraining")
     known = loaded.named()
-    for kind in ("classes", "choice", "pooled", "next"):
+    for kind in ("sequence_classification", "multiple_choice", "pooler", "next_sentence"):
         made = attach(loaded, kind, **given(kind)).named()
         assert torch.equal(made["head.first.dense.weight"], known["head.next.first.dense.weight"])
     assert torch.equal(made["head.out.weight"], known["head.next.out.weight"])  # the next sentence is what it was
-    masked = attach(loaded, "masked").named()
+    masked = attach(loaded, "masked_lm").named()
     assert torch.equal(masked["head.dense.weight"], known["head.masked.dense.weight"])
-    back = attach(attach(loaded, "next"), "pretraining").named()
+    back = attach(attach(loaded, "next_sentence"), "pretraining").named()
     assert torch.equal(back["head.next.out.weight"], known["head.next.out.weight"])
     assert not torch.equal(back["head.masked.dense.weight"], known["head.masked.dense.weight"])
 
@@ -202,12 +204,12 @@ def test_the_pooler_of_pretraining_is_used(start: Start) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_decoders_stay_tied_or_not(start: Start, tmp_path: Path, family: str, tied: bool) -> None:
     _, loaded = start(family, "SequenceClassification", tie_word_embeddings=tied)
-    for source in (loaded, attach(attach(loaded, "masked", seed=1), "masked", seed=2)):
-        made: Any = attach(source, "masked", seed=1)
+    for source in (loaded, attach(attach(loaded, "masked_lm", seed=1), "masked_lm", seed=2)):
+        made: Any = attach(source, "masked_lm", seed=1)
         assert (made.head.decoder.weight is made.model.embedding.tokens.weight) is tied
         assert torch.equal(made.model.embedding.tokens.weight, loaded.model.embedding.tokens.weight)
         save(made, tmp_path / "out", overwrite=True)
-        architecture = FAMILIES[family].kinds()["masked"]
+        architecture = FAMILIES[family].kinds()["masked_lm"]
         _, report = getattr(transformers, architecture).from_pretrained(tmp_path / "out", output_loading_info=True)
         assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
 
@@ -219,7 +221,7 @@ def test_transformers_reads_the_problem_type(
 ) -> None:
     _, loaded = start(family, "Model")
     labels = ("stars",) if problem_type == "regression" else OTHER
-    save(attach(loaded, "classes", labels=labels, problem_type=problem_type), tmp_path / "out")
+    save(attach(loaded, "sequence_classification", labels=labels, problem_type=problem_type), tmp_path / "out")
     head = load(tmp_path / "out").config.head
     assert isinstance(head, Classes) and (head.labels, head.problem_type) == (labels, problem_type)
     assert head.dropout == 0.3 and (head.activation == "relu") is (family == "distilbert")  # the family's own
@@ -267,7 +269,7 @@ def test_heads_of_the_other_families(start: Start, tmp_path: Path, family: str, 
 def test_top_blocks_can_be_drawn_anew(start: Start, family: str, reinit_layers: int) -> None:
     _, loaded = start(family, "SequenceClassification")
     known = state(loaded)
-    made = state(attach(loaded, "classes", labels=NAMES, reinit_layers=reinit_layers))
+    made = state(attach(loaded, "sequence_classification", labels=NAMES, reinit_layers=reinit_layers))
     changed = known.keys() - same(known, made)
     anew = {name for name in known if reinit_layers and name.startswith("head.")} | {
         name
@@ -288,7 +290,7 @@ def test_a_pooler_is_kept_for_embeddings(start: Start, tmp_path: Path) -> None:
     assert load_file(tmp_path / "out/model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
     assert attach(made, "embedding").config.head == made.config.head
     assert torch.equal(
-        attach(made, "classes", labels=OTHER).named()["head.first.dense.weight"],
+        attach(made, "sequence_classification", labels=OTHER).named()["head.first.dense.weight"],
         loaded.named()["head.first.dense.weight"],
     )
     _, masked = start("bert", "MaskedLM")
@@ -299,12 +301,12 @@ def test_a_pooler_is_kept_for_embeddings(start: Start, tmp_path: Path) -> None:
 def test_dtype_and_mode_are_kept(start: Start, dtype: torch.dtype) -> None:
     folder, single = start("bert", "MaskedLM")
     loaded = load(folder, dtype=dtype)
-    made = attach(loaded, "classes", labels=OTHER, seed=1)
+    made = attach(loaded, "sequence_classification", labels=OTHER, seed=1)
     assert {p.dtype for p in made.parameters()} == {dtype} and not made.training
     assert made(packed("bert")).dtype == dtype
-    expected = attach(single, "classes", labels=OTHER, seed=1).named()["head.out.weight"]
+    expected = attach(single, "sequence_classification", labels=OTHER, seed=1).named()["head.out.weight"]
     assert torch.equal(made.named()["head.out.weight"], expected.to(dtype))  # the same draw in each dtype
-    assert attach(loaded.train(), "classes", labels=OTHER).training
+    assert attach(loaded.train(), "sequence_classification", labels=OTHER).training
 
 
 def native(**more: Any) -> Loaded:
@@ -326,19 +328,31 @@ def test_our_own_family(tmp_path: Path, kind: str) -> None:
     save(made, tmp_path / "out")
     again = load(tmp_path / "out")
     assert again.config.head == made.config.head and same(state(made), state(again)) == made.named().keys()
-    onward = attach(again, "classes", labels=NAMES)  # from any head to another, and on to vectors
-    save(attach(attach(onward, "pooled"), "embedding"), tmp_path / "vectors")
+    onward = attach(again, "sequence_classification", labels=NAMES)  # from any head to another, and on to vectors
+    save(attach(attach(onward, "pooler"), "embedding"), tmp_path / "vectors")
     assert load(tmp_path / "vectors").config.head == SentenceEmbedding()
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("clases", {}, r'^this family has no head "clases" \(did you mean "classes"\?\); it has pooled, .*, embedding$'),
-    ("none", {}, r'^this family has no head "none"; it has pooled'),
-    ("next_token", {}, r'^this family has no head "next_token"'),
-    ("classes", {}, r'^labels are none; a "classes" head needs one or more, each once$'),
-    ("tokens", {"labels": ("a", "b", "a")}, r'^labels are "a", "b", "a"; a "tokens" head needs one or more, each once'),
-    ("span", {"reinit_layers": 5}, "^reinit_layers is 5, but this model has 4 blocks: give how many, from 0$"),
-    ("span", {"reinit_layers": -1}, "^reinit_layers is -1, but this model has 4 blocks"),
+    (
+        "masked_ml",
+        {},
+        r'^this family has no head "masked_ml" \(did you mean "masked_lm"\?\); it has pooler, .*, embedding$',
+    ),
+    ("none", {}, r'^this family has no head "none"; it has pooler'),
+    ("language_model", {}, r'^this family has no head "language_model"'),
+    ("sequence_classification", {}, r'^labels are none; a "sequence_classification" head needs one or more'),
+    (
+        "token_classification",
+        {"labels": ("a", "b", "a")},
+        '^labels are "a", "b", "a"; a "token_classification" head needs',
+    ),
+    (
+        "question_answering",
+        {"reinit_layers": 5},
+        "^reinit_layers is 5, but this model has 4 blocks: give how many, from 0$",
+    ),
+    ("question_answering", {"reinit_layers": -1}, "^reinit_layers is -1, but this model has 4 blocks"),
 ]
 
 
@@ -382,7 +396,7 @@ def test_facts_are_saved_and_are_not_another_heads(start: Start, tmp_path: Path,
     save(loaded, tmp_path / "out")
     again = load(tmp_path / "out")
     assert getattr(again, name) == {"ache": 0.25, "calm": 1e-3}
-    assert getattr(attach(again, "classes", labels=NAMES), name) == {}
+    assert getattr(attach(again, "sequence_classification", labels=NAMES), name) == {}
     for wrong in ({"ache": "0.5"}, {"ache": True}, [1], {"ache": None}):
         notes = json.loads((tmp_path / "out/heedful.json").read_text())
         (tmp_path / "out/heedful.json").write_text(json.dumps(notes | {name: wrong}))
@@ -427,7 +441,7 @@ def test_what_other_heads_have_in_a_folder_is_taken(tmp_path: Path) -> None:
     assert set(loaded.spare) == {
         f"{name}.{part}" for name in ("bert.pooler.dense", "cls.seq_relationship") for part in ("weight", "bias")
     }
-    classes = attach(loaded, "classes", labels=("x", "y")).named()
+    classes = attach(loaded, "sequence_classification", labels=("x", "y")).named()
     assert torch.equal(classes["head.first.dense.weight"], theirs["bert.pooler.dense.weight"])
     pretraining = attach(loaded, "pretraining").named()
     assert torch.equal(pretraining["head.next.first.dense.weight"], theirs["bert.pooler.dense.weight"])
@@ -442,7 +456,7 @@ def test_the_last_layer_of_a_head_that_was_not_read_is_not_taken(tmp_path: Path)
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.warns(HeedfulWarning, match="belong to other heads"):
         loaded = load(tmp_path)
-    classes = attach(loaded, "classes", labels=("x", "y", "z")).named()
+    classes = attach(loaded, "sequence_classification", labels=("x", "y", "z")).named()
     theirs = load_file(tmp_path / "model.safetensors")
     assert not torch.equal(classes["head.out.weight"], theirs["classifier.weight"]), "its labels may be others"
 
@@ -450,4 +464,4 @@ def test_the_last_layer_of_a_head_that_was_not_read_is_not_taken(tmp_path: Path)
 def test_shared_layers_are_not_drawn_anew(tmp_path: Path) -> None:
     save_tiny(tmp_path, "albert", "AlbertModel")
     with pytest.raises(HeedfulError, match="layers of this model share"):
-        attach(load(tmp_path), "classes", labels=("x", "y"), reinit_layers=1)
+        attach(load(tmp_path), "sequence_classification", labels=("x", "y"), reinit_layers=1)

@@ -22,7 +22,7 @@ TEXTS = ["the film was good . very good .", "", "unheard of", ("the end", "not b
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_folder_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
-    made = attach(bare(READERS[name]), "classes", labels=("bad", "good"), seed=1).eval()
+    made = attach(bare(READERS[name]), "sequence_classification", labels=("bad", "good"), seed=1).eval()
     save(made, tmp_path / "one")
     again = load(tmp_path / "one")
     assert again.config.model == made.config.model and again.config.head == made.config.head
@@ -44,11 +44,11 @@ def test_a_folder_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
             encoded = again.tokenizer.encode(text)
             shares = made(Packed.of([encoded.ids], [encoded.types])).softmax(-1)[0].tolist()
             assert list(answer["probabilities"].values()) == pytest.approx(shares, abs=1e-6)
-    for kind, more in (("tokens", {"labels": ("O", "X")}), ("embedding", {})):
+    for kind, more in (("token_classification", {"labels": ("O", "X")}), ("embedding", {})):
         other = attach(again, kind, **more)
         save(other, tmp_path / kind)
         assert len(heedful.Engine(load(tmp_path / kind))(["the film"])) == 1
-    said = heedful.Engine(load(tmp_path / "tokens"))([["good.", "film"], ["the", "not-bad", "end"]])
+    said = heedful.Engine(load(tmp_path / "token_classification"))([["good.", "film"], ["the", "not-bad", "end"]])
     assert [len(each["words"]) for each in said] == [2, 3], "one label a word, however many tokens it has"
 
 

@@ -81,7 +81,7 @@ def test_7_version_1_1_as_transformers_5_saves_it(tmp_path: Path, resaved: Any) 
     again = heedful.load(tmp_path / "again", dtype=torch.float64)
     assert again.config.head == ours.config.head
     assert all(torch.equal(again.named()[name], tensor) for name, tensor in ours.named().items())
-    assert attach(ours, "next_token").config.head == ours.config.head
+    assert attach(ours, "language_model").config.head == ours.config.head
     assert heedful.load(tmp_path / "resaved", head="encoder").model.decoder is None
 
 
@@ -141,21 +141,25 @@ def test_the_encoder_of_a_whole_model(tmp_path: Path) -> None:
         found = eager(again.double()).eval()(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
     assert (found - expected).abs().max() < 1e-12
 
-    tagger = attach(encoder, "tokens", labels=["a", "b"], seed=1)
+    tagger = attach(encoder, "token_classification", labels=["a", "b"], seed=1)
     assert tagger.model.decoder is None and tagger(Packed.of([[5, 6, 7]])).shape == (3, 2)
-    assert attach(heedful.load(tmp_path / "whole"), "tokens", labels=["a", "b"]).model.decoder is None
-    with pytest.raises(heedful.HeedfulError, match='the head "classes" of this family reads the decoder, and this'):
-        attach(encoder, "classes", labels=["a", "b"])
+    assert attach(heedful.load(tmp_path / "whole"), "token_classification", labels=["a", "b"]).model.decoder is None
+    with pytest.raises(
+        heedful.HeedfulError, match='the head "sequence_classification" of this family reads the decoder, and this'
+    ):
+        attach(encoder, "sequence_classification", labels=["a", "b"])
 
 
 def test_a_folder_with_a_prefix_of_its_own(tmp_path: Path) -> None:
     """Two heads keep the body under "transformer."; both ways, whatever head is asked for."""
     save_tiny(tmp_path / "classes", "t5", "T5ForSequenceClassification")
     loaded = heedful.load(tmp_path / "classes")
-    heedful.save(attach(loaded, "span", seed=3), tmp_path / "span")
+    heedful.save(attach(loaded, "question_answering", seed=3), tmp_path / "span")
     names = load_file(tmp_path / "span/model.safetensors").keys()
     assert "shared.weight" in names and "qa_outputs.weight" in names
-    heedful.save(attach(heedful.load(tmp_path / "span"), "classes", labels=["x", "y"]), tmp_path / "again")
+    heedful.save(
+        attach(heedful.load(tmp_path / "span"), "sequence_classification", labels=["x", "y"]), tmp_path / "again"
+    )
     assert "transformer.shared.weight" in load_file(tmp_path / "again/model.safetensors")
     report = transformers.T5ForSequenceClassification.from_pretrained(tmp_path / "again", output_loading_info=True)[1]
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys")), report

@@ -156,7 +156,7 @@ def test_a_folder_with_more_heads_than_it_names(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.warns(heedful.HeedfulWarning, match=r"4 tensors belong to other heads.*bert\.pooler\.dense"):
         loaded = heedful.load(tmp_path)
-    assert loaded.config.head is not None and loaded.config.head.kind == "masked"
+    assert loaded.config.head is not None and loaded.config.head.kind == "masked_lm"
     whole = heedful.load(tmp_path, head="pretraining")
     assert whole.unused == ()
     ids, types = sequences("bert")
@@ -166,7 +166,7 @@ def test_a_folder_with_more_heads_than_it_names(tmp_path: Path) -> None:
         ):
             assert (found - expected).abs().max() < 2e-6 * expected.abs().max()
     with pytest.raises(heedful.HeedfulError, match=r"qa_outputs"):
-        heedful.load(tmp_path, head="span")
+        heedful.load(tmp_path, head="question_answering")
     with pytest.raises(heedful.HeedfulError, match=r"no head 'mask'.*did you mean \"masked\""):
         heedful.load(tmp_path, head="mask")
 

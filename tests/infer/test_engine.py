@@ -451,7 +451,7 @@ def test_loaded_models_answer_and_keep_their_mode(folders: dict[str, Path]) -> N
     loaded.train()
     engine = Engine(loaded)
     assert engine(TEXTS) == expected and engine(TEXTS) == expected
-    assert loaded.training and engine.kind == "classes"
+    assert loaded.training and engine.kind == "sequence_classification"
     assert heedful.Engine is Engine
 
 
@@ -482,17 +482,21 @@ def test_explain_names_one_kernel(folders: dict[str, Path]) -> None:
 
 
 def test_a_folder_may_hold_several_heads(folders: dict[str, Path]) -> None:
-    assert Engine(folders["pretraining"], head="masked", token_budget=7)(MASKED[:1])
-    assert Engine(folders["pretraining"], head="next")(PAIRS[:1])[0].keys() == {"follows"}
+    assert Engine(folders["pretraining"], head="masked_lm", token_budget=7)(MASKED[:1])
+    assert Engine(folders["pretraining"], head="next_sentence")(PAIRS[:1])[0].keys() == {"follows"}
 
 
 WRONG: list[tuple[str, Any, str]] = [
     ("single", "a text", "^inputs is str 'a text': give a list; this model's head expects texts or pairs"),
     ("single", {"text": "x"}, "^inputs is dict {'text': 'x'}: give a list"),
-    ("single", [3], "^input 0 is int 3: this model's classes head expects texts or pairs of texts"),
+    ("single", [3], "^input 0 is int 3: this model's sequence_classification head expects texts or pairs of texts"),
     ("single", ["x", None], "^input 1 is NoneType None: "),
-    ("masked", [("a", "b")], r"^input 0 is tuple \('a', 'b'\): this model's masked head expects texts with the mask"),
-    ("next", ["a"], "^input 0 is str 'a': this model's next head expects pairs of texts"),
+    (
+        "masked",
+        [("a", "b")],
+        r"^input 0 is tuple \('a', 'b'\): this model's masked_lm head expects texts with the mask",
+    ),
+    ("next", ["a"], "^input 0 is str 'a': this model's next_sentence head expects pairs of texts"),
     ("next", [("a", "b", "c")], "expects pairs of texts"),
     ("tag", [("a", "b")], "expects lists of words or whole texts"),
     ("tag", [["a", 3]], "expects lists of words or whole texts"),
@@ -513,11 +517,13 @@ def test_wrong_forms_are_named(folders: dict[str, Path], name: str, given: Any, 
 
 
 def test_engines_that_cannot_answer_say_why(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(HeedfulError, match=r'has a "pooled" head, .*load it with head= .* one of pretraining, masked,'):
+    with pytest.raises(
+        HeedfulError, match=r'has a "pooler" head, .*load it with head= .* one of pretraining, masked_lm,'
+    ):
         Engine(folders["bare"])
     with pytest.raises(HeedfulError, match="missing: "):
-        Engine(folders["bare"], head="masked")
-    with pytest.raises(HeedfulError, match=r'no head "maskd"|no head \'maskd\' \(did you mean "masked"'):
+        Engine(folders["bare"], head="masked_lm")
+    with pytest.raises(HeedfulError, match=r'no head "maskd"|no head \'maskd\' \(did you mean "masked_lm"'):
         Engine(folders["bare"], head="maskd")
     with pytest.raises(HeedfulError, match="needs a revision"):
         Engine(tmp_path / "absent")
@@ -526,7 +532,7 @@ def test_engines_that_cannot_answer_say_why(folders: dict[str, Path], tmp_path: 
     with pytest.raises(HeedfulError, match="top_k is 0"):
         Engine(folders["masked"])(["x"], top_k=0)
     with pytest.raises(HeedfulError, match=r"loaded already: give revision, head, dtype, device to load\(\)"):
-        Engine(load(folders["single"]), head="classes")
+        Engine(load(folders["single"]), head="sequence_classification")
     stack = StackConfig(width=8, layers=1, heads=2, head_width=4, inner_width=8)
     config = ModelConfig(embedding=EmbeddingConfig(vocabulary=9, width=8), encoder=stack)
     with pytest.raises(HeedfulError, match=r"^created has no head: load it with head= .* one of masked, pretraining"):

@@ -101,12 +101,12 @@ def test_what_a_classic_model_takes_is_of_the_class_that_is_explained_or_of_all_
             assert np.abs(numbers(found["attention"]) - expected).max() < 1e-6, name
             assert ("of its queries" in found["from"]) == (name == "structured")
             assert (f'for "{("bad", "good")[label]}"' in found["from"]) == (name == "a query for each class")
-    over = attach(bare(Attention(over=SelfAttention())), "classes", labels=("bad", "good")).eval()
+    over = attach(bare(Attention(over=SelfAttention())), "sequence_classification", labels=("bad", "good")).eval()
     assert Asks([Inside(over, text)])("prediction", {})["attention"] is not None
 
 
 def test_of_two_labels_with_one_score_both_have_reasons() -> None:
-    loaded = attach(bare(Attention(binary="sigmoid")), "classes", labels=("bad", "good"), seed=1).eval()
+    loaded = attach(bare(Attention(binary="sigmoid")), "sequence_classification", labels=("bad", "good"), seed=1).eval()
     bad, good = (Asks([Inside(loaded, "the film was good")])("prediction", {"label": str(n)}) for n in (0, 1))
     mine, other = (numbers(each["attribution"]["values"]) for each in (bad, good))
     assert np.abs(other).max() > 0 and np.allclose(mine, -other)

@@ -140,7 +140,9 @@ def test_sentences_end_once_and_pairs_begin_anew() -> None:
 
 def test_the_penalty_is_the_norm_of_frobenius() -> None:
     """Two hops over two rows: A = [[a, 1 - a], [b, 1 - b]] gives four numbers of A A - 1."""
-    loaded = attach(bare(Structured(over=None, hops=2, inner=5, penalty=0.5)), "classes", labels=("a", "b")).double()
+    loaded = attach(
+        bare(Structured(over=None, hops=2, inner=5, penalty=0.5)), "sequence_classification", labels=("a", "b")
+    ).double()
     head, batch = loaded.head, Packed.of([[3, 4], [], [7]])
     assert isinstance(head, ReadClasses)
     rows = loaded.rows(batch)
@@ -164,7 +166,7 @@ TEXTS = {"the film was good": "good", "the film was bad": "bad", "not good . the
 
 @pytest.mark.parametrize("name", ["keys and values", "structured", "hierarchical"])
 def test_it_overfits_a_few_texts(name: str) -> None:
-    loaded = attach(bare(READERS[name], width=16), "classes", labels=("bad", "good"))
+    loaded = attach(bare(READERS[name], width=16), "sequence_classification", labels=("bad", "good"))
     task = Classify(tokenizer=TOKENIZER, limit=None, labels=("bad", "good"))
     examples = [Labelled(text=text, label=label, file="x", line=1) for text, label in TEXTS.items()]
     how = TrainSettings(length=Steps(count=25), batch_size=4, optimizer=AdamW(lr=0.05), precision="float32")
@@ -177,7 +179,9 @@ def test_an_encoder_that_is_frozen_gives_words_in_context() -> None:
     stack = StackConfig(width=4, layers=2, heads=2, head_width=2, inner_width=8, dropout=0.5)
     embedding = EmbeddingConfig(vocabulary=11, width=4, positions=Learned(count=20), dropout=0.5)
     config = ClassicConfig(embedding=embedding, encoder=stack, reader=READERS["structured"], frozen=True)
-    loaded = attach(create(Config(family="heedful-classic", model=config), TOKENIZER), "classes", labels=("a", "b"))
+    loaded = attach(
+        create(Config(family="heedful-classic", model=config), TOKENIZER), "sequence_classification", labels=("a", "b")
+    )
     body: Any = loaded.model
     learning = {name.split(".")[0] for name, each in loaded.named().items() if each.requires_grad}
     assert learning == {"over", "head"}
@@ -222,6 +226,6 @@ def test_what_is_refused() -> None:
     with pytest.raises(HeedfulError, match="hops is 0; expected a number from 1"):
         Structured(hops=0)
     with pytest.raises(HeedfulError, match="reinit_layers is 1, but this model has 0 blocks"):
-        attach(bare(Bag()), "classes", labels=("a", "b"), reinit_layers=1)
+        attach(bare(Bag()), "sequence_classification", labels=("a", "b"), reinit_layers=1)
     with pytest.raises(HeedfulError, match="trace: weights, q were asked for, but this model has none of these"):
         bare(Bag(over=SelfAttention())).model(Packed.of([[1, 2]]), trace=Trace(what=["weights", "q"]))

@@ -283,7 +283,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(HeedfulError, match="trace: weights were asked for, but this model has none of these"):
         loaded.model(*read, trace=Trace())
     with pytest.raises(HeedfulError, match='writes texts: it has the head "next_token" alone'):
-        attach(loaded, "classes", labels=("a", "b"))
+        attach(loaded, "sequence_classification", labels=("a", "b"))
     with pytest.raises(HeedfulError, match="this model needs a target: it reads one text and writes another"):
         loaded.model(Packed.of(SOURCE))
     stack = StackConfig(width=6, layers=1, heads=1, head_width=6, inner_width=6)

@@ -115,7 +115,7 @@ def test_a_teacher_that_marks_spaces_reads_them(ours: str, theirs: str) -> None:
 
 def test_the_loss_is_a_plain_loops() -> None:
     teacher = EncoderTeacher(bare(MANY, 12), FEW)
-    student = attach(bare(FEW, 8, seed=2), "masked").eval()
+    student = attach(bare(FEW, 8, seed=2), "masked_lm").eval()
     objective = distillation(teacher, FEW, 8, term_weights={"mlm": 1.0, "hidden_states": 3.0})
     given = samples(FEW)
     teacher.prepare(given[:2], objective.free)
@@ -170,7 +170,7 @@ def test_no_gradient_reaches_the_teacher() -> None:
     before = {name: each.clone() for name, each in loaded.named().items()}
     teacher = EncoderTeacher(loaded, FEW)
     assert not teacher.loaded.training
-    student = attach(bare(FEW, 8, seed=2), "masked")
+    student = attach(bare(FEW, 8, seed=2), "masked_lm")
     objective = distillation(teacher, FEW, 8)
     objective.loss(student, objective.batch(samples(FEW), [1, 2, 3, 4])).sum.backward()
     assert all(each.grad is None and not each.requires_grad for each in teacher.loaded.parameters())
@@ -183,7 +183,7 @@ def test_no_gradient_reaches_the_teacher() -> None:
 
 
 def test_the_same_model_has_nothing_to_learn_from_itself() -> None:
-    loaded = attach(bare(MANY, 8), "masked").eval()
+    loaded = attach(bare(MANY, 8), "masked_lm").eval()
     teacher = EncoderTeacher(loaded, MANY)
     objective = distillation(teacher, MANY, 8, mask_prob=1e-3)
     project: Any = objective.modules["states"]
@@ -220,7 +220,7 @@ def test_words_past_the_teachers_limit_are_left_out() -> None:
     first = ours.index(".") if cut.count else 0
     assert ours[:first] == every[:first]
     batch = objective.batch(given, [1])
-    student = attach(bare(FEW, 8, places=600, seed=2), "masked")
+    student = attach(bare(FEW, 8, places=600, seed=2), "masked_lm")
     assert len(objective.terms(student, batch)[1].losses) == cut.count == batch.counts[1]
 
 
@@ -232,7 +232,7 @@ def test_a_teacher_needs_a_tokenizer() -> None:
 
 
 def test_the_head_is_that_of_masked_tokens() -> None:
-    assert isinstance(attach(bare(FEW, 8), "masked").config.head, MaskedTokens)
+    assert isinstance(attach(bare(FEW, 8), "masked_lm").config.head, MaskedTokens)
     teacher = EncoderTeacher(bare(MANY, 8), FEW)
     weights = {"hidden_states": 2.0, "mlm": 1.0, "pair_similarity": 0.0}
     objective = distillation(teacher, FEW, 8, term_weights=weights)
@@ -309,7 +309,7 @@ def test_nearest_texts_are_those_of_a_plain_search() -> None:
 
 def test_each_term_equals_a_plain_loop() -> None:
     """The teacher reads both texts of a pair by themselves; the student reads them as one packed sequence."""
-    teacher, student = EncoderTeacher(bare(MANY, 12), FEW), attach(bare(FEW, 8, seed=2), "masked").eval()
+    teacher, student = EncoderTeacher(bare(MANY, 12), FEW), attach(bare(FEW, 8, seed=2), "masked_lm").eval()
     objective = distillation(teacher, FEW, 8, term_weights=ALL, masked_sequence_prob=0.6)
     rows = rows_of(planned())
     given = [rows[number] for number in range(12)]
@@ -382,7 +382,7 @@ def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monk
     rows = rows_of(made)
     given = [rows[number] for number in range(12)]
     teacher.prepare(given, live.free)
-    student = attach(bare(FEW, 8, seed=2), "masked").eval()
+    student = attach(bare(FEW, 8, seed=2), "masked_lm").eval()
     from_disk = replace(live, vectors=cached)
     one, two = live.batch(given, list(range(12))), from_disk.batch(given, list(range(12)))
     assert one.words.words is not None and two.words.words is None, "the teacher does not run"

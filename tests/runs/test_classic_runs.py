@@ -137,7 +137,9 @@ def test_the_vector_of_words_that_are_not_known_is_zero() -> None:
         assert made.tokenizer is not None and (unknown := made.tokenizer.special.unknown) is not None
         assert not made.model.embedding.tokens.weight[unknown].any()
     made = classic_start(Classic(reader=Bag()), ["one two"], 0, lambda text: None)
-    known, zebra, empty = heedful.Engine(attach(made, "classes", labels=("a", "b")))(["one", "zebra yak", ""])
+    known, zebra, empty = heedful.Engine(attach(made, "sequence_classification", labels=("a", "b")))(
+        ["one", "zebra yak", ""]
+    )
     assert zebra["probabilities"] == empty["probabilities"] != known["probabilities"]
 
 

@@ -482,7 +482,7 @@ def test_a_tagging_teacher_may_have_its_own_marks(tmp_path: Path, marks: str) ->
     files = data("tag", tmp_path / "data")
     kinds = sorted({label[2:] for label in read(files).labels} - {""})
     labels = ("O", *(f"{mark}-{kind}" for mark in marks for kind in kinds))
-    save(attach(load(make(tmp_path / "tag", "tag")), "tokens", labels=labels), tmp_path / "teacher")
+    save(attach(load(make(tmp_path / "tag", "tag")), "token_classification", labels=labels), tmp_path / "teacher")
     done = distil(tmp_path / "teacher", files, tmp_path / "run", student="layers=1", assignments=ALONE)
     assert done.why == "done" and load(done.folder / "model").config.head == load(tmp_path / "teacher").config.head
 
@@ -564,14 +564,14 @@ def test_texts_without_labels_need_not_have_the_columns_of_others(tmp_path: Path
     (tmp_path / "same.csv").write_text("review,text\nfive,six\n")
     files = [str(tmp_path / name) for name in ("more.txt", "more.csv", "same.csv")]
     settings = DataSettings(columns={"text": "review", "label": "stars"}, format="csv")
-    found = read_unlabelled(files, "classify", "classes", ("a",), settings, but=tmp_path / "run")
+    found = read_unlabelled(files, "classify", "sequence_classification", ("a",), settings, but=tmp_path / "run")
     assert [each.texts for each in found.examples] == [("one two",), ("three",), ("four",), ("five",)]
 
 
 @pytest.mark.parametrize("head", ["message,kind", "message,label"])
 def test_a_column_that_no_setting_can_name_is_to_be_called_otherwise(head: str, tmp_path: Path) -> None:
     (tmp_path / "more.csv").write_text(f"{head}\none two,x\nthree,y\n")
-    given = [str(tmp_path / "more.csv")], "classify", "classes", ("a",)
+    given = [str(tmp_path / "more.csv")], "classify", "sequence_classification", ("a",)
     message = r'more\.csv: which column is the text\? Call it "text" in its first row'
     with pytest.raises(HeedfulError, match=message):
         read_unlabelled(*given, DataSettings(), but=tmp_path / "run")
@@ -589,7 +589,7 @@ def test_words_in_columns_are_read_as_such_whatever_their_file_is_called(tmp_pat
     bad = "" if name == "more.txt" else "x\n\n"  # of what is only found by what it looks like, all must be alike
     path.write_text(f"1 Ada B-X\n2 wrote O\n\n{bad}3 it O\n")
     settings = DataSettings(columns={"words": 2, "tags": 3}, format="conll" if name == "eng.train" else None)
-    found = read_unlabelled([str(path)], "tag", "tokens", ("O",), settings, but=tmp_path / "run")
+    found = read_unlabelled([str(path)], "tag", "token_classification", ("O",), settings, but=tmp_path / "run")
     assert [each.words for each in found.examples if isinstance(each, Tagged)] == [("Ada", "wrote"), ("it",)]
     assert found.bad == bool(bad)
 
@@ -598,7 +598,12 @@ def test_a_file_of_no_texts_is_refused(tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("\n")
     with pytest.raises(HeedfulError, match=r"more\.txt: no text to learn from"):
         read_unlabelled(
-            [str(tmp_path / "more.txt")], "classify", "classes", ("a",), DataSettings(), but=tmp_path / "run"
+            [str(tmp_path / "more.txt")],
+            "classify",
+            "sequence_classification",
+            ("a",),
+            DataSettings(),
+            but=tmp_path / "run",
         )
 
 
@@ -621,7 +626,7 @@ def test_words_that_are_measured_on_are_not_learned_however_they_are_parted(tmp_
     (tmp_path / "more.csv").write_text("id,text\n1,I don't know.\n2,I do not know.\n")
     measured = [Tagged(words=("I", "do", "n't", "know", "."), tags=("O",) * 5)]
     files, run = [str(tmp_path / "more.csv")], tmp_path / "run"
-    found = without(read_unlabelled(files, "tag", "tokens", ("O",), DataSettings(), but=run), measured)
+    found = without(read_unlabelled(files, "tag", "token_classification", ("O",), DataSettings(), but=run), measured)
     assert [each.texts for each in found.examples] == [("I do not know .",)] and found.known == 1
     assert found.said == ('more.csv: columns: text="text"; not used: "id"',)
 
@@ -699,7 +704,7 @@ def test_texts_without_labels_have_the_encoding_of_their_own_format(tmp_path: Pa
     (tmp_path / "more.tsv").write_bytes(b"text\ncaf\xe9\n")
     files = [str(tmp_path / name) for name in ("more.jsonl", "more.tsv")]
     settings = DataSettings(encoding="latin-1")
-    given = (files, "classify", "classes", ("a",), settings)
+    given = (files, "classify", "sequence_classification", ("a",), settings)
     found = read_unlabelled(*given, names=["train.tsv"], but=tmp_path / "run")
     assert [each.texts for each in found.examples] == [("café",), ("café",)]
 

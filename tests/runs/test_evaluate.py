@@ -175,7 +175,7 @@ def test_unknown_labels_are_refused(tmp_path: Path, single: Path, kind: str, row
 def test_a_head_with_other_marks_than_the_data(tmp_path: Path, marks: str) -> None:
     """It says that every word is an entity by itself; gold is IOB2."""
     labels = ("O", *(f"{mark}-PER" for mark in marks))
-    loaded = attach(load(make(tmp_path / "bare", "bare")), "tokens", labels=labels)
+    loaded = attach(load(make(tmp_path / "bare", "bare")), "token_classification", labels=labels)
     with torch.no_grad():
         loaded.head.out.bias[4] = 1e3  # type: ignore[union-attr]
     rows = [{"words": ["Ann"], "tags": ["S-PER"]}] * 3 + [{"words": ["Ann", "Lee"], "tags": ["B-PER", "E-PER"]}]
@@ -213,7 +213,9 @@ def test_rows_with_labels_that_a_model_does_not_know(single: Path, tmp_path: Pat
     for bad_rows in (LeaveOut(), Stop()):
         with pytest.raises(HeedfulError, match=r"ugly could never be right\. Rename them in the data$"):
             evaluate(single / "run", tmp_path / "none.csv", on_bad_row=bad_rows)
-    loaded = attach(load(make(tmp_path / "bare", "bare")), "tokens", labels=("O", "B-PER", "I-PER", "E-PER", "S-PER"))
+    loaded = attach(
+        load(make(tmp_path / "bare", "bare")), "token_classification", labels=("O", "B-PER", "I-PER", "E-PER", "S-PER")
+    )
     rows = [{"words": ["Ann", "Lee"], "tags": tags} for tags in (["B-PER", "I-PER"], ["B-ORG", "O"], ["O", "O"])]
     found = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), on_bad_row=LeaveOut())
     assert found.numbers["count"] == 2 and sum(found.bad_rows.values()) == 1
@@ -359,7 +361,7 @@ def test_a_model_that_may_find_no_answer_is_measured_as_such(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("masked", r"has a masked head, which no data can score: fine-tune it first, or load it with another head"),
+        ("masked", r"has a masked_lm head, which no data can score: fine-tune it first, or load it with another head"),
         ("bare", r"has a pooled head, which no data can score"),
     ],
 )

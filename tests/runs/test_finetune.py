@@ -526,7 +526,7 @@ def test_an_encoder_is_trained_on_the_spot_and_kept(tmp_path: Path) -> None:
     told, given = Told(), data("single", tmp_path / "data")
     tune("classify", given, tmp_path / "run", {"init.mlm_steps": 3, "max_length": 64}, watch=told)
     kept = load(tmp_path / "run" / "start")
-    assert kept.config.head is not None and kept.config.head.kind == "masked" and kept.limit == 64
+    assert kept.config.head is not None and kept.config.head.kind == "masked_lm" and kept.limit == 64
     assert kept.config.model.encoder is not None and kept.config.model.encoder.layers == 1
     assert any(text.startswith("no model was given: an encoder of ") and "trained on the spot" in text
                for text in told.sentences)  # fmt: skip

@@ -836,12 +836,12 @@ def test_what_was_made_of_a_text_stays_unless_another_text_is_asked_for(tmp_path
     [
         ("mlm", {"model.family": "brt"}, r'"brt" is no family \(did you mean "bert"\?\)'),
         ("mlm+nsp", {"model.family": "roberta"}, 'this family has no head "pretraining"'),
-        ("mlm", {"model.family": "gpt2"}, 'this family has no head "masked"'),
+        ("mlm", {"model.family": "gpt2"}, 'this family has no head "masked_lm"'),
         ("distillation", {"objective.teacher": "nowhere"}, "'nowhere' is no folder here"),
         (
             "distillation",
             {"objective.teacher": "whole"},
-            "whole has a decoder beside its encoder, .* convert --head encoder",
+            "whole has a decoder beside its encoder, .* convert --head-kind encoder",
         ),
         ("clm", {"model.family": "t5"}, "t5 has an encoder beside its decoder, .* take --objective span_corruption"),
         ("span_corruption", {"model.family": "gpt2"}, "gpt2 is a decoder alone, .* take --objective clm"),

@@ -356,7 +356,7 @@ def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> N
     )
     sizes: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "inner": 16, "positions": "learned", "longest": 12}
     made = create(Config(family="heedful", model=transformer(Transformer(**sizes), words.size)), words, seed=0)
-    heedful.save(attach(made, "next_token", seed=0), tmp_path / "model")
+    heedful.save(attach(made, "language_model", seed=0), tmp_path / "model")
     short, long = "ada sees him", "ada sees the sea today him"
     assert len(words.encode(short)) < 12 < len(words.encode(long)) <= LONGEST
     for texts, shown in (((short, long), True), ((long,), False)):

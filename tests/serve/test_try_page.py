@@ -306,7 +306,12 @@ NOTHING = {"answer": "", "start": 0, "end": 0, "score": 5.5, "no_answer_score": 
 def about(path: str) -> tuple[int, Any]:
     """What /info says of the model that the path names, of these three."""
     name = parse_qs(urlsplit(path).query).get("model", NAMES)[0]
-    known = {"model_id": name, "model_dtype": "float32", "model_type": {"span": {}}, "family": f"the family of {name}"}
+    known = {
+        "model_id": name,
+        "model_dtype": "float32",
+        "model_type": {"question_answering": {}},
+        "family": f"the family of {name}",
+    }
     return 200, known | {
         "parameters": 1,
         "routes": ["/question-answering", "/token-classification"],

@@ -28,18 +28,22 @@ from heedful.tasks.tag import Tag
 from heedful.tasks.task import evaluate
 
 EXAMPLES: dict[str, tuple[type, list[Any], dict[str, Any]]] = {  # kind of head -> task, examples, what it needs
-    "classes": (
+    "sequence_classification": (
         Classify,
         [Labelled(text="the cat sat on the mat", label="up"), Labelled(text="a dog", label="down")],
         {"labels": ("up", "down")},
     ),
-    "tokens": (Tag, [Tagged(words=("ada", "lives", "in", "paris"), tags=("A", "O", "O", "A"))], {"labels": ("A", "O")}),
-    "span": (
+    "token_classification": (
+        Tag,
+        [Tagged(words=("ada", "lives", "in", "paris"), tags=("A", "O", "O", "A"))],
+        {"labels": ("A", "O")},
+    ),
+    "question_answering": (
         Extract,
         [Question(id="1", question="who?", context="ada wrote it", answers=(Span("ada", 0),))],
         {"impossible": False},
     ),
-    "choice": (Choose, [Choices(prompt="the cat", candidates=("sat", "ran to paris"), answer=0)], {}),
+    "multiple_choice": (Choose, [Choices(prompt="the cat", candidates=("sat", "ran to paris"), answer=0)], {}),
     "embedding": (
         Embed,
         [
@@ -48,7 +52,11 @@ EXAMPLES: dict[str, tuple[type, list[Any], dict[str, Any]]] = {  # kind of head 
         ],
         {"scored": True},
     ),
-    "next_token": (Rewrite, [Rewritten(text="the cat", rewritten="a cat"), Rewritten(text="he", rewritten="she")], {}),
+    "language_model": (
+        Rewrite,
+        [Rewritten(text="the cat", rewritten="a cat"), Rewritten(text="he", rewritten="she")],
+        {},
+    ),
 }
 CARRIED = [
     (family, kind) for family in TINY for kind in EXAMPLES if kind == "embedding" or kind in FAMILIES[family].kinds()
@@ -68,9 +76,13 @@ def loaded(family: str) -> heedful.Loaded:
 
 
 def test_who_carries_what() -> None:
-    assert {family for family, kind in CARRIED if kind == "next_token"} == {"gpt2", "t5"}
-    assert {family for family, kind in NOT if kind == "choice"} == {"gpt2", "t5"}
-    assert all((family, kind) in CARRIED for family in TINY for kind in ("classes", "tokens", "span", "embedding"))
+    assert {family for family, kind in CARRIED if kind == "language_model"} == {"gpt2", "t5"}
+    assert {family for family, kind in NOT if kind == "multiple_choice"} == {"gpt2", "t5"}
+    assert all(
+        (family, kind) in CARRIED
+        for family in TINY
+        for kind in ("sequence_classification", "token_classification", "question_answering", "embedding")
+    )
 
 
 @pytest.mark.parametrize(("family", "kind"), CARRIED)
@@ -105,7 +117,7 @@ def test_what_cannot_be_carried_is_refused(family: str, kind: str) -> None:
 @pytest.mark.parametrize("family", ["xlnet", "t5", "modernbert"])
 def test_long_texts_without_a_table_of_positions(family: str) -> None:
     """They read what the tokenizer allows; more is seen in windows, and nothing is lost."""
-    made = attach(loaded(family), "classes", labels=("a", "b"), seed=1)
+    made = attach(loaded(family), "sequence_classification", labels=("a", "b"), seed=1)
     (answer,) = heedful.Engine(made)(["the cat sat on the mat " * 30])
     assert answer["windows"] > 5
     torch.testing.assert_close(sum(answer["probabilities"].values()), 1.0)
@@ -114,8 +126,8 @@ def test_long_texts_without_a_table_of_positions(family: str) -> None:
 @pytest.mark.parametrize("family", TINY)
 def test_bfloat16_products_learn_the_same(family: str) -> None:
     """As training does it on a processor that has them: float32 weights, the loss near to that of float32."""
-    of, examples, more = EXAMPLES["classes"]
-    made = attach(loaded(family), "classes", labels=more["labels"], seed=1)
+    of, examples, more = EXAMPLES["sequence_classification"]
+    made = attach(loaded(family), "sequence_classification", labels=more["labels"], seed=1)
     task = of(tokenizer=made.tokenizer, limit=made.limit, **more)
     batch = task.batch(task.read(examples).samples, [0, 1])
     exact = float(task.loss(made, batch).sum.detach())

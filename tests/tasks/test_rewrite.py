@@ -165,7 +165,7 @@ def test_trap_44_the_end_is_not_counted(kind: str) -> None:
 def test_answers_are_their_greedy_ones(kind: str) -> None:
     theirs, loaded, _ = pair(kind)
     engine = heedful.Engine(loaded, writing=Writing(max_new_tokens=6))
-    assert engine.kind == "next_token"
+    assert engine.kind == "language_model"
     for example, answer in zip(EXAMPLES, engine([each.text for each in EXAMPLES]), strict=True):
         read = [*ids(example.text), 1 if kind == "both" else VOCABULARY.index("\n")]
         with torch.no_grad(), Exact(torch.float64):
@@ -205,7 +205,7 @@ def test_beams_and_samples(kind: str) -> None:
 @KINDS
 def test_it_learns_to_turn_words_around(kind: str) -> None:
     _, loaded, task = pair(kind)
-    learner = attach(loaded.float(), "next_token", seed=0)
+    learner = attach(loaded.float(), "language_model", seed=0)
     learner.text_suffix = loaded.text_suffix
     samples = task.read(EXAMPLES).samples
     settings = TrainSettings(
@@ -323,7 +323,7 @@ def test_what_cannot_write_says_so(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match="this model has no decoder, so it cannot write"):
         marks(encoder.config.model, encoder.tokenizer)
     with pytest.raises(HeedfulError, match='this family has no head "next_token"'):
-        attach(encoder, "next_token")
+        attach(encoder, "language_model")
     model = ModelConfig(
         embedding=EmbeddingConfig(vocabulary=9, width=8, positions=Learned(count=5)),
         decoder=StackConfig(width=8, layers=1, heads=1, head_width=8, inner_width=8, causal=True),
@@ -369,7 +369,7 @@ def test_an_empty_text_is_classified_where_the_tokenizer_adds_nothing() -> None:
     bare = tokenizer()
     bare.post_processor = None
     loaded.tokenizer = Tokenizer(bare, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
-    engine = heedful.Engine(attach(loaded, "classes", labels=("no", "yes"), seed=1))
+    engine = heedful.Engine(attach(loaded, "sequence_classification", labels=("no", "yes"), seed=1))
     (alone,), (beside, some) = engine([""]), engine(["", "red one"])
     assert alone == beside and alone["probability"] == 0.5, "GPT-2's scores have no bias"
     assert some["probabilities"] == pytest.approx(engine(["red one"])[0]["probabilities"])

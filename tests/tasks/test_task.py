@@ -95,7 +95,7 @@ def model_of(name: str) -> Loaded:
     folder = TASKS[name][1]
     ours = both(folder).ours
     if name == "tag":
-        return attach(ours, "tokens", labels=LABEL, seed=2)
+        return attach(ours, "token_classification", labels=LABEL, seed=2)
     made = attach(ours, "embedding") if folder == "bare" else ours
     made.thresholds = {NO_ANSWER: 0.3} if name == "qa" else {}
     return made

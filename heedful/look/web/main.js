@@ -40,7 +40,7 @@ const VIEWS = [
   { key: "steps", name: "Step by step", about: "One token through one block", show: stepsView, uses: "part layer head", fits: takesApart },
   { key: "prediction", name: "Prediction", about: "What is said, and why", show: predictionView, uses: "", fits: () => true },
   { key: "positions", name: "Positions", about: "The clock", show: positionsView, uses: "", fits: () => true },
-  { key: "decoder", name: "Decoder", about: "How it writes", show: decoderView, uses: "layer head", fits: (look) => look.head === "next_token" },
+  { key: "decoder", name: "Decoder", about: "How it writes", show: decoderView, uses: "layer head", fits: (look) => look.head === "language_model" },
   { key: "alignment", name: "Alignment", about: "What was written, and where it looked", show: alignmentView, uses: "layer", fits: (look) => has(look, "cross") },
   { key: "compare", name: "Compare", about: "Two side by side", show: compareView, uses: "part layer", fits: (look, about, live) => about.looks.length > 1 || live },
   { key: "words", name: "Words", about: "One word in several texts", show: wordsView, uses: "", fits: (look, about, live) => about.word !== "" || live },
