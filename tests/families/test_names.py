@@ -167,7 +167,7 @@ def test_a_folder_with_more_heads_than_it_names(tmp_path: Path) -> None:
             assert (found - expected).abs().max() < 2e-6 * expected.abs().max()
     with pytest.raises(heedful.HeedfulError, match=r"qa_outputs"):
         heedful.load(tmp_path, head="question_answering")
-    with pytest.raises(heedful.HeedfulError, match=r"no head 'mask'.*did you mean \"masked\""):
+    with pytest.raises(heedful.HeedfulError, match=r"no head 'mask'.*did you mean \"masked_lm\""):
         heedful.load(tmp_path, head="mask")
 
 

@@ -282,7 +282,7 @@ def test_what_is_refused() -> None:
     loaded = made(WRITERS["plain"])
     with pytest.raises(HeedfulError, match="trace: weights were asked for, but this model has none of these"):
         loaded.model(*read, trace=Trace())
-    with pytest.raises(HeedfulError, match='writes texts: it has the head "next_token" alone'):
+    with pytest.raises(HeedfulError, match='writes texts: it has the head "language_model" alone'):
         attach(loaded, "sequence_classification", labels=("a", "b"))
     with pytest.raises(HeedfulError, match="this model needs a target: it reads one text and writes another"):
         loaded.model(Packed.of(SOURCE))

@@ -300,7 +300,7 @@ def test_a_copy_is_no_correction() -> None:
     assert found["exact"] == 0 and found["f1"] == pytest.approx(2 / 7)
     judged = task.judge(example, answer)
     assert judged.correct is False and judged.loss == pytest.approx(5 / 7)
-    assert task.judge(example, {"text": " He has a cat.\n"}).right
+    assert task.judge(example, {"text": " He has a cat.\n"}).correct
 
 
 def test_what_is_cut_keeps_what_stands_before_the_rewriting() -> None:
@@ -322,7 +322,7 @@ def test_what_cannot_write_says_so(tmp_path: Path) -> None:
     assert encoder.tokenizer is not None
     with pytest.raises(HeedfulError, match="this model has no decoder, so it cannot write"):
         marks(encoder.config.model, encoder.tokenizer)
-    with pytest.raises(HeedfulError, match='this family has no head "next_token"'):
+    with pytest.raises(HeedfulError, match='this family has no head "language_model"'):
         attach(encoder, "language_model")
     model = ModelConfig(
         embedding=EmbeddingConfig(vocabulary=9, width=8, positions=Learned(count=5)),
@@ -345,7 +345,7 @@ def test_a_model_that_learned_nothing_goes_on_from_the_text_itself(tmp_path: Pat
     heedful.save(loaded, tmp_path / "plain")
     assert load(tmp_path / "plain").text_suffix == ""
     (tmp_path / "plain/heedful.json").write_text('{"text_suffix": 3}')
-    with pytest.raises(HeedfulError, match="between is 3; expected a text"):
+    with pytest.raises(HeedfulError, match="text_suffix is 3; expected a text"):
         load(tmp_path / "plain")
 
 
