@@ -93,9 +93,9 @@ def data(task: str, run: Run) -> Path:
 def common(task: str, epochs: float, run: Run, steps: int = 0) -> list[str]:
     """Settings that teacher and students share; so many steps instead of epochs, if given."""
     plan = PLANS[task]
-    length = [f"train.length.count={epochs}"]
+    length = [f"train.epochs={epochs}"]
     if run.rehearsed or steps:
-        length = ["train.length.kind=steps", f"train.length.count={STEPS if run.rehearsed else steps}"]
+        length = [f"train.max_steps={STEPS if run.rehearsed else steps}"]
     cut = [] if KINDS[task] == "embed" else ["long_inputs=truncate"]
     return [
         *length,

@@ -30,7 +30,7 @@ from heedful.tasks.extract import Extract
 from heedful.tasks.regress import Regress
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import Task as Learning
-from heedful.train.loop import Epochs, Trainer, TrainSettings
+from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.optim import AdamW
 from heedful.train.resume import Store
 
@@ -88,7 +88,7 @@ def main() -> None:
     made, loaded = build(task, plan.longest, given.seed)
     learned = made.read(task.train)
     settings = TrainSettings(
-        length=Epochs(count=plan.epochs),
+        epochs=plan.epochs,
         batch_size=plan.batch,
         optimizer=AdamW(lr=plan.rate, layer_decay=given.layer_decay),
         precision=given.precision,

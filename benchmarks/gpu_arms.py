@@ -214,7 +214,7 @@ def trainer(made: Given, folder: str, device: torch.device, stack: ExitStack, ba
     """Heedful's trainer with all that it does: hiding tokens, packing and sending them are counted."""
     import heedful
     from heedful.train.compiled import Compiled
-    from heedful.train.loop import Steps, Trainer, TrainSettings
+    from heedful.train.loop import Trainer, TrainSettings
     from heedful.train.optim import AdamW, Constant
 
     def rounds(part: Given) -> Callable[[], Losses]:
@@ -222,7 +222,7 @@ def trainer(made: Given, folder: str, device: torch.device, stack: ExitStack, ba
         if backend:
             stack.enter_context(Compiled(loaded, backend=backend))
         settings = TrainSettings(
-            length=Steps(count=10**9),
+            max_steps=10**9,
             batch_size=1,
             optimizer=AdamW(lr=RATE),
             schedule=Constant(),

@@ -74,13 +74,13 @@ class Job:
 def packed(job: Job, folder: str, given: Round) -> Epoch:
     """Heedful's trainer, in a process that keeps freed memory, as its command line does."""
     import heedful
-    from heedful.train.loop import Steps, Trainer, TrainSettings
+    from heedful.train.loop import Trainer, TrainSettings
     from heedful.train.memory import keep_freed
     from heedful.train.optim import AdamW, Constant
 
     keep_freed()
     settings = TrainSettings(
-        length=Steps(count=10**9),
+        max_steps=10**9,
         batch_size=job.batch,
         optimizer=AdamW(lr=RATE),
         schedule=Constant(),

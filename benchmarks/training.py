@@ -87,7 +87,7 @@ def packed(job: Job, folder: str, given: Examples) -> Epoch:
     import heedful
     from heedful.objectives import Sample
     from heedful.tasks.classify import Classify
-    from heedful.train.loop import Steps, Trainer, TrainSettings
+    from heedful.train.loop import Trainer, TrainSettings
     from heedful.train.memory import keep_freed
     from heedful.train.optim import AdamW, Constant
 
@@ -98,7 +98,7 @@ def packed(job: Job, folder: str, given: Examples) -> Epoch:
         Sample.of([ids], [[0] * len(ids)], target=label) for ids, label in zip(given.ids, given.labels, strict=True)
     ]
     settings = TrainSettings(
-        length=Steps(count=10**9),
+        max_steps=10**9,
         batch_size=job.batch,
         optimizer=AdamW(lr=RATE),
         schedule=Constant(),

@@ -64,8 +64,13 @@ def gone_on(folder: Path, minutes: float) -> dict[str, Any]:
         [path],
         folder / "gone-on",
         model=minilm(),
-        duration=f"{minutes}m",
-        assignments=["eval_every_steps=100", "train.batch_size=4", "train.optimizer.lr=1e-4", "corpus.dedup=exact"],
+        assignments=[
+            f"train.time_budget={minutes}",
+            "eval_every_steps=100",
+            "train.batch_size=4",
+            "train.optimizer.lr=1e-4",
+            "corpus.dedup=exact",
+        ],
     )
     journal = [json.loads(line) for line in (folder / "gone-on" / "journal.jsonl").read_text().splitlines()]
     looks = [(line["step"], line["dev"]["mlm_loss"], line["dev"]["mlm_accuracy"]) for line in journal if "dev" in line]
@@ -103,7 +108,7 @@ def main() -> None:
                     "long_inputs=truncate",
                     "data.dev_fraction=0.0",
                 ]
-                wishes += [f"train.length.count={given.epochs}"] if given.epochs else []
+                wishes += [f"train.epochs={given.epochs}"] if given.epochs else []
                 done = finetune("classify", data, folder / f"{name}-{seed}", model=start, assignments=wishes)
                 scores[name].append(100 * done.results["splits"]["test"]["numbers"]["accuracy"])
                 print(name, seed, scores[name][-1], f"{time.monotonic() - began:.0f} s", flush=True)

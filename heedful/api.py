@@ -14,7 +14,7 @@ from heedful.runs import distil as distil_run
 from heedful.runs import finetune as finetune_run
 from heedful.runs import pretrain as pretrain_run
 from heedful.runs.distil_settings import DistilSettings
-from heedful.runs.pretrain_settings import PretrainSettings, minutes
+from heedful.runs.pretrain_settings import PretrainSettings
 from heedful.runs.results import RunResult
 from heedful.runs.settings import FinetuneSettings
 from heedful.settings import to_mapping
@@ -24,6 +24,9 @@ from heedful.train.fit import Watch
 Device = Literal["cpu", "cuda"]
 TrainPrecision = Literal["auto", "float32", "bfloat16"]
 PATHS = {  # of keywords that are no unique name of a setting, or shorter than one
+    "epochs": "train.epochs",
+    "max_steps": "train.max_steps",
+    "time_budget": "train.time_budget",
     "seed": "train.seed",
     "precision": "train.precision",
     "device": "train.device",
@@ -41,7 +44,7 @@ def finetune(
     model: str | Path = "",
     epochs: float | None = None,
     max_steps: int | None = None,
-    time_budget: str | None = None,
+    time_budget: float | str | None = None,
     lr: float | None = None,
     batch_size: int | None = None,
     max_length: int | None = None,
@@ -67,7 +70,7 @@ def finetune(
         model: A folder, or NAME[@REVISION] on the hub; "": the encoder that ships with Heedful.
         epochs: Passes over the training data. Only one of epochs, max_steps and time_budget can be given.
         max_steps: Number of updates.
-        time_budget: Duration of training, such as "1h30m".
+        time_budget: Duration of training, such as "1h30m", or a number of minutes.
         lr: Peak learning rate.
         batch_size: Samples of an update.
         max_length: Maximum number of tokens of a sequence.
@@ -87,7 +90,7 @@ def finetune(
         HeedfulError: If the data or a setting cannot be used.
     """
     values = _values(
-        overrides, other_settings, _duration(epochs, max_steps, time_budget),
+        overrides, other_settings, epochs=epochs, max_steps=max_steps, time_budget=time_budget,
         lr=lr, batch_size=batch_size, max_length=max_length, seed=seed, seeds=seeds, device=device,
         precision=precision, patience=patience,
     )  # fmt: skip
@@ -109,7 +112,7 @@ def pretrain(
     teacher: str | Path = "",
     epochs: float | None = None,
     max_steps: int | None = None,
-    time_budget: str | None = None,
+    time_budget: float | str | None = None,
     lr: float | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
@@ -136,7 +139,7 @@ def pretrain(
     The other arguments are those of `finetune`.
     """
     values = _values(
-        overrides, other_settings, _duration(epochs, max_steps, time_budget),
+        overrides, other_settings, epochs=epochs, max_steps=max_steps, time_budget=time_budget,
         lr=lr, batch_size=batch_size, seed=seed, device=device, precision=precision,
     )  # fmt: skip
     finished = pretrain_run.pretrain(
@@ -156,7 +159,7 @@ def distil(
     unlabelled: Sequence[str | Path] = (),
     epochs: float | None = None,
     max_steps: int | None = None,
-    time_budget: str | None = None,
+    time_budget: float | str | None = None,
     lr: float | None = None,
     batch_size: int | None = None,
     max_length: int | None = None,
@@ -185,7 +188,7 @@ def distil(
     The other arguments are those of `finetune`.
     """
     values = _values(
-        overrides, other_settings, _duration(epochs, max_steps, time_budget),
+        overrides, other_settings, epochs=epochs, max_steps=max_steps, time_budget=time_budget,
         lr=lr, batch_size=batch_size, max_length=max_length, seed=seed, seeds=seeds, device=device,
         precision=precision, patience=patience,
     )  # fmt: skip
@@ -229,30 +232,16 @@ def predict(
     return model.predict(inputs, answer_type, top_k=top_k)
 
 
-def _values(
-    overrides: Mapping[str, Any] | None, others: Mapping[str, Any], duration: Mapping[str, Any], **common: Any
-) -> dict[str, Any]:
+def _values(overrides: Mapping[str, Any] | None, others: Mapping[str, Any], **common: Any) -> dict[str, Any]:
     """All settings that were given, by path or short name."""
     given = {PATHS.get(name, name): value for name, value in common.items() if value is not None}
     values: dict[str, Any] = {}
-    for more in (duration, given, others, overrides or {}):
+    for more in (given, others, overrides or {}):
         if twice := values.keys() & more.keys():
             name = min(twice)
             raise SettingError(f"{name} is given twice; give it once", path=name, code="duplicate")
         values |= more
     return values
-
-
-def _duration(epochs: float | None, max_steps: int | None, time_budget: str | None) -> dict[str, Any]:
-    given = {
-        "epochs": None if epochs is None else {"kind": "epochs", "count": epochs},
-        "max_steps": None if max_steps is None else {"kind": "steps", "count": max_steps},
-        "time_budget": None if time_budget is None else {"kind": "minutes", "count": minutes(time_budget)},
-    }
-    named = {name: length for name, length in given.items() if length is not None}
-    if len(named) > 1:
-        raise SettingError(f"{' and '.join(named)} are given; give one of them", path="train.length", code="duplicate")
-    return {"train.length": length} if (length := next(iter(named.values()), None)) else {}
 
 
 def _recipe(recipe: str | Path | None, settings: Any) -> Any:

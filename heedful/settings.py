@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
 
 Settings = TypeVar("Settings")
+Exclusive = tuple[tuple[str, ...], ...]  # of EXCLUSIVE, a class variable of settings: groups of which one is set
 
 LARGEST_FILE = 1_000_000  # bytes
 MOST_PROBLEMS = 10  # that one message lists
@@ -101,19 +102,53 @@ def load_mapping(path: str | PathLike[str]) -> dict[str, Any]:
 def overlay(settings: Settings, data: Mapping[str, Any], *, source: str) -> Settings:
     """The same settings with plain data laid over them, table by table; another `kind` starts its table anew."""
     mapping = to_mapping(settings)
-    lay(mapping, made_plain(data, (), source))
+    lay(mapping, made_plain(data, (), source), type(settings))
     return read(type(settings), mapping, source=source)
 
 
-def lay(table: dict[str, Any], data: dict[str, Any]) -> None:
-    """Update a table of settings in place with another, table by table; another `kind` starts its table anew."""
+def lay(table: dict[str, Any], data: dict[str, Any], *classes: type) -> None:
+    """Update a table of settings in place with another, table by table; another `kind` starts its table anew.
+
+    Args:
+        table: Settings as plain data.
+        data: What is laid over them. A setting of an exclusive group in it unsets the others of the group.
+        classes: Dataclasses of which the table may be one.
+    """
     if "kind" in data and table.get("kind") != data["kind"]:
         table.clear()
+    for group in (group for cls in classes for group in exclusive(cls)):
+        if any(is_set(data.get(name)) for name in group):
+            table.update(dict.fromkeys(group))
     for key, value in data.items():
         if isinstance(value, dict) and isinstance(table.get(key), dict):
-            lay(table[key], value)
+            lay(table[key], value, *(below for cls in classes for below in _tables(get_type_hints(cls).get(key))))
         else:
             table[key] = value
+
+
+def exclusive(cls: Any) -> Exclusive:
+    """Groups of a dataclass's fields, of which one at most is set."""
+    return getattr(cls, "EXCLUSIVE", ())
+
+
+def is_set(value: object) -> bool:
+    """Whether plain data is a value, and not none."""
+    return value is not None and value != "none"
+
+
+def exclusive_paths(cls: Any) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Yield the groups of a dataclass and of the tables in it, as paths."""
+    for group in exclusive(cls):
+        yield tuple((name,) for name in group)
+    for field in _fields(cls):
+        for table in _tables(get_type_hints(cls)[field.name]):
+            for paths in exclusive_paths(table):
+                yield tuple((field.name, *path) for path in paths)
+
+
+def _tables(kind: Any) -> list[Any]:
+    """The dataclasses among a type or the members of a union."""
+    return [each for each in (get_args(kind) if _is_union(kind) else (kind,)) if dataclasses.is_dataclass(each)]
 
 
 # ---------------------------------------------------------------------------------------------------- writing
@@ -191,7 +226,7 @@ def _laid(default: Any, value: Any) -> Any:
     table = to_mapping(default)
     if "kind" not in value and not value.keys() <= table.keys():
         return value
-    lay(table, value)
+    lay(table, value, type(default))
     return table
 
 

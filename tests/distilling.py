@@ -5,7 +5,7 @@ from __future__ import annotations
 from heedful.train.fit import Watch
 from heedful.train.loop import Step, Trainer
 
-QUICK = ("seeds=1", "train.length.count=2", "train.precision=float32", "verdict.precision=float32", "verdict.texts=8")
+QUICK = ("seeds=1", "train.epochs=2", "train.precision=float32", "verdict.precision=float32", "verdict.texts=8")
 ALONE = (*QUICK, "verdict.alone=none")
 
 

@@ -22,9 +22,10 @@ SMALL = {  # settings of a run that takes about a second
     "init.layers": 1,
     "init.width": 32,
     "init.tokenizer.vocab_size": 200,
-    "train.length.count": 2,
+    "train.epochs": 2,
     "train.precision": "float32",
 }
+DURATION = {"train.epochs", "train.max_steps", "train.time_budget"}  # one of these is given
 SCRATCH = ("init.kind", "init.layers", "init.width", "init.tokenizer.vocab_size")  # no settings of other models
 Row = dict[str, Any]
 
@@ -37,7 +38,8 @@ def tune(task: str, data: Any, out: Path, settings: Row | None = None, **more: A
 def assignments(settings: Row | None = None, named: bool = False) -> tuple[str, ...]:
     """As --takes them; a model that is named has a size of its own."""
     settings = settings or {}
-    given = SMALL | settings
+    usual = {name: each for name, each in SMALL.items() if name not in DURATION or not settings.keys() & DURATION}
+    given = usual | settings
     if named or settings.get("init.kind", "scratch") != "scratch" or "init.model" in settings:
         given = {name: value for name, value in given.items() if name not in SCRATCH or name in settings}
     return tuple(f"{name}={value}" for name, value in given.items())

@@ -17,7 +17,7 @@ from heedful.errors import HeedfulError, SettingError
 from heedful.runs import timing
 from heedful.runs.settings import ClassifySettings, FinetuneSettings
 from heedful.settings import to_mapping
-from heedful.train.settings import AdamW, Steps, TrainSettings
+from heedful.train.settings import AdamW, TrainSettings
 
 TEXTS = [f"it was {word}" for word in ("good", "fine", "bad", "sad") for _ in range(6)]
 LABELS = [word for word in ("yes", "yes", "no", "no") for _ in range(6)]
@@ -57,7 +57,7 @@ def test_finetune_takes_settings_as_keywords_and_predicts(tmp_path: Path) -> Non
     )
     assert (done.status, done.output_dir, done.metric) == ("done", tmp_path / "run", "accuracy")
     train = done.results["settings"]["train"]
-    assert train["length"] == {"kind": "steps", "count": 3} and train["seed"] == 7 and train["batch_size"] == 4
+    assert (train["epochs"], train["max_steps"]) == (None, 3) and train["seed"] == 7 and train["batch_size"] == 4
     assert train["optimizer"]["lr"] == 1e-3 and train["optimizer"]["weight_decay"] == 0.2
     assert done.scores == {"dev": done.results["splits"]["dev"]["numbers"]["accuracy"]}
     assert json.loads(json.dumps(done.to_dict()))["output_dir"] == str(tmp_path / "run")
@@ -69,7 +69,7 @@ def test_finetune_takes_settings_as_keywords_and_predicts(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"epochs": 1, "max_steps": 2}, "epochs and max_steps are given"),
+        ({"epochs": 1, "max_steps": 2}, "epochs=1 and train.max_steps=2 are given"),
         ({"lr": 0.1, "overrides": {"train.optimizer.lr": 0.2}}, "train.optimizer.lr is given twice"),
         ({"weight_decai": 0.1}, "did you mean .*weight_decay"),
         ({"seed": -1}, "seed is -1"),
@@ -84,9 +84,7 @@ def test_wrong_settings_are_refused_before_the_data_are_read(given: dict[str, An
 def test_settings_decide_everything_that_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
     monkeypatch.setattr(api.finetune_run, "finetune", lambda *given, **more: seen.update(more) or finished())
-    settings = FinetuneSettings(
-        task=ClassifySettings(), train=TrainSettings(length=Steps(count=2), optimizer=AdamW(lr=0.5))
-    )
+    settings = FinetuneSettings(task=ClassifySettings(), train=TrainSettings(max_steps=2, optimizer=AdamW(lr=0.5)))
     heedful.finetune("classify", "data.csv", "run", settings=settings, batch_size=2)
     assert seen["recipe"] == to_mapping(settings) and seen["overrides"] == {"train.batch_size": 2}
 

@@ -25,7 +25,7 @@ def test_the_verdict_is_printed(
     monkeypatch.setattr(finetune, "draw", lambda folder: [])
     monkeypatch.setattr(timing, "ROUNDS", 2)
     teacher, folder = make(tmp_path / "teacher", "single"), data("single", tmp_path / "data")
-    wishes = "seeds=1", "train.length.count=1", "verdict.precision=float32", "verdict.alone=none"
+    wishes = "seeds=1", "train.epochs=1", "verdict.precision=float32", "verdict.alone=none"
     command = ["distil", teacher, folder, "--student", "bag", "--output", tmp_path / "run", *wishes]
     assert run(*command) == 0
     out = capsys.readouterr().out

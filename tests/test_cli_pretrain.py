@@ -19,7 +19,6 @@ from heedful.cli import main
 from heedful.runs import pretrain as module
 from heedful.runs.pretrain_settings import PretrainSettings
 from heedful.settings import from_file
-from heedful.train.settings import Minutes
 
 ROOT = Path(__file__).parent.parent
 SMALL = {
@@ -35,7 +34,7 @@ SMALL = {
     "vocabulary.vocabulary": 400,
     "corpus.sample_by": "paragraph",
 }
-STEPS = {"train.length.count": 6}
+STEPS = {"train.max_steps": 6}
 
 
 class Done(NamedTuple):
@@ -116,15 +115,15 @@ def test_help_imports_nothing_heavy() -> None:
             "--max_seq_lenght is neither a flag nor a setting of heedful pretrain (did you mean --max_seq_length?)",
         ),
         (["x", "--objective", "mlmm"], '"mlmm" is no objective (did you mean "mlm"?)'),
-        (["x", "--for", "soon"], '"soon" is no duration: write 1h, 90m, 1h30m or 45s'),
+        (["x", "--time-budget", "soon"], 'time_budget is "soon"; expected a duration as 45s, 10m, 2h or 1h30m'),
         (["x", "--size", "huge"], 'model.size is "huge"'),
         ([], "no text was given: heedful pretrain FILES, or a recipe with data"),
         (["no.toml"], "no.toml: there is no such file"),
         (["one.toml", "--recipe", "two.toml"], "two recipes were given, one.toml and two.toml: give one"),
         (["my.toml", "books"], "my.toml is a recipe and stands among text: give it alone, to learn from the text"),
         (
-            ["x", "--for", "1h", "--train.length.count=9"],
-            "train.length.count=9 both set train",
+            ["x", "--time-budget", "1h", "--train.max_steps=9"],
+            "train.time_budget=1h and train.max_steps=9 are given: give one of train.epochs, train.max_steps",
         ),
         (
             ["x", "--model", "a", "model={init_from='b'}"],
@@ -167,11 +166,11 @@ def test_json(run: Any, text: Path, tmp_path: Path) -> None:
 
 
 def test_a_time_budget(run: Any, text: Path, tmp_path: Path) -> None:
-    done = run("pretrain", text, "--output", tmp_path / "run", "--json", "--for", "1s", *sets())
+    done = run("pretrain", text, "--output", tmp_path / "run", "--json", "--time-budget", "1s", *sets())
     found = json.loads(done.out)
     assert found["seconds"] >= 1 and found["steps"] > 2, "as many steps as fit"
     settings = from_file(PretrainSettings, tmp_path / "run" / "settings.toml")
-    assert settings.train.length == Minutes(count=1 / 60)
+    assert settings.train.time_budget == 1 / 60 and settings.train.max_steps is None
     last = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
     rates = [each["lr"] for each in last if "lr" in each]
     assert rates[-1] < 0.3 * max(rates), "the schedule follows the clock"

@@ -54,7 +54,16 @@ def test_help_lists_the_flags(verb: str, capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit):
         main([verb, "--help"])
     text = capsys.readouterr().out
-    for flag in ("--epochs", "--max-steps", "--lr", "--batch-size", "--max-length", "--seed", "--device"):
+    for flag in (
+        "--epochs",
+        "--max-steps",
+        "--time-budget",
+        "--lr",
+        "--batch-size",
+        "--max-length",
+        "--seed",
+        "--device",
+    ):
         assert f"  {flag} " in text
     assert "--precision" in text and "-o, --output" in text and "--overwrite" in text
 

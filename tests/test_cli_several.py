@@ -16,7 +16,7 @@ from heedful.cli import main
 
 PRETRAIN = ["--model.layers=1", "--model.width=16", "--model.heads=2"]
 PRETRAIN += ["--max_seq_length=32", "--pack_length=64", "--eval_fraction=0.1"]
-PRETRAIN += ["--train.length.count=2", "--train.batch_size=12"]
+PRETRAIN += ["--train.max_steps=2", "--train.batch_size=12"]
 
 
 def ended(words: list[str]) -> Any:

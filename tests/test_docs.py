@@ -62,9 +62,9 @@ def run(words: list[str]) -> None:
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
     elif words and words != [".", ".venv/bin/activate"]:
         assert words[0] == "heedful", words
-        length = "train.length.count="
-        long = words[1] == "finetune" and not any(word.removeprefix("--").startswith(length) for word in words)
-        shorter = [f"--{length}{EPOCHS}"] if long else []
+        durations = ("--epochs", "--max-steps", "--time-budget")
+        long = words[1] == "finetune" and not any(word.startswith(durations) for word in words)
+        shorter = ["--epochs", str(EPOCHS)] if long else []
         with pytest.raises(SystemExit) as ended:  # in this process: another one would import PyTorch for each command
             main(words[1:] + shorter)
         assert not ended.value.code, words

@@ -28,7 +28,7 @@ from transformers.utils import logging
 import heedful
 from heedful.objectives import Batch, Loss, Objective, Sample
 from heedful.objectives.base import pack, weighted
-from heedful.train.loop import Steps, Trainer, TrainSettings
+from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.optim import AdamW, Constant
 
 HEADS = {
@@ -178,7 +178,7 @@ def ours(head: str, folder: Path, settings: AdamW, parts: int, size: int) -> Don
     """Heedful's Trainer; a micro-batch is as many samples as fit into the budget of tokens."""
     samples = [Sample.of([each.tokens], [[0] * LENGTH], target=(each.places, each.labels)) for each in examples(head)]
     chosen = TrainSettings(
-        length=Steps(count=1),
+        max_steps=1,
         batch_size=SAMPLES,
         max_tokens_per_microbatch=size * LENGTH,
         optimizer=settings,

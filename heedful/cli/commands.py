@@ -67,10 +67,10 @@ class Flag(NamedTuple):
 
 
 def _flags(max_length: str) -> tuple[Flag, ...]:
-    length = 'train.length={{kind="{}",count={{}}}}'
     return (
-        Flag("--epochs", length.format("epochs"), "NUMBER", "Passes over the training data (train.length)."),
-        Flag("--max-steps", length.format("steps"), "NUMBER", "Optimizer steps (train.length)."),
+        Flag("--epochs", "train.epochs={}", "NUMBER", "Passes over the training data (train.epochs)."),
+        Flag("--max-steps", "train.max_steps={}", "NUMBER", "Optimizer steps (train.max_steps)."),
+        Flag("--time-budget", "train.time_budget={}", "TIME", "Training time, as 10m or 2h (train.time_budget)."),
         Flag("--lr", "train.optimizer.lr={}", "NUMBER", "Peak learning rate (train.optimizer.lr)."),
         Flag("--batch-size", "train.batch_size={}", "NUMBER", "Samples of an update (train.batch_size)."),
         Flag("--max-length", f"{max_length}={{}}", "TOKENS", f"Longest sequence ({max_length})."),

@@ -51,7 +51,6 @@ def pretrain(
         str, typer.Option(help="A trained model that goes on: a folder, or NAME[@REVISION] on the hub.")
     ] = "",
     tokenizer: Annotated[str, typer.Option(help="The folder of a tokenizer; else one is trained on the text.")] = "",
-    duration: Annotated[str, typer.Option("--for", help="A time budget, as 1h or 90m, which the schedule fits.")] = "",
     out: Out = None,
     recipe: Recipe = None,
     on_bad_row: OnBadRow = "raise",
@@ -80,7 +79,6 @@ def pretrain(
         model=model,
         tokenizer=tokenizer,
         teacher=teacher,
-        duration=duration,
         recipe=recipe,
         assignments=assignments_of(context),
         flags=keeping(keep_checkpoints),

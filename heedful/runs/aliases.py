@@ -56,7 +56,6 @@ ACCUMULATE = (
 )
 FILES = "give files as arguments: train=FILE dev=FILE test=FILE"
 RESUME = "give the same command again: a run that was interrupted resumes"
-LENGTHS = 'set length.kind="epochs", "steps" or "minutes", and length.count to the number of them'
 STEPS = "give a share of the training: warm-up steps divided by all steps"
 
 _SAME: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -66,6 +65,8 @@ _SAME: tuple[tuple[tuple[str, ...], str], ...] = (
     (("train.optimizer.max_grad_norm",), "gradient_clip_val grad_clip clip_grad_norm max_gradient_norm clip_norm"),
     (("train.optimizer.eps",), "adam_epsilon epsilon optimizer_eps"),
     (("train.optimizer.layer_decay",), "layerwise_lr_decay llrd lr_layer_decay"),
+    (("train.epochs",), "num_train_epochs max_epochs num_epochs n_epochs"),
+    (("train.max_steps",), "num_train_steps num_training_steps total_steps train_steps"),
     (("train.batch_size",), "batch train_batch_size"),
     ((RATIO,), "warmup_proportion warmup_fraction"),
     (("train.schedule.min_lr_ratio",), "lrf min_lr_rate"),
@@ -125,9 +126,8 @@ _OTHER: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("train.optimizer.betas",), "adam_beta1 adam_beta2 beta_1 beta_2 momentum", "give both, as betas=[0.9, 0.999]"),
     (("train.optimizer.kind",), "optim optimizer_name solver", "AdamW is the only optimizer"),
     (("train.schedule.kind",), "cos_lr", 'set schedule.kind="cosine"'),
-    (("train.length",), "num_train_epochs max_epochs num_epochs n_epochs max_iter", LENGTHS),
-    (("train.length",), "num_train_steps num_training_steps total_steps train_steps max_steps", LENGTHS),
-    (("train.length",), "max_time time max_train_time", LENGTHS),
+    (("train.epochs",), "max_iter", "give passes over the training data, or the number of updates in max_steps"),
+    (("train.time_budget",), "max_time time max_train_time", "give a duration, as 90s, 10m or 2h"),
     (("train.precision",), "fp16 bf16 half amp use_amp mixed_precision tf32 torch_dtype dtype", PRECISION),
     (("train.device",), "use_cpu no_cuda accelerator gpu_id use_cuda", "set device=cpu or device=cuda"),
     (("--nproc",), "devices gpus num_gpus", "give the number of processes, one for each device"),

@@ -26,7 +26,7 @@ from heedful.runs.init_settings import Classic, WordSettings
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.tokenizer.words import count_words, one_word, word_tokenizer
 from heedful.train.loop import Trainer
-from heedful.train.settings import AdamW, Steps, TrainSettings
+from heedful.train.settings import AdamW, TrainSettings
 
 FAMILY = "heedful-classic"
 ENDS, CLOSING = ".!?…。！？", "\"'”’»›)]）」』"  # what ends a sentence, and what may stand in one token with it
@@ -135,7 +135,7 @@ def _learn(loaded: Loaded, texts: Sequence[str], steps: int, seed: int) -> str:
     unknown = [] if tokenizer.special.unknown is None else [tokenizer.special.unknown]
     width = loaded.config.model.embedding.width
     objective = SkipGram.of(samples, tokenizer.size, ignored=unknown, width=width)
-    how = TrainSettings(length=Steps(count=steps), batch_size=64, optimizer=AdamW(lr=1e-2), seed=seed)
+    how = TrainSettings(max_steps=steps, batch_size=64, optimizer=AdamW(lr=1e-2), seed=seed)
     began = time.monotonic()
     losses = [step.loss for step in Trainer(loaded, objective, samples, how)]
     return (

@@ -56,7 +56,7 @@ from heedful.tasks.task import Read, Task
 from heedful.train.fit import Watch
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
-from heedful.train.settings import Epochs, FitSettings, Steps
+from heedful.train.settings import FitSettings, TrainSettings
 
 OUTPUTS, ALONE_RUN, MORE = "outputs", "alone", "more.jsonl"
 PROJECT = 7  # what a seed is mixed with here
@@ -168,8 +168,8 @@ class _Distillation:
         if (folder / RESULTS).exists():
             return Finished(folder=folder, why="done", results=read_results(folder))
         self.watch.said("the same student, without the teacher")
-        length, fit = self._as_long(done)
-        plan = self.planned.plan(train=replace(self.settings.train, length=length), fit=fit)
+        train, fit = self._as_long(done)
+        plan = self.planned.plan(train=train, fit=fit)
         plan = replace(plan, notes=())  # those of the student say it all
         with only_run(folder) if self.ranks.first else nullcontext():
             if self.ranks.first:
@@ -177,23 +177,27 @@ class _Distillation:
             self.ranks.wait()
             return _Alone(plan, folder, self.watch, self.ranks, self.student).run()
 
-    def _as_long(self, done: Finished) -> tuple[Steps | Epochs, FitSettings]:
-        """As many steps as the student has made, or as many passes; in steps dev is seen as often as by the student."""
+    def _as_long(self, done: Finished) -> tuple[TrainSettings, FitSettings]:
+        """Settings with as many steps as the student made, or as many epochs.
+
+        With as many steps, dev is evaluated as often as in the student's run.
+        """
         train, fit = self.settings.train, self.settings.fit
         mine, labelled = self.student.sizes()
         per, less = -(-mine // train.batch_size), -(-labelled // train.batch_size)
-        match train.length:
-            case Steps(count=steps):
-                epochs = steps / per
-            case Epochs(count=epochs):
-                steps = max(1, round(epochs * per))
-            case _:  # minutes, in which each seed makes its own number of steps
+        if train.epochs is not None:
+            epochs, steps = train.epochs, max(1, round(train.epochs * per))
+        else:
+            if train.max_steps is not None:
+                steps = train.max_steps
+            else:  # a time budget, in which each seed makes its own number of steps
                 made = self.ranks.gather([each["steps"] for each in done.results.get("seeds", ())])[0]
                 steps = round(fmean(made))
-                epochs = steps / per
+            epochs = steps / per
         if self.settings.verdict.alone == "steps":
-            return Steps(count=steps), replace(fit, eval_every_epochs=fit.eval_every_epochs * per / less)
-        return Epochs(count=epochs), fit
+            fit = replace(fit, eval_every_epochs=fit.eval_every_epochs * per / less)
+            return train.lasting(max_steps=steps), fit
+        return train.lasting(epochs=epochs), fit
 
 
 class _Alone(Run):

@@ -86,8 +86,7 @@ class Planned:
 
 def _why(settings: FinetuneSettings) -> str:
     train = settings.train
-    length = f"{train.length.count:g} {train.length.kind}"
-    return f"{length}, batches of {train.batch_size}, rate {train.optimizer.lr:g}, {settings.seeds} seeds"
+    return f"{train.duration}, batches of {train.batch_size}, rate {train.optimizer.lr:g}, {settings.seeds} seeds"
 
 
 def prepare(teacher: Loaded, overrides: Overrides, data: Any, *, on_bad_row: OnBadRow = "raise", but: Path) -> Planned:

@@ -16,7 +16,7 @@ from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain_settings import SIZES, MlmSettings, PretrainSettings, Size
 from heedful.runs.settings import TASKS, TaskSettings, defaults, flat, whole_groups
 from heedful.settings import to_mapping
-from heedful.train.settings import Epochs, FitSettings, TrainSettings
+from heedful.train.settings import FitSettings, TrainSettings
 
 BAG, WORDS, DATA, PRETRAIN = Bag(), WordSettings(), DataSettings(), PretrainSettings()
 
@@ -253,7 +253,7 @@ class DistilSettings:
     teacher_cache: OutputSettings = OutputSettings()
     verdict: VerdictSettings = VerdictSettings()
     data: DataSettings = DataSettings()
-    train: TrainSettings = TrainSettings()
+    train: TrainSettings = TrainSettings(epochs=3.0)
     fit: FitSettings = FitSettings()
     seeds: int = 3  # runs with train.seed, train.seed + 1, ...; as many without the teacher
     max_length: int | None = None  # tokens of a sequence; None: as many as the student reads
@@ -377,12 +377,12 @@ def settled(
     student, which sees each text with its whole distribution, so that it has twice the epochs.
     """
     usual, _ = defaults(task, max(examples, texts), fresh=fresh, width=width, classic=classic, together=together)
-    length = Epochs(count=2 * usual.train.length.count)
+    assert usual.train.epochs is not None
     settings = DistilSettings(
         task=given or usual.task,
         teacher="?",
         data=data,
-        train=replace(usual.train, length=length),
+        train=usual.train.lasting(epochs=2 * usual.train.epochs),
         fit=replace(usual.fit, eval_every_epochs=1.0),
     )
     settings = resolve(overrides, settings)

@@ -9,7 +9,7 @@ from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
 from heedful.objectives import Objective, Sample
 from heedful.train.loop import Trainer
-from heedful.train.settings import Minutes, TrainSettings
+from heedful.train.settings import TrainSettings
 
 PROBE = 4  # steps that are timed, after one that warms up
 LEAST = 20 * PROBE  # steps of a run from which these are worth their time
@@ -19,8 +19,8 @@ def timed(trainer: Trainer, tokens: int) -> tuple[float, float]:
     """Seconds of training on samples of so many tokens, and tokens a second, from some steps of this trainer."""
     steps = [trainer.advance() for _ in range(1 + PROBE)][1:]
     speed = sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
-    if isinstance(trainer.settings.length, Minutes):
-        return 60 * trainer.settings.length.count, speed
+    if (budget := trainer.settings.budget_seconds) is not None:
+        return budget, speed
     assert trainer.total is not None
     return tokens * trainer.total / trainer.order.steps / speed, speed
 
@@ -33,7 +33,7 @@ def expected(
     The steps run on a copy of the model, so that training is the same to the last bit. Of an objective that trains
     modules of its own, which would be changed, nothing is timed.
     """
-    if isinstance(settings.length, Minutes) or settings.compile or objective.beside is not None:
+    if settings.time_budget is not None or settings.compile or objective.beside is not None:
         return ""
     try:
         trainer = Trainer(deepcopy(loaded), objective, samples, settings)

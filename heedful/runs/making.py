@@ -49,7 +49,7 @@ from heedful.tasks.tag import Tag
 from heedful.tasks.task import Read, Task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.train.loop import Trainer
-from heedful.train.settings import AdamW, Steps, TrainSettings
+from heedful.train.settings import AdamW, TrainSettings
 
 Item = TypeVar("Item")
 
@@ -103,7 +103,7 @@ def start(
         return bare
     loaded = attach(bare, "masked_lm", seed=seed)
     objective = Masked(tokenizer=tokenizer)
-    how = TrainSettings(length=Steps(count=init.mlm_steps), batch_size=64, optimizer=AdamW(lr=1e-3), seed=seed)
+    how = TrainSettings(max_steps=init.mlm_steps, batch_size=64, optimizer=AdamW(lr=1e-3), seed=seed)
     began = time.monotonic()
     steps = list(Trainer(loaded, objective, objective.samples(texts, longest), how))
     said(

@@ -18,7 +18,7 @@ from heedful.errors import HeedfulError, SettingError
 from heedful.plain import DEEPEST, cut, made_plain, parse, shown
 from heedful.runs.aliases import ALIASES, Foreign
 from heedful.runs.describe import Kind, describe, paths
-from heedful.settings import lay, load_mapping, read, to_mapping
+from heedful.settings import exclusive_paths, is_set, lay, load_mapping, read, to_mapping
 
 Settings = TypeVar("Settings")
 SUGGESTED = 5  # paths that an error lists
@@ -57,7 +57,8 @@ class Overrides:
         assignments: Texts such as "lr=0.1".
         values: Python values by path or short name, or nested mappings.
 
-    A setting may be given once among flags, assignments and values.
+    A setting may be given once among flags, assignments and values. Of settings that exclude each other, as epochs and
+    max_steps, one may be given there, and one in the recipe, which it replaces.
 
     Raises:
         SettingError: If the form of an assignment is wrong.
@@ -124,13 +125,14 @@ class Overrides:
         layers, renamed = self._locate(type(defaults))
         mapping = to_mapping(defaults)
         for layer in layers:
-            lay(mapping, _nested(layer))
+            lay(mapping, _nested(layer), type(defaults))
         entries = [entry for layer in layers for entry in layer]
         try:
             settings = read(type(defaults), mapping, source=lambda path: _source(entries, path))
         except SettingError as error:
             raise _of_other_kind(type(defaults), error) or error from None
-        given = {".".join(entry.path): entry.text for entry in entries}
+        replaced = {path for group in exclusive_paths(type(defaults)) for path in group if not _has(mapping, path)}
+        given = {".".join(entry.path): entry.text for entry in entries if entry.path not in replaced}
         resolved = Resolved(settings=settings, given=given, renamed=renamed)
         self._resolved.append((defaults, resolved))
         return resolved
@@ -143,6 +145,7 @@ class Overrides:
             layers = [[_located(cls, entry, renamed) for entry in layer] for layer in parts]
             for layer in layers:
                 _refuse_duplicates(layer)
+                _refuse_exclusive(cls, layer)
             self._located[cls] = layers, renamed
         return self._located[cls]
 
@@ -313,6 +316,21 @@ def _refuse_duplicates(entries: Sequence[Entry]) -> None:
         seen[entry.path] = entry
 
 
+def _refuse_exclusive(cls: type, entries: Sequence[Entry]) -> None:
+    """Refuse two settings of a group of which one is set."""
+    for group in exclusive_paths(cls):
+        found = [entry for entry in entries if entry.path in group and is_set(entry.value)]
+        if len(found) > 1:
+            last = found[-1]
+            names, path = [".".join(each) for each in group], ".".join(last.path)
+            both = " and ".join(dict.fromkeys(entry.text for entry in found))
+            if len({entry.text for entry in found}) == 1:
+                paths = " and ".join(".".join(entry.path) for entry in found)
+                both = f"{last.source}: {paths}" if last.source else paths
+            message = f"{both} are given: give one of {', '.join(names)}"
+            raise SettingError(message, path=path, source=last.source, code="duplicate")
+
+
 def _of_other_kind(cls: type, error: SettingError) -> SettingError | None:
     """An error that names the kinds that have a setting, where another kind of its table was chosen."""
     parent = error.path.rpartition(".")[0]
@@ -340,6 +358,13 @@ def _nested(entries: Sequence[Entry]) -> dict[str, Any]:
         else:
             table.setdefault(entry.path[-1], {})
     return root
+
+
+def _has(table: Any, path: Sequence[str]) -> bool:
+    """Whether a table has a value at a path, and not none."""
+    for part in path:
+        table = table.get(part) if isinstance(table, dict) else None
+    return is_set(table)
 
 
 def _source(entries: Sequence[Entry], path: Sequence[str | int]) -> str:

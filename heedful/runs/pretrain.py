@@ -94,7 +94,6 @@ def pretrain(
     model: str | Path = "",
     tokenizer: str | Path = "",
     teacher: str | Path = "",
-    duration: str = "",
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, Any] | Overrides | None = None,
@@ -106,8 +105,7 @@ def pretrain(
 
     `out` becomes the run folder, or is one that was interrupted and goes on. `model` is a folder, or NAME[@REVISION] on
     the hub, that goes on; without it a fresh model of that size is trained. `teacher` is a trained encoder, for an
-    objective of terms such as "mlm+hidden_states+sentence_embedding". `duration` is a time budget, as "1h". `overrides`
-    are settings by path or short name.
+    objective of terms such as "mlm+hidden_states+sentence_embedding". `overrides` are settings by path or short name.
     """
     settings = settled(
         data,
@@ -116,7 +114,6 @@ def pretrain(
         model=str(model),
         tokenizer=str(tokenizer),
         teacher=str(teacher),
-        duration=duration,
         recipe=recipe,
         assignments=assignments,
         overrides=overrides,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from heedful.errors import HeedfulError, SettingError, did_you_mean
 from heedful.runs.distillation_settings import TERMS, DistillationSettings, MaskUnit, Probe, TermWeights, settings_of
 from heedful.runs.overrides import Overrides
 from heedful.tokenizer.settings import TokenizerSettings
-from heedful.train.settings import AdamW, FitSettings, Linear, Minutes, Steps, TrainSettings
+from heedful.train.settings import AdamW, FitSettings, Linear, TrainSettings
 
 VOCABULARY = TokenizerSettings(vocabulary=16_000)
 CORPUS = CorpusSettings()
@@ -197,7 +196,7 @@ class PretrainSettings:
     eval_tokens: int = 100_000  # tokens of an evaluation, at most
     eval_every_steps: int = 500  # steps between evaluations
     probes: tuple[Probe, ...] = ()  # small labelled files that frozen vectors are scored on at each evaluation
-    train: TrainSettings = TrainSettings()
+    train: TrainSettings = TrainSettings(epochs=3.0)
     fit: FitSettings = FitSettings(load_best_at_end=False)
 
     def __post_init__(self) -> None:
@@ -265,7 +264,7 @@ def defaults(objective: str, width: int, *, going_on: bool) -> PretrainSettings:
         objective=kind(teacher="?") if kind is DistillationSettings else kind(),
         vocabulary=replace(VOCABULARY, kind="bpe") if kind is ClmSettings else VOCABULARY,  # as published
         train=TrainSettings(
-            length=Steps(count=10_000),
+            max_steps=10_000,
             batch_size=4,
             optimizer=AdamW(lr=rate, betas=(0.9, 0.98), eps=1e-6),
             schedule=Linear(warmup_ratio=0.05),
@@ -281,7 +280,6 @@ def overrides_of(
     model: str = "",
     tokenizer: str = "",
     teacher: str = "",
-    duration: str = "",
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
     flags: Mapping[str, Mapping[str, Any]] | None = None,
@@ -299,8 +297,6 @@ def overrides_of(
         flags[f"DATA {', '.join(places)}"] = {"data": places}
     if objective:
         flags[f"--objective {objective}"] = _objective(objective)
-    if duration:
-        flags[f"--for {duration}"] = {"train.length": {"kind": "minutes", "count": minutes(duration)}}
     for option, given, path in (
         ("--size", size, "model.size"),
         ("--model", model, "model.init_from"),
@@ -347,20 +343,4 @@ def _width(start: str) -> int:
     return config_of(start).model.width
 
 
-def minutes(given: str) -> float:
-    """A duration in words.
-
-    >>> minutes("1h30m"), minutes("90s"), minutes("45")
-    (90.0, 1.5, 45.0)
-    """
-    found = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)(?:m|$))?(?:(\d+(?:\.\d+)?)s)?", given.strip())
-    if not found or not any(found.groups()):
-        raise HeedfulError(f'"{given}" is no duration: write 1h, 90m, 1h30m or 45s')
-    hours, whole, seconds = (float(each or 0) for each in found.groups())
-    total = 60 * hours + whole + seconds / 60
-    if not total > 0:
-        raise HeedfulError(f'"{given}" is no time at all: write 1h, 90m, 1h30m or 45s')
-    return total
-
-
-__all__ = ["Minutes", "PretrainSettings", "defaults", "minutes", "settled"]
+__all__ = ["PretrainSettings", "defaults", "settled"]

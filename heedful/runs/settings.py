@@ -18,7 +18,7 @@ from heedful.runs.aliases import canonical_task
 from heedful.runs.init_settings import Classic, Init, Pretrained, Recurrent, Seq2Seq
 from heedful.runs.overrides import Overrides, Resolved
 from heedful.settings import load_mapping, overlay, to_mapping
-from heedful.train.settings import AdamW, Epochs, FitSettings, Noam, TrainSettings
+from heedful.train.settings import AdamW, FitSettings, Linear, Noam, Schedule, TrainSettings
 
 PRETRAINED = Pretrained()
 LongInputs = Literal["stride", "truncate"]
@@ -147,7 +147,7 @@ class FinetuneSettings:
     task: TaskSettings
     init: Init = PRETRAINED  # where training starts from
     data: DataSettings = DataSettings()
-    train: TrainSettings = TrainSettings()
+    train: TrainSettings = TrainSettings(epochs=3.0)
     fit: FitSettings = FitSettings()
     seeds: int = 1  # runs with train.seed, train.seed + 1, ...
     max_length: int | None = None  # tokens of a sequence, in training and afterwards; None: as many as the model reads
@@ -213,7 +213,7 @@ def defaults(
     rate = 2e-3 if classic else 5e-4 if fresh else float(f"{0.04 / width:.0e}")
     settings = FinetuneSettings(
         task=TASKS[kind](),
-        train=TrainSettings(length=Epochs(count=epochs), batch_size=batch, optimizer=AdamW(lr=rate)),
+        train=TrainSettings(epochs=epochs, batch_size=batch, optimizer=AdamW(lr=rate)),
         fit=FitSettings(eval_every_epochs=1.0 if epochs > 2 else 0.5),
     )
     start = "a classic model" if classic else "a fresh encoder" if fresh else f"a trained model {width} wide"
@@ -243,8 +243,9 @@ def _to_write(writer: Seq2Seq, examples: int, words: Words | None) -> tuple[Fine
     """
     epochs = 5 * _epochs("seq2seq", examples)
     batch = 64 if examples >= 2_000 else 16
+    schedule: Schedule = Linear(warmup_ratio=0.1)
     if isinstance(writer, Recurrent):
-        what, optimizer, schedule = "two recurrent nets", AdamW(lr=1e-3), TrainSettings().schedule
+        what, optimizer = "two recurrent nets", AdamW(lr=1e-3)
     else:
         rate = float(f"{(4000 * writer.shape.width) ** -0.5:.1e}")
         what, optimizer, schedule = "a Transformer", AdamW(lr=rate, betas=(0.9, 0.98), eps=1e-9), Noam(warmup_ratio=0.1)
@@ -256,7 +257,7 @@ def _to_write(writer: Seq2Seq, examples: int, words: Words | None) -> tuple[Fine
         by = ", compared by BLEU of characters, since most targets have fewer than 4 words" if words == "char" else ""
     settings = FinetuneSettings(
         task=Seq2SeqSettings(label_smoothing=0.1, metric=metric, bleu=words or "13a"),
-        train=TrainSettings(length=Epochs(count=epochs), batch_size=batch, optimizer=optimizer, schedule=schedule),
+        train=TrainSettings(epochs=epochs, batch_size=batch, optimizer=optimizer, schedule=schedule),
         fit=FitSettings(eval_every_epochs=max(1.0, epochs / 15)),
     )
     return settings, f"defaults for {examples:,} examples and {what} with random weights{by}"
@@ -269,19 +270,18 @@ def _has_bleu() -> bool:
 def summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str] = ()) -> str:
     """How a run trains: defaults for what `why` names, but for what was set by hand."""
     train = settings.train
-    length = f"{train.length.count:g} {train.length.kind}"
     smoothing = (
         f", label smoothing {settings.task.label_smoothing:g}" if isinstance(settings.task, Seq2SeqSettings) else ""
     )
-    said = f"{why}: {length}, batches of {train.batch_size}, rate {train.optimizer.lr:g}{smoothing}"
+    said = f"{why}: {train.duration}, batches of {train.batch_size}, rate {train.optimizer.lr:g}{smoothing}"
     return said + (f"; set by hand: {', '.join(by_hand)}" if by_hand else "")
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Settings by their whole names.
 
-    >>> list(flat({"seeds": 1, "train": {"length": {"count": 3}}}))
-    [('seeds', 1), ('train.length.count', 3)]
+    >>> list(flat({"seeds": 1, "train": {"optimizer": {"lr": 0.1}}}))
+    [('seeds', 1), ('train.optimizer.lr', 0.1)]
     """
     for name, value in table.items():
         if isinstance(value, Mapping):

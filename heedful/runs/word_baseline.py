@@ -31,7 +31,7 @@ from heedful.tasks.classify import THRESHOLD, Classify, ClassifyMany
 from heedful.tasks.metrics import paired_difference
 from heedful.tasks.regress import Regress
 from heedful.tasks.task import Measure, Task, chunks
-from heedful.train.loop import Minutes, Trainer
+from heedful.train.loop import Trainer
 
 SECONDS, SHARE = 10.0, 0.1  # it may take that long, and no more than this share of the training
 LEAST = 1.0  # seconds that it may take however short the training is
@@ -67,9 +67,9 @@ def seconds_allowed(trainer: Trainer, tokens: int) -> float:
         trainer: Of the run.
         tokens: Of one epoch.
     """
-    length = trainer.settings.length
-    if isinstance(length, Minutes):
-        seconds = 60 * length.count
+    budget = trainer.settings.budget_seconds
+    if budget is not None:
+        seconds = budget
     else:
         assert trainer.total is not None
         tables = {id(each.weight) for each in trainer.loaded.modules() if isinstance(each, nn.Embedding)}

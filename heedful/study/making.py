@@ -32,7 +32,7 @@ from heedful.tasks.task import Judged, evaluate
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import count_words, word_tokenizer
 from heedful.train.loop import Trainer
-from heedful.train.settings import AdamW, Constant, Linear, Steps, TrainSettings
+from heedful.train.settings import AdamW, Constant, Linear, TrainSettings
 
 HEAD = 16  # width of a head
 CLASSIC = "heedful-classic"
@@ -108,7 +108,7 @@ def learn(
 ) -> list[float]:
     """Train for so many steps; the loss of each."""
     settings = TrainSettings(
-        length=Steps(count=steps),
+        max_steps=steps,
         batch_size=batch,
         optimizer=AdamW(lr=rate),
         schedule=schedule or Linear(warmup_ratio=0.1),

@@ -36,17 +36,17 @@ RECIPES: dict[str, tuple[str, ...]] = {
     NONE: (
         *NETS,
         *("init.rnn.cell=lstm", "init.rnn.layers=2", "init.rnn.look=none", "init.rnn.dropout=0.3"),
-        "train.length.count=6",
+        "train.epochs=6",
     ),
     LOOKS: (
         *NETS,
         *("init.rnn.cell=gru", "init.rnn.look.kind=global", "init.rnn.dropout=0.3"),
-        "train.length.count=15",
+        "train.epochs=15",
     ),
     WHOLE: (
         *EVERY_ARM,
         *("init.kind=transformer", "init.norm_at=pre", "init.dropout=0.15"),
-        "train.length.count=20",
+        "train.epochs=20",
     ),
 }
 

@@ -33,7 +33,6 @@ from heedful.study.toy.stories import stories
 from heedful.tokenizer import Tokenizer, TokenizerSettings
 from heedful.tokenizer import train as train_tokenizer
 from heedful.train.loop import Trainer
-from heedful.train.settings import Steps
 
 Remade = Callable[[Pretext], Pretext]
 CORPUS = ("corpus", "wikipedia-2021.jsonl.xz")  # where text is in a folder of data sets
@@ -122,7 +121,7 @@ def pieces(given: World, objective: str, seed: int, *, steps: int, full: bool) -
             "eval_fraction=0.1",
         ],
     )  # fmt: skip
-    how = replace(settings.train, length=Steps(count=steps), batch_size=2, precision="float32", seed=seed)
+    how = replace(settings.train.lasting(max_steps=steps), batch_size=2, precision="float32", seed=seed)
     settings = replace(settings, train=how)
     return Pieces(settings=settings, tokenizer=given.tokenizer, corpus=given.corpus, started=None)
 

@@ -31,7 +31,7 @@ from heedful.tasks.rewrite import Rewrite, marks
 from heedful.tasks.task import Judged, evaluate
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.train.loop import Trainer
-from heedful.train.settings import AdamW, Linear, Steps, TrainSettings
+from heedful.train.settings import AdamW, Linear, TrainSettings
 
 NONE, LOOKS, WHOLE = "recurrent, no attention", "recurrent, attention", "Transformer"
 ARMS = (NONE, LOOKS, WHOLE)
@@ -105,7 +105,7 @@ def learn(
 ) -> tuple[list[float], list[float]]:
     """Train; the loss of each step, and the share that is right after every so many."""
     settings = TrainSettings(
-        length=Steps(count=budget.steps),
+        max_steps=budget.steps,
         batch_size=budget.batch,
         optimizer=AdamW(lr=RATE),
         schedule=Linear(warmup_ratio=0.1),

@@ -27,7 +27,7 @@ from heedful.train.ema import WeightAverage
 from heedful.train.lagging import Settling, lagging
 from heedful.train.optim import Optimizer, factor
 from heedful.train.ranks import ALONE, Ranks
-from heedful.train.settings import Epochs, Minutes, Steps, TrainSettings
+from heedful.train.settings import TrainSettings
 from heedful.train.step import DivergedError, Stage, Step, StoppedError, diverged, whole_groups
 from heedful.train.together import Copied, trained
 
@@ -36,11 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DivergedError",
-    "Epochs",
-    "Minutes",
     "Stage",
     "Step",
-    "Steps",
     "StoppedError",
     "TrainSettings",
     "Trainer",
@@ -144,18 +141,15 @@ class Trainer:
     @property
     def total(self) -> int | None:
         """How many steps there will be; None: until the time is over."""
-        match self.settings.length:
-            case Epochs(count=count):
-                return max(1, round(count * self._orders[0].steps))
-            case Steps(count=count):
-                return count
-        return None
+        if self.settings.epochs is not None:
+            return max(1, round(self.settings.epochs * self._orders[0].steps))
+        return self.settings.max_steps
 
     @property
     def done(self) -> float:
         """The share of the whole, from 0 to 1."""
-        if isinstance(self.settings.length, Minutes):
-            return min(1.0, self.seconds / (60 * self.settings.length.count))
+        if (budget := self.settings.budget_seconds) is not None:
+            return min(1.0, self.seconds / budget)
         assert self.total is not None
         return self.step / self.total
 
@@ -357,14 +351,14 @@ class Trainer:
         warnings.warn(f"{what}; from here on they have {self._tokens:,} at most", HeedfulWarning, stacklevel=2)
 
     def _factor(self) -> float:
-        if isinstance(self.settings.length, Minutes):
-            return factor(self.settings.schedule, self.seconds, 60 * self.settings.length.count)
+        if (budget := self.settings.budget_seconds) is not None:
+            return factor(self.settings.schedule, self.seconds, budget)
         assert self.total is not None
         return factor(self.settings.schedule, self.step, self.total)
 
     def _agreed(self, seconds: float) -> float:
         """The first rank's clock counts where the schedule follows it."""
-        return self.ranks.numbers(seconds)[0][0] if isinstance(self.settings.length, Minutes) else seconds
+        return self.ranks.numbers(seconds)[0][0] if self.settings.time_budget is not None else seconds
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+import re
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from heedful.errors import HeedfulError
+from heedful.settings import Exclusive
 
 STEADY = (  # what to do where numbers are not finite
     "Lower train.optimizer.lr, lengthen the warm-up, look for numbers in the data that are far off, or set "
@@ -113,34 +115,19 @@ class AdamW:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Epochs:
-    """So many times over the samples; the last one may be a part."""
-
-    kind: Literal["epochs"] = "epochs"
-    count: float  # passes over the training data
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Steps:
-    """So many updates."""
-
-    kind: Literal["steps"] = "steps"
-    count: int  # optimizer steps
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Minutes:
-    """As many steps as fit, evaluations not counted; the schedule follows the clock, so no two such runs are equal."""
-
-    kind: Literal["minutes"] = "minutes"
-    count: float  # minutes of training, without evaluations
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainSettings:
-    """How to train."""
+    """How to train, and for how long: exactly one of epochs, max_steps and time_budget is given.
 
-    length: Epochs | Steps | Minutes = Epochs(count=3.0)
+    With a time budget as many steps are made as fit, evaluations not counted. The schedule then follows the clock, so
+    that no two such runs are equal.
+    """
+
+    EXCLUSIVE: ClassVar[Exclusive] = (("epochs", "max_steps", "time_budget"),)
+
+    epochs: float | None = None  # passes over the training data; the last one may be a part
+    max_steps: int | None = None  # optimizer steps
+    # training time without evaluations, as "10m" or "1h30m", or a number of minutes; the schedule follows the clock
+    time_budget: float | str | None = None
     batch_size: int = 32  # samples of an update, summed over ranks and micro-batches
     max_tokens_per_microbatch: int = 8192  # memory grows with it; results do not depend on it
     optimizer: AdamW = AdamW(lr=5e-5)
@@ -179,8 +166,57 @@ class TrainSettings:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected a whole number from {least} below 2^63")
         if not 0 <= self.ema_decay < 1:
             raise HeedfulError(f"ema_decay is {self.ema_decay}; expected a number from 0 to below 1")
-        if not 0 < self.length.count < math.inf:
-            raise HeedfulError(f"length.count is {self.length.count}; expected a number above 0")
+        if isinstance(self.time_budget, str):
+            object.__setattr__(self, "time_budget", minutes(self.time_budget))
+        names = ("epochs", "max_steps", "time_budget")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if len(given) != 1:
+            what = f"{' and '.join(given)} are given" if given else "none of epochs, max_steps and time_budget is given"
+            raise HeedfulError(f"{what}: give exactly one of {', '.join(names)}")
+        for name, value in given.items():
+            if not 0 < value < math.inf:
+                raise HeedfulError(f"{name} is {value}; expected a number above 0")
+
+    @property
+    def budget_seconds(self) -> float | None:
+        """The time budget in seconds; None where epochs or steps are counted."""
+        return None if self.time_budget is None else 60 * float(self.time_budget)
+
+    @property
+    def duration(self) -> str:
+        """How long training takes, for messages.
+
+        >>> TrainSettings(epochs=3).duration, TrainSettings(max_steps=20_000).duration
+        ('3 epochs', '20,000 steps')
+        >>> TrainSettings(time_budget="1h30m").duration
+        '90 minutes'
+        """
+        if self.epochs is not None:
+            return f"{self.epochs:g} epochs"
+        return f"{self.time_budget:g} minutes" if self.max_steps is None else f"{self.max_steps:,} steps"
+
+    def lasting(
+        self, *, epochs: float | None = None, max_steps: int | None = None, time_budget: float | str | None = None
+    ) -> TrainSettings:
+        """Return these settings with another duration."""
+        return replace(self, epochs=epochs, max_steps=max_steps, time_budget=time_budget)
+
+
+def minutes(given: str) -> float:
+    """Return the minutes of a duration; a number without a unit is one of minutes.
+
+    >>> minutes("1h30m"), minutes("90s"), minutes("45")
+    (90.0, 1.5, 45.0)
+
+    Raises:
+        HeedfulError: If it is not a duration above 0.
+    """
+    found = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)(?:m|$))?(?:(\d+(?:\.\d+)?)s)?", given.strip())
+    hours, whole, seconds = (float(each or 0) for each in (found.groups() if found else (0, 0, 0)))
+    total = 60 * hours + whole + seconds / 60
+    if not total > 0:
+        raise HeedfulError(f'time_budget is "{given}"; expected a duration as 45s, 10m, 2h or 1h30m')
+    return total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

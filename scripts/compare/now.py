@@ -119,9 +119,8 @@ def settings(**given: object) -> list[str]:
     return [f"--{name.replace('__', '.')}={value}" for name, value in given.items()]
 
 
-STEPS = settings(
-    train__length__kind="steps", train__length__count=30, train__batch_size=8, train__precision="float32", train__seed=3
-)
+STEPS = settings(train__max_steps=30, train__batch_size=8, train__precision="float32", train__seed=3)
+DURATIONS = {"epochs": "epochs", "max_steps": "steps", "time_budget": "minutes"}  # today's setting: the kind of before
 PROSE, VOLATILE = ("notes", "stated"), ("seconds", "base")
 
 
@@ -132,6 +131,18 @@ def without(value: Any, names: tuple[str, ...] = PROSE + VOLATILE) -> Any:
     return [without(each, names) for each in value] if isinstance(value, list) else value
 
 
+def as_before(value: Any) -> Any:
+    """Settings with the duration of training as a table of kind and count, which the other checkout has."""
+    if not isinstance(value, dict):
+        return value
+    found = {key: as_before(each) for key, each in value.items()}
+    if found.keys() >= DURATIONS.keys():
+        given = {kind: found.pop(key) for key, kind in DURATIONS.items()}
+        ((kind, count),) = ((kind, count) for kind, count in given.items() if count not in (None, "none"))
+        found["length"] = {"kind": kind, "count": count}
+    return found
+
+
 def run_of(folder: Path, *, names: bool = True) -> Probes:
     """What a finished run of finetune, pretrain or distil left."""
     results = json.loads((folder / "results.json").read_text())
@@ -139,7 +150,7 @@ def run_of(folder: Path, *, names: bool = True) -> Probes:
         "journal": [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()],
         "weights": shared.weights(folder / "model" / "model.safetensors", names=names),
         "results": {key: without(results[key]) for key in ("task", "metric", "splits", "seeds") if key in results},
-        "settings": tomllib.loads((folder / "settings.toml").read_text()),
+        "settings": as_before(tomllib.loads((folder / "settings.toml").read_text())),
         "predictions": {
             path.stem.partition("-")[2]: [json.loads(line) for line in path.read_text().splitlines()]
             for path in sorted(folder.glob("predictions-*.jsonl"))
@@ -307,11 +318,12 @@ def variants(work: Path, model: Path) -> Probes:
             fit__eval_every_epochs=0.5,
             fit__load_best_at_end="false",
         ),
-        "epochs": settings(train__length__kind="epochs", train__length__count=2, fit__patience=1, seeds=2),
+        "epochs": settings(train__epochs=2, fit__patience=1, seeds=2),
     }
     found, bare = Probes(), settings(baseline="false")
     for name, given in several.items():
         names = {word.partition("=")[0] for word in given}
+        names |= {"--train.max_steps"} if "--train.epochs" in names else set()
         rest = [word for word in STEPS if word.partition("=")[0] not in names]
         out = work / f"variant-{name.replace(' ', '-')}"
         call("finetune", "classify", data, "--model", model, "--output", out, *rest, *given, *bare)
@@ -373,8 +385,7 @@ SMALL = settings(
     model__layers=1,
     model__width=32,
     model__heads=2,
-    train__length__kind="steps",
-    train__length__count=30,
+    train__max_steps=30,
     train__batch_size=4,
     train__precision="float32",
     max_seq_length=32,
@@ -391,6 +402,7 @@ LOSSES_BEFORE = {  # names of recipes of losses in the other checkout, which nam
     "minilmv2": "relations",
     "tinybert": "layers",
 }
+TASKS_BEFORE = {"qa": "extract", "multiple-choice": "choose", "seq2seq": "rewrite"}  # tasks in the other checkout
 KINDS_BEFORE = {  # names of objectives in the other checkout, which name the probes
     "mlm": "masked",
     "mlm+nsp": "masked+next",
@@ -501,7 +513,7 @@ def ranks(work: Path, quick: bool) -> Probes:
     found: Probes = {}
     for name, words in (
         ("classify", tune),
-        ("classify, parts", [*tune, *settings(train__shard='"all"')]),
+        ("classify, parts", [*tune, *settings(train__data_parallel_shard_degree='"all"')]),
         ("masked", ["pretrain", str(text), *SMALL]),
     ):
         out = work / name.replace(", ", "-")
@@ -667,7 +679,7 @@ def resuming(work: Path, quick: bool) -> Probes:
     if quick:
         return {}
     model, data = make_encoder(work / "model", "masked"), shared.write_data(work / "data", "single")
-    many = [word.replace("count=30", "count=200") for word in STEPS]
+    many = [word.replace("max_steps=30", "max_steps=200") for word in STEPS]
     many += settings(fit__eval_every_epochs=10.0, baseline="false")  # few checkpoints
     words = ["finetune", "classify", str(data), "--model", str(model), *many]
     shared.run(*words, "--output", str(work / "whole"))
@@ -697,7 +709,7 @@ def defaults(work: Path, quick: bool) -> Probes:
     for name in settings.TASKS:
         for examples in (100, 30_000):
             made, _ = settings.defaults(name, examples, fresh=False)
-            found[f"finetune, {name}, {examples}"] = to_mapping(made)
+            found[f"finetune, {TASKS_BEFORE.get(name, name)}, {examples}"] = to_mapping(made)
     for name in pretrain_settings.OBJECTIVES:
         found[f"pretrain, {KINDS_BEFORE[name]}"] = to_mapping(pretrain_settings.defaults(name, 256, going_on=False))
     found["distil"] = to_mapping(DistilSettings(task=settings.TASKS["classify"](), teacher="t"))
@@ -705,7 +717,7 @@ def defaults(work: Path, quick: bool) -> Probes:
     found |= {f"losses, {LOSSES_BEFORE[name]}": to_mapping(losses) for name, losses in RECIPES.items()}
     found["limits"], found["timeouts"] = to_mapping(Limits()), to_mapping(Timeouts())
     found["tokenizer"] = to_mapping(TokenizerSettings(vocabulary=1000))
-    return found
+    return {name: as_before(value) for name, value in found.items()}
 
 
 SECTIONS = {

@@ -234,7 +234,7 @@ def test_a_run_goes_on_and_serves_on_both(behind: str, tmp_path: Path) -> None:
             trainer.stopping = step.number == 4
 
     files, folder = data("single", tmp_path / "data"), tmp_path / "run"
-    more = {"train.device": "cuda", "train.length.count": 6, "fit.async_checkpoint": behind}
+    more = {"train.device": "cuda", "train.epochs": 6, "fit.async_checkpoint": behind}
     assert tune("classify", files, folder, more, watch=Stop()).why == "asked"
     done = tune("classify", files, folder, more)
     assert done.why == "done" and done.results["settings"]["train"]["device"] == "cuda"

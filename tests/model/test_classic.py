@@ -28,7 +28,7 @@ from heedful.model.readers import BagReader, Queries, ReadClasses
 from heedful.model.trace import Trace
 from heedful.packed import Packed
 from heedful.tasks.classify import Classify
-from heedful.train.loop import Steps, Trainer, TrainSettings
+from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.settings import AdamW
 from tests.classics import BATCH, END, READERS, TOKENIZER, bare, classic, recurrent
 
@@ -169,7 +169,7 @@ def test_it_overfits_a_few_texts(name: str) -> None:
     loaded = attach(bare(READERS[name], width=16), "sequence_classification", labels=("bad", "good"))
     task = Classify(tokenizer=TOKENIZER, limit=None, labels=("bad", "good"))
     examples = [Labelled(text=text, label=label, file="x", line=1) for text, label in TEXTS.items()]
-    how = TrainSettings(length=Steps(count=25), batch_size=4, optimizer=AdamW(lr=0.05), precision="float32")
+    how = TrainSettings(max_steps=25, batch_size=4, optimizer=AdamW(lr=0.05), precision="float32")
     steps = list(Trainer(loaded, task, task.read(examples).samples, how))
     found = [loaded(Packed.of([TOKENIZER.encode(text).ids]))[0].argmax().item() for text in TEXTS]
     assert [("bad", "good")[number] for number in found] == list(TEXTS.values()), steps[-1].loss
@@ -193,7 +193,7 @@ def test_an_encoder_that_is_frozen_gives_words_in_context() -> None:
     before = {name: each.detach().clone() for name, each in loaded.named().items()}
     task = Classify(tokenizer=TOKENIZER, limit=20, labels=("a", "b"))
     samples = task.read([Labelled(text="the film", label="a", file="x", line=1)]).samples
-    how = TrainSettings(length=Steps(count=2), batch_size=1, precision="float32")
+    how = TrainSettings(max_steps=2, batch_size=1, precision="float32")
     trainer = Trainer(loaded, task, samples, how)
     assert not [name for name in trainer.parameters if name.startswith(("embedding", "encoder"))]
     assert len(list(trainer)) == 2  # the rate of the first step is 0

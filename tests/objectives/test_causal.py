@@ -17,7 +17,7 @@ from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, NextToken, StackConfig
 from heedful.objectives import Sample
 from heedful.objectives.causal import Causal
-from heedful.train.loop import Steps, Trainer, TrainSettings
+from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.optim import AdamW
 from tests.learning import same_gradients
 from tests.tiny import Exact, save_tiny, sequences
@@ -77,7 +77,7 @@ def test_it_learns() -> None:
     embedding = EmbeddingConfig(vocabulary=words.size, width=32, positions=Learned(count=48))
     model = ModelConfig(embedding=embedding, decoder=replace(STACK, causal=True))
     loaded = create(Config(family="heedful", model=model, head=NextToken()), words, seed=1)
-    settings = TrainSettings(length=Steps(count=60), batch_size=4, optimizer=AdamW(lr=1e-2), precision="float32")
+    settings = TrainSettings(max_steps=60, batch_size=4, optimizer=AdamW(lr=1e-2), precision="float32")
     samples = [plain(*ids[:4]), plain(*ids[4:6]), plain(*ids[6:])]
     losses = [step.loss for step in Trainer(loaded, CAUSAL, samples, settings)]
     assert losses[0] > 4 and losses[-1] < 0.4

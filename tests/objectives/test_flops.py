@@ -19,7 +19,7 @@ from heedful.objectives import Sample
 from heedful.objectives.masked import Masked
 from heedful.objectives.rows import FULL, fitted
 from heedful.packed import Packed
-from heedful.train.loop import Steps, Trainer, TrainSettings
+from heedful.train.loop import Trainer, TrainSettings
 from tests.train.tiny_runs import tokenizer
 
 LAYERS, WIDTH, LENGTH, ROW, STEP = 3, 48, 128, 1024, 4
@@ -85,7 +85,7 @@ def rows() -> list[Sample]:
 
 def products_of_a_step(precision: Literal["float32", "bfloat16"]) -> tuple[Products, int, int, set[tuple[int, int]]]:
     """What one update computes, how many tokens and targets it has, and the shapes of all linear layers."""
-    settings = TrainSettings(length=Steps(count=9), batch_size=STEP, precision=precision)
+    settings = TrainSettings(max_steps=9, batch_size=STEP, precision=precision)
     trainer = Trainer(model(), Masked(tokenizer=tokenizer()), rows(), settings)
     turn = trainer.order.turn(0)
     batch = trainer.objective.batch([trainer.samples[number] for number in turn.numbers], turn.keys)

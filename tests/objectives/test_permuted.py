@@ -19,7 +19,7 @@ from heedful.errors import HeedfulError
 from heedful.model.config import EmbeddingConfig, ModelConfig, Normal, PermutedTokens, StackConfig, TransformerXl
 from heedful.objectives import Batch, Sample
 from heedful.objectives.permuted import Permuted
-from heedful.train.loop import Steps, Trainer, TrainSettings
+from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.optim import AdamW
 from tests.learning import same_gradients
 from tests.tiny import Exact, save_tiny
@@ -186,7 +186,7 @@ def test_it_learns() -> None:
     config = replace(tiny().config, model=replace(tiny().config.model, initialisation=Normal(std=0.1)))
     loaded = create(config, tokenizer(), seed=1)
     samples = [sample(*(tokenizer().encode(line.rpartition(" ")[0]).ids[1:-1] for line in LINES[2:4]))] * 4
-    settings = TrainSettings(length=Steps(count=130), batch_size=4, optimizer=AdamW(lr=1e-2), precision="float32")
+    settings = TrainSettings(max_steps=130, batch_size=4, optimizer=AdamW(lr=1e-2), precision="float32")
     losses = [step.loss for step in Trainer(loaded, SPANS, samples, settings)]
     assert losses[0] > 4 and sum(losses[-10:]) / 10 < 0.6
     right, count = SPANS.measure(loaded, SPANS.batch(samples, [1, 2, 3, 4]))["plm_accuracy"]

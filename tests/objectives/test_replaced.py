@@ -27,7 +27,7 @@ from heedful.model.config import (
 )
 from heedful.objectives import Batch, Sample
 from heedful.objectives.replaced import Replaced, drawn, put, tied_generator
-from heedful.train.loop import Steps, Trainer, TrainSettings
+from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.optim import AdamW
 from tests.learning import same_gradients
 from tests.tiny import Exact, eager, randomise, save_tiny
@@ -258,7 +258,7 @@ def test_an_update_does_not_depend_on_micro_batches() -> None:
         samples = [sample(*texts()[:3]), sample(texts()[3]), *(sample(each) for each in texts()[4:8])]
         calm = AdamW(lr=1e-2, eps=1e-2)
         trainer, losses = learn(
-            loaded, objective, samples, length=Steps(count=2), max_tokens_per_microbatch=tokens, optimizer=calm
+            loaded, objective, samples, max_steps=2, max_tokens_per_microbatch=tokens, optimizer=calm
         )
         found.append((trainer.parameters, losses))
     (one, few), (two, many) = found
@@ -283,7 +283,7 @@ def test_it_learns_what_another_generator_replaces() -> None:
     generator.requires_grad_(False)
     objective = Replaced(tokenizer=tokenizer(), generator=generator)
     samples = [sample(*texts()[2:4])] * 4
-    trainer, _ = learn(loaded, objective, samples, length=Steps(count=80))
+    trainer, _ = learn(loaded, objective, samples, max_steps=80)
     assert not any(name.startswith("beside.") for name in trainer.parameters)
     everything, replaced = judged(loaded, objective, objective.batch(samples, [1, 2, 3, 4]))
     assert everything > 0.96 and replaced > 0.7
@@ -293,7 +293,7 @@ def test_both_learn() -> None:
     loaded = discriminator()
     objective = made(loaded)
     samples = [sample(*texts()[2:4])] * 4
-    trainer, losses = learn(loaded, objective, samples, length=Steps(count=150))
+    trainer, losses = learn(loaded, objective, samples, max_steps=150)
     count = sum(each.numel() for each in trainer.parameters.values())
     shared = sum(each.numel() for name, each in loaded.named().items() if name.startswith("embedding."))
     shared -= sum(each.numel() for each in loaded.model.embedding.project.parameters())

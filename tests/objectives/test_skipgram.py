@@ -16,7 +16,7 @@ from heedful.model.classic_config import Bag
 from heedful.objectives import Sample
 from heedful.objectives.skipgram import SkipGram, pair_losses
 from heedful.tokenizer.words import word_tokenizer
-from heedful.train.loop import Steps, Trainer, TrainSettings
+from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.settings import AdamW
 from tests.classics import bare
 
@@ -108,7 +108,7 @@ def test_words_of_one_subject_come_together() -> None:
     samples = [sample([tokenizer.id(word) or 0 for word in text]) for text in texts]
     loaded = bare(Bag(), tokenizer, width=8)
     learned = SkipGram.of(samples, tokenizer.size, width=8, frequent=1.0, window=3)
-    how = TrainSettings(length=Steps(count=60), batch_size=16, optimizer=AdamW(lr=0.05), precision="float32")
+    how = TrainSettings(max_steps=60, batch_size=16, optimizer=AdamW(lr=0.05), precision="float32")
     steps = list(Trainer(loaded, learned, samples, how))
     assert steps[0].loss == pytest.approx(math.log(2) * 6, rel=0.2) and steps[-1].loss < steps[0].loss
     vectors = F.normalize(loaded.model.embedding.tokens.weight.detach()[1:], dim=-1)

@@ -22,7 +22,7 @@ from heedful.objectives import Batch, Sample
 from heedful.objectives.spans import Spans
 from heedful.packed import Packed
 from heedful.tokenizer import Tokenizer
-from heedful.train.loop import Steps, Trainer, TrainSettings
+from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.optim import AdamW
 from tests.learning import same_gradients
 from tests.tiny import Exact, save_tiny
@@ -192,7 +192,7 @@ def test_it_learns() -> None:
     loaded = create(Config(family="heedful", model=model, head=NextToken()), words(), seed=1)
     lines = [words().encode(line.rpartition(" ")[0]).ids[:-1] for line in LINES[2:6]]
     samples = [sample(lines[0], lines[1]), sample(*lines[2:])]
-    settings = TrainSettings(length=Steps(count=90), batch_size=2, optimizer=AdamW(lr=5e-3), precision="float32")
+    settings = TrainSettings(max_steps=90, batch_size=2, optimizer=AdamW(lr=5e-3), precision="float32")
     losses = [step.loss for step in Trainer(loaded, SPANS, samples, settings)]
     assert losses[0] > 3 and sum(losses[-10:]) / 10 < 0.4
     right, count = SPANS.measure(loaded, SPANS.batch(samples * 4, list(range(8))))["span_corruption_accuracy"]

@@ -19,7 +19,7 @@ from heedful.train.fit import Scored, Watch
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-MANY = {"train.length.count": 4}
+MANY = {"train.epochs": 4}
 
 
 class Falling:
@@ -178,10 +178,10 @@ def test_a_finished_run_that_is_trained_further_says_that_the_optimizer_starts_a
             told.append(text)
 
     run = tmp_path / "run"
-    tune("classify", given, run, {"train.length.count": 1})
-    with pytest.raises(HeedfulError, match=r"train.length.count was 1.* --model .*: the optimizer starts anew"):
-        tune("classify", given, run, {"train.length.count": 2})
-    tune("classify", given, tmp_path / "more", {"train.length.count": 1}, model=run, watch=Told())
+    tune("classify", given, run, {"train.epochs": 1})
+    with pytest.raises(HeedfulError, match=r"train.epochs was 1.* --model .*: the optimizer starts anew"):
+        tune("classify", given, run, {"train.epochs": 2})
+    tune("classify", given, tmp_path / "more", {"train.epochs": 1}, model=run, watch=Told())
     assert any("the optimizer and its schedule start anew" in each for each in told)
     assert not extended(str(run), "tag") and not extended("heedful-mini-en", "classify")
 

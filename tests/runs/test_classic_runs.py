@@ -145,7 +145,7 @@ def test_the_vector_of_words_that_are_not_known_is_zero() -> None:
 
 def test_each_seed_has_weights_of_its_own(tmp_path: Path) -> None:
     files = data("single", tmp_path / "data")
-    more = CLASSIC | {"init.reader.over.kind": "recurrent", "init.reader.over.width": 4, "train.length.count": 1}
+    more = CLASSIC | {"init.reader.over.kind": "recurrent", "init.reader.over.width": 4, "train.epochs": 1}
     tune("classify", files, tmp_path / "two", more | {"seeds": 2, "train.seed": 1})
     tune("classify", files, tmp_path / "alone", more | {"train.seed": 2})
     both = [load(tmp_path / "two" / name).named() for name in ("start", "start-2")]
@@ -237,7 +237,7 @@ def test_an_empty_text_is_embedded_as_zeros(tmp_path: Path) -> None:
 def test_over_another_model_words_are_in_context(tmp_path: Path) -> None:
     encoder, files = make(tmp_path / "encoder", "bare"), data("single", tmp_path / "data")
     more = {"init.kind": "classic", "init.reader.kind": "structured", "init.reader.hops": 2, "init.reader.inner": 5}
-    more |= {"init.reader.over.kind": "recurrent", "init.reader.over.width": 4, "train.length.count": 1}
+    more |= {"init.reader.over.kind": "recurrent", "init.reader.over.width": 4, "train.epochs": 1}
     done = tune("classify", files, tmp_path / "run", more, model=encoder)
     assert str(encoder) in done.results["base"]
     found, inner = load(tmp_path / "run"), load(encoder)

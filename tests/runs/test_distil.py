@@ -172,7 +172,7 @@ def test_quality_is_that_of_the_served_precision(
         return ready(place, precision, **more)
 
     monkeypatch.setattr(distil_verdict, "ready", noted)
-    wishes = [*QUICK[1:], "seeds=2", "train.length.count=1", "verdict.precision=int8"]
+    wishes = [*QUICK[1:], "seeds=2", "train.epochs=1", "verdict.precision=int8"]
     done = distil(teacher, labelled, tmp_path / "run", student="layers=1", assignments=last(wishes))
     found = done.results["verdict"]
     assert {each["quality"]["precision"] for each in found["models"].values()} == {"int8"}
@@ -212,14 +212,14 @@ def test_each_seed_of_a_fresh_student_draws_its_own_weights(tmp_path: Path, teac
 def test_a_teacher_is_worth_it_where_labels_are_bad(tmp_path: Path) -> None:
     """Half its layers and soft labels, beside the same student on as many steps of the labels, many of them wrong."""
     many = data("single", tmp_path / "many", {"train": 300, "dev": 30, "test": 30})
-    wishes = {"init.layers": 2, "train.length.count": 8, "train.optimizer.lr": 2e-3}
+    wishes = {"init.layers": 2, "train.epochs": 8, "train.optimizer.lr": 2e-3}
     tune("classify", many, tmp_path / "teacher", wishes)
     few, draw = data("single", tmp_path / "few", {"train": 40, "dev": 10, "test": 150}), random.Random(3)
     as_csv(few / "train.csv", [{**row, "label": draw.choice(("bad", "good"))} for row in classified(40)])
     as_csv(tmp_path / "texts.csv", [{"text": row["text"]} for row in classified(200, seed=5)])
     student = ["student.kind=size", "student.size=tiny", "student.layers=1", "student.width=32", "student.heads=2"]
     more = [
-        "train.length.count=12",
+        "train.epochs=12",
         "train.optimizer.lr=2e-3",
         "loss.label_weight=0",
         "fit.load_best_at_end=false",
@@ -322,7 +322,7 @@ SIZES = (
     "max_seq_length=16",
     "pack_length=48",
     "eval_fraction=0.1",
-    "train.length.count=4",
+    "train.epochs=4",
     "train.batch_size=4",
     "corpus.sample_by=paragraph",
 )
@@ -720,7 +720,7 @@ def test_defaults_are_for_all_texts_and_for_the_student(tmp_path: Path, teacher:
     masked = make(tmp_path / "masked", "masked")
     usual = planned(teacher, labelled).settings.train
     more = planned(teacher, labelled, "augment.copies=20", f"augment.model={masked}").settings.train
-    assert (usual.length.count, more.length.count) == (30, 16), "24 texts, and 504"
+    assert (usual.epochs, more.epochs) == (30, 16), "24 texts, and 504"
     config = json.loads((teacher / "config.json").read_text()) | {"hidden_size": 64}
     (tmp_path / "wide").mkdir()
     (tmp_path / "wide" / "config.json").write_text(json.dumps(config))
@@ -741,7 +741,7 @@ def test_a_student_has_its_teachers_score(tmp_path: Path) -> None:
 
 def test_alone_it_passes_as_often_over_the_labels(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(row["text"] for row in classified(40, seed=9)) + "\n")
-    wishes = last([*QUICK, "train.length.kind=steps", "train.length.count=8", "verdict.alone=epochs"])
+    wishes = last([*QUICK, "train.max_steps=8", "verdict.alone=epochs"])
     more: dict[str, Any] = {"unlabelled": [tmp_path / "texts.txt"], "assignments": wishes}
     distil(teacher, labelled, tmp_path / "run", student="bag", **more)
     steps = [json.loads((tmp_path / "run" / each / "seed.json").read_text())["steps"] for each in ("", "alone")]
@@ -751,7 +751,7 @@ def test_alone_it_passes_as_often_over_the_labels(tmp_path: Path, teacher: Path,
 def test_alone_it_makes_as_many_steps_as_in_minutes_with_the_teacher(
     tmp_path: Path, teacher: Path, labelled: Path
 ) -> None:
-    wishes = last([*QUICK, "train.length.kind=minutes", "train.length.count=0.02"])
+    wishes = last([*QUICK, "train.time_budget=0.02"])
     distil(teacher, labelled, tmp_path / "run", student="bag", assignments=wishes)
     steps = [json.loads((tmp_path / "run" / each / "seed.json").read_text())["steps"] for each in ("", "alone")]
     assert steps[0] == steps[1] >= 1

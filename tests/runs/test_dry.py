@@ -31,7 +31,7 @@ def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = estimated(given, {"seeds": 2, "init.mlm_steps": 500, "fit.keep_checkpoints": "true"})
     assert everything(tmp_path) == before, "nothing is written"
     assert found.notes[0].startswith("defaults for 24 examples and a fresh encoder: 2 epochs, ")
-    assert "; set by hand: init.kind, " in found.notes[0] and "train.length.count" in found.notes[0]
+    assert "; set by hand: init.kind, " in found.notes[0] and "train.epochs" in found.notes[0]
     done = tune("classify", given, tmp_path / "run", {"seeds": 2, "fit.keep_checkpoints": "true"})
     results = done.results
     assert (found.examples, found.seeds) == (SIZES["train"], 2) and found.notes[1] == results["notes"][0]
@@ -53,9 +53,8 @@ def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_minutes_decide_by_themselves(tmp_path: Path) -> None:
     given = data("single", tmp_path / "data", {"train": 24})
-    settings = {"train.length": "{kind = 'minutes', count = 1.5}"}
-    kept = [each for each in assignments(settings) if not each.startswith("train.length.")]
-    found = dry_run("classify", given, tmp_path / "run", assignments=kept)
+    settings = {"train.time_budget": 1.5}
+    found = dry_run("classify", given, tmp_path / "run", assignments=assignments(settings))
     assert (found.steps, found.seconds) == (None, 90.0)
     assert dict(found.rows()[3:5]) == {"steps": "as many as fit", "time": found.rows()[4][1]}
     assert found.rows()[4][1].startswith("1.5 min at ")

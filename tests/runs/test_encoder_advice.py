@@ -94,14 +94,14 @@ def test_a_run_from_the_encoder_that_ships_advises(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(expected, "PROBE", 1)
     monkeypatch.setattr(module, "latency", lambda loaded: {"latency": {}, "throughput": 1})
     monkeypatch.setattr(module, "draw", lambda folder: [])
-    given, short = german(tmp_path / "rows.csv"), ("train.length={kind='steps', count=1}", "data.dev_fraction=0")
+    given, short = german(tmp_path / "rows.csv"), ("train.max_steps=1", "data.dev_fraction=0")
     done = finetune("classify", given, tmp_path / "run", assignments=short)
     (told,) = [note for note in done.results["notes"] if "--model" in note]
     assert "do not look English" in told
     assert "do not look English" in (tmp_path / "run" / "model" / "README.md").read_text()
     assert told in dry.dry_run("classify", given, tmp_path / "dry", assignments=short).notes
     other = make(tmp_path / "other", "bare")
-    done = tune("classify", given, tmp_path / "named", {"data.dev_fraction": 0, "train.length.count": 1}, model=other)
+    done = tune("classify", given, tmp_path / "named", {"data.dev_fraction": 0, "train.epochs": 1}, model=other)
     assert not [note for note in done.results["notes"] if "--model" in note]
 
 

@@ -166,7 +166,7 @@ def test_unknown_labels_are_refused(tmp_path: Path, single: Path, kind: str, row
     run = single / "run"
     if kind != "single":
         run = tmp_path / "run"
-        tune(TASKS[kind], data(kind, tmp_path / "data"), run, {"train.length.count": 1})
+        tune(TASKS[kind], data(kind, tmp_path / "data"), run, {"train.epochs": 1})
     with pytest.raises(HeedfulError, match=message):
         evaluate(run, as_lines(tmp_path / "a.jsonl", rows))
 
@@ -318,7 +318,7 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["single", "together", "impossible"])
 def test_shares_of_ranks_make_the_whole(kind: str, tmp_path: Path) -> None:
     given = data(kind, tmp_path / "data")
-    tune(TASKS[kind], given, tmp_path / "run", {"train.length.count": 1})
+    tune(TASKS[kind], given, tmp_path / "run", {"train.epochs": 1})
     loaded = load(tmp_path / "run")
     source = source_for(loaded, given, DataSettings(dev_fraction=0.0), Stop())
     task, loaded = task_of(loaded, source, "test")
@@ -335,7 +335,7 @@ def test_shares_of_ranks_make_the_whole(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_model_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
-    tune("qa", data("qa", tmp_path / "data"), tmp_path / "run", {"train.length.count": 1})
+    tune("qa", data("qa", tmp_path / "data"), tmp_path / "run", {"train.epochs": 1})
     loaded = load(tmp_path / "run")
     (tmp_path / "new.json").write_text(json.dumps(invented.questions(9, 3, impossible=True)))
     found = evaluate(loaded, tmp_path / "new.json")
@@ -353,7 +353,7 @@ def test_a_model_that_may_find_no_answer_is_measured_as_such(tmp_path: Path) -> 
     """Also where all questions have one, as its run measures it there."""
     given = data("impossible", tmp_path / "data")
     (given / "test.json").write_text(json.dumps(invented.questions(9, 3)))
-    run = tune("qa", given, tmp_path / "run", {"train.length.count": 1})
+    run = tune("qa", given, tmp_path / "run", {"train.epochs": 1})
     found = evaluate(tmp_path / "run", given).numbers
     assert found["version"] == "2.0" and found == run.results["splits"]["test"]["numbers"]
 
@@ -429,7 +429,7 @@ def test_pairs_that_were_not_found_come_first(tmp_path: Path) -> None:
 
 def test_pairs_are_compared_on_the_scale_that_was_learned(tmp_path: Path) -> None:
     given = data("embed", tmp_path / "data")
-    tune("embed", given, tmp_path / "run", {"train.length.count": 1})
+    tune("embed", given, tmp_path / "run", {"train.epochs": 1})
     rows = [json.loads(line) for line in (given / "test.jsonl").read_text().splitlines()]
     low = as_lines(tmp_path / "low.jsonl", [row for row in rows if row["score"] <= 2])
     found = evaluate(tmp_path / "run", low, predictions=tmp_path / "said.jsonl")
@@ -482,7 +482,7 @@ def test_a_suite_of_several_runs(tmp_path: Path) -> None:
     given = glue(tmp_path / "glue")
     for name in LAYOUTS:
         task, folder = "regress" if name == "STS-B" else "classify", "cola" if name == "CoLA" else name
-        tune(task, given / name, tmp_path / "runs" / folder, {"train.length.count": 1})
+        tune(task, given / name, tmp_path / "runs" / folder, {"train.epochs": 1})
     found = suite(tmp_path / "runs", given)
     assert set(found) == {"cola", "mrpc", "stsb", "mnli", "mnli-mm"}
     for name, folder in (("cola", "cola"), ("mrpc", "MRPC"), ("stsb", "STS-B"), ("mnli", "MNLI")):

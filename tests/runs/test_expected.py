@@ -32,7 +32,7 @@ class Told(Watch):
 def test_the_time_is_told_before_the_first_step_and_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, how = data("single", tmp_path / "data"), {"train.length.count": 4}
+    given, how = data("single", tmp_path / "data"), {"train.epochs": 4}
     tune("classify", given, tmp_path / "untold", how, watch=(untold := Told()))
     assert not any("going to take" in str(each) for each in untold.found), "so few steps take no time"
     monkeypatch.setattr(module, "LEAST", 8)
@@ -44,9 +44,7 @@ def test_the_time_is_told_before_the_first_step_and_changes_no_bit(
         assert (tmp_path / "told" / name).read_bytes() == (tmp_path / "untold" / name).read_bytes()
 
 
-@pytest.mark.parametrize(
-    "more", [{"train.length.kind": "minutes", "train.length.count": 0.005}, {"train.batch_size": 24}]
-)
+@pytest.mark.parametrize("more", [{"train.time_budget": 0.005}, {"train.batch_size": 24}])
 def test_where_the_clock_decides_or_training_is_short_nothing_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
@@ -55,7 +53,7 @@ def test_where_the_clock_decides_or_training_is_short_nothing_is_told(
         "classify",
         data("single", tmp_path / "data"),
         tmp_path / "run",
-        {"train.length.count": 4} | more,
+        more if "train.time_budget" in more else {"train.epochs": 4} | more,
         watch=(told := Told()),
     )
     assert not any("going to take" in str(each) for each in told.found)

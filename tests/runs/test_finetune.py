@@ -271,7 +271,7 @@ def test_a_label_that_only_dev_has_weighs_something(tmp_path: Path) -> None:
         for seed in range(200)
         if "rare" not in survey(read(as_csv(tmp_path / "a.csv", rows), None, DataSettings(seed=seed)), ["train"]).labels
     )
-    settings = {"data.seed": rare, "task.class_weight": "balanced", "train.length.count": 1}
+    settings = {"data.seed": rare, "task.class_weight": "balanced", "train.epochs": 1}
     done = tune("classify", tmp_path / "a.csv", tmp_path / "run", settings)
     assert done.results["labels"] == ["bad", "good", "rare"]
     told = 'dev has labels that nothing is learned of, since no example of train has them: "rare" (1)'
@@ -342,7 +342,7 @@ def test_long_answers_are_counted_and_given_where_it_is_said(tmp_path: Path) -> 
     told = "6 training examples have an answer that is longer than task.max_answer_tokens=30"
     few = tune("qa", data, tmp_path / "few")
     assert told in few.results["notes"] and load(tmp_path / "few").thresholds == {}
-    many = tune("qa", data, tmp_path / "many", {"task.max_answer_tokens": 200, "train.length.count": 40})
+    many = tune("qa", data, tmp_path / "many", {"task.max_answer_tokens": 200, "train.epochs": 40})
     assert not [note for note in many.results["notes"] if "an answer of" in note]
     assert load(tmp_path / "many").thresholds == {"max_answer_tokens": 200.0}
     assert many.results["splits"]["dev"]["numbers"]["f1"] > few.results["splits"]["dev"]["numbers"]["f1"]
@@ -354,7 +354,7 @@ def test_long_answers_are_counted_and_given_where_it_is_said(tmp_path: Path) -> 
 def test_questions_without_answers_in_dev_alone(tmp_path: Path) -> None:
     data("qa", tmp_path / "data")
     (tmp_path / "data" / "dev.json").write_text(json.dumps(invented.questions(6, 9, impossible=True)))
-    done = tune("qa", tmp_path / "data", tmp_path / "run", {"train.length.count": 1})
+    done = tune("qa", tmp_path / "data", tmp_path / "run", {"train.epochs": 1})
     assert done.results["splits"]["dev"]["numbers"]["version"] == "2.0"
 
 
@@ -401,7 +401,7 @@ def test_numbers_in_any_unit_are_learned(tmp_path: Path, bare: Path) -> None:
         rows.append({"text": " ".join([*words, "love" if number % 2 else "dog"]), "score": low + draw.randrange(10)})
     for name, unit in (("plain", 1.0), ("far", 1e4)):
         folder, given = tmp_path / name, [row | {"score": unit * row["score"]} for row in rows]
-        settings = {"train.length.count": 8, "fit.keep_checkpoints": "true"}
+        settings = {"train.epochs": 8, "fit.keep_checkpoints": "true"}
         done = tune("regress", as_csv(tmp_path / f"{name}.csv", given), folder, settings, model=bare)
         found[name] = done.results["splits"]["dev"]["numbers"]
         assert load(folder).label_scaling == done.results["label_scaling"] == pytest.approx(about(folder, name))
@@ -415,7 +415,7 @@ def test_numbers_in_any_unit_are_learned(tmp_path: Path, bare: Path) -> None:
     assert found["plain"]["pearson"] > 0.95
     assert found["far"]["pearson"] == pytest.approx(found["plain"]["pearson"], abs=1e-3)
     assert found["far"]["mse"] == pytest.approx(1e8 * found["plain"]["mse"], rel=1e-2)
-    once, start = {"train.length.count": 0.1}, tmp_path / "plain"
+    once, start = {"train.epochs": 0.1}, tmp_path / "plain"
     again = tune("regress", tmp_path / "plain.csv", tmp_path / "again", once, model=start)
     assert again.results["splits"]["dev"]["numbers"]["mse"] < 2 * found["plain"]["mse"], "it goes on from its scores"
     huge = as_csv(tmp_path / "huge.csv", [row | {"score": 1e33 * row["score"]} for row in rows])
@@ -434,7 +434,7 @@ def about(folder: Path, name: str) -> dict[str, float]:
 
 def test_the_batch_that_is_said_is_the_one_that_is_used(tmp_path: Path) -> None:
     told, given = Told(), data("together", tmp_path / "data")
-    done = tune("embed", given, tmp_path / "run", {"task.group_size": 12, "train.length.count": 1}, watch=told)
+    done = tune("embed", given, tmp_path / "run", {"task.group_size": 12, "train.epochs": 1}, watch=told)
     assert any("batches of 12," in sentence for sentence in told.sentences)
     assert tomllib.loads((tmp_path / "run/settings.toml").read_text())["train"]["batch_size"] == 12
     assert done.results["seeds"][0]["steps"] == 2, "24 pairs"
@@ -445,12 +445,12 @@ def test_the_batch_that_is_said_is_the_one_that_is_used(tmp_path: Path) -> None:
         "embed",
         data("embed", tmp_path / "scored"),
         tmp_path / "scores",
-        {"train.batch_size": 7, "train.length.count": 1},
+        {"train.batch_size": 7, "train.epochs": 1},
     )
 
 
 def test_texts_of_pairs_that_are_cut_are_said(tmp_path: Path) -> None:
-    settings = {"task.group_size": 4, "max_length": 8, "train.length.count": 1, "data.dev_fraction": 0.3}
+    settings = {"task.group_size": 4, "max_length": 8, "train.epochs": 1, "data.dev_fraction": 0.3}
     rows = [{"a": f"the dog ran {n} " * 9, "b": f"the cat sat {n}"} for n in range(20)]
     done = tune("embed", as_lines(tmp_path / "a.jsonl", rows), tmp_path / "run", settings)
     assert any("were cut: " in note for note in done.results["notes"])
@@ -472,7 +472,7 @@ def test_what_is_cut_in_measuring_is_said(tmp_path: Path, bare: Path, kind: str,
         with next(given.glob("dev.*")).open("a") as file:
             file.write(f"\n{long}\n{long}")
     run = tmp_path / "run"
-    done = tune(task, given, run, {"long_inputs": "truncate", "train.length.count": 1}, model=bare)
+    done = tune(task, given, run, {"long_inputs": "truncate", "train.epochs": 1}, model=bare)
     assert not any("cut" in note for note in done.results["notes"]), "nothing of train"
     said = f"examples longer than the model reads, which were cut: 2 ({2 * (120 + 2 - 48)} tokens)"
     splits = {split: found["numbers"]["notes"] for split, found in done.results["splits"].items()}
@@ -484,7 +484,7 @@ def test_what_is_cut_in_measuring_is_said(tmp_path: Path, bare: Path, kind: str,
 
 
 def test_it_learns(tmp_path: Path) -> None:
-    settings = {"train.length.count": 15, "train.optimizer.lr": 3e-3, "init.tokenizer.vocab_size": 500}
+    settings = {"train.epochs": 15, "train.optimizer.lr": 3e-3, "init.tokenizer.vocab_size": 500}
     given = data("single", tmp_path / "data", {"train": 96, "dev": 24, "test": 40})
     done = tune("classify", given, tmp_path / "run", settings)
     assert done.results["splits"]["test"]["numbers"]["accuracy"] > 0.9
@@ -740,7 +740,7 @@ def test_a_bad_row_is_named(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=r'test\.csv:10: the label "ugly" is not in train, which has "bad", "good"'):
         tune("classify", given, tmp_path / "run")
     (given / "test.csv").write_text("text\nthe cat\n")
-    done = tune("classify", given, tmp_path / "run", {"train.length.count": 1})
+    done = tune("classify", given, tmp_path / "run", {"train.epochs": 1})
     assert set(done.results["splits"]) == {"dev"}, "a test split without labels is left out, and that is said"
     assert "test: has no label, so it is left out" in done.results["data"]["stated"]
 
@@ -885,7 +885,7 @@ def test_a_signal_after_the_last_step_ends_the_command(tmp_path: Path, monkeypat
         def step(self, step: Any, trainer: Any) -> None:
             trainer.stopping = trainer.done >= 1
 
-    settings = {"init.kind": "scratch", "seeds": 2, "train.length.count": 1}
+    settings = {"init.kind": "scratch", "seeds": 2, "train.epochs": 1}
     done = tune("classify", tmp_path / "a.jsonl", tmp_path / "run", settings, watch=Late())
     assert done.why == "asked" and not list((tmp_path / "run").glob("seed-*/seed.json"))
     assert tune("classify", tmp_path / "a.jsonl", tmp_path / "run", settings).why == "done"

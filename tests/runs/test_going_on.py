@@ -141,18 +141,16 @@ def test_other_settings_are_refused_by_name(steady: tuple[Path, Any]) -> None:
         ),
         ({"task.thresholds": 0.5}, r"task\.thresholds was 'tuned' and is 0.5 now\."),
         (
-            {"train.length": "{kind = 'steps', count = 9}"},
-            r"train\.length\.count was 2\.0 and is 9 now; train\.length\.kind was 'epochs' and is 'steps' now",
+            {"train.max_steps": 9},
+            r"train\.epochs was 2\.0 and is None now; train\.max_steps was None and is 9 now",
         ),
         (
             {"train.batch_size": 1, "train.seed": 9, "seeds": 3, "long_inputs": "truncate", "init.width": 64},
             "; and more",
         ),
     ):
-        dropped = "train.length.count" if "train.length" in settings else ""
-        given_now = [each for each in assignments(MANY | settings) if each.partition("=")[0] != dropped]
         with pytest.raises(HeedfulError, match=message):
-            module.finetune("classify", given, run, assignments=given_now)
+            module.finetune("classify", given, run, assignments=assignments(MANY | settings))
     assert left(run) == steady[1]
 
 
@@ -229,7 +227,7 @@ def test_all_ranks_compute_in_one_precision(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(folder_module, "fast_bfloat16", lambda device: True)
     for others, expected in ((True, "bfloat16"), (False, "float32")):
         told.append(others)
-        asked = TrainSettings(precision="auto"), TrainSettings(precision="bfloat16")
+        asked = TrainSettings(epochs=1.0, precision="auto"), TrainSettings(epochs=1.0, precision="bfloat16")
         for settings, found in zip(asked, (expected, "bfloat16"), strict=True):
             assert folder_module.decided(settings, tmp_path, Two(), print).precision == found
 

@@ -64,9 +64,7 @@ def test_an_ambiguous_name_is_refused_with_all_full_paths() -> None:
 def test_a_full_path_wins_over_short_names() -> None:
     usual = pretraining("mlm", 256, going_on=False)
     found = Overrides(assignments=["max_seq_length=64"]).resolve(usual).settings
-    assert (
-        isinstance(found, PretrainSettings) and found.max_seq_length == 64 and found.train.length == usual.train.length
-    )
+    assert isinstance(found, PretrainSettings) and found.max_seq_length == 64 and found.pack_length == usual.pack_length
 
 
 @pytest.mark.parametrize(
@@ -151,7 +149,53 @@ def test_python_values_may_be_dataclasses_paths_and_nested_tables() -> None:
     assert resolved(values={"train": train}).settings.train == train
     assert resolved(values={"train": {"batch_size": 7}}).settings.train.batch_size == 7
     assert resolved(values={"init.model": Path("a")}).settings.init.model == "a"
-    assert refused("invalid", values={"train": TrainSettings(batch_size=7), "fit": {"patience": -1}}).path == "fit"
+    assert (
+        refused("invalid", values={"train": TrainSettings(epochs=1.0, batch_size=7), "fit": {"patience": -1}}).path
+        == "fit"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "epochs", "max_steps", "time_budget"),
+    [
+        ({}, USUAL.train.epochs, None, None),
+        ({"recipe": {"train": {"max_steps": 7}}}, None, 7, None),
+        ({"recipe": {"train": {"max_steps": 7}}, "assignments": ["epochs=2"]}, 2.0, None, None),
+        ({"recipe": {"train": {"max_steps": 7}}, "values": {"time_budget": "1h30m"}}, None, None, 90.0),
+        ({"recipe": {"train": {"max_steps": 7}}, "flags": {"--x 5": {"train.time_budget": 5}}}, None, None, 5.0),
+        ({"recipe": {"train": {"epochs": "none", "max_steps": 7, "time_budget": "none"}}}, None, 7, None),
+        ({"values": {"train": TrainSettings(time_budget=2.0)}}, None, None, 2.0),
+    ],
+)
+def test_a_duration_replaces_that_of_what_it_lies_over(
+    given: dict[str, Any], epochs: float | None, max_steps: int | None, time_budget: float | None
+) -> None:
+    resolved = Overrides(**given).resolve(USUAL)
+    found = resolved.settings.train
+    assert (found.epochs, found.max_steps, found.time_budget) == (epochs, max_steps, time_budget)
+    one = {"train.epochs": epochs, "train.max_steps": max_steps, "train.time_budget": time_budget}
+    by_hand = {path for path in one if resolved.has(path)}
+    assert by_hand == ({path for path, value in one.items() if value is not None} if given else set())
+
+
+def test_a_duration_laid_over_everything_replaces_the_others() -> None:
+    overrides = Overrides(assignments=["epochs=2"]).with_values({"max_steps": 3})
+    found = overrides.resolve(USUAL).settings.train
+    assert (found.epochs, found.max_steps) == (None, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "both"),
+    [
+        ({"recipe": {"train": {"epochs": 2, "max_steps": 7}}}, "recipe: train.epochs and train.max_steps are given"),
+        ({"assignments": ["epochs=2", "max_steps=7"]}, "epochs=2 and max_steps=7 are given"),
+        ({"assignments": ["epochs=2"], "values": {"time_budget": 7}}, "epochs=2 and time_budget=7 are given"),
+        ({"assignments": ["train={epochs=2, max_steps=7}"]}, "train.epochs and train.max_steps are given"),
+    ],
+)
+def test_two_durations_from_one_source_are_refused(given: dict[str, Any], both: str) -> None:
+    error = refused("duplicate", **given)
+    assert both in str(error) and "give one of train.epochs, train.max_steps, train.time_budget" in str(error)
 
 
 def test_the_same_defaults_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:

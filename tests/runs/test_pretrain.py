@@ -51,14 +51,13 @@ from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.fit import Watch
 from heedful.train.loop import DivergedError, Step, Trainer
-from heedful.train.settings import Minutes
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
     "model.layers": 1,
     "model.width": 32,
     "model.heads": 2,
-    "train.length.count": 5,
+    "train.max_steps": 5,
     "train.batch_size": 8,
     "train.precision": "float32",
     "max_seq_length": 32,
@@ -287,7 +286,7 @@ def test_a_run_as_it_is(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_the_tokenizer_that_is_trained(tmp_path: Path, text: Path, kind: str, vocabulary: int, count: int) -> None:
     seen = Seen()
-    go(text, tmp_path / "run", kind, {"vocabulary.vocabulary": vocabulary, "train.length.count": 1}, watch=seen)
+    go(text, tmp_path / "run", kind, {"vocabulary.vocabulary": vocabulary, "train.max_steps": 1}, watch=seen)
     tokenizer = Tokenizer.load(tmp_path / "run" / "model")
     sentinels = [tokenizer.id(f"<extra_id_{number}>") for number in range(count + 1)]
     assert sentinels == [*range(tokenizer.size - 1, tokenizer.size - 1 - count, -1), None]
@@ -301,8 +300,8 @@ def test_recipes_run(name: str, tmp_path: Path, text: Path, teacher: Path) -> No
     """With a small model, few steps and short sequences; all else is theirs."""
     path, _ = copy(name, tmp_path / "recipe.toml")
     published = settled([text], recipe=path)
-    clock = isinstance(published.train.length, Minutes)
-    more: dict[str, Any] = {"train.length.count": 0.005 if clock else 2}
+    clock = published.train.time_budget is not None
+    more: dict[str, Any] = {"train.time_budget": 0.005} if clock else {"train.max_steps": 2}
     if not published.model.init_from:
         more["vocabulary.vocabulary"] = 420
     if published.phases:
@@ -344,7 +343,7 @@ def test_a_family_by_name(tmp_path: Path, text: Path, known: Path) -> None:
             super().step(step, trainer)
 
     for number, dropout in enumerate((0.0, 0.2)):
-        more = {"model.family": "roberta", "model.dropout": dropout, "train.length.count": 1}
+        more = {"model.family": "roberta", "model.dropout": dropout, "train.max_steps": 1}
         go(text, tmp_path / str(number), more=more, tokenizer=str(known), watch=Rated())
     assert rates == [0.0, 0.2]
     config = json.loads((tmp_path / "0" / "model" / "config.json").read_text())
@@ -394,7 +393,7 @@ def test_a_tokenizer_learns_from_all_over_the_text(tmp_path: Path) -> None:
     for name, word in (("de", "haus"), ("fr", "e\u0301te\u0301"), ("ru", "\u0434\u043e\u043c")):
         rows = "".join(f"{word} {number}.\n" for number in range(1000))
         (tmp_path / "data" / f"{name}.txt").write_text(rows, encoding="utf-8")
-    more = {"characters": 3000, "corpus.sample_by": "line", "vocabulary.lower_case": "false", "train.length.count": 1}
+    more = {"characters": 3000, "corpus.sample_by": "line", "vocabulary.lower_case": "false", "train.max_steps": 1}
     done = go(tmp_path / "data", tmp_path / "run", more=more)
     assert done.results["corpus"]["counts"]["unknown"] == 0
     tokenizer = Tokenizer.load(tmp_path / "run" / "model")
@@ -415,7 +414,7 @@ def test_documents_that_are_drawn() -> None:
 
 def test_what_the_tokenizer_does_not_know_is_told(tmp_path: Path, text: Path, known: Path) -> None:
     (tmp_path / "strange.txt").write_text("\u0434\u043e\u043c in the mill.\n\n" * 3, encoding="utf-8")
-    one, seen = {"train.length.count": 1}, Seen()
+    one, seen = {"train.max_steps": 1}, Seen()
     done = go([text, tmp_path / "strange.txt"], tmp_path / "run", more=one, tokenizer=str(known), watch=seen)
     counts, corpus = done.results["corpus"]["counts"], Corpus.open(tmp_path / "run" / "corpus")
     unknown = Tokenizer.load(known).special.unknown
@@ -470,7 +469,7 @@ def test_hidden_tokens_and_what_follows_are_learned(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path / "some", kept, tokenizer)
     more = {
         "model.width": 48, "model.heads": 4, "max_seq_length": 40, "pack_length": 160, "eval_fraction": 0.2,
-        "eval_every_steps": 200, "train.batch_size": 6, "train.optimizer.lr": 1e-2, "train.length.count": 300,
+        "eval_every_steps": 200, "train.batch_size": 6, "train.optimizer.lr": 1e-2, "train.max_steps": 300,
     }  # fmt: skip
     with pytest.warns(HeedfulWarning, match="9. % of the segments of this text are repeated.*stall: clean the text"):
         numbers = go(corpus.folder, tmp_path / "run", "mlm+nsp", more).results["splits"]["validation"]["numbers"]
@@ -484,7 +483,7 @@ def test_hidden_tokens_and_what_follows_are_learned(tmp_path: Path) -> None:
 def test_trap_37_resumed_in_the_middle_of_epoch_two(
     kind: str, versions: int | None, tmp_path: Path, text: Path, known: Path
 ) -> None:
-    more = {"train.batch_size": 45, "train.length.count": 9, "model.dropout": 0.1, "eval_every_steps": 4}
+    more = {"train.batch_size": 45, "train.max_steps": 9, "model.dropout": 0.1, "eval_every_steps": 4}
     more |= {} if versions is None else {"objective.num_static_masks": versions}
     whole, seen = Seen(), Seen(6)
     first = go(text, tmp_path / "whole", kind, more, tokenizer=str(known), watch=whole)
@@ -513,7 +512,7 @@ def test_phases_of_other_lengths(tmp_path: Path, text: Path, known: Path) -> Non
     """And a run goes on over the switch, and after it, with the same bits."""
     more = {
         "phases": "[{start_fraction = 0.5, max_seq_length = 60}]",
-        "train.length.count": 8,
+        "train.max_steps": 8,
         "max_seq_length": 20,
         "train.batch_size": 8,
     }
@@ -535,7 +534,7 @@ def test_phases_of_other_lengths(tmp_path: Path, text: Path, known: Path) -> Non
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, text: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        go(text, tmp_path / name, more={"model.dropout": 0.1, "train.seed": seed, "train.length.count": 3})
+        go(text, tmp_path / name, more={"model.dropout": 0.1, "train.seed": seed, "train.max_steps": 3})
     assert left(tmp_path / "a") == left(tmp_path / "b")
     weights = [load_file(tmp_path / name / "model" / "model.safetensors") for name in "ac"]
     assert not torch.equal(*(next(iter(each.values())) for each in weights))
@@ -571,7 +570,7 @@ def test_what_is_advised_is_taken_in_the_same_folder(tmp_path: Path) -> None:
     """Nothing is trained yet; a tokenizer and a corpus stay where they are still right."""
     text, run = write(tmp_path / "text.txt", documents(12, seed=3)), tmp_path / "run"
     made = [run / "tokenizer" / "tokenizer.json", run / "corpus" / "manifest.json"]
-    few = {"eval_fraction": 0.001, "train.length.count": 1}
+    few = {"eval_fraction": 0.001, "train.max_steps": 1}
     with pytest.raises(HeedfulError, match=r"the number of documents, 1, is too small .* or set corpus\.sample_by"):
         go(text, run, more=few | {"corpus.sample_by": "document"})
     with (
@@ -590,7 +589,7 @@ def test_what_is_advised_is_taken_in_the_same_folder(tmp_path: Path) -> None:
 def test_a_trained_model_goes_on(tmp_path: Path, text: Path) -> None:
     go(text, tmp_path / "first", "mlm+nsp")
     other = write(tmp_path / "other.txt", documents(80, seed=7))
-    more = {"train.optimizer.lr": 1e-9, "train.length.count": 1, "model.layers": None, "model.dropout": 0.0}
+    more = {"train.optimizer.lr": 1e-9, "train.max_steps": 1, "model.layers": None, "model.dropout": 0.0}
     done = go(other, tmp_path / "second", more=more, model=str(tmp_path / "first"))
     assert done.results["base"] == str(tmp_path / "first")
     assert not (tmp_path / "second" / "tokenizer").exists(), "it has its own"
@@ -659,7 +658,7 @@ def test_what_other_heads_have_in_a_folder_goes_on(tmp_path: Path, text: Path) -
 
 def test_a_generator_goes_on_with_its_model(tmp_path: Path, text: Path) -> None:
     """With what it learned, whether the run or its model is named; a model without one says that it is new."""
-    first, more = tmp_path / "first", {"train.optimizer.lr": 1e-9, "train.length.count": 1}
+    first, more = tmp_path / "first", {"train.optimizer.lr": 1e-9, "train.max_steps": 1}
     go(text, first, "rtd", {"train.optimizer.lr": 1e-2})
     learned = load_file(first / "generator" / "model.safetensors")
     for name, start in (("run", first), ("model", first / "model")):
@@ -709,7 +708,7 @@ def test_a_corpus_that_was_made_before(tmp_path: Path, known: Path) -> None:
 def test_a_manifest_of_something_else_is_a_text_like_others(tmp_path: Path, known: Path) -> None:
     write(tmp_path / "texts" / "a.txt", documents(60, seed=4))
     (tmp_path / "texts" / "manifest.json").write_text('[{"text": "In the mill a wheel turns."}]')
-    done = go(tmp_path / "texts", tmp_path / "run", more={"train.length.count": 1}, tokenizer=str(known))
+    done = go(tmp_path / "texts", tmp_path / "run", more={"train.max_steps": 1}, tokenizer=str(known))
     assert [each["name"] for each in done.results["corpus"]["files"]] == ["a.txt", "manifest.json"]
     assert done.results["corpus"]["counts"]["documents"] == 61
 
@@ -723,7 +722,7 @@ def test_what_became_of_the_text_is_told(tmp_path: Path, known: Path) -> None:
         "corpus.dedup": "exact",
         "corpus.min_document_chars": 8,
         "corpus.sample_by": "auto",
-        "train.length.count": 1,
+        "train.max_steps": 1,
     }
     seen, run = Seen(), tmp_path / "run"
     done = go([text, tmp_path / "rows_1.jsonl"], run, "mlm", more, tokenizer=str(known), watch=seen, on_bad_row="skip")
@@ -787,7 +786,7 @@ def test_versions_of_masks_return(
         drawn[name] = []
         more = {
             "objective.num_static_masks": versions,
-            "train.length.count": 3,
+            "train.max_steps": 3,
             "train.batch_size": 1000,
             "train.max_tokens_per_microbatch": 10**6,
         }
@@ -801,7 +800,7 @@ def test_versions_of_masks_return(
 
 def test_a_tokenizer_that_is_given(tmp_path: Path, text: Path, known: Path) -> None:
     with pytest.warns(HeedfulWarning, match=r"5\d % of the (documents|segments) of this text are repeated"):
-        go([text, text.parent], tmp_path / "run", more={"train.length.count": 1}, tokenizer=str(known))
+        go([text, text.parent], tmp_path / "run", more={"train.max_steps": 1}, tokenizer=str(known))
     assert heedful.load(tmp_path / "run").config.model.embedding.vocabulary == Tokenizer.load(known).size
     assert not (tmp_path / "run" / "tokenizer").exists()
     assert json.loads((tmp_path / "run" / "results.json").read_text())["corpus"]["repeated"]["documents"] >= 0.2
@@ -870,7 +869,7 @@ def test_what_cannot_be_is_told_before_anything_is_written(
     with pytest.raises(HeedfulError, match=message):
         go(text, tmp_path / "run", kind, more)
     assert {path.name for path in (tmp_path / "run").glob("*")} <= BEGUN
-    assert go(text, tmp_path / "run", more={"train.length.count": 1}).why == "done", "the slip is mended there"
+    assert go(text, tmp_path / "run", more={"train.max_steps": 1}).why == "done", "the slip is mended there"
 
 
 @pytest.mark.parametrize(
@@ -971,20 +970,20 @@ def _places(corpus: Any) -> list[float]:
 
 
 def test_trap_38_few_sequences_and_repeated_lines(tmp_path: Path, text: Path, known: Path) -> None:
-    few = {"train.batch_size": 4, "pack_length": 32, "train.length.count": 1}
+    few = {"train.batch_size": 4, "pack_length": 32, "train.max_steps": 1}
     with pytest.warns(
         HeedfulWarning, match="a step has about [4-8] sequences: with 8 or fewer.*raise train.batch_size"
     ):
         go(text, tmp_path / "few", more=few, tokenizer=str(known))
     twice = write(tmp_path / "twice.txt", [*documents(60), *documents(60)])
     with pytest.warns(HeedfulWarning, match=r'5\d % of the (documents|segments) .* set corpus\.dedup = "exact"'):
-        go(twice, tmp_path / "twice", more={"train.length.count": 1}, tokenizer=str(known))
-    one = {"train.length.count": 1, "corpus.dedup": "exact"}
+        go(twice, tmp_path / "twice", more={"train.max_steps": 1}, tokenizer=str(known))
+    one = {"train.max_steps": 1, "corpus.dedup": "exact"}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         done = go(twice, tmp_path / "once", more=one, tokenizer=str(known))
         assert done.results["corpus"]["counts"]["documents"] == 60
-        go(text, tmp_path / "sane", more={"train.length.count": 1}, tokenizer=str(known))
+        go(text, tmp_path / "sane", more={"train.max_steps": 1}, tokenizer=str(known))
 
 
 # -- several processes --------------------------------------------------------------------------------------------

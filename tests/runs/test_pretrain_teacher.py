@@ -29,7 +29,7 @@ SMALL = {
     "model.layers": 1,
     "model.width": 16,
     "model.heads": 2,
-    "train.length.count": 6,
+    "train.max_steps": 6,
     "train.batch_size": 12,
     "train.precision": "float32",
     "max_seq_length": 48,
@@ -151,8 +151,8 @@ def test_vectors_are_cached_where_no_hidden_states_are_learned(tmp_path: Path, p
 
 
 def test_sentence_vectors_come_near_the_teachers(tmp_path: Path, place: Path) -> None:
-    more = {"train.length.count": 60, "train.optimizer.lr": 5e-3, "eval_every_steps": 60}
-    first = go(place, tmp_path / "short", "sentence_embedding", more | {"train.length.count": 1})
+    more = {"train.max_steps": 60, "train.optimizer.lr": 5e-3, "eval_every_steps": 60}
+    first = go(place, tmp_path / "short", "sentence_embedding", more | {"train.max_steps": 1})
     last = go(place, tmp_path / "long", "sentence_embedding", more)
     losses = [run.results["splits"]["validation"]["numbers"]["sentence_embedding_loss"] for run in (first, last)]
     assert losses[1] < 0.6 * losses[0]

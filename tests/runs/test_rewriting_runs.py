@@ -41,7 +41,7 @@ from heedful.train.loop import Step, Trainer
 
 ROWS = [(f"{who} sees {what} today", f"yesterday {who} saw {what}") for who in ("ada", "ben", "eva", "dan") for what in
         ("a cat", "the dog", "a tree", "birds", "the sea", "him")]  # fmt: skip
-SETTINGS = ("train.length.count=3", "train.optimizer.lr=5e-3", "task.max_new_tokens=12")
+SETTINGS = ("train.epochs=3", "train.optimizer.lr=5e-3", "task.max_new_tokens=12")
 
 
 @pytest.fixture(autouse=True)

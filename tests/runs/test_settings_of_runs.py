@@ -34,7 +34,7 @@ from heedful.runs.settings import (
 from heedful.settings import from_file, load_mapping, overlay, read, to_mapping, to_toml
 from heedful.shipped import ENCODER
 from heedful.train import fit, loop, optim, settings
-from heedful.train.settings import AdamW, DecayFromStart, Epochs, Minutes
+from heedful.train.settings import AdamW, DecayFromStart
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(path for path in Path(str(files("heedful") / "assets" / "recipes")).iterdir() if "-" not in path.stem)
@@ -65,8 +65,8 @@ def early(task: str, *assignments: str, recipe: Path | None = None) -> FinetuneS
 )
 def test_defaults_follow_from_the_size(examples: int, epochs: int, batch: int, evaluate: float) -> None:
     found, why = defaults("classify", examples, fresh=False)
-    assert (found.train.length, found.train.batch_size, found.fit.eval_every_epochs) == (
-        Epochs(count=float(epochs)),
+    assert (found.train.epochs, found.train.batch_size, found.fit.eval_every_epochs) == (
+        epochs,
         batch,
         evaluate,
     )
@@ -77,14 +77,14 @@ def test_defaults_follow_from_the_size(examples: int, epochs: int, batch: int, e
     for width, rate in ((256, 2e-4), (384, 1e-4), (1024, 4e-5)):
         assert defaults("classify", examples, fresh=False, width=width)[0].train.optimizer.lr == rate
     fresh, why = defaults("classify", examples, fresh=True)
-    assert fresh.train.length == found.train.length and fresh.train.optimizer.lr == 5e-4
+    assert fresh.train.epochs == found.train.epochs and fresh.train.optimizer.lr == 5e-4
     assert "a fresh encoder" in why
 
 
 @pytest.mark.parametrize(("examples", "epochs"), [(499, 15), (2_000, 6), (14_041, 6), (50_000, 2)])
 def test_tagging_has_more_epochs_from_2000_sentences_on(examples: int, epochs: int) -> None:
     found, why = defaults("tag", examples, fresh=False)
-    assert found.train.length == Epochs(count=float(epochs)) and " characters" not in why
+    assert found.train.epochs == epochs and " characters" not in why
 
 
 @pytest.mark.parametrize(
@@ -99,23 +99,21 @@ def test_tagging_has_more_epochs_from_2000_sentences_on(examples: int, epochs: i
 )
 def test_long_texts_have_fewer_epochs(examples: int, characters: int, epochs: int) -> None:
     found, why = defaults("classify", examples, fresh=False, characters=characters)
-    assert found.train.length == Epochs(count=float(epochs))
+    assert found.train.epochs == epochs
     by_number, _ = defaults("classify", examples, fresh=False)
-    assert (f" of {characters:,} characters " in why) == (found.train.length != by_number.train.length)
+    assert (f" of {characters:,} characters " in why) == (found.train.epochs != by_number.train.epochs)
     assert found.train.batch_size == by_number.train.batch_size
 
 
 def test_what_was_set_by_hand_is_said(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text("[train]\nbatch_size = 7\n[train.optimizer]\nlr = 1e-3\n")
-    overrides = overrides_of(
-        recipe=recipe, assignments=["train.length={kind = 'steps', count = 9}", "train.batch_size=5"]
-    )
+    overrides = overrides_of(recipe=recipe, assignments=["train.max_steps=9", "train.batch_size=5"])
     usual, why = defaults("classify", 600, fresh=True)
     resolved = resolve(overrides, usual)
     assert summary(resolved.settings, why, tuple(resolved.given)) == (
         "defaults for 600 examples and a fresh encoder: 9 steps, batches of 5, rate 0.001; "
-        "set by hand: train.batch_size, train.optimizer.lr, train.length.kind, train.length.count"
+        "set by hand: train.batch_size, train.optimizer.lr, train.max_steps"
     )
 
 
@@ -146,12 +144,12 @@ def test_a_recipe_goes_over_defaults_and_assignments_over_both(tmp_path: Path) -
         },
         source="",
     )
-    assert found.train.length == Epochs(count=8.0), "what nobody set follows from the size"
+    assert found.train.epochs == 8.0, "what nobody set follows from the size"
     as_json = tmp_path / "mine.json"
     as_json.write_text('{"seeds": 3, "train": {"batch_size": 7, "optimizer": {"lr": 1e-3, "weight_decay": 0.5}}}')
     assert wished("tag", as_json, "train.optimizer.lr=2e-3", "fit.patience=4") == found
-    other = wished("tag", recipe, "train.length.kind=minutes", "train.length.count=2")
-    assert other.train.length == Minutes(count=2.0)
+    other = wished("tag", recipe, "train.time_budget=2")
+    assert (other.train.epochs, other.train.time_budget) == (None, 2.0)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -173,11 +171,7 @@ def test_every_recipe_that_ships_resolves(path: Path) -> None:
 def test_the_published_recipe_is_the_published_one() -> None:
     (path,) = (path for path in RECIPES if path.stem == "paper")
     found = wished("classify", path).train
-    assert (
-        found.length == Epochs(count=3.0)
-        and found.batch_size == 32
-        and found.schedule == DecayFromStart(warmup_ratio=0.1)
-    )
+    assert found.epochs == 3.0 and found.batch_size == 32 and found.schedule == DecayFromStart(warmup_ratio=0.1)
     assert found.optimizer == AdamW.without_bias_correction(3e-5)
 
 
@@ -189,7 +183,10 @@ def test_the_published_recipe_is_the_published_one() -> None:
         (["seeds=0"], "seeds is 0; expected a whole number from 1"),
         (["seeds=two"], 'seeds is "two", expected a whole number'),
         (["train.batch_size=1.5"], "train.batch_size is 1.5, expected a whole number"),
-        (["train.length.kind=epoch"], 'train.length.kind is "epoch", expected one of "epochs", "steps", "minutes"'),
+        (["train.epochs=few"], 'train.epochs is "few", expected a number or "none"'),
+        (["train.time_budget=soon"], 'time_budget is "soon"; expected a duration'),
+        (["train.epochs=3", "max_steps=5"], "train.epochs=3 and max_steps=5 are given: give one of"),
+        (["train.epochs=none"], "none of epochs, max_steps and time_budget is given"),
         (["max_length=7"], "max_length is 7; expected a number of tokens from 8"),
         (["init.kind=scratch", "init.width=100"], "init: width is 100; expected a multiple of 32"),
         (["init.kind=scratch", "init.layers=0"], "init: layers is 0; expected a whole number from 1"),

@@ -31,7 +31,7 @@ SETTINGS = {
     "init.reader.kind": "bag",
     "init.words.width": 8,
     "baseline": False,
-    "train.length.count": 2,
+    "train.epochs": 2,
     "train.batch_size": 8,
     "data.dev_fraction": 0.2,
 }

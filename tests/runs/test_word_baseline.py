@@ -28,7 +28,7 @@ from heedful.runs.word_baseline import WordBaseline, rows_of_splits, seconds_all
 from heedful.tasks.classify import Classify, ClassifyMany
 from heedful.tasks.regress import Regress
 from heedful.tasks.task import Task
-from heedful.train.settings import Epochs, Minutes, TrainSettings
+from heedful.train.settings import TrainSettings
 
 TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 NO_TOKENIZER: Any = None  # a task that is only measured needs none
@@ -88,7 +88,7 @@ def test_a_run_scores_a_bag_of_words_beside_its_model(
 
 def test_it_is_scikit_learns(tmp_path: Path) -> None:
     source = read(data("classes", tmp_path / "data", {"train": 60, "dev": 40, "test": 40}))
-    done = tune("classify", tmp_path / "data", tmp_path / "run", {"train.length.count": 1})
+    done = tune("classify", tmp_path / "data", tmp_path / "run", {"train.epochs": 1})
     texts, labels = (
         [[getattr(e, n) for e in source.examples(s)] for s in ("train", "test")] for n in ("text", "label")
     )
@@ -102,7 +102,7 @@ def test_it_is_scikit_learns(tmp_path: Path) -> None:
 def test_the_difference_is_of_the_same_examples(tmp_path: Path) -> None:
     """Against a bootstrap by hand: which of the model's and of the bag's answers are right, example by example."""
     given = data("single", tmp_path / "data", {"train": 60, "dev": 8, "test": 80})
-    done = tune("classify", given, tmp_path / "run", {"train.length.count": 1})
+    done = tune("classify", given, tmp_path / "run", {"train.epochs": 1})
     difference = done.results["baseline"]["splits"]["test"]["difference"]
     lines = [json.loads(line) for line in (tmp_path / "run" / "predictions-test.jsonl").read_text().splitlines()]
     own = {line["id"]: line["correct"] for line in lines}
@@ -245,11 +245,11 @@ def test_a_sample_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "fitted on 12 of 24 rows, scored on 12 of 20 rows" in line
 
 
-def trainer(length: Any, device: str = "cpu") -> Any:
+def trainer(train: TrainSettings, device: str = "cpu") -> Any:
     """A stand-in of a trainer of a model with 100 x 1000 weights and a table."""
     loaded = nn.Sequential(nn.Embedding(5000, 100), nn.Linear(100, 1000, bias=False))
     return SimpleNamespace(
-        settings=TrainSettings(length=length), total=50, order=SimpleNamespace(steps=25), loaded=loaded,
+        settings=train, total=50, order=SimpleNamespace(steps=25), loaded=loaded,
         device=torch.device(device),
     )  # fmt: skip
 
@@ -257,11 +257,11 @@ def trainer(length: Any, device: str = "cpu") -> Any:
 def test_time_is_a_tenth_of_the_training_and_at_most_ten_seconds() -> None:
     planned = 6 * 100_000 * 2  # operations per token of an epoch; there are two epochs
     tokens = int(50 * 3e11 / planned)
-    assert seconds_allowed(trainer(Epochs(count=2)), tokens) == pytest.approx(5.0, rel=1e-3)
-    assert seconds_allowed(trainer(Epochs(count=2)), 100 * tokens) == 10.0
-    assert seconds_allowed(trainer(Epochs(count=2)), 10) == 1.0
-    assert seconds_allowed(trainer(Epochs(count=2), "meta"), tokens) == 1.0, "other devices train faster"
-    assert seconds_allowed(trainer(Minutes(count=0.5)), 10) == pytest.approx(3.0)
+    assert seconds_allowed(trainer(TrainSettings(epochs=2)), tokens) == pytest.approx(5.0, rel=1e-3)
+    assert seconds_allowed(trainer(TrainSettings(epochs=2)), 100 * tokens) == 10.0
+    assert seconds_allowed(trainer(TrainSettings(epochs=2)), 10) == 1.0
+    assert seconds_allowed(trainer(TrainSettings(epochs=2), "meta"), tokens) == 1.0, "other devices train faster"
+    assert seconds_allowed(trainer(TrainSettings(time_budget=0.5)), 10) == pytest.approx(3.0)
 
 
 # -- what is said ----------------------------------------------------------------------------------------------

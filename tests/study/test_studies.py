@@ -258,7 +258,7 @@ def test_translations_of_real_texts_go_on(tmp_path: Path, monkeypatch: pytest.Mo
     for name in multi30k.FILES.values():
         for side, text in (("de", "Ein Hund {} rennt schnell .\n"), ("en", "A dog {} runs very fast .\n")):
             (place / f"{name}.{side}").write_text("".join(text.format("sehr " * n) for n in range(12)))
-    few = ("init.tokenizer.vocab_size=300", "task.max_new_tokens=4", "train.length.kind=steps", "train.length.count=2")
+    few = ("init.tokenizer.vocab_size=300", "task.max_new_tokens=4", "train.max_steps=2")
     nets = (*few, "init.kind=recurrent", "init.rnn.width=16")
     whole = (*few, *(f"init.{each}" for each in ("kind=transformer", "layers=1", "width=16", "heads=2", "inner=16")))
     arms = (*nets, "init.rnn.look=none"), nets, whole

@@ -31,7 +31,7 @@ from heedful.tasks.metrics import merge_all
 from heedful.tasks.rewrite import TEXT_SUFFIX, Rewrite, encode_cut, marks
 from heedful.tasks.task import evaluate
 from heedful.tokenizer import Tokenizer
-from heedful.train.loop import Steps, Trainer, TrainSettings
+from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.optim import AdamW
 
 WORDS = ["red", "green", "blue", "one", "two", "three", "\n"]
@@ -208,9 +208,7 @@ def test_it_learns_to_turn_words_around(kind: str) -> None:
     learner = attach(loaded.float(), "language_model", seed=0)
     learner.text_suffix = loaded.text_suffix
     samples = task.read(EXAMPLES).samples
-    settings = TrainSettings(
-        length=Steps(count=150), batch_size=3, optimizer=AdamW(lr=1e-2), precision="float32", seed=1
-    )
+    settings = TrainSettings(max_steps=150, batch_size=3, optimizer=AdamW(lr=1e-2), precision="float32", seed=1)
     trainer = Trainer(learner, task, samples, settings)
     losses = [step.loss for step in trainer]
     assert losses[-1] < 0.1 * losses[0]

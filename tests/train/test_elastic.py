@@ -27,12 +27,12 @@ PRETRAINED = {
     "pack_length": 64,
     "eval_fraction": 0.1,
     "eval_every_steps": 25,
-    "train.length.count": 50,
+    "train.max_steps": 50,
     "train.batch_size": 7,
     "train.max_tokens_per_microbatch": 130,
 }
 FINETUNED = {
-    "train.length": "{kind = 'steps', count = 50}",
+    "train.max_steps": 50,
     "train.batch_size": 6,
     "train.max_tokens_per_microbatch": 40,
     "fit.eval_every_epochs": 4,
@@ -49,7 +49,7 @@ def nursery() -> Iterator[Nursery]:
 @pytest.mark.parametrize("task", ["packed", pytest.param("half", marks=pytest.mark.slow)])
 def test_trap_33_one_two_and_four_ranks_in_float64(nursery: Nursery, tmp_path: Path, task: str) -> None:
     """Ragged packed rows, in micro-batches; ranks without a sample, or without a gradient."""
-    how = {"length": {"kind": "steps", "count": 6}, "optimizer": CALM, "max_tokens_per_microbatch": 45}
+    how = {"max_steps": 6, "optimizer": CALM, "max_tokens_per_microbatch": 45}
     loaded, objective, samples = MADE[task](0.0)
     alone = Trainer(loaded.double(), objective, samples, settings(how, {})[0])
     steps = list(alone)

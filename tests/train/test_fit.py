@@ -145,7 +145,7 @@ def test_without_an_evaluation_the_last_weights_stay(tmp_path: Path) -> None:
 )
 def test_when_it_evaluates(tmp_path: Path, evaluate: float, length: int, expected: list[int]) -> None:
     told = Told()
-    Run(tmp_path, length={"kind": "steps", "count": length}).fit(told, eval_every_epochs=evaluate)
+    Run(tmp_path, max_steps=length).fit(told, eval_every_epochs=evaluate)
     assert [step for step, _, _ in told.scores] == expected
     assert told.steps == list(range(1, length + 1))
 
@@ -546,7 +546,7 @@ def test_t17_no_clock_that_can_jump_is_asked(tmp_path: Path, monkeypatch: pytest
 
 def test_minutes_end_on_time_with_an_evaluation(tmp_path: Path) -> None:
     told = Told()
-    run = Run(tmp_path, length={"kind": "minutes", "count": 0.005})
+    run = Run(tmp_path, max_steps=None, time_budget=0.005)
     assert run.fit(told, eval_every_epochs=1000.0).why == "done"
     assert run.trainer.seconds >= 0.3 and told.scores[0][0] == run.trainer.step == told.steps[-1]
     assert json.loads((max((tmp_path / "state").glob("step-*")) / "values.json").read_text())["seconds"] >= 0.3

@@ -101,9 +101,7 @@ def test_t1_killed_at_any_moment(
 def test_t1_one_run_killed_200_times(nursery: Nursery, tmp_path: Path, ranks: int) -> None:
     """400 steps, and 200 kills spread over all of them, or nearly so many."""
     steps, kills = 400, 200
-    job, steady = (
-        job_in(tmp_path / name, train={"length": {"kind": "steps", "count": steps}}) for name in ("killed", "steady")
-    )
+    job, steady = (job_in(tmp_path / name, train={"max_steps": steps}) for name in ("killed", "steady"))
     journal, chance = Path(job.folder) / "journal.jsonl", random.Random(ranks)
     started = time.monotonic()
     assert nursery.run(steady, ranks) == [0] * ranks

@@ -27,7 +27,7 @@ from heedful.packed import Packed
 from heedful.tasks.classify import Classify
 from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.optim import Optimizer
-from heedful.train.settings import AdamW, Steps
+from heedful.train.settings import AdamW
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -50,9 +50,7 @@ def trainer(loaded: Loaded | None = None, *, dropout: float = 0.0, steps: int = 
     task = Classify(tokenizer=tokenizer(), limit=loaded.limit, labels=LABELS)
     parts = [line.rpartition(" ") for line in LINES]
     samples = task.read([Labelled(text=text, label=label) for text, _, label in parts]).samples
-    settings = TrainSettings(
-        length=Steps(count=steps), batch_size=3, optimizer=AdamW(lr=1e-2), precision="float32", **more
-    )
+    settings = TrainSettings(max_steps=steps, batch_size=3, optimizer=AdamW(lr=1e-2), precision="float32", **more)
     return Trainer(loaded, task, samples, settings)
 
 
@@ -262,7 +260,7 @@ def test_several_ranks_have_whole_gradients() -> None:
     loaded = made()
     task = Classify(tokenizer=tokenizer(), limit=None, labels=LABELS)
     samples = task.read([Labelled(text="a cat", label="good")]).samples
-    assert not Trainer(loaded, task, samples, TrainSettings(length=Steps(count=1)), Ranks(rank=0, size=2))._tables
+    assert not Trainer(loaded, task, samples, TrainSettings(max_steps=1), Ranks(rank=0, size=2))._tables
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from heedful.families import FAMILIES
 from heedful.families.table import save_names
 from heedful.objectives import Batch, Sample
 from heedful.train import loop
-from heedful.train.loop import Epochs, Minutes, Step, Steps, StoppedError, Trainer, TrainSettings
+from heedful.train.loop import Step, StoppedError, Trainer, TrainSettings
 from heedful.train.optim import AdamW, Constant, Linear, factor
 
 # -- trap 33: an update does not depend on how it was cut up ------------------------------------------------------
@@ -55,7 +55,7 @@ def test_trap_33_micro_batches_of_8x1_4x2_and_1x8(budget: int, cuts: list[int]) 
             0.0,
             max_tokens_per_microbatch=budget,
             batch_size=8,
-            length={"kind": "steps", "count": 1},
+            max_steps=1,
             optimizer=CALM,
         )
         samples = evenly(made)[:8]
@@ -71,9 +71,7 @@ def test_trap_33_micro_batches_of_8x1_4x2_and_1x8(budget: int, cuts: list[int]) 
 
 
 def cut_up(task: str, budget: int, dtype: torch.dtype, count: int) -> tuple[Trainer, list[Step]]:
-    made = trainer(
-        task, 0.0, max_tokens_per_microbatch=budget, length={"kind": "steps", "count": count}, optimizer=CALM
-    )
+    made = trainer(task, 0.0, max_tokens_per_microbatch=budget, max_steps=count, optimizer=CALM)
     samples = made.samples
     if task == "classify":  # as windows of longer texts weigh less
         samples = [replace(sample, weight=1 / (1 + number % 3)) for number, sample in enumerate(samples)]
@@ -123,7 +121,7 @@ def test_an_update_is_that_of_transformers_with_torch(tmp_path: Path) -> None:
     samples = [Sample.of([i], [t], target=label) for i, t, label in zip(ids, types, labels, strict=True)]
     _, task, _ = tiny_runs.classify()
     chosen = TrainSettings(
-        length=Steps(count=5),
+        max_steps=5,
         batch_size=4,
         max_tokens_per_microbatch=30,
         optimizer=AdamW(lr=1e-3, eps=1e-5),
@@ -200,7 +198,7 @@ def test_an_epoch_takes_every_sample_once_and_the_next_in_another_order() -> Non
 
 
 def test_samples_that_belong_together_are_never_parted() -> None:
-    made = trainer(dropout=0.0, max_tokens_per_microbatch=1, batch_size=7, length={"kind": "steps", "count": 3})
+    made = trainer(dropout=0.0, max_tokens_per_microbatch=1, batch_size=7, max_steps=3)
     spy = Spy(made, together=3)
     made = Trainer(made.loaded, spy, made.samples, made.settings)
     assert made.order.batch == 6
@@ -216,11 +214,11 @@ def test_samples_that_belong_together_are_never_parted() -> None:
 def test_how_long_it_takes() -> None:
     loaded, task, samples = tiny_runs.classify()
 
-    def total(length: Epochs | Steps | Minutes) -> int | None:
-        return Trainer(loaded, task, samples, TrainSettings(length=length, batch_size=5)).total
+    def total(**duration: Any) -> int | None:
+        return Trainer(loaded, task, samples, TrainSettings(batch_size=5, **duration)).total
 
-    assert total(Epochs(count=2.0)) == 8 and total(Epochs(count=0.5)) == 2 and total(Epochs(count=0.01)) == 1
-    assert total(Steps(count=7)) == 7 and total(Minutes(count=1.0)) is None
+    assert total(epochs=2.0) == 8 and total(epochs=0.5) == 2 and total(epochs=0.01) == 1
+    assert total(max_steps=7) == 7 and total(time_budget="1h") is None
 
 
 # -- trap 37, T2: any step can be the last before a resume --------------------------------------------------------
@@ -286,7 +284,7 @@ def test_t2_resumed_several_times_in_an_epoch(journey: Any, stops: tuple[int, ..
 def test_seeds_steps_and_micro_batches_drop_out_something_else() -> None:
     def losses(dropout: float = 0.1, **more: Any) -> list[float]:
         """Of four micro-batches, two in a step; all have the same sample, and nothing moves."""
-        how = {"length": {"kind": "steps", "count": 2}, "batch_size": 2, "max_tokens_per_microbatch": 1} | more
+        how = {"max_steps": 2, "batch_size": 2, "max_tokens_per_microbatch": 1} | more
         made = trainer(dropout=dropout, optimizer={"kind": "adamw", "lr": 1e-30}, **how)
         made = Trainer(made.loaded, made.objective, [made.samples[2]] * 2, made.settings)
         spy = Spy(made)
@@ -448,7 +446,7 @@ def gradients(made: Trainer) -> Tensor:
 
 
 def test_products_in_bfloat16() -> None:
-    how = {"batch_size": 16, "max_tokens_per_microbatch": 10**6, "length": {"kind": "steps", "count": 4}}
+    how = {"batch_size": 16, "max_tokens_per_microbatch": 10**6, "max_steps": 4}
     fine, coarse = trainer("tag", 0.0, **how), trainer("tag", 0.0, precision="bfloat16", **how)
     one, other = gradients(fine), gradients(coarse)
     assert coarse.precision == torch.bfloat16
@@ -485,9 +483,7 @@ def test_minutes_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         return now
 
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=clock))
-    chosen = TrainSettings(
-        length=Minutes(count=0.5), batch_size=5, schedule=Linear(warmup_ratio=0.2), precision="float32"
-    )
+    chosen = TrainSettings(time_budget=0.5, batch_size=5, schedule=Linear(warmup_ratio=0.2), precision="float32")
     loaded, task, samples = tiny_runs.classify()
     made = Trainer(loaded, task, samples, chosen)
     assert made.total is None and made.done == 0
@@ -509,7 +505,7 @@ def test_t17_no_clock_that_can_jump_is_asked(monkeypatch: pytest.MonkeyPatch) ->
     def jumped() -> float:
         raise AssertionError("the time of day was asked for")
 
-    made = Trainer(*tiny_runs.classify(), settings({"length": {"kind": "minutes", "count": 0.002}}, {})[0])
+    made = Trainer(*tiny_runs.classify(), settings({"max_steps": None, "time_budget": 0.002}, {})[0])
     monkeypatch.setattr(time, "time", jumped)
     assert list(made)
 
@@ -525,23 +521,30 @@ def test_t17_no_clock_that_can_jump_is_asked(monkeypatch: pytest.MonkeyPatch) ->
         ({"seed": -1}, r"^seed is -1; expected a whole number from 0"),
         ({"seed": 2**63}, r"^seed is 9223372036854775808"),
         ({"max_nonfinite_steps": -1}, r"^max_nonfinite_steps is -1"),
-        ({"length": Epochs(count=0.0)}, r"^length.count is 0.0; expected a number above 0"),
-        ({"length": Minutes(count=math.nan)}, r"^length.count is nan"),
-        ({"length": Epochs(count=math.inf)}, r"^length.count is inf"),
-        ({"length": Steps(count=-5)}, r"^length.count is -5"),
+        ({"epochs": 0.0}, r"^epochs is 0.0; expected a number above 0"),
+        ({"time_budget": math.nan}, r"^time_budget is nan"),
+        ({"time_budget": "0m"}, r'^time_budget is "0m"; expected a duration'),
+        ({"epochs": math.inf}, r"^epochs is inf"),
+        ({"max_steps": -5}, r"^max_steps is -5"),
+        (
+            {"epochs": None},
+            r"^none of epochs, max_steps and time_budget is given: give exactly one of epochs, max_steps",
+        ),
+        (
+            {"epochs": 3.0, "max_steps": 3},
+            r"^epochs and max_steps are given: give exactly one of epochs, max_steps, time_budget",
+        ),
     ],
 )
 def test_settings_that_make_no_sense(changed: dict[str, Any], match: str) -> None:
     with pytest.raises(HeedfulError, match=match):
-        TrainSettings(**changed)
+        TrainSettings(**({} if changed.keys() & {"epochs", "max_steps", "time_budget"} else {"epochs": 3.0}) | changed)
 
 
 def test_settings_that_do() -> None:
-    assert TrainSettings().schedule == Linear(warmup_ratio=0.1)
-    chosen = TrainSettings(
-        seed=2**63 - 1, schedule=Constant(), batch_size=5, length=Steps(count=2), precision="float32"
-    )
+    assert TrainSettings(epochs=3.0).schedule == Linear(warmup_ratio=0.1)
+    chosen = TrainSettings(seed=2**63 - 1, schedule=Constant(), batch_size=5, max_steps=2, precision="float32")
     assert len(list(Trainer(*tiny_runs.classify(), chosen))) == 2
     loaded, task, _ = tiny_runs.classify()
     with pytest.raises(HeedfulError, match=r"^there is nothing to train on: no example gave a sample"):
-        Trainer(loaded, task, [], TrainSettings())
+        Trainer(loaded, task, [], TrainSettings(epochs=3.0))

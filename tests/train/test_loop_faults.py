@@ -211,7 +211,7 @@ samples = [Sample.of([[7] * 256], [[0] * 256], target=number % 2) for number in 
 halve = sys.argv[1] == "halve"
 budget = 10**6
 chosen = TrainSettings(
-    length=Steps(count=3),
+    max_steps=3,
     batch_size=64,
     max_tokens_per_microbatch=budget,
     precision="float32",
@@ -249,7 +249,7 @@ def test_t14_a_real_limit(halve: str) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("steps", [600, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_t15_memory_and_open_files_stay(tmp_path: Path, steps: int) -> None:
-    how = {"length": {"kind": "steps", "count": steps}, "batch_size": 2, "schedule": {"kind": "constant"}}
+    how = {"max_steps": steps, "batch_size": 2, "schedule": {"kind": "constant"}}
     job = nursery.Job(out=str(tmp_path), what="soak", train=how)
     with nursery.a_nursery() as made:
         assert made.run(job) == [0]

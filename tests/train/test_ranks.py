@@ -73,7 +73,7 @@ def test_together(nursery: Nursery, job: Job, size: int) -> None:
 
 @pytest.mark.parametrize(("task", "size"), [("classify", 3), ("tag", 2), ("half", 2)])
 def test_trap_33_updates_on_several_ranks(nursery: Nursery, job: Job, task: str, size: int) -> None:
-    how: dict[str, Any] = {"length": {"kind": "steps", "count": 5}, "optimizer": CALM, "max_tokens_per_microbatch": 25}
+    how: dict[str, Any] = {"max_steps": 5, "optimizer": CALM, "max_tokens_per_microbatch": 25}
     job = replace(job, what="updates", task=task, dropout=0.0, train=how)
     assert nursery.run(job, size) == [0] * size
     assert all(same(weights(job), weights(job, rank)) for rank in range(1, size))
@@ -109,7 +109,7 @@ def test_dropout_differs_between_ranks_and_runs_are_the_same(nursery: Nursery, j
     pair = replace(
         job,
         what="updates",
-        train={"batch_size": 2, "max_tokens_per_microbatch": 1, "length": {"kind": "steps", "count": 1}},
+        train={"batch_size": 2, "max_tokens_per_microbatch": 1, "max_steps": 1},
     )
     nursery.run(pair, 2)
     assert told(pair)["losses"] != [step.loss for step in trainer(**pair.train)]
@@ -383,7 +383,7 @@ def test_t7_torchrun_starts_a_killed_rank_again(
 def test_t10_torchrun_that_is_told_to_end(nursery: Nursery, job: Job, tmp_path: Path) -> None:
     long = replace(
         job,
-        train={"length": {"kind": "steps", "count": 100_000}},
+        train={"max_steps": 100_000},
         fit={"checkpoint_every_minutes": 60.0, "eval_every_epochs": 1e6},
     )
     process = torchrun(long, restarts=0)

@@ -52,7 +52,7 @@ def test_a_run_that_saves_behind_is_the_same(tmp_path: Path) -> None:
     found = []
     for behind in (False, True):
         folder = tmp_path / str(behind)
-        fit(trainer(length={"kind": "steps", "count": 4}), folder, settings({}, {"async_checkpoint": behind})[1])
+        fit(trainer(max_steps=4), folder, settings({}, {"async_checkpoint": behind})[1])
         saved = Store(folder / "state").load()
         assert saved is not None and saved.step == 4
         found.append((saved.tensors, (folder / "journal.jsonl").read_bytes()))

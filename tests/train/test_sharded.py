@@ -25,7 +25,7 @@ def nursery() -> Iterator[Nursery]:
         yield made
 
 
-FEW = {"kind": "steps", "count": 6}
+FEW = 6  # steps
 
 
 def slow(*values: Any) -> Any:
@@ -48,7 +48,7 @@ def test_trap_33_parts_are_as_copies(
     nursery: Nursery, tmp_path: Path, task: str, size: int, shard: Any, more: dict[str, Any]
 ) -> None:
     """Micro-batches of other numbers on each rank, a table that is tied, a head that is not always used."""
-    how: dict[str, Any] = {"length": {"kind": "steps", "count": 6}, "optimizer": CALM, "max_tokens_per_microbatch": 45}
+    how: dict[str, Any] = {"max_steps": 6, "optimizer": CALM, "max_tokens_per_microbatch": 45}
     loaded, objective, samples = MADE[task](0.0)
     alone = Trainer(loaded.double(), objective, samples, settings(how, {})[0])
     steps = list(alone)
@@ -74,7 +74,7 @@ def losses(folder: str | Path) -> list[float]:
 @pytest.mark.parametrize("sizes", [(2, 1, 2), slow((3, 1, 2)), slow((4, 2, 4))])
 def test_t9_parts_of_other_numbers_of_ranks(nursery: Nursery, tmp_path: Path, sizes: tuple[int, ...]) -> None:
     """Parts are read by fewer ranks and by more, copies by ranks with parts; the best weights are among them."""
-    how: dict[str, Any] = {"optimizer": CALM, "data_parallel_shard_degree": "all", "length": FEW}
+    how: dict[str, Any] = {"optimizer": CALM, "data_parallel_shard_degree": "all", "max_steps": FEW}
     job = Job(out=str(tmp_path / "out"), folder=str(tmp_path / "run"), task="packed", dropout=0.0, train=how)
     job = replace(job, evaluate="wave")
     assert nursery.run(replace(job, folder=str(tmp_path / "whole"))) == [0]
@@ -92,7 +92,7 @@ def test_t9_parts_of_other_numbers_of_ranks(nursery: Nursery, tmp_path: Path, si
 
 @pytest.mark.parametrize(("behind", "rank"), [slow(False, 1), slow(True, 0)])
 def test_t1_a_killed_rank_with_parts(nursery: Nursery, tmp_path: Path, behind: bool, rank: int) -> None:
-    how = {"data_parallel_shard_degree": 2, "length": FEW}
+    how = {"data_parallel_shard_degree": 2, "max_steps": FEW}
     job = Job(out=str(tmp_path / "out"), folder=str(tmp_path / "run"), task="packed", train=how)
     job = replace(job, fit={"async_checkpoint": behind})
     assert nursery.run(replace(job, folder=str(tmp_path / "whole")), 2) == [0, 0]
@@ -104,7 +104,7 @@ def test_t1_a_killed_rank_with_parts(nursery: Nursery, tmp_path: Path, behind: b
 
 
 def test_t5_damaged_parts_are_seen(nursery: Nursery, tmp_path: Path) -> None:
-    how = {"data_parallel_shard_degree": "all", "length": {"kind": "steps", "count": 2}}
+    how = {"data_parallel_shard_degree": "all", "max_steps": 2}
     assert nursery.run(Job(out=str(tmp_path), folder=str(tmp_path / "run"), task="packed", train=how), 2) == [0, 0]
     newest = max((tmp_path / "run" / "state").glob("step-*"))
     names = sorted(path.name for path in newest.iterdir())

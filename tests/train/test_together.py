@@ -80,7 +80,7 @@ class Both:
         found = []
         for sums in ("float32", "bfloat16"):
             how: dict[str, Any] = {
-                "length": {"kind": "steps", "count": 4},
+                "max_steps": 4,
                 "optimizer": CALM,
                 "grad_reduce_dtype": sums,
             } | more

@@ -138,7 +138,7 @@ MADE: dict[str, Callable[[float], tuple[Loaded, Any, list[Sample]]]] = {
 
 
 TRAIN: dict[str, Any] = {
-    "length": {"kind": "steps", "count": 12},
+    "max_steps": 12,
     "batch_size": 5,  # of 16: the fourth step of an epoch takes one sample, and there are three epochs
     "max_tokens_per_microbatch": 30,
     "optimizer": {"kind": "adamw", "lr": 2e-3},
