@@ -39,6 +39,14 @@ def test_flags_for_what_everybody_sets(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", TRAINING)
+def test_each_flag_takes_a_value(verb: str) -> None:
+    command: SettingsCommand = GROUP.commands[verb]
+    for flag in command.short:
+        (assignment,), _ = parse(verb, flag.name, "3")
+        assert "3" in assignment and "{}" not in assignment
+
+
+@pytest.mark.parametrize("verb", TRAINING)
 def test_each_flag_is_one_setting_that_its_help_names(verb: str) -> None:
     command: SettingsCommand = GROUP.commands[verb]
     assert len(command.short) >= 8

@@ -126,7 +126,7 @@ class SettingsCommand(TyperCommand):
             elif name in short:
                 if not equals and not left:
                     raise HeedfulError(f"{name} needs a value: {short[name].help}")
-                assignments.append(short[name].assignment.format(value if equals else left.popleft()))
+                assignments.append(short[name].assignment.replace("{}", value if equals else left.popleft()))
             elif name in takes:
                 rest.append(word)
                 if takes[name] and not equals and left:
