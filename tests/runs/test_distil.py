@@ -15,7 +15,7 @@ import pytest
 import torch
 from distilling import ALONE, QUICK, Told
 from folders import SPARE, VOCABULARY, make
-from invented import NAMES, WORDS, as_csv, classified, data, tune
+from invented import DURATION, NAMES, WORDS, as_csv, classified, data, tune
 from safetensors.torch import load_file, save_file
 
 from heedful.checkpoint import Loaded, load, save
@@ -322,7 +322,7 @@ SIZES = (
     "max_seq_length=16",
     "pack_length=48",
     "eval_fraction=0.1",
-    "train.epochs=4",
+    "train.max_steps=4",
     "train.batch_size=4",
     "corpus.sample_by=paragraph",
 )
@@ -637,8 +637,10 @@ def test_a_word_is_replaced_without_the_space_before_it() -> None:
 
 
 def last(assignments: Sequence[str]) -> list[str]:
-    """The last assignment to each setting."""
-    return list({each.partition("=")[0].strip(): each for each in assignments}.values())
+    """The last assignment to each setting, and the last duration."""
+    names = [each.partition("=")[0].strip() for each in assignments]
+    found = {"duration" if name in DURATION else name: each for name, each in zip(names, assignments, strict=True)}
+    return list(found.values())
 
 
 def planned(teacher: Path, data: Any, *wishes: str, student: str = "layers=1") -> Any:

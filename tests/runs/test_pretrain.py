@@ -146,6 +146,7 @@ def asked(data: Any, kind: str = "mlm", more: dict[str, Any] | None = None, **na
     tokenizer = named.get("tokenizer") or more.get("tokenizer")
     unused = [("model.", start), ("vocabulary.", start or tokenizer or made), ("corpus.", made)]
     gone = tuple(part for part, why in unused if why)
+    gone += ("train.max_steps",) if "train.time_budget" in more else ()
     small = {name: value for name, value in SMALL.items() if not name.startswith(gone)}
     given = [f"{name}={value}" for name, value in (small | more).items() if value is not None]
     return settled(data if isinstance(data, list) else [data], objective=kind, assignments=given, **named)
@@ -311,7 +312,7 @@ def test_recipes_run(name: str, tmp_path: Path, text: Path, teacher: Path) -> No
     if published.vocabulary.sentinels:
         more["vocabulary.sentinels"] = 20
     if published.model.init_from:
-        with pytest.raises(HeedfulError, match="'path/to/a-model' is no folder here"):
+        with pytest.raises(HeedfulError, match="'path/to/a-model' is neither a folder here nor a name"):
             run(published, tmp_path / "run")
     named = {"model": str(teacher)} if published.model.init_from else {}
     objective = published.objective
