@@ -15,6 +15,8 @@ from heedful.errors import HeedfulError, SettingError
 from heedful.runs.overrides import Overrides, find_setting
 from heedful.runs.pretrain_settings import defaults as pretraining
 from heedful.runs.settings import defaults
+from heedful.serve.settings import ServeSettings
+from heedful.settings import from_file
 
 GROUP: Any = typer.main.get_command(app)
 TRAINING = ("finetune", "pretrain", "distil")
@@ -211,3 +213,25 @@ def test_a_verb_of_another_library_is_answered(verb: str, use: str, capsys: pyte
     with pytest.raises(SystemExit) as stop:
         main([verb, "run"])
     assert stop.value.code == 2 and use in capsys.readouterr().err
+
+
+def test_init_prints_the_settings_of_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["init", "serve"])
+    assert not stop.value.code
+    (file := tmp_path / "serve.toml").write_text(re.sub(r"(?m)^#(?=\w)", "", capsys.readouterr().out))
+    assert from_file(ServeSettings, file) == ServeSettings()
+    assert "max_batch_tokens = " in file.read_text()
+
+
+@pytest.mark.parametrize("verb", [name for name, each in GROUP.commands.items() if isinstance(each, SettingsCommand)])
+def test_help_says_what_lists_all_settings(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    listed = re.search(r"unique\. (?:heedful init (\w+)|docs/settings\.md) lists them", text)
+    assert listed
+    if (name := listed[1]) and name != "TASK":
+        with pytest.raises(SystemExit) as stop:
+            main(["init", name])
+        assert not stop.value.code

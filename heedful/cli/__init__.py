@@ -233,19 +233,24 @@ def convert(
 def predict(
     context: typer.Context,
     run: Annotated[str, typer.Argument(metavar="RUN", help="A model folder, or NAME[@REVISION] on the hub.")],
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Else one on each line of stdin.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="Texts; without any, one on each line of stdin.")
+    ] = None,
     file: Annotated[
-        list[Path] | None, typer.Option(help="Files, or folders of them, to answer; what follows are more.")
+        list[Path] | None,
+        typer.Option(help="Predict on this file or folder of files; further arguments are files too."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="The folder for answers to files (one begun is resumed), or a file: x.csv."
-        ),
+        typer.Option("--output", "-o", help="With --file: a folder, or one file that ends in .csv, .jsonl or .conll."),
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="Of files: parquet, jsonl, csv or conll.")] = "parquet",
-    rows: Annotated[int, typer.Option(help="Rows of the input in each part of them.")] = 10_000,
-    without_inputs: Annotated[bool, typer.Option("--without-inputs", help="Write them without the input.")] = False,
+    form: Annotated[
+        str, typer.Option("--format", help="Of a folder that --output names: parquet, jsonl, csv or conll.")
+    ] = "parquet",
+    rows: Annotated[int, typer.Option(help="Rows in each part of that folder.")] = 10_000,
+    without_inputs: Annotated[
+        bool, typer.Option("--without-inputs", help="Write predictions without the input.")
+    ] = False,
     pair: Annotated[str | None, typer.Option(help="The second text of each pair.")] = None,
     question: Annotated[str | None, typer.Option(help="The question that each TEXT is searched for.")] = None,
     choice: Annotated[list[str] | None, typer.Option(help="A candidate; give it twice or more.")] = None,
@@ -268,7 +273,7 @@ def predict(
 
     Its head decides how: filled masks, next sentence, classes, tags, found answers, choices, embeddings, or a text. An
     empty line is an empty text and is answered too, so that answer N belongs to line N. With --file, rows of CSV, TSV,
-    JSON lines or Parquet are answered into a folder of parts; the same command goes on where one was stopped, and
+    JSON lines or Parquet are answered into a folder of parts; the same command resumes an interrupted one, and
     several at once share the work.
     """
     how = train.precision_of(precision)

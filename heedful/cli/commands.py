@@ -90,6 +90,8 @@ class SettingsCommand(TyperCommand):
     settings: tuple[str, ...] = ()  # dataclasses of which one has the settings, as "module:Class"
     words = False  # name=value is a setting, not data
     short: tuple[Flag, ...] = ()
+    listed = "docs/settings.md"  # where all settings are, for --help
+    other = "Any other setting"
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options, and then the flags of settings."""
@@ -97,7 +99,12 @@ class SettingsCommand(TyperCommand):
         if self.settings:
             rows = [(f"{flag.name} {flag.metavar}", flag.help) for flag in self.short]
             more = ", or PATH=VALUE as an argument" if self.words else ""
-            rows.append(("--PATH VALUE", f"Any other setting{more}; the end of a path is enough where it is unique."))
+            rows.append(
+                (
+                    "--PATH VALUE",
+                    f"{self.other}{more}; the end of a path is enough where it is unique. {self.listed} lists them.",
+                )
+            )
             with formatter.section("Settings"):
                 formatter.write_dl(rows)
 
@@ -205,23 +212,43 @@ class SettingsCommand(TyperCommand):
         )
 
 
-def with_settings(*settings: str, words: bool = False, flags: tuple[Flag, ...] = ()) -> type[SettingsCommand]:
+def with_settings(
+    *settings: str,
+    words: bool = False,
+    flags: tuple[Flag, ...] = (),
+    listed: str = SettingsCommand.listed,
+    other: str = SettingsCommand.other,
+) -> type[SettingsCommand]:
     """The class of a command with settings, for typer's `cls`."""
-    return type("Command", (SettingsCommand,), {"settings": settings, "words": words, "short": flags})
+    attributes = {"settings": settings, "words": words, "short": flags, "listed": listed, "other": other}
+    return type("Command", (SettingsCommand,), attributes)
 
 
 Finetune = with_settings(
-    "heedful.runs.settings:FinetuneSettings", words=True, flags=(*_flags("max_length"), PATIENCE, SEEDS)
+    "heedful.runs.settings:FinetuneSettings",
+    words=True,
+    flags=(*_flags("max_length"), PATIENCE, SEEDS),
+    listed="heedful init TASK",
 )
-Pretrain = with_settings("heedful.runs.pretrain_settings:PretrainSettings", words=True, flags=_flags("max_seq_length"))
+Pretrain = with_settings(
+    "heedful.runs.pretrain_settings:PretrainSettings",
+    words=True,
+    flags=_flags("max_seq_length"),
+    listed="heedful init pretrain",
+)
 Distil = with_settings(
     "heedful.runs.distil_settings:DistilSettings",
     "heedful.runs.distil_settings:MaskedDistilSettings",
     words=True,
     flags=(*_flags("max_length"), PATIENCE, SEEDS),
+    listed="heedful init distil",
 )
-Data = with_settings("heedful.data.parts:DataOptions")
-Serve = with_settings("heedful.serve.settings:ServeSettings")
+Data = with_settings(
+    "heedful.data.parts:DataOptions",
+    listed="heedful init classify",
+    other="How data is read, such as --data.columns.text review",
+)
+Serve = with_settings("heedful.serve.settings:ServeSettings", listed="heedful init serve")
 Tokenizer = with_settings("heedful.tokenizer.settings:TokenizerSettings")
 
 

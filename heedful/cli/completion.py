@@ -164,7 +164,7 @@ def _arguments(command: Any) -> list[Row]:
 
     known: dict[str, tuple[tuple[str, ...], ...]] = {
         "finetune": (FINETUNED,),
-        "init": (tuple(template.names()),),
+        "init": ((*template.names(), "serve"),),
         "recipe": (("ls", "cp"), tuple(offer.name for offer in recipes.offers())),
         "study": (tuple(STUDIES),),
         "completion": (SHELLS,),

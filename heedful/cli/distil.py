@@ -35,11 +35,14 @@ def distil(
         list[Path], typer.Argument(metavar="DATA", help="Labelled data; for a masked language model, plain text.")
     ],
     student: Annotated[
-        str, typer.Option(help="layers=3, a size (tiny, mini, ...), a folder, bag, attention or bilstm.")
+        str,
+        typer.Option(
+            help="layers=3 (layers of the teacher), a size (tiny, mini, ...), a model folder, bag, attention or bilstm."
+        ),
     ] = "",
     loss: Annotated[str, typer.Option(help="Loss: logits, distilbert, minilm, minilmv2 or tinybert.")] = "",
     unlabelled: Annotated[
-        list[Path] | None, typer.Option(help="More texts, without labels; give it again for more files.")
+        list[Path] | None, typer.Option(help="A file of texts without labels; repeat it for more files.")
     ] = None,
     max_latency: Annotated[
         str, typer.Option(help="Search for the fastest student that answers one text within this time, as 5ms.")
@@ -58,7 +61,7 @@ def distil(
     """Distil a large model into a small one.
 
     Ends in a verdict: quality kept, speed gained, size, beside the same student trained without the teacher. Ctrl-C
-    saves; the same command goes on from there.
+    saves; the same command resumes.
     """
     from heedful.data.folders import as_said
     from heedful.runs.distil_settings import foresee_any, milliseconds, overrides_of, share

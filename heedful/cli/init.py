@@ -9,13 +9,20 @@ import typer
 
 def init(
     name: Annotated[
-        str, typer.Argument(metavar="TASK", help="A task of finetune, as classify; or pretrain, or distil.")
+        str, typer.Argument(metavar="TASK", help="A task of finetune, such as classify; or pretrain, distil or serve.")
     ],
 ) -> None:
     """Print all settings with defaults, as a recipe.
 
     Each setting is commented out, with its default, its unit and its meaning: heedful init classify > run.toml.
     """
-    from heedful.runs.template import template
+    from heedful.runs import template
 
-    print(template(name), end="")
+    if name == "serve":
+        from heedful.serve.settings import ServeSettings
+
+        head = ["# Settings of heedful serve, each with its default. To change one, remove the # in front of it."]
+        text = template.commented(ServeSettings(), [*head, "# Give this file to the command with --settings FILE."])
+    else:
+        text = template.template(name)
+    print(text, end="")

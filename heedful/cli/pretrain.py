@@ -39,16 +39,16 @@ def pretrain(
     objective: Annotated[
         str,
         typer.Option(
-            help="mlm, mlm+nsp, mlm+sop, plm, span_corruption, clm or rtd; with --teacher, terms joined by +: "
-            "mlm, hidden_states, sentence_embedding, pair_similarity."
+            help="Objective: mlm, mlm+nsp, mlm+sop, plm, span_corruption, clm or rtd; with --teacher, terms joined by "
+            "+: mlm, hidden_states, sentence_embedding, pair_similarity."
         ),
     ] = "",
     teacher: Annotated[
         str, typer.Option(help="A trained encoder whose outputs are targets: a folder, or NAME[@REVISION] on the hub.")
     ] = "",
-    size: Annotated[str, typer.Option(help="tiny, mini, small, medium, base or large.")] = "",
+    size: Annotated[str, typer.Option(help="Size of a new model: tiny, mini, small, medium, base or large.")] = "",
     model: Annotated[
-        str, typer.Option(help="A trained model that goes on: a folder, or NAME[@REVISION] on the hub.")
+        str, typer.Option(help="Continue pre-training of this model: a folder, or NAME[@REVISION] on the hub.")
     ] = "",
     tokenizer: Annotated[str, typer.Option(help="The folder of a tokenizer; else one is trained on the text.")] = "",
     out: Out = None,
@@ -62,7 +62,7 @@ def pretrain(
 ) -> None:
     """Pre-train a model on raw text.
 
-    Ends in a run folder with the model, its curves and a card. Ctrl-C saves; the same command goes on from there.
+    Ends in a run folder with the model, its curves and a card. Ctrl-C saves; the same command resumes.
     """
     from heedful.runs.pretrain_settings import overrides_of, settled
     from heedful.train.memory import keep_freed

@@ -11,7 +11,9 @@ import typer
 
 from heedful.errors import HeedfulError
 
-Nproc = Annotated[int, typer.Option(min=0, help="Start so many processes here that train together; 0: this one alone.")]
+Nproc = Annotated[
+    int, typer.Option(min=0, help="Number of processes on this machine that train together; 0: only this one.")
+]
 
 
 def several(count: int, given: Sequence[str]) -> None:

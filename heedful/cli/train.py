@@ -30,8 +30,13 @@ OverwriteRun = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 OnDevice = Annotated[str, typer.Option("--device", help="cpu, or cuda for a GPU.")]
-Out = Annotated[Path | None, typer.Option("--output", "-o", help="The run folder; one that was interrupted goes on.")]
-Recipe = Annotated[Path | None, typer.Option(help="Settings as a .toml or .json file; see heedful recipe ls.")]
+Out = Annotated[
+    Path | None, typer.Option("--output", "-o", help="The run folder; an interrupted run in it is resumed.")
+]
+Recipe = Annotated[
+    Path | None,
+    typer.Option(help="Settings as a .toml or .json file: of heedful init TASK, or of heedful recipe cp NAME."),
+]
 OnBadRow = Annotated[str, typer.Option("--on-bad-row", help='"raise", or "skip": set aside in a file and counted.')]
 Checkpoint = Annotated[
     str | None, typer.Option(help="Which weights of a finished RUN: best, last, or a step; else those of its model.")
@@ -56,6 +61,10 @@ Track = Annotated[
     ),
 ]
 FINETUNED = ("classify", "regress", "tag", "qa", "multiple-choice", "embed", "seq2seq")
+TASKS_HELP = (
+    "classify, regress (a score of a text or pair), tag (NER), qa (answers in a context, as SQuAD), multiple-choice, "
+    "embed (sentence embeddings), seq2seq (translation, summaries)"
+)
 PRECISIONS: tuple[PrecisionOrAuto, ...] = get_args(PrecisionOrAuto)
 PLAIN = ("loss", "mse", "best_exact_threshold", "best_f1_threshold", "pearson", "spearman", "matthews")  # no shares
 DETAILS = ("weighted", "macro_p", "macro_r", "micro_p", "micro_r")  # beginnings of numbers that are left to --json
@@ -114,18 +123,23 @@ def _activation() -> str:
 
 def finetune(
     context: typer.Context,
-    task: Annotated[str, typer.Argument(metavar="TASK", help=f"What to learn: {', '.join(FINETUNED)}.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help=f"{TASKS_HELP}.")],
     data: Annotated[
         list[Path],
         typer.Argument(metavar="DATA", help="A file, a folder with splits, or train=FILE dev=FILE test=FILE."),
     ],
-    model: Annotated[str, typer.Option(help="What to start from: a model folder, or NAME[@REVISION] on the hub.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="The pretrained model: a folder, or NAME[@REVISION] on the hub; else the small English one that ships."
+        ),
+    ] = "",
     out: Out = None,
     recipe: Recipe = None,
     on_bad_row: OnBadRow = "raise",
     keep_checkpoints: KeepCheckpoints = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tell steps, time, memory and disk; train nothing.")
+        bool, typer.Option("--dry-run", help="Report steps, time, memory and disk; train nothing.")
     ] = False,
     track: Track = None,
     overwrite: OverwriteRun = False,
@@ -135,7 +149,7 @@ def finetune(
     """Fine-tune a model on labelled data.
 
     Ends in a run folder: a model that transformers loads too, its scores with intervals, plots, predictions with the
-    worst mistakes first, and a model card. Ctrl-C saves; the same command goes on from there.
+    worst mistakes first, and a model card. Ctrl-C saves; the same command resumes.
     """
     from heedful.data.folders import as_said
     from heedful.runs.settings import foresee, known_task, overrides_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from heedful.plain import toml
@@ -44,16 +44,20 @@ def template(name: str) -> str:
     Raises:
         HeedfulError: If there is no such task or run.
     """
-    settings = usual(name)
-    known = {setting.path: setting for setting in reversed(describe(settings)) if _is_chosen(setting, settings)}
     command = name if name in RUNS else f"finetune {name}"
-    lines = [
+    head = [
         f"# Settings of heedful {command}, each with its default. To change one, remove the # in front of it.",
         "# Give this file to the command with --recipe FILE.",
     ]
     if name != "pretrain":
-        lines.append(f"# Defaults of train and fit follow from the data; those below are for {EXAMPLES:,} examples.")
-    table = ""
+        head.append(f"# Defaults of train and fit follow from the data; those below are for {EXAMPLES:,} examples.")
+    return commented(usual(name), head)
+
+
+def commented(settings: Any, head: Sequence[str]) -> str:
+    """Return a TOML file of settings in which each is commented out, below the lines of a head."""
+    known = {setting.path: setting for setting in reversed(describe(settings)) if _is_chosen(setting, settings)}
+    lines, table = list(head), ""
     for line in "\n".join(toml(to_mapping(settings), ())).split("\n"):
         if line.startswith("["):
             table = line.strip("[]")
