@@ -122,7 +122,7 @@ def student(
     """The verdict on one student, and what it took."""
     wishes = [*common(task, EPOCHS, run, steps), f"seeds={run.seeds}", f"verdict.texts={ANSWERED}", *more]
     if run.rehearsed:
-        quick = ("verdict.rounds=3", "verdict.precision=float32", "verdict.alone=none")
+        quick = ("verdict.rounds=3", "verdict.precision=float32", "verdict.baseline=none")
         wishes += [each for each in quick if each not in more]
     if not name.startswith(("bilstm", "attention", "tiny")):
         wishes.append("train.optimizer.lr=1e-4")
@@ -164,7 +164,7 @@ def unlabelled(run: Run) -> Iterator[tuple[str, Any]]:
             for name in ("layers=2", "bilstm"):
                 key = f"{source} {amount} {name}"
                 more = {"unlabelled": [path]} if amount else {}
-                alone = ["verdict.alone=none"] if amount else []
+                alone = ["verdict.baseline=none"] if amount else []
                 under = run.folder / key.replace(" ", "-")
                 yield key, student("SST-2", name, under, place, run, *alone, steps=CURVE, **more)
 
@@ -217,7 +217,7 @@ def table(found: dict[str, Any]) -> str:
         verdict = each["verdict"]
         models, gain = verdict["models"], verdict.get("delta_vs_baseline")
         one, taught = models["student"], models["teacher"]
-        alone = spread(models["alone"]["quality"]) if "alone" in models else ""
+        alone = spread(models["baseline"]["quality"]) if "baseline" in models else ""
         sure = gain is not None and gain["low"] is not None
         between = f" ({100 * gain['low']:+.2f} to {100 * gain['high']:+.2f})" if gain is not None and sure else ""
         rows.append(
@@ -248,7 +248,7 @@ def curve(found: dict[str, Any]) -> str:
         each = [spread(found[key]["verdict"]["models"]["student"]["quality"]) if key in found else "" for key in keys]
         rows.append([source if amount != "0" else "none", f"{int(amount):,}", *each])
     keys = [f"SST-2 0 {name}" for name in names]
-    alone = [spread(found[key]["verdict"]["models"]["alone"]["quality"]) if key in found else "" for key in keys]
+    alone = [spread(found[key]["verdict"]["models"]["baseline"]["quality"]) if key in found else "" for key in keys]
     rows.append(["no teacher", "0", *alone])
     return grid(["texts without labels", "how many", *names], rows)
 

@@ -6,7 +6,7 @@ from heedful.train.fit import Watch
 from heedful.train.loop import Step, Trainer
 
 QUICK = ("seeds=1", "train.epochs=2", "train.precision=float32", "verdict.precision=float32", "verdict.texts=8")
-ALONE = (*QUICK, "verdict.alone=none")
+NO_BASELINE = (*QUICK, "verdict.baseline=none")
 
 
 class Told(Watch):

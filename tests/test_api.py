@@ -21,7 +21,7 @@ from heedful.train.settings import AdamW, TrainSettings
 
 TEXTS = [f"it was {word}" for word in ("good", "fine", "bad", "sad") for _ in range(6)]
 LABELS = [word for word in ("yes", "yes", "no", "no") for _ in range(6)]
-TINY = {"init.kind": "scratch", "init.width": 32, "init.layers": 1, "baseline": False}
+TINY = {"init.kind": "scratch", "init.width": 32, "init.layers": 1, "eval_baseline": False}
 
 SCRIPT = """
 import heedful

@@ -25,7 +25,7 @@ def test_the_verdict_is_printed(
     monkeypatch.setattr(finetune, "draw", lambda folder: [])
     monkeypatch.setattr(timing, "ROUNDS", 2)
     teacher, folder = make(tmp_path / "teacher", "single"), data("single", tmp_path / "data")
-    wishes = "seeds=1", "train.epochs=1", "verdict.precision=float32", "verdict.alone=none"
+    wishes = "seeds=1", "train.epochs=1", "verdict.precision=float32", "verdict.baseline=none"
     command = ["distil", teacher, folder, "--student", "bag", "--output", tmp_path / "run", *wishes]
     assert run(*command) == 0
     out = capsys.readouterr().out
@@ -37,7 +37,7 @@ def test_the_verdict_is_printed(
         (["--min-quality", "130%"], '"130%" is no share of the quality'),
         (["--max-latency", "soon"], '"soon" is no time of an answer'),
         (["--loss", "hard"], '"hard" is no recipe of losses'),
-        (["--lost.soft=1"], "lost.soft is not a setting"),
+        (["--lost.soft=1"], "lost.soft is neither a flag nor a setting"),
     ):
         assert run("distil", teacher, folder, *wrong) == 2
         assert said in capsys.readouterr().err

@@ -1,8 +1,8 @@
 """distil: a large teacher and a small student that learns what it says, ending in a verdict on whether it was worth it.
 
-The student is a run like that of fine-tuning, in the same loop and the same folder; beside it stand `start` (the
-student before it learned), `outputs` (what the teacher said), `alone` (the same student fine-tuned without a teacher)
-and `verdict.json`.
+The student is a run like that of fine-tuning, in the same loop and the same folder. The folder also holds `start` (the
+untrained student), `outputs` (the teacher's), `baseline` (the same student fine-tuned without the teacher) and
+`verdict.json`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
 from heedful.train.settings import FitSettings, TrainSettings
 
-OUTPUTS, ALONE_RUN, MORE = "outputs", "alone", "more.jsonl"
+OUTPUTS, BASELINE, MORE = "outputs", "baseline", "more.jsonl"
 PROJECT = 7  # what a seed is mixed with here
 FEW = 64  # of the longest examples, by which it is foreseen whether tokens fit
 
@@ -147,12 +147,12 @@ class _Distillation:
         done = self.student.run()
         if done.why == "asked":
             return done
-        alone = self._alone(done)
-        if alone is not None and alone.why == "asked":
+        baseline = self._train_baseline(done)
+        if baseline is not None and baseline.why == "asked":
             return replace(done, why="asked", results={})
         if self.ranks.first:
             if not (self.folder / VERDICT).exists():
-                without = None if alone is None else alone.folder
+                without = None if baseline is None else baseline.folder
                 self.planned.teacher.to(CPU)
                 verdict(self.folder, self.planned.teacher, self.planned.source, self.settings, without, self.watch)
             write_card(self.folder)  # again, with the verdict
@@ -160,10 +160,10 @@ class _Distillation:
         results = read_results(self.folder) | {"verdict": read_json(self.folder / VERDICT)} if self.ranks.first else {}
         return replace(done, results=results)
 
-    def _alone(self, done: Finished) -> Finished | None:
+    def _train_baseline(self, done: Finished) -> Finished | None:
         """The same student, fine-tuned on the labels: as many steps, or epochs."""
-        folder = self.folder / ALONE_RUN
-        if self.settings.verdict.alone == "none":
+        folder = self.folder / BASELINE
+        if self.settings.verdict.baseline == "none":
             return None
         if (folder / RESULTS).exists():
             return Finished(folder=folder, why="done", results=read_results(folder))
@@ -175,7 +175,7 @@ class _Distillation:
             if self.ranks.first:
                 begin(folder, plan.settings, plan.source, plan.survey.counts, lambda bad: plan.source)
             self.ranks.wait()
-            return _Alone(plan, folder, self.watch, self.ranks, self.student).run()
+            return _Baseline(plan, folder, self.watch, self.ranks, self.student).run()
 
     def _as_long(self, done: Finished) -> tuple[TrainSettings, FitSettings]:
         """Settings with as many steps as the student made, or as many epochs.
@@ -194,13 +194,13 @@ class _Distillation:
                 made = self.ranks.gather([each["steps"] for each in done.results.get("seeds", ())])[0]
                 steps = round(fmean(made))
             epochs = steps / per
-        if self.settings.verdict.alone == "steps":
+        if self.settings.verdict.baseline == "steps":
             fit = replace(fit, eval_every_epochs=fit.eval_every_epochs * per / less)
             return train.lasting(max_steps=steps), fit
         return train.lasting(epochs=epochs), fit
 
 
-class _Alone(Run):
+class _Baseline(Run):
     """Fine-tuning from the same start."""
 
     def __init__(self, plan: Plan, folder: Path, watch: Watch, ranks: Ranks, student: _Student) -> None:

@@ -45,7 +45,7 @@ from heedful.train.fit import Watch
 from heedful.train.ranks import Ranks
 from heedful.train.resume import only_run
 
-SETTINGS, OUTPUTS, ALONE, TAUGHT = "distil.toml", "outputs", "alone", "teacher.json"
+SETTINGS, OUTPUTS, BASELINE, TAUGHT = "distil.toml", "outputs", "baseline", "teacher.json"
 PROJECT = 7
 UNUSED = ("model", "tokenizer", "vocabulary", "characters")  # settings of pre-training that change nothing here
 
@@ -143,18 +143,18 @@ def _carried_out(
     done = student.run()
     if done.why == "asked":
         return Finished(folder=folder, why="asked", results={})
-    alone: Pretrained | None = None
-    if settings.verdict.alone != "none":
+    baseline: Pretrained | None = None
+    if settings.verdict.baseline != "none":
         watch.said("the same student, without the teacher")
-        under = folder / ALONE
+        under = folder / BASELINE
         with only_run(under) if ranks.first else nullcontext():
-            alone = _Alone(pretrain, under, watch, ranks, on_bad_row).run()
-        if alone.why == "asked":
+            baseline = _Baseline(pretrain, under, watch, ranks, on_bad_row).run()
+        if baseline.why == "asked":
             return Finished(folder=folder, why="asked", results={})
     if not (folder / VERDICT).exists():
         models = {"teacher": teacher, "student": load(folder / RUN_MODEL, head="masked_lm")}
-        if alone is not None:
-            models["alone"] = load(folder / ALONE / RUN_MODEL, head="masked_lm")
+        if baseline is not None:
+            models["baseline"] = load(folder / BASELINE / RUN_MODEL, head="masked_lm")
         quality = student.found(models)  # all ranks look for the corpus together
         if ranks.first:
             counts = {name: models[name].count() for name in ("teacher", "student")}
@@ -173,7 +173,7 @@ def _run_settings(settings: MaskedDistilSettings, folder: Path) -> PretrainSetti
     return replace(settings.pretrain, model=replace(settings.pretrain.model, init_from=str(folder / START)))
 
 
-class _Alone(Run):
+class _Baseline(Run):
     """The run without the teacher, on the text that the student has read."""
 
     base = BEFORE

@@ -51,7 +51,7 @@ from heedful.tasks.extract import max_answer_tokens_of
 
 TAUGHT = "teacher.json"
 USUAL = DataSettings()
-BEFORE = "the student as it was before it learned"  # what the same student alone begins as
+BEFORE = "the student as it was before it learned"  # initial weights of the baseline
 LABELLING = ("classify", "multiple", "regress", "tag")  # tasks whose answers have the teacher's names
 
 
@@ -69,10 +69,12 @@ class Planned:
     labels: tuple[str, ...] | None  # the teacher's
 
     def plan(self, **changed: Any) -> Plan:
-        """Of the student's run, or of the same one alone: ordinary fine-tuning."""
+        """The fine-tuning plan of the student, or of the baseline without the teacher."""
         given = self.settings
         names = ("task", "data", "train", "fit", "seeds", "max_length", "long_inputs", "eval_precision")
-        settings = FinetuneSettings(init=Scratch(), baseline=False, **{name: getattr(given, name) for name in names})
+        settings = FinetuneSettings(
+            init=Scratch(), eval_baseline=False, **{name: getattr(given, name) for name in names}
+        )
         settings = replace(settings, **changed)
         return Plan(
             settings=settings,
@@ -254,7 +256,7 @@ def judged_anew(folder: Path, name: str, settings: DistilSettings | MaskedDistil
     if not path.exists():
         return
     before = settings_in(folder, type(settings), name)
-    same = replace(before, verdict=replace(settings.verdict, alone=before.verdict.alone))
+    same = replace(before, verdict=replace(settings.verdict, baseline=before.verdict.baseline))
     if before != settings and same == settings:
         (folder / VERDICT).unlink(missing_ok=True)
         write(path, to_toml(settings))

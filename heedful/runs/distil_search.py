@@ -98,7 +98,7 @@ def search(
             found["tried"] = _timed(planned, chosen, watch)
             write(folder / FOUND, found)
         found = ranks.gather(found)[0]  # as the first has timed them
-        quick = {"seeds": 1, "verdict.alone": "none", "verdict.split": "dev"}
+        quick = {"seeds": 1, "verdict.baseline": "none", "verdict.split": "dev"}
         seen: list[dict[str, Any]] = []
         while (shape := following(found["tried"], seen, max_latency, min_quality)) is not None:
             seen.append(shape)

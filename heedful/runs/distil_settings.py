@@ -223,10 +223,10 @@ class MoreSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerdictSettings:
-    """What the student is compared with, and how speed is measured; only `alone` decides what is trained."""
+    """What the student is compared with, and how speed is measured; only `baseline` decides what is trained."""
 
-    alone: Literal["steps", "epochs", "none"] = (
-        "steps"  # the same student without the teacher: as many steps, or epochs; of hidden tokens they are the same
+    baseline: Literal["steps", "epochs", "none"] = (
+        "steps"  # train the student without the teacher too, for as many steps or epochs; the same for masked tokens
     )
     precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # in which both are served
     texts: int = 64  # that are answered for it, or as many as there are

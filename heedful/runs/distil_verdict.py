@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 VERDICT, PLOT = "verdict.json", "verdict.png"
 BATCHES = 3, 50  # times that all texts are answered at once: from so few to so many
 LONG = 1.0  # seconds of the slowest model after which it is enough
-NAMES = {"teacher": "teacher", "student": "student", "alone": "the same student without the teacher"}
+NAMES = {"teacher": "teacher", "student": "student", "baseline": "the same student without the teacher"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +51,9 @@ class Speed:
 
 
 def verdict(
-    folder: Path, teacher: Loaded, source: Source[Any], settings: DistilSettings, alone: Path | None, watch: Watch
+    folder: Path, teacher: Loaded, source: Source[Any], settings: DistilSettings, baseline: Path | None, watch: Watch
 ) -> dict[str, Any]:
-    """Measure, compare, and write verdict.json and its plot; `alone` is the run without the teacher."""
+    """Measure, compare, and write verdict.json and its plot; `baseline`: folder of the run without the teacher."""
     results = read_results(folder)
     split = next(name for name in (settings.verdict.split, "test", "dev") if name in results["splits"])
     watch.said("measuring speed, side by side")
@@ -64,8 +64,8 @@ def verdict(
         "teacher": ([settings.teacher], speeds["teacher"].precision),
         "student": (_models(folder, seeds), speeds["student"].precision),
     }
-    if alone is not None:
-        served["alone"] = (_models(alone, seeds), speeds["student"].precision)
+    if baseline is not None:
+        served["baseline"] = (_models(baseline, seeds), speeds["student"].precision)
     quality = {}
     for name, (models, precision) in served.items():
         watch.said(f"measuring {NAMES[name]} on {split} in {precision}")
@@ -201,14 +201,14 @@ def compared(
         "latency_ratio": student["p50"] / teacher["p50"],
         "parameter_ratio": student["parameters"] / teacher["parameters"],
     }
-    if "alone" in models:
-        found["delta_vs_baseline"] = gain(student["quality"], models["alone"]["quality"], grain)
+    if "baseline" in models:
+        found["delta_vs_baseline"] = gain(student["quality"], models["baseline"]["quality"], grain)
     return found | {"sentence": sentence(found)}
 
 
-def gain(student: dict[str, Any], alone: dict[str, Any], grain: float) -> dict[str, Any]:
-    """How much better the student is than alone, seed by seed; from ENOUGH seeds on within which bounds of 95 %."""
-    found = paired(student["numbers"], alone["numbers"], grain=grain)
+def gain(student: dict[str, Any], baseline: dict[str, Any], grain: float) -> dict[str, Any]:
+    """Difference of student and baseline, paired by seed; with a 95 % interval from ENOUGH seeds on."""
+    found = paired(student["numbers"], baseline["numbers"], grain=grain)
     sure = len(student["numbers"]) >= ENOUGH
     return {
         "difference": found.mean,

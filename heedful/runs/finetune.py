@@ -331,7 +331,7 @@ class Run:
 
     def _before(self, task: Task, loaded: Loaded, folder: Path) -> None:
         """Score a model that embeds before it is trained, as it may be good already; once for a run that resumes."""
-        if self.settings.task.kind != "embed" or not self.settings.baseline or (folder / BEFORE).exists():
+        if self.settings.task.kind != "embed" or not self.settings.eval_baseline or (folder / BEFORE).exists():
             return
         self.watch.said("the score before training")
         found = scores_before({split: self._measured(task, loaded, split) for split in self.measured})
@@ -342,7 +342,7 @@ class Run:
         self, task: Task, loaded: Loaded, trainer: Trainer, learned: Read, folder: Path
     ) -> dict[str, dict[str, Any]]:
         """The baseline scores: before training, or of a bag of words; {} where there is none."""
-        if not self.settings.baseline or not self.measured:
+        if not self.settings.eval_baseline or not self.measured:
             return {}
         if (folder / BEFORE).exists():
             return {"baseline": read_json(folder / BEFORE)}

@@ -153,7 +153,7 @@ class FinetuneSettings:
     max_length: int | None = None  # tokens of a sequence, in training and afterwards; None: as many as the model reads
     long_inputs: LongInputs = "stride"  # longer texts: windows that overlap by half, or the end is dropped
     eval_precision: Literal["float32", "bfloat16"] = "float32"  # precision of the final evaluation
-    baseline: bool = True  # score a bag of words too (classify, regress), or the model before training (embed)
+    eval_baseline: bool = True  # also score a bag of words (classify, regress) or the untrained model (embed)
 
     def __post_init__(self) -> None:
         if self.seeds < 1:

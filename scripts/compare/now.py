@@ -288,7 +288,7 @@ def training(work: Path, quick: bool) -> Probes:
             continue
         data = shared.write_data(work / f"data-{kind}", kind)
         more = settings(task__group_size=4) if kind == "pairs" else []
-        more += [] if name == "classify" else settings(baseline="false")
+        more += [] if name == "classify" else settings(eval_baseline="false")
         out = work / f"run-{name.replace(' ', '-')}"
         call("finetune", task, data, "--model", model, "--output", out, *STEPS, *more)
         found[name] = run_of(out)
@@ -320,7 +320,7 @@ def variants(work: Path, model: Path) -> Probes:
         ),
         "epochs": settings(train__epochs=2, fit__patience=1, seeds=2),
     }
-    found, bare = Probes(), settings(baseline="false")
+    found, bare = Probes(), settings(eval_baseline="false")
     for name, given in several.items():
         names = {word.partition("=")[0] for word in given}
         names |= {"--train.max_steps"} if "--train.epochs" in names else set()
@@ -459,7 +459,7 @@ def distillation(work: Path, quick: bool) -> Probes:
     """Thirty steps of each recipe of losses and each kind of student."""
     data = shared.write_data(work / "data", "single")
     teacher = make_encoder(work / "teacher", "single")
-    few = settings(seeds=1, verdict__precision="float32", verdict__texts=8, verdict__alone="none", verdict__rounds=1)
+    few = settings(seeds=1, verdict__precision="float32", verdict__texts=8, verdict__baseline="none", verdict__rounds=1)
     kinds: dict[str, list[object]] = {
         before: ["--loss", name, "--student", "layers=1"] for name, before in LOSSES_BEFORE.items()
     }
@@ -509,7 +509,7 @@ def ranks(work: Path, quick: bool) -> Probes:
         return {}
     text = shared.write_text(work / "text.txt")
     model, data = make_encoder(work / "model", "masked"), shared.write_data(work / "data", "single")
-    tune = ["finetune", "classify", str(data), "--model", str(model), *STEPS, *settings(baseline="false")]
+    tune = ["finetune", "classify", str(data), "--model", str(model), *STEPS, *settings(eval_baseline="false")]
     found: Probes = {}
     for name, words in (
         ("classify", tune),
@@ -680,7 +680,7 @@ def resuming(work: Path, quick: bool) -> Probes:
         return {}
     model, data = make_encoder(work / "model", "masked"), shared.write_data(work / "data", "single")
     many = [word.replace("max_steps=30", "max_steps=200") for word in STEPS]
-    many += settings(fit__eval_every_epochs=10.0, baseline="false")  # few checkpoints
+    many += settings(fit__eval_every_epochs=10.0, eval_baseline="false")  # few checkpoints
     words = ["finetune", "classify", str(data), "--model", str(model), *many]
     shared.run(*words, "--output", str(work / "whole"))
     status = shared.terminate_after([*words, "--output", str(work / "killed")], work / "killed" / "journal.jsonl", 60)

@@ -105,6 +105,6 @@ def test_other_settings_are_scored_anew_before_anything_is_trained(tmp_path: Pat
 
 
 def test_the_score_before_training_can_be_left_out(tmp_path: Path, bare: Path) -> None:
-    settings: dict[str, Any] = {"baseline": "false"}
+    settings: dict[str, Any] = {"eval_baseline": "false"}
     done = tune("embed", data("embed", tmp_path / "data"), tmp_path / "run", settings, model=bare)
     assert "baseline" not in done.results and not (tmp_path / "run" / "before.json").exists()

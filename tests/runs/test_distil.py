@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from distilling import ALONE, QUICK, Told
+from distilling import NO_BASELINE, QUICK, Told
 from folders import SPARE, VOCABULARY, make
 from invented import DURATION, NAMES, WORDS, as_csv, classified, data, tune
 from safetensors.torch import load_file, save_file
@@ -94,19 +94,19 @@ def test_a_run_ends_in_a_verdict(tmp_path: Path, teacher: Path, labelled: Path) 
     assert "40 examples without labels are learned from" in told.sentences
     assert "examples without labels that are left out, since dev or test has them: 1" in told.sentences
     found = json.loads((folder / "verdict.json").read_text())
-    assert done.results["verdict"] == found and set(found["models"]) == {"teacher", "student", "alone"}
-    assert [found["models"][name]["quality"]["seeds"] for name in ("teacher", "student", "alone")] == [1, 2, 2]
+    assert done.results["verdict"] == found and set(found["models"]) == {"teacher", "student", "baseline"}
+    assert [found["models"][name]["quality"]["seeds"] for name in ("teacher", "student", "baseline")] == [1, 2, 2]
     card = (folder / "model" / "README.md").read_text()
     assert found["split"] == "test" and found["sentence"] in card
     for line in ('"temperature": 2.0,', f'"teacher": "{teacher.name}",', '"kind": "layers",', '"texts.txt"'):
         assert line in card, "the card tells how it was taught, and nothing of a start that it has not had"
     assert '"start": {' not in card
-    steps = [json.loads((folder / each / "seed-1" / "seed.json").read_text())["steps"] for each in ("", "alone")]
+    steps = [json.loads((folder / each / "seed-1" / "seed.json").read_text())["steps"] for each in ("", "baseline")]
     assert steps[0] == steps[1] == 2 * 4, "64 texts in batches of 16, twice; and as many steps alone"
     settings = from_file(DistilSettings, folder / "settings.toml")
     assert (settings.task.kind, settings.loss.kd_weight, settings.loss.label_weight) == ("classify", 5.0, 2.0)
-    results = [json.loads((folder / each / "results.json").read_text())["seeds"] for each in ("", "alone")]
-    for name, seeds in zip(("student", "alone"), results, strict=True):
+    results = [json.loads((folder / each / "results.json").read_text())["seeds"] for each in ("", "baseline")]
+    for name, seeds in zip(("student", "baseline"), results, strict=True):
         assert found["models"][name]["quality"]["numbers"] == pytest.approx([each["splits"]["test"] for each in seeds])
     assert {each["label"] for each in Engine(folder)(texts)} <= {"bad", "fair", "good"}, "the teacher's labels"
     again = Told()
@@ -123,7 +123,7 @@ STOPPED = pytest.param({"stop": 2}, marks=pytest.mark.slow)
 
 @pytest.mark.parametrize("how", [{"die": 3}, STOPPED], ids=["killed", "stopped"])
 def test_a_run_goes_on_to_the_same_bits(how: dict[str, int], tmp_path: Path, teacher: Path, labelled: Path) -> None:
-    wishes = [*ALONE, "fit.checkpoint_every_minutes=0", "student.width=32", "student.heads=2"]
+    wishes = [*NO_BASELINE, "fit.checkpoint_every_minutes=0", "student.width=32", "student.heads=2"]
     more: dict[str, Any] = {"student": "tiny", "losses": "tinybert", "assignments": [*wishes, "loss.relations.heads=2"]}
     distil(teacher, labelled, tmp_path / "whole", **more)
     watch = Told(**how)
@@ -152,7 +152,7 @@ def test_a_run_goes_on_alone_and_to_its_verdict(
     told = Told()
     cut = distil(teacher, labelled, tmp_path / "cut", watch=told, **more)
     assert any("is finished already" in each for each in told.sentences), "the student had ended"
-    for name in ("model", "alone/model"):
+    for name in ("model", "baseline/model"):
         mine, theirs = (load_file(tmp_path / run / name / "model.safetensors") for run in ("cut", "whole"))
         assert all(torch.equal(each, theirs[n]) for n, each in mine.items())
     found = [{n: each["quality"] for n, each in run.results["verdict"]["models"].items()} for run in (cut, whole)]
@@ -192,7 +192,7 @@ def test_each_seed_draws_its_own_maps(
         return made
 
     monkeypatch.setattr(distil_run, "maps", noted)
-    wishes = ["seeds=2", *ALONE[1:], "student.width=16", "student.heads=2", "loss.relations.heads=2"]
+    wishes = ["seeds=2", *NO_BASELINE[1:], "student.width=16", "student.heads=2", "loss.relations.heads=2"]
     distil(teacher, labelled, tmp_path / "run", student="tiny", losses="tinybert", assignments=wishes)
     assert len(drawn) == 2 and len(drawn[0]) == 3 and not {*drawn[0]} & {*drawn[1]}
 
@@ -230,7 +230,7 @@ def test_a_teacher_is_worth_it_where_labels_are_bad(tmp_path: Path) -> None:
     done = distil(tmp_path / "teacher", few, tmp_path / "run", unlabelled=texts, assignments=more)
     found = done.results["verdict"]["models"]
     assert found["teacher"]["quality"]["mean"] > 0.95 and done.results["verdict"]["quality_ratio"] > 0.95
-    assert found["student"]["quality"]["mean"] > found["alone"]["quality"]["mean"] + 0.1
+    assert found["student"]["quality"]["mean"] > found["baseline"]["quality"]["mean"] + 0.1
 
 
 RELATED = ("student.width=32", "student.heads=2", "loss.relations.heads=2")
@@ -277,20 +277,20 @@ RELATED = ("student.width=32", "student.heads=2", "loss.relations.heads=2")
 )
 def test_refusals(student: str, wishes: list[str], message: str, tmp_path: Path, teacher: Path, labelled: Path) -> None:
     with pytest.raises(HeedfulError, match=message):
-        distil(teacher, labelled, tmp_path / "run", student=student, assignments=last([*ALONE, *wishes]))
+        distil(teacher, labelled, tmp_path / "run", student=student, assignments=last([*NO_BASELINE, *wishes]))
     assert not (tmp_path / "run").exists(), "a corrected command may take the same folder"
 
 
 def test_another_verdict_needs_no_other_run(tmp_path: Path, teacher: Path, labelled: Path) -> None:
-    given: dict[str, Any] = {"student": "bag", "assignments": ALONE}
+    given: dict[str, Any] = {"student": "bag", "assignments": NO_BASELINE}
     distil(teacher, labelled, tmp_path / "run", **given)
     weights, told = contents(tmp_path / "run" / "model")["model.safetensors"], Told()
-    given["assignments"] = last([*ALONE, "verdict.precision=bfloat16", "verdict.texts=4", "verdict.rounds=1"])
+    given["assignments"] = last([*NO_BASELINE, "verdict.precision=bfloat16", "verdict.texts=4", "verdict.rounds=1"])
     found = distil(teacher, labelled, tmp_path / "run", watch=told, **given).results["verdict"]
     assert found["models"]["student"]["precision"] == "bfloat16"
     assert contents(tmp_path / "run" / "model")["model.safetensors"] == weights
     assert f"{tmp_path / 'run'} is finished already" in told.sentences
-    for other in ("verdict.alone=steps", "train.batch_size=8"):
+    for other in ("verdict.baseline=steps", "train.batch_size=8"):
         given["assignments"] = last([*given["assignments"], other])
         with pytest.raises(HeedfulError, match=f"other settings: {other.partition('=')[0]} was"):
             distil(teacher, labelled, tmp_path / "run", **given)
@@ -301,21 +301,21 @@ def test_the_folder_of_another_run_is_told_as_such(tmp_path: Path, teacher: Path
     for name, text in (("run.lock", ""), ("results.json", "{}"), ("settings.toml", "held_out = 0.1\n")):
         (tmp_path / "run" / name).write_text(text)
     with pytest.raises(HeedfulError, match=r"run holds a run of another kind, .*Give another folder with --output"):
-        distil(teacher, labelled, tmp_path / "run", student="bag", assignments=ALONE)
+        distil(teacher, labelled, tmp_path / "run", student="bag", assignments=NO_BASELINE)
 
 
 def test_another_teacher_cannot_go_on(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     mine = make(tmp_path / "mine", "single")
-    distil(mine, labelled, tmp_path / "run", student="bag", assignments=ALONE)
+    distil(mine, labelled, tmp_path / "run", student="bag", assignments=NO_BASELINE)
     torch.manual_seed(77)
     tensors = {name: each + 0.01 for name, each in load_file(mine / "model.safetensors").items()}
 
     save_file(tensors, mine / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(HeedfulError, match="another teacher, or other texts \\(weights changed\\)"):
-        distil(mine, labelled, tmp_path / "run", student="bag", assignments=ALONE)
+        distil(mine, labelled, tmp_path / "run", student="bag", assignments=NO_BASELINE)
     as_csv(tmp_path / "other.csv", classified(20, labels=("x", "good")))
     with pytest.raises(HeedfulError, match="nothing is taught of x"):
-        distil(mine, tmp_path / "other.csv", tmp_path / "else", student="bag", assignments=ALONE)
+        distil(mine, tmp_path / "other.csv", tmp_path / "else", student="bag", assignments=NO_BASELINE)
 
 
 SIZES = (
@@ -339,7 +339,7 @@ def of_text(folder: Path) -> tuple[Path, Path]:
 
 def test_hidden_tokens_are_distilled_on_text(tmp_path: Path) -> None:
     teacher, text = of_text(tmp_path)
-    wishes = [*MASKED, "student.family=distilbert", "verdict.alone=none"]
+    wishes = [*MASKED, "student.family=distilbert", "verdict.baseline=none"]
     done = distil(teacher, text, tmp_path / "run", student="layers=1", losses="distilbert", assignments=wishes)
     assert done.results["verdict"]["metric"] == "mlm_accuracy"
     card = (tmp_path / "run" / "model" / "README.md").read_text()
@@ -363,7 +363,7 @@ def test_vocabularies_may_be_padded_differently(tmp_path: Path) -> None:
         ["teacher_cache.enabled=true", "teacher_cache.top_k=4", "pretrain.objective.num_static_masks=1"],
     ):
         folder = tmp_path / str(len(how))
-        wishes = [*MASKED, "verdict.alone=none", "loss.label_weight=0", *how]
+        wishes = [*MASKED, "verdict.baseline=none", "loss.label_weight=0", *how]
         distil(teacher, text, folder, student=str(tmp_path / "padded"), assignments=wishes)
         first = json.loads((folder / "journal.jsonl").read_text().splitlines()[0])
         assert first["loss"] == pytest.approx(0.0, abs=2e-3), "they are the same but for the padding"
@@ -395,7 +395,7 @@ def test_what_pretraining_alone_decides_is_refused(wish: str, tmp_path: Path) ->
 
 def test_hidden_tokens_are_distilled_where_a_text_was_too_short_before(tmp_path: Path) -> None:
     teacher, text = of_text(tmp_path)
-    short, wishes = tmp_path / "short.txt", [*MASKED, "verdict.alone=none"]
+    short, wishes = tmp_path / "short.txt", [*MASKED, "verdict.baseline=none"]
     short.write_text("one two three.\n")
     with pytest.raises(HeedfulError, match="document"):
         distil(teacher, short, tmp_path / "run", student="layers=1", assignments=wishes)
@@ -411,7 +411,7 @@ def test_kept_shares_of_hidden_tokens_are_those_that_are_said(tmp_path: Path) ->
     teacher, text = of_text(tmp_path)
     wishes = [*MASKED, "pretrain.objective.num_static_masks=2", "loss.label_weight=0"]
     losses = []
-    for how in (["false"], ["true"], ["true", "teacher_cache.top_k=4", "verdict.alone=none"]):
+    for how in (["false"], ["true"], ["true", "teacher_cache.top_k=4", "verdict.baseline=none"]):
         more, folder = [*wishes, f"teacher_cache.enabled={how[0]}", *how[1:]], tmp_path / str(len(losses))
         distil(teacher, text, folder, student="layers=1", assignments=more)
         losses.append(json.loads((folder / "journal.jsonl").read_text().splitlines()[0])["loss"])
@@ -435,7 +435,7 @@ def test_replaced_words_are_words_of_the_model(tmp_path: Path) -> None:
 def test_the_sentence_says_what_was_seen() -> None:
     speed = [Speed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)]
     speed.append(Speed(precision="float32", p50=1.0, p99=5.0, texts_per_second=30.0, tokens_per_second=300))
-    several = {"teacher": [0.9], "student": [0.84, 0.85, 0.86], "alone": [0.79, 0.8, 0.81]}
+    several = {"teacher": [0.9], "student": [0.84, 0.85, 0.86], "baseline": [0.79, 0.8, 0.81]}
     models = {name: spread(numbers, "float32") for name, numbers in several.items()}
     speeds, counts = dict(zip(models, speed, strict=False)), {"teacher": 100, "student": 25}
     found = compared("f1", "dev", models, speeds, counts, 0.01)
@@ -450,7 +450,7 @@ def test_the_sentence_says_what_was_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("student", "alone", "ending"),
+    ("student", "baseline", "ending"),
     [
         ([0.80, 0.85, 0.81], [0.79, 0.80, 0.81], ": no difference seen."),  # two standard errors would have seen one
         ([0.80, 0.80, 0.80], [0.81, 0.81, 0.81], ": no difference seen."),  # one text of a hundred
@@ -459,9 +459,9 @@ def test_the_sentence_says_what_was_seen() -> None:
         ([0.90], [0.70], "from 1 seed each, too few for a verdict: 3 or more tell."),
     ],
 )
-def test_a_teacher_is_judged_seed_by_seed(student: list[float], alone: list[float], ending: str) -> None:
+def test_a_teacher_is_judged_seed_by_seed(student: list[float], baseline: list[float], ending: str) -> None:
     fast = Speed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)
-    several = {"teacher": [0.9], "student": student, "alone": alone}
+    several = {"teacher": [0.9], "student": student, "baseline": baseline}
     models = {name: spread(numbers, "int8") for name, numbers in several.items()}
     speeds, counts = {"teacher": fast, "student": fast}, {"teacher": 100, "student": 25}
     found = compared("f1", "dev", models, speeds, counts, 0.01)
@@ -483,7 +483,7 @@ def test_a_tagging_teacher_may_have_its_own_marks(tmp_path: Path, marks: str) ->
     kinds = sorted({label[2:] for label in read(files).labels} - {""})
     labels = ("O", *(f"{mark}-{kind}" for mark in marks for kind in kinds))
     save(attach(load(make(tmp_path / "tag", "tag")), "token_classification", labels=labels), tmp_path / "teacher")
-    done = distil(tmp_path / "teacher", files, tmp_path / "run", student="layers=1", assignments=ALONE)
+    done = distil(tmp_path / "teacher", files, tmp_path / "run", student="layers=1", assignments=NO_BASELINE)
     assert done.why == "done" and load(done.folder / "model").config.head == load(tmp_path / "teacher").config.head
 
 
@@ -522,11 +522,11 @@ def test_what_can_be_foreseen_is_refused_before_anything_is_written(
     with pytest.raises(
         HeedfulError, match=r"thresholds are tuned on dev, but there is no dev split.*task.no_answer_threshold=0"
     ):
-        distil(span, files, no, student="layers=1", assignments=[*ALONE, "data.dev_fraction=0"])
+        distil(span, files, no, student="layers=1", assignments=[*NO_BASELINE, "data.dev_fraction=0"])
     other = make(tmp_path / "other", "bare")
     words = (other / "vocab.txt").read_text().splitlines()
     (other / "vocab.txt").write_text("".join(f"{word if word != 'the' else 'xyz'}\n" for word in words))
-    wishes = [*ALONE, "loss.states.weight=1"]
+    wishes = [*NO_BASELINE, "loss.states.weight=1"]
     with pytest.raises(HeedfulError, match="other tokens, or other windows, but states compare"):
         distil(teacher, labelled, no, student=str(other), assignments=wishes)
     masked, text = of_text(tmp_path)
@@ -549,7 +549,7 @@ def test_bad_rows_of_text_are_left_out_where_that_is_asked_for(tmp_path: Path) -
     with pytest.raises(HeedfulError, match="--on-bad-row skip"):
         distil(teacher, files, run, **given)
     done = distil(teacher, files, run, on_bad_row="skip", **given)
-    read = [json.loads((run / each / "results.json").read_text())["corpus"] for each in ("", "alone")]
+    read = [json.loads((run / each / "results.json").read_text())["corpus"] for each in ("", "baseline")]
     assert read[0] == read[1], "alone it reads the same text, and no file of the run"
     models = done.results["verdict"]["models"]
     assert models["student"]["quality"]["mean"] == pytest.approx(
@@ -743,10 +743,10 @@ def test_a_student_has_its_teachers_score(tmp_path: Path) -> None:
 
 def test_alone_it_passes_as_often_over_the_labels(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(row["text"] for row in classified(40, seed=9)) + "\n")
-    wishes = last([*QUICK, "train.max_steps=8", "verdict.alone=epochs"])
+    wishes = last([*QUICK, "train.max_steps=8", "verdict.baseline=epochs"])
     more: dict[str, Any] = {"unlabelled": [tmp_path / "texts.txt"], "assignments": wishes}
     distil(teacher, labelled, tmp_path / "run", student="bag", **more)
-    steps = [json.loads((tmp_path / "run" / each / "seed.json").read_text())["steps"] for each in ("", "alone")]
+    steps = [json.loads((tmp_path / "run" / each / "seed.json").read_text())["steps"] for each in ("", "baseline")]
     assert steps == [8, 4], "two passes over 64 texts, and over 24, in batches of 16"
 
 
@@ -755,7 +755,7 @@ def test_alone_it_makes_as_many_steps_as_in_minutes_with_the_teacher(
 ) -> None:
     wishes = last([*QUICK, "train.time_budget=0.02"])
     distil(teacher, labelled, tmp_path / "run", student="bag", assignments=wishes)
-    steps = [json.loads((tmp_path / "run" / each / "seed.json").read_text())["steps"] for each in ("", "alone")]
+    steps = [json.loads((tmp_path / "run" / each / "seed.json").read_text())["steps"] for each in ("", "baseline")]
     assert steps[0] == steps[1] >= 1
 
 

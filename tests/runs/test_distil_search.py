@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from distilling import ALONE, QUICK, Told
+from distilling import NO_BASELINE, QUICK, Told
 from folders import make
 from safetensors.torch import load_file
 
@@ -100,7 +100,7 @@ def test_a_search_without_dev_says_that_it_chose_on_test(tmp_path: Path, teacher
     files.mkdir()
     for name in ("train.csv", "test.csv"):
         (files / name).write_bytes((labelled / name).read_bytes())
-    wishes = [*ALONE, "data.dev_fraction=0"]
+    wishes = [*NO_BASELINE, "data.dev_fraction=0"]
     done = search(teacher, files, tmp_path / "run", shapes=["bag"], assignments=wishes, watch=told)
     assert done.results["search"]["split"] == "test"
     assert f"bag is taken, {distil_search.FLATTERED}" in told.sentences
@@ -148,7 +148,7 @@ def test_shapes_of_models_without_one_stack_are_fresh(tmp_path: Path, teacher: P
     """None has some of the teacher's layers, of which there are none, or two kinds."""
     size = dict(next(iter(FAMILIES["t5"].sizes.values())))
     assert one_stack(read_config(size | {"model_type": "t5"}, "t5").model) is None, "two"
-    distil(teacher, labelled, tmp_path / "bag", student="bag", assignments=ALONE)
+    distil(teacher, labelled, tmp_path / "bag", student="bag", assignments=NO_BASELINE)
     bag = tmp_path / "bag"
     assert usual(load(bag)) == ["bag", "bilstm", "tiny"]
     wishes = (*QUICK, "student.words.width=8")[:-1]

@@ -139,7 +139,7 @@ def test_objectives(kind: str, tmp_path: Path) -> None:
 )
 def test_distilling(losses: str, student: str, tmp_path: Path) -> None:
     teacher = make(tmp_path / "teacher", "single")
-    how = ("train.device=cuda", "train.precision=float32", "teacher_cache.enabled=false", "verdict.alone=none")
+    how = ("train.device=cuda", "train.precision=float32", "teacher_cache.enabled=false", "verdict.baseline=none")
     with pytest.raises(SeenError):
         distil.distil(
             teacher, data("single", tmp_path / "data"), tmp_path / "run", student=student, losses=losses,
@@ -155,7 +155,7 @@ def test_distilling_hidden_tokens(tmp_path: Path) -> None:
     ]
     how += ["pretrain.train.precision=float32", "pretrain.corpus.sample_by=paragraph", "teacher_cache.enabled=false"]
     with pytest.raises(SeenError):
-        distil.distil(teacher, text, tmp_path / "run", student="layers=1", assignments=[*how, "verdict.alone=none"])
+        distil.distil(teacher, text, tmp_path / "run", student="layers=1", assignments=[*how, "verdict.baseline=none"])
 
 
 def test_tags_of_which_the_teacher_says_nothing() -> None:

@@ -30,7 +30,7 @@ SETTINGS = {
     "init.kind": "classic",
     "init.reader.kind": "bag",
     "init.words.width": 8,
-    "baseline": False,
+    "eval_baseline": False,
     "train.epochs": 2,
     "train.batch_size": 8,
     "data.dev_fraction": 0.2,

@@ -124,7 +124,7 @@ def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise AssertionError("a bag of words is fitted")
 
     monkeypatch.setattr(module, "score_words", refuse)
-    done = tune("classify", data("single", tmp_path / "data"), tmp_path / "run", {"baseline": "false"})
+    done = tune("classify", data("single", tmp_path / "data"), tmp_path / "run", {"eval_baseline": "false"})
     assert "baseline" not in done.results and comparisons(done.results) == [] and not warning(done.results)
     assert "bag of words" not in (tmp_path / "run" / "model" / "README.md").read_text()
     done = tune("tag", data("tag", tmp_path / "tags"), tmp_path / "tagger")
