@@ -7,6 +7,7 @@ from heedful.train.loop import Step, Trainer
 
 QUICK = ("seeds=1", "train.epochs=2", "train.precision=float32", "verdict.precision=float32", "verdict.texts=8")
 NO_BASELINE = (*QUICK, "verdict.baseline=none")
+WITHOUT_DURATION = tuple(each for each in QUICK if not each.startswith("train.epochs="))
 
 
 class Told(Watch):

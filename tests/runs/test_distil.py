@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from distilling import NO_BASELINE, QUICK, Told
+from distilling import NO_BASELINE, QUICK, WITHOUT_DURATION, Told
 from folders import SPARE, VOCABULARY, make
 from invented import DURATION, NAMES, WORDS, as_csv, classified, data, tune
 from safetensors.torch import load_file, save_file
@@ -743,7 +743,7 @@ def test_a_student_has_its_teachers_score(tmp_path: Path) -> None:
 
 def test_alone_it_passes_as_often_over_the_labels(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(row["text"] for row in classified(40, seed=9)) + "\n")
-    wishes = last([*QUICK, "train.max_steps=8", "verdict.baseline=epochs"])
+    wishes = last([*WITHOUT_DURATION, "train.max_steps=8", "verdict.baseline=epochs"])
     more: dict[str, Any] = {"unlabelled": [tmp_path / "texts.txt"], "assignments": wishes}
     distil(teacher, labelled, tmp_path / "run", student="bag", **more)
     steps = [json.loads((tmp_path / "run" / each / "seed.json").read_text())["steps"] for each in ("", "baseline")]
@@ -753,7 +753,7 @@ def test_alone_it_passes_as_often_over_the_labels(tmp_path: Path, teacher: Path,
 def test_alone_it_makes_as_many_steps_as_in_minutes_with_the_teacher(
     tmp_path: Path, teacher: Path, labelled: Path
 ) -> None:
-    wishes = last([*QUICK, "train.time_budget=0.02"])
+    wishes = last([*WITHOUT_DURATION, "train.time_budget=0.02"])
     distil(teacher, labelled, tmp_path / "run", student="bag", assignments=wishes)
     steps = [json.loads((tmp_path / "run" / each / "seed.json").read_text())["steps"] for each in ("", "baseline")]
     assert steps[0] == steps[1] >= 1
