@@ -1,0 +1,251 @@
+"""Estimators with scikit-learn's interface: text classification, regression, tagging and sentence embeddings.
+
+They take texts where other estimators take a matrix, so that they work in pipelines, grid searches and
+cross-validation. A fitted estimator owns a model folder; a pickled one carries its files, so that it can be loaded on
+another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Any, ClassVar, TypeVar
+from weakref import finalize
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+
+from heedful.api import finetune
+from heedful.checkpoint import RUN_MODEL
+from heedful.errors import HeedfulError
+from heedful.infer.engine import Engine
+from heedful.runs.evaluate import evaluate
+from heedful.shipped import ENCODER
+
+Estimator = TypeVar("Estimator", bound="_TextEstimator")
+
+
+class _TextEstimator(BaseEstimator):  # type: ignore[misc]
+    """What all estimators share: a model folder, an engine that is opened when it is needed, and pickling."""
+
+    @property
+    def engine_(self) -> Engine:
+        """The engine that predicts."""
+        check_is_fitted(self, "model_dir_")
+        if getattr(self, "_engine", None) is None:
+            self._engine: Engine | None = self._open()
+        assert self._engine is not None
+        return self._engine
+
+    def _open(self) -> Engine:
+        return Engine(self.model_dir_)
+
+    def _new_folder(self) -> Path:
+        """A temporary folder that is removed with the estimator."""
+        folder = Path(mkdtemp(prefix="heedful-"))
+        finalize(self, rmtree, folder, ignore_errors=True)
+        return folder
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        state.pop("_engine", None)
+        if folder := state.pop("model_dir_", None):
+            paths = [path for path in Path(folder).rglob("*") if path.is_file()]
+            state["_model_files"] = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        files = state.pop("_model_files", None)
+        super().__setstate__(state)
+        if files is not None:
+            self.model_dir_ = self._new_folder()
+            for name, data in files.items():
+                path = self.model_dir_ / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string, tags.input_tags.one_d_array, tags.input_tags.two_d_array = True, True, False
+        return tags
+
+
+class _Trained(_TextEstimator):
+    """An estimator that is fine-tuned.
+
+    Args:
+        model: A folder, or NAME[@REVISION] on the hub; "": the encoder that ships with Heedful.
+        epochs: Passes over the data; None: as many as the size of the data suggests. So with the others.
+        max_steps: Number of updates, instead of epochs.
+        lr: Peak learning rate.
+        batch_size: Samples of an update.
+        max_length: Maximum number of tokens of a text.
+        seed: Random seed.
+        overrides: Other settings, by path or unique last component.
+        output_dir: The run folder, which must not hold another run; None: a temporary folder, of which the model
+            stays until the estimator is gone.
+    """
+
+    _task: ClassVar[str]
+
+    def __init__(
+        self,
+        model: str | Path = "",
+        *,
+        epochs: float | None = None,
+        max_steps: int | None = None,
+        lr: float | None = None,
+        batch_size: int | None = None,
+        max_length: int | None = None,
+        seed: int = 1,
+        overrides: Mapping[str, Any] | None = None,
+        output_dir: str | Path | None = None,
+    ) -> None:
+        self.model = model
+        self.epochs = epochs
+        self.max_steps = max_steps
+        self.lr = lr
+        self.batch_size = batch_size
+        self.max_length = max_length
+        self.seed = seed
+        self.overrides = overrides
+        self.output_dir = output_dir
+
+    def _train(self, inputs: list[Any], targets: list[Any]) -> None:
+        """Fine-tune on all data: no dev split is made unless an override asks for one."""
+        folder = self._new_folder() / "run" if self.output_dir is None else Path(self.output_dir)
+        overrides = {"data.dev_fraction": 0.0, "baseline": False} | dict(self.overrides or {})
+        result = finetune(
+            self._task, {"train": (inputs, targets)}, folder, model=self.model, epochs=self.epochs,
+            max_steps=self.max_steps, lr=self.lr, batch_size=self.batch_size, max_length=self.max_length,
+            seed=self.seed, overrides=overrides,
+        )  # fmt: skip
+        if result.status != "done":
+            raise KeyboardInterrupt
+        self.model_dir_ = folder / RUN_MODEL
+        self._engine = None
+
+
+class TextClassifier(ClassifierMixin, _Trained):  # type: ignore[misc]
+    """Classify texts, or pairs of texts, into one of several classes."""
+
+    _task = "classify"
+
+    def fit(self, X: Sequence[Any], y: ArrayLike) -> TextClassifier:
+        """Fine-tune on texts and their classes."""
+        texts, targets = _texts(X), _targets(X, y)
+        self.classes_, numbers = np.unique(targets, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise HeedfulError(f"y has the class {self.classes_[0]} alone; expected 2 classes or more")
+        self._names = [f"{value}" for value in self.classes_.tolist()]
+        self._train(texts, [self._names[number] for number in numbers])
+        return self
+
+    def predict_proba(self, X: Sequence[Any]) -> NDArray[np.float64]:
+        """Return the probability of each class, [texts, classes], in the order of `classes_`."""
+        answers = self.engine_(_texts(X))
+        found = [[answer["probabilities"][name] for name in self._names] for answer in answers]
+        return np.array(found, np.float64).reshape(len(answers), len(self.classes_))
+
+    def predict(self, X: Sequence[Any]) -> NDArray[Any]:
+        """Return the most likely class of each text."""
+        probabilities = self.predict_proba(X)
+        predicted: NDArray[Any] = self.classes_[probabilities.argmax(1)]
+        return predicted
+
+
+class TextRegressor(RegressorMixin, _Trained):  # type: ignore[misc]
+    """Predict a number for each text or pair of texts."""
+
+    _task = "regress"
+
+    def fit(self, X: Sequence[Any], y: ArrayLike) -> TextRegressor:
+        """Fine-tune on texts and their numbers."""
+        self._train(_texts(X), [float(value) for value in _targets(X, y)])
+        return self
+
+    def predict(self, X: Sequence[Any]) -> NDArray[np.float64]:
+        """Return the number of each text."""
+        return np.array([next(iter(answer["numbers"].values())) for answer in self.engine_(_texts(X))], np.float64)
+
+
+class TokenClassifier(_Trained):
+    """Tag the words of texts; X and y are lists of words and lists of tags, such as B-PER, I-PER and O."""
+
+    _task = "tag"
+
+    def fit(self, X: Sequence[Sequence[str]], y: Sequence[Sequence[str]]) -> TokenClassifier:
+        """Fine-tune on the words of texts and their tags."""
+        if len(X) != len(y):
+            raise HeedfulError(f"X has {len(X)} texts and y {len(y)}; expected as many of both")
+        self._train([list(words) for words in X], [list(tags) for tags in y])
+        return self
+
+    def predict(self, X: Sequence[Sequence[str]]) -> list[list[str | None]]:
+        """Return the tag of each word; None for a word without a token, if the model has no tag for "outside"."""
+        answers = self.engine_([list(words) for words in X])
+        return [[word["label"] for word in answer["words"]] for answer in answers]
+
+    def score(self, X: Sequence[Sequence[str]], y: Sequence[Sequence[str]]) -> float:
+        """Return the F1 of entities, or the accuracy of tags that make no entities."""
+        data = {"test": ([list(words) for words in X], [list(tags) for tags in y])}
+        found = evaluate(self.engine_.loaded, data)
+        return float(found.numbers[found.metric])
+
+
+class SentenceEncoder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
+    """Turn texts into embeddings with a trained model, as a step of a pipeline. Fitting trains nothing.
+
+    Args:
+        model: A folder of sentence-transformers or a run of the task embed, or NAME[@REVISION] on the hub; the
+            encoder that ships with Heedful has no embeddings.
+        prompt: Text that is put before each text.
+    """
+
+    def __init__(self, model: str | Path = ENCODER, *, prompt: str = "") -> None:
+        self.model = model
+        self.prompt = prompt
+
+    def fit(self, X: Sequence[str], y: Any = None) -> SentenceEncoder:
+        """Load the model; `y` is ignored."""
+        from heedful.checkpoint import load, save
+
+        folder = self._new_folder() / "model"
+        save(load(self.model), folder)
+        self.model_dir_ = folder
+        self._engine = None
+        return self
+
+    def transform(self, X: Sequence[str]) -> NDArray[np.float32]:
+        """Return the embeddings, [texts, width]."""
+        return self.engine_.encode(_texts(X), prompt=self.prompt)
+
+
+def _texts(X: Any) -> list[Any]:
+    """Texts, or pairs of them, as a list."""
+    if isinstance(X, str) or not hasattr(X, "__len__"):
+        raise HeedfulError(f"X is {type(X).__name__}; expected a list or an array of texts")
+    values = X.tolist() if hasattr(X, "tolist") else list(X)
+    for number, value in enumerate(values):
+        if not isinstance(value, str) and not _is_pair(value):
+            raise HeedfulError(f"X[{number}] is {type(value).__name__}; expected a text, or a pair of texts")
+    if not values:
+        raise HeedfulError("X has 0 sample(s); expected texts")
+    return [value if isinstance(value, str) else tuple(value) for value in values]
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(text, str) for text in value)
+
+
+def _targets(X: Any, y: Any) -> NDArray[Any]:
+    if y is None:
+        raise HeedfulError("this estimator requires y to be passed, but the target y is None")
+    targets = np.asarray(y)
+    if targets.ndim != 1 or len(targets) != len(X):
+        raise HeedfulError(f"y has the shape {targets.shape}; expected one target for each of {len(X)} texts")
+    return targets
