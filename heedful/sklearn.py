@@ -118,7 +118,7 @@ class _Trained(_TextEstimator):
     def _train(self, inputs: list[Any], targets: list[Any]) -> None:
         """Fine-tune on all data: no dev split is made unless an override asks for one."""
         folder = self._new_folder() / "run" if self.output_dir is None else Path(self.output_dir)
-        overrides = {"data.dev_fraction": 0.0, "baseline": False} | dict(self.overrides or {})
+        overrides = {"data.dev_fraction": 0.0, "eval_baseline": False} | dict(self.overrides or {})
         result = finetune(
             self._task, {"train": (inputs, targets)}, folder, model=self.model, epochs=self.epochs,
             max_steps=self.max_steps, lr=self.lr, batch_size=self.batch_size, max_length=self.max_length,
