@@ -70,5 +70,6 @@ def _snapshot(name: str, revision: str) -> Path:
     except Exception as error:  # the network's errors have no common base, and some have no text
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise HeedfulError(
-            f"{name!r} at revision {revision!r} is not in the local cache and could not be fetched: {first}"
+            f"{name!r} is no folder here, and revision {revision!r} of it is not in the local cache and could not be "
+            f"fetched: {first}"
         ) from None

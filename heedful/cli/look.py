@@ -99,7 +99,7 @@ def look(
 
 def _without(why: str, **options: Any) -> None:
     """A HeedfulError where any of these was given."""
-    if given := [f"--{name}" for name, value in options.items() if value]:
+    if given := ["--" + name.replace("_", "-") for name, value in options.items() if value]:
         raise HeedfulError(f"{' and '.join(given)} {'was' if len(given) == 1 else 'were'} given: {why}")
 
 

@@ -177,7 +177,7 @@ def readable(task: str, reader: Readers, name: str, labels: int = 2) -> None:
     if task in ("multiple", "regress") and reader.binary == "sigmoid":
         raise HeedfulError(f'{name}.binary is "sigmoid", which is of one label of two: leave it out')
     if task in ("qa", "multiple-choice"):
-        raise HeedfulError(f'{name}.kind is "{reader.kind}": classic models have no head to {task} with')
+        raise HeedfulError(f'{name}.kind is "{reader.kind}": classic models have no head for {task}')
     if task in ("tag", "embed") and reader != Bag(over=reader.over):
         what = f'{name}.kind is "{reader.kind}", or has settings of classes: {task} takes the rows themselves'
         raise HeedfulError(f'{what}; give kind = "bag", and over')

@@ -525,7 +525,7 @@ def test_engines_that_cannot_answer_say_why(folders: dict[str, Path], tmp_path: 
         Engine(folders["bare"], head="masked_lm")
     with pytest.raises(HeedfulError, match=r'no head "maskd"|no head \'maskd\' \(did you mean "masked_lm"'):
         Engine(folders["bare"], head="maskd")
-    with pytest.raises(HeedfulError, match="needs a revision"):
+    with pytest.raises(HeedfulError, match="is neither a folder here nor a name on the hub"):
         Engine(tmp_path / "absent")
     with pytest.raises(HeedfulError, match="token_budget is 0"):
         Engine(folders["single"], token_budget=0)
@@ -535,7 +535,7 @@ def test_engines_that_cannot_answer_say_why(folders: dict[str, Path], tmp_path: 
         Engine(load(folders["single"]), head="sequence_classification")
     stack = StackConfig(width=8, layers=1, heads=2, head_width=4, inner_width=8)
     config = ModelConfig(embedding=EmbeddingConfig(vocabulary=9, width=8), encoder=stack)
-    with pytest.raises(HeedfulError, match=r"^created has no head: load it with head= .* one of masked, pretraining"):
+    with pytest.raises(HeedfulError, match=r"^created has no head: load it with head= .* one of masked_lm, pretraining"):
         Engine(create(Config(family="heedful", model=config)))
     with pytest.raises(HeedfulError, match=r"^created has no tokenizer: put its tokenizer\.json"):
         Engine(create(Config(family="heedful", model=config, head=Classes(labels=("a", "b")))))

@@ -386,7 +386,7 @@ def test_errors_are_the_askers_or_ours(made: Any) -> None:
         with pytest.raises(Failed) as caught:
             await lane.ask(["panic"], deadline=soon())
         assert "panicked" not in str(caught.value) + caught.value.reason
-        assert caught.value.reason.startswith("BaseException in encode:")
+        assert caught.value.reason.startswith("BaseException in tokenize:")
         assert (await lane.ask(["fine"], deadline=soon()))[1] == 4
         with pytest.raises(Failed):
             await lane.call(lambda engine: 1 / 0, tokens=5, deadline=soon())

@@ -438,7 +438,7 @@ def test_the_batch_that_is_said_is_the_one_that_is_used(tmp_path: Path) -> None:
     assert any("batches of 12," in sentence for sentence in told.sentences)
     assert tomllib.loads((tmp_path / "run/settings.toml").read_text())["train"]["batch_size"] == 12
     assert done.results["seeds"][0]["steps"] == 2, "24 pairs"
-    with pytest.raises(HeedfulError, match=r"^train\.batch is 8, but an update takes whole groups of 32 pairs"):
+    with pytest.raises(HeedfulError, match=r"^train\.batch_size is 8, but an update takes whole groups of 32 pairs"):
         tune("embed", given, tmp_path / "other", {"train.batch_size": 8})
     assert not (tmp_path / "other").exists()
     tune(
@@ -562,7 +562,7 @@ def test_sequences_have_the_length_that_was_asked_for(tmp_path: Path, bare: Path
 
 def test_a_name_on_the_hub_has_a_revision(tmp_path: Path) -> None:
     given = data("single", tmp_path / "data")
-    with pytest.raises(HeedfulError, match="'nobody/nothing' at revision 'v1' is not in the local cache"):
+    with pytest.raises(HeedfulError, match="'nobody/nothing' is no folder here, and revision 'v1' of it is not in the local cache"):
         tune("classify", given, tmp_path / "run", model="nobody/nothing@v1")
     assert not (tmp_path / "run").exists()
 

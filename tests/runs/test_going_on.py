@@ -472,7 +472,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, steady: tuple[Path, 
 def test_a_run_that_has_nothing_yet_may_become_another(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     given, expected = steady
     run = tmp_path / "run"
-    with pytest.raises(HeedfulError, match="'nowhere' at revision 'main' is not in the local cache"):
+    with pytest.raises(HeedfulError, match="'nowhere' is no folder here"):
         tune("classify", given, run, MANY, model="nowhere")
     assert not run.exists(), "told before anything is written"
     run.mkdir()

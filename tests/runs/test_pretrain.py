@@ -267,7 +267,7 @@ def check_writing(kind: str, folder: Path) -> None:
     ids = ours.tokenizer.pack(["In the garden"]).tokens[None]
     read = ids[:, :-1] if kind == "clm" else ids
     written = theirs.generate(read, max_new_tokens=6, do_sample=False)[0]
-    (answer,) = heedful.Engine(folder, writing=Writing(most=6))(["In the garden"])
+    (answer,) = heedful.Engine(folder, writing=Writing(max_new_tokens=6))(["In the garden"])
     new = written[read.shape[1] :] if kind == "clm" else written[1:]
     assert answer["text"] == ours.tokenizer.decode(new.tolist()).strip()
 
@@ -279,7 +279,7 @@ def test_a_run_as_it_is(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "run" / "plots" / "curves.png").stat().st_size > 1000
     assert done.results["latency"]["16"]["p50"] > 0 and done.results["throughput"] > 0
     header, *rows = (tmp_path / "run" / "results.csv").read_text().splitlines()
-    assert header.startswith("step,epoch,loss,rate,norm") and "dev_mlm_accuracy" in header and len(rows) == 7
+    assert header.startswith("step,epoch,loss,lr,grad_norm") and "dev_mlm_accuracy" in header and len(rows) == 7
 
 
 @pytest.mark.parametrize(
@@ -547,7 +547,7 @@ def test_a_finished_run_and_other_settings(tmp_path: Path, text: Path, known: Pa
     before, seen = left(run), Seen()
     again = go(text, run, tokenizer=str(known), watch=seen)
     assert again.results == done.results and seen.sentences == [f"{run} is finished already"] and not seen.steps
-    with pytest.raises(HeedfulError, match=r"other settings: train\.batch was 8 and is 9 now\. Give another folder"):
+    with pytest.raises(HeedfulError, match=r"other settings: train\.batch_size was 8 and is 9 now\. Give another folder"):
         go(text, run, more={"train.batch_size": 9}, tokenizer=str(known))
     assert left(run) == before
     stopped = tmp_path / "stopped"

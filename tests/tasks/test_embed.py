@@ -61,7 +61,7 @@ def vectors() -> tuple[torch.Tensor, torch.Tensor]:
     pair = both("bare")
     sides = []
     with torch.no_grad():
-        for side in ("a", "b"):
+        for side in ("anchor", "positive"):
             each = [pair.tokenizer([getattr(example, side)], return_tensors="pt") for example in PAIRS]
             sides.append(torch.cat([pair.theirs(**given).last_hidden_state.mean(1) for given in each]))
     return sides[0], sides[1]
@@ -127,7 +127,7 @@ def test_second_texts_are_told_apart_within_a_group() -> None:
 
 
 def test_a_second_text_that_is_the_same_is_not_told_apart() -> None:
-    pairs = [replace(each, b=b) for each, b in zip(PAIRS, ("x", "y", "x", "y", "y", "y", "x"), strict=True)]
+    pairs = [replace(each, positive=b) for each, b in zip(PAIRS, ("x", "y", "x", "y", "y", "y", "x"), strict=True)]
     for together in (3, 7):
         made, ours = task(together=together), model()
         with torch.no_grad():
@@ -142,7 +142,7 @@ def test_a_second_text_that_is_the_same_is_not_told_apart() -> None:
                 expected -= np.log(own / (own + sum(rivals)))
         loss = learned(made, ours, pairs)
         assert (loss.count, float(loss.sum)) == (7, pytest.approx(expected, abs=1e-9))
-    alone = learned(task(), model(), [replace(each, b="x") for each in PAIRS])
+    alone = learned(task(), model(), [replace(each, positive="x") for each in PAIRS])
     assert float(alone.sum) == 0, "there is nothing to tell apart"
 
 
@@ -201,7 +201,7 @@ def test_unscored_pairs_are_found_among_all() -> None:
 
 
 def test_pairs_with_the_same_second_text_are_no_rivals() -> None:
-    pairs = [replace(each, b="x") for each in PAIRS]
+    pairs = [replace(each, positive="x") for each in PAIRS]
     found = task().result(evaluate(task(), Engine(model()), pairs))
     assert (found["accuracy"], found["mrr"]) == (1, 1), "there is one answer"
 

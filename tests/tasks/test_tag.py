@@ -227,7 +227,7 @@ def test_words_of_which_nothing_is_said_are_wrong_among_plain_labels() -> None:
     example = Tagged(words=("\u200b", "x"), tags=("NOUN", "VERB"))
     answer = answered([None, "VERB"], [None, 0.9])
     assert made.result(made.measured(made.measure(), [example], [answer], [0]))["accuracy"] == 0.5
-    assert made.judge(example, answer).right is False
+    assert made.judge(example, answer).correct is False
     entity = task(labels=("B-X", "I-X"))  # no sentence of train has an O
     example = Tagged(words=("\u200b", "x"), tags=("B-X", "B-X"))
     answer = answered([None, "B-X"], [None, 0.9])
@@ -284,7 +284,7 @@ def test_heads_with_other_marks_are_compared_as_iob2(name: str) -> None:
     assert (found["recall"], found["token_accuracy"]) == (1.0, 15 / 16)
     judged = made.judge(example, answer)
     assert (judged.prediction, judged.correct) == (list(gold), True)
-    assert made.judge(spoiled, answer).right is False
+    assert made.judge(spoiled, answer).correct is False
     words = [{"label": tag, "start": 2 * n, "end": 2 * n + 1, "probability": 0.5} for n, tag in enumerate(said)]
     spans = [(each["label"], each["start"] // 2, (each["end"] + 1) // 2) for each in entities("w " * 8, words)]
     assert spans == [("PER", 0, 1), ("LOC", 2, 5), ("LOC", 5, 6), ("PER", 6, 8)]
