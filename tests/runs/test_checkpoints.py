@@ -114,8 +114,8 @@ def test_without_dev_there_is_the_last_alone(tmp_path: Path) -> None:
         checkpoint(run, "best")
 
 
-def entry(best: int, last: int, gain: float, keep: str = "best") -> dict[str, Any]:
-    return checkpoints(best, 0.5 + gain, last, 0.5, keep)
+def entry(best: int, last: int, gain: float, load_best: bool = True) -> dict[str, Any]:
+    return checkpoints(best, 0.5 + gain, last, 0.5, load_best)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def entry(best: int, last: int, gain: float, keep: str = "best") -> dict[str, An
         (entry(80, 100, 0.02), {"low": 0.4, "high": 0.6}, True),
         (entry(80, 100, 0.02), {"low": 0.50, "high": 0.51}, False),  # the gain is more than the interval is wide
         (entry(100, 100, 0.0), {"low": 0.4, "high": 0.6}, False),  # nothing was chosen
-        (entry(80, 100, 0.02, "last"), {"low": 0.4, "high": 0.6}, False),
+        (entry(80, 100, 0.02, False), {"low": 0.4, "high": 0.6}, False),
         (entry(80, 100, 0.02), None, False),
     ],
 )
