@@ -526,7 +526,10 @@ def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatc
         (["classify", given, "--on-bad-row", "skp"], '--on-bad-row is "skp" (did you mean "skip"?): use raise or skip'),
         (["classify", "no.csv"], "no.csv: there is no such file"),
         (["classify", "bad.csv"], "bad.csv:3"),
-        (["classify", given, "--model", "nowhere"], "'nowhere' is no folder here, and revision 'main' of it is not in the local cache"),
+        (
+            ["classify", given, "--model", "nowhere"],
+            "'nowhere' is no folder here, and revision 'main' of it is not in the local cache",
+        ),
         (["classify", given, "--output", given], "data is no run: it holds "),
         (["classify", given, "--output", tuned / "run", "--seeds=3"], "holds a run with other settings: "),
         (["tag", given], "train.csv: which column is the words?"),

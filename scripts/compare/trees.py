@@ -147,6 +147,10 @@ def probe(script: str, checkout: Path, sections: list[str], quick: bool) -> dict
     """The values of sections, as a script finds them in a checkout."""
     alone = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
     fixed = {"PYTHONPATH": str(checkout), "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+    fixed |= {
+        "HEEDFUL_MEASURE": "off",
+        "HEEDFUL_AUTOTUNE": "off",
+    }  # its name before and now; timings choose other kernels
     with tempfile.TemporaryDirectory(prefix="compare-") as folder:
         given = ["--checkout", str(checkout), "--work", folder, *(["--quick"] if quick else [])]
         given += [word for name in sections for word in ("--section", name)]

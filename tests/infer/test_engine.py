@@ -535,7 +535,9 @@ def test_engines_that_cannot_answer_say_why(folders: dict[str, Path], tmp_path: 
         Engine(load(folders["single"]), head="sequence_classification")
     stack = StackConfig(width=8, layers=1, heads=2, head_width=4, inner_width=8)
     config = ModelConfig(embedding=EmbeddingConfig(vocabulary=9, width=8), encoder=stack)
-    with pytest.raises(HeedfulError, match=r"^created has no head: load it with head= .* one of masked_lm, pretraining"):
+    with pytest.raises(
+        HeedfulError, match=r"^created has no head: load it with head= .* one of masked_lm, pretraining"
+    ):
         Engine(create(Config(family="heedful", model=config)))
     with pytest.raises(HeedfulError, match=r"^created has no tokenizer: put its tokenizer\.json"):
         Engine(create(Config(family="heedful", model=config, head=Classes(labels=("a", "b")))))

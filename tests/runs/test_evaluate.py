@@ -362,7 +362,7 @@ def test_a_model_that_may_find_no_answer_is_measured_as_such(tmp_path: Path) -> 
     ("name", "message"),
     [
         ("masked", r"has a masked_lm head, which no data can score: fine-tune it first, or load it with another head"),
-        ("bare", r"has a pooled head, which no data can score"),
+        ("bare", r"has a pooler head, which no data can score"),
     ],
 )
 def test_heads_that_no_data_can_score(tmp_path: Path, name: str, message: str) -> None:

@@ -562,7 +562,9 @@ def test_sequences_have_the_length_that_was_asked_for(tmp_path: Path, bare: Path
 
 def test_a_name_on_the_hub_has_a_revision(tmp_path: Path) -> None:
     given = data("single", tmp_path / "data")
-    with pytest.raises(HeedfulError, match="'nobody/nothing' is no folder here, and revision 'v1' of it is not in the local cache"):
+    with pytest.raises(
+        HeedfulError, match="'nobody/nothing' is no folder here, and revision 'v1' of it is not in the local cache"
+    ):
         tune("classify", given, tmp_path / "run", model="nobody/nothing@v1")
     assert not (tmp_path / "run").exists()
 

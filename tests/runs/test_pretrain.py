@@ -547,7 +547,9 @@ def test_a_finished_run_and_other_settings(tmp_path: Path, text: Path, known: Pa
     before, seen = left(run), Seen()
     again = go(text, run, tokenizer=str(known), watch=seen)
     assert again.results == done.results and seen.sentences == [f"{run} is finished already"] and not seen.steps
-    with pytest.raises(HeedfulError, match=r"other settings: train\.batch_size was 8 and is 9 now\. Give another folder"):
+    with pytest.raises(
+        HeedfulError, match=r"other settings: train\.batch_size was 8 and is 9 now\. Give another folder"
+    ):
         go(text, run, more={"train.batch_size": 9}, tokenizer=str(known))
     assert left(run) == before
     stopped = tmp_path / "stopped"

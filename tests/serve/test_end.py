@@ -135,7 +135,10 @@ def test_a_port_that_is_taken_is_told(folders: dict[str, str]) -> None:
             ["x", "--host", "0.0.0.0"],
             "--allow_unauthenticated=true",
         ),
-        (["x", "--limits.bodies=1"], "--limits.bodies is neither a flag nor a setting of heedful serve (did you mean --limits.max_body_bytes?)"),
+        (
+            ["x", "--limits.bodies=1"],
+            "--limits.bodies is neither a flag nor a setting of heedful serve (did you mean --limits.max_body_bytes?)",
+        ),
         (["x", "--limits.max_body_bytes=0"], "max_body_bytes is 0: give a number from 1"),
         (["a=x", "a=y"], "two models are called 'a'"),
         (["x", "--api-key-file", "/nowhere/keys"], "/nowhere/keys cannot be read"),
