@@ -936,8 +936,11 @@ def test_wrong_names_and_times(text: Path) -> None:
     for given, message in (
         ({"objective": "mlmm"}, r'"mlmm" is no objective \(did you mean "mlm"\?\): use one of mlm, mlm\+nsp'),
         ({"objective": "mlm+hidden_states"}, "objective.teacher is missing"),
-        ({"duration": "soon"}, '"soon" is no duration: write 1h, 90m, 1h30m or 45s'),
-        ({"duration": "0h"}, '"0h" is no time at all'),
+        (
+            {"assignments": ["train.time_budget=soon"]},
+            'time_budget is "soon"; expected a duration as 45s, 10m, 2h or 1h30m',
+        ),
+        ({"assignments": ["train.time_budget=0h"]}, 'time_budget is "0h"; expected a duration'),
         ({"model": "there", "size": "mini"}, "model.size would change nothing: there has a shape of its own"),
         ({"size": "huge"}, r'model\.size is "huge", expected one of "tiny"'),
     ):

@@ -33,7 +33,7 @@ def test_everything_on_offer() -> None:
     assert {"distil-distilbert", "translate-small"} <= set(names)
     assert all(offer.about and len(offer.about) < 120 and "\n" not in offer.about for offer in found)
     assets = ROOT / "heedful" / "assets"
-    assert {path.name for path in assets.iterdir()} == {"recipes", ENCODER, *SAMPLES}, (
+    assert {path.name for path in assets.iterdir()} == {"completion", "recipes", ENCODER, *SAMPLES}, (
         "nothing ships that is not on offer"
     )
 
