@@ -114,7 +114,7 @@ def test_encode_equals_sentence_transformers(tmp_path: Path) -> None:
 
 
 def test_encode_refuses_other_heads_and_inputs(tmp_path: Path) -> None:
-    with pytest.raises(HeedfulError, match="classes head"):
+    with pytest.raises(HeedfulError, match="sequence_classification head"):
         Engine(make(tmp_path, "single")).encode(["the cat"])
     mixed: Any = ["a", None]
     with pytest.raises(HeedfulError, match=r"input 1 is NoneType None"):
