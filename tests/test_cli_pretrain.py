@@ -179,7 +179,8 @@ def test_a_time_budget(run: Any, text: Path, tmp_path: Path) -> None:
 def test_a_recipe_alone(run: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(
-        f'data = ["{text}"]\nmax_seq_length = 32\n[objective]\nkind = "mlm+sop"\n[train]\nbatch_size = 8\n', encoding="utf-8"
+        f'data = ["{text}"]\nmax_seq_length = 32\n[objective]\nkind = "mlm+sop"\n[train]\nbatch_size = 8\n',
+        encoding="utf-8",
     )
     more = {
         name: value for name, value in (SMALL | STEPS).items() if name not in ("max_seq_length", "train.batch_size")
