@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
 
 Settings = TypeVar("Settings")
-Exclusive = tuple[tuple[str, ...], ...]  # of EXCLUSIVE, a class variable of settings: groups of which one is set
+Exclusive = tuple[tuple[str, ...], ...]  # the class variable EXCLUSIVE: groups of mutually exclusive fields
 
 LARGEST_FILE = 1_000_000  # bytes
 MOST_PROBLEMS = 10  # that one message lists
@@ -127,7 +127,7 @@ def lay(table: dict[str, Any], data: dict[str, Any], *classes: type) -> None:
 
 
 def exclusive(cls: Any) -> Exclusive:
-    """Groups of a dataclass's fields, of which one at most is set."""
+    """Return a dataclass's groups of mutually exclusive fields."""
     return getattr(cls, "EXCLUSIVE", ())
 
 

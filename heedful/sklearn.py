@@ -30,7 +30,7 @@ Estimator = TypeVar("Estimator", bound="_TextEstimator")
 
 
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
-    """What all estimators share: a model folder, an engine that is opened when it is needed, and pickling."""
+    """Base class of the estimators: owns a model folder, opens its engine lazily, and can be pickled."""
 
     @property
     def engine_(self) -> Engine:
@@ -86,8 +86,8 @@ class _Trained(_TextEstimator):
         max_length: Maximum number of tokens of a text.
         seed: Random seed.
         overrides: Other settings, by path or unique last component.
-        output_dir: The run folder, which must not hold another run; None: a temporary folder, of which the model
-            stays until the estimator is gone.
+        output_dir: The run folder, which must not hold another run. With None the estimator owns a temporary folder, which is
+            deleted with it.
     """
 
     _task: ClassVar[str]

@@ -19,7 +19,7 @@ HOLDER = "@TABLES@\n"  # what tables replace in a template
 
 
 class Row(NamedTuple):
-    """What can be completed.
+    """Candidates for completion.
 
     Args:
         word: A verb, an option, or the number of an argument from 1. "?" in front of an option: only offered when
@@ -80,7 +80,7 @@ def script(shell: str) -> str:
 
 @cache
 def tables() -> dict[str, list[Row]]:
-    """What is completed after each verb; after "" the verbs."""
+    """Return the candidates that follow each verb; the key "" holds the verbs."""
     from heedful.cli import app
     from heedful.cli.commands import SECTIONS, SettingsCommand
 

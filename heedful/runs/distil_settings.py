@@ -223,7 +223,7 @@ class MoreSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerdictSettings:
-    """What the student is compared with, and how speed is measured; only `baseline` decides what is trained."""
+    """Settings of the student's evaluation: baseline, metric and speed. `baseline` alone adds a training run."""
 
     baseline: Literal["steps", "epochs", "none"] = (
         "steps"  # train the student without the teacher too, for as many steps or epochs; the same for masked tokens

@@ -317,7 +317,7 @@ def _refuse_duplicates(entries: Sequence[Entry]) -> None:
 
 
 def _refuse_exclusive(cls: type, entries: Sequence[Entry]) -> None:
-    """Refuse two settings of a group of which one is set."""
+    """Raise a SettingError if one source sets two mutually exclusive settings."""
     for group in exclusive_paths(cls):
         found = [entry for entry in entries if entry.path in group and is_set(entry.value)]
         if len(found) > 1:
