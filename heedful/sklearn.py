@@ -86,8 +86,8 @@ class _Trained(_TextEstimator):
         max_length: Maximum number of tokens of a text.
         seed: Random seed.
         overrides: Other settings, by path or unique last component.
-        output_dir: The run folder, which must not hold another run. With None the estimator owns a temporary folder, which is
-            deleted with it.
+        output_dir: The run folder, which must not hold another run. With None the estimator owns a temporary folder,
+            which is deleted with it.
     """
 
     _task: ClassVar[str]
