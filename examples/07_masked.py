@@ -21,7 +21,7 @@ SMALL = {
     "pack_length": 256,
     "eval_fraction": 0.1,
     "corpus.sample_by": "paragraph",
-    "vocabulary.vocabulary": 300,
+    "tokenizer.vocab_size": 300,
 }
 TEXT = "the music is [MASK] good ."
 

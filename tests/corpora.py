@@ -40,7 +40,7 @@ def write(path: Path, found: Sequence[Document]) -> Path:
 def trained(found: Sequence[Document], **settings: object) -> Tokenizer:
     """A tokenizer of these."""
     lines = [sentence for each in found for sentence in each]
-    return train(lines, TokenizerSettings(**{"vocabulary": 200, **settings}))  # type: ignore[arg-type]
+    return train(lines, TokenizerSettings(**{"vocab_size": 200, **settings}))  # type: ignore[arg-type]
 
 
 def corpus_of(folder: Path, found: Sequence[Document], tokenizer: Tokenizer) -> Corpus:

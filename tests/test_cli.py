@@ -187,7 +187,7 @@ def test_models_are_counted_exactly(run: Any) -> None:
         "layers": [12],
         "width": 768,
         "heads": 12,
-        "vocabulary": 30_522,
+        "vocab_size": 30_522,
         "parameters": 109_482_240,
     }
     table = run("models")
@@ -252,15 +252,15 @@ def test_quickstart_does_the_main_job(run: Any, tmp_path: Path, monkeypatch: pyt
 def test_tokenizers_are_trained(run: Any, tmp_path: Path) -> None:
     text, settings = tmp_path / "text.txt", tmp_path / "settings.toml"
     text.write_text("\n" + "\n".join(TEXT), encoding="utf-8")
-    settings.write_text('kind = "bpe"\nvocabulary = 270\n')
-    done = run("tokenizer", text, "--output", tmp_path / "a", "--vocabulary=60")
-    assert done.code == 0 and "vocabulary   60" in done.out and "sha256:" in done.out
+    settings.write_text('algorithm = "bpe"\nvocab_size = 270\n')
+    done = run("tokenizer", text, "--output", tmp_path / "a", "--vocab-size=60")
+    assert done.code == 0 and "vocab_size   60" in done.out and "sha256:" in done.out
     assert done.out.splitlines()[-2] == TEXT[0] and done.out.splitlines()[-1].startswith("[CLS] ")
     (facts,) = run(
-        "tokenizer", text, "--output", tmp_path / "b", "--settings", settings, "--vocabulary=280", "--json"
+        "tokenizer", text, "--output", tmp_path / "b", "--settings", settings, "--vocab-size=280", "--json"
     ).json
     made = heedful.Tokenizer.load(tmp_path / "b")
-    assert facts["vocabulary"] == made.size == 280 and facts["fingerprint"] == made.fingerprint
+    assert facts["vocab_size"] == made.size == 280 and facts["fingerprint"] == made.fingerprint
     assert facts["example"]["tokens"][0] == "<s>"
 
 
@@ -270,10 +270,10 @@ def test_tokenizer_errors_teach(run: Any, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for arguments, message in (
         (
-            [text, "--vocabulry=9"],
-            "--vocabulry is neither a flag nor a setting of heedful tokenizer (did you mean --vocabulary?)",
+            [text, "--vocab-sise=9"],
+            "--vocab-sise is neither a flag nor a setting of heedful tokenizer (did you mean --vocab_size?)",
         ),
-        ([text, "--vocabulary"], "--vocabulary needs a value"),
+        ([text, "--vocab-size"], "--vocab-size needs a value"),
         ([text, "--settings", tmp_path / "no.toml"], "there is no such file"),
         ([tmp_path / "absent.txt"], "absent.txt cannot be read after line 0"),
         ([tmp_path], "cannot be read after line 0"),

@@ -31,7 +31,7 @@ SMALL = {
     "pack_length": 64,
     "eval_fraction": 0.1,
     "eval_every_steps": 4,
-    "vocabulary.vocabulary": 400,
+    "tokenizer.vocab_size": 400,
     "corpus.sample_by": "paragraph",
 }
 STEPS = {"train.max_steps": 6}

@@ -102,7 +102,7 @@ def stand_in(path: Path) -> None:
     if path == Path("intents"):
         run(["heedful", "recipe", "cp", "intents"])
     elif path.name == "t5-small":
-        tokenizer = train([text for text, _ in said], TokenizerSettings(kind="unigram", vocabulary=60))
+        tokenizer = train([text for text, _ in said], TokenizerSettings(algorithm="unigram", vocab_size=60))
         model = transformer(Transformer(layers=1, width=16, heads=2, inner=16), tokenizer.size)
         heedful.save(attach(create(Config(family="heedful", model=model), tokenizer, seed=0), "language_model"), path)
     elif path.is_relative_to("path/to"):

@@ -24,13 +24,18 @@ SETTINGS = """
     start.transformer start.vocabulary start.width start.words
     student.steps student.take student.words.vocabulary
     task.beams task.main task.most task.negatives task.smoothing task.threshold task.weights
+    tokenizer.kind
+    vocabulary.alphabet vocabulary.characters vocabulary.kind vocabulary.max_length vocabulary.sentinels
+    vocabulary.special vocabulary.vocabulary
     train.length train.length.kind train.length.count fit.keep
     train.batch train.halve train.optimiser train.recompute train.schedule.floor train.schedule.warmup train.shard
     train.skip train.sums train.tokens
     optimiser.betas optimiser.bias_correction optimiser.clip optimiser.decay optimiser.eps optimiser.layer_decay
     optimiser.rate schedule.floor schedule.warmup
 """
-TABLES = "start start.classic start.transformer start.words start.pieces train.optimiser deadlines more outputs"
+TABLES = (
+    "vocabulary start start.classic start.transformer start.words start.pieces train.optimiser deadlines more outputs"
+)
 FLAGS = "--bad-rows --beams --for --keep --keep-state --most --out --set --under"
 WORDS = "held_tokens skip_bad_rows keep_state HEEDFUL_PATIENCE HEEDFUL_MEASURE"
 VALUES = "google extract rewrite taught masked+next masked+order calibrated squared"

@@ -292,7 +292,7 @@ def test_offsets_are_in_range_in_order_and_name_words(kind: str, request: pytest
 @pytest.fixture(scope="module")
 def unigram() -> Tokenizer:
     texts = ["hello world, the cat sat", "a cat and a dog said hello", "the world is a cat"] * 3
-    return train(texts, TokenizerSettings(kind="unigram", vocabulary=60))
+    return train(texts, TokenizerSettings(algorithm="unigram", vocab_size=60))
 
 
 def test_ascii_offsets_are_exactly_the_words(words: Tokenizer) -> None:

@@ -146,7 +146,7 @@ def test_published_byte_vocabularies_equal_transformers(
 
 def unigram() -> Tokenizer:
     return train(
-        ["hello world the cat", "a caf\u00e9 in the world"] * 4, TokenizerSettings(kind="unigram", vocabulary=60)
+        ["hello world the cat", "a caf\u00e9 in the world"] * 4, TokenizerSettings(algorithm="unigram", vocab_size=60)
     )
 
 

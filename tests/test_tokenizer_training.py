@@ -27,13 +27,13 @@ KINDS: list[Any] = ["wordpiece", "bpe", "unigram"]
 
 
 def settings(kind: Any, **more: Any) -> TokenizerSettings:
-    return TokenizerSettings(kind=kind, vocabulary=330 if kind == "bpe" else 120, **more)
+    return TokenizerSettings(algorithm=kind, vocab_size=330 if kind == "bpe" else 120, **more)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trained_tokenizer_reads_its_texts(kind: Any) -> None:
     tokenizer = train(TEXTS, settings(kind, max_length=64))
-    assert tokenizer.size <= settings(kind).vocabulary and tokenizer.max_length == 64
+    assert tokenizer.size <= settings(kind).vocab_size and tokenizer.max_length == 64
     special = tokenizer.special
     named = {special.pad, special.unknown, special.first, special.separator, special.mask}
     assert named == {0, 1, 2, 3, 4}
@@ -64,7 +64,7 @@ def test_case_and_accents_follow_the_settings(kind: Any) -> None:
 def test_wordpiece_joins_the_most_frequent_pair_first() -> None:
     """By hand: ab 7 times, then c##d 3 times; x##y once only, which is less than min_frequency."""
     texts = ["ab ab ab ab", "abe ab ab", "cd cd cd", "xy"]
-    tokenizer = train(texts, TokenizerSettings(vocabulary=100))
+    tokenizer = train(texts, TokenizerSettings(vocab_size=100))
     named = [tokenizer.name(number) for number in range(tokenizer.size)]
     assert named == [
         *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d", "e", "x", "y"),
@@ -73,7 +73,7 @@ def test_wordpiece_joins_the_most_frequent_pair_first() -> None:
 
 
 def test_the_alphabet_keeps_the_most_frequent_characters() -> None:
-    tokenizer = train(["aaa bbb ccc", "aa bb", "a d"], TokenizerSettings(vocabulary=30, alphabet=2))
+    tokenizer = train(["aaa bbb ccc", "aa bb", "a d"], TokenizerSettings(vocab_size=30, limit_alphabet=2))
     assert tokenizer.special.unknown not in tokenizer.encode("ab ba").ids
     assert tokenizer.encode("c").ids[1] == tokenizer.special.unknown == tokenizer.encode("d").ids[1]
 
@@ -82,7 +82,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from heedful.tokenizer import TokenizerSettings, train
-trained = train([Path(sys.argv[1])], TokenizerSettings(kind=sys.argv[2], vocabulary=int(sys.argv[3]), alphabet=25))
+settings = TokenizerSettings(algorithm=sys.argv[2], vocab_size=int(sys.argv[3]), limit_alphabet=25)
+trained = train([Path(sys.argv[1])], settings)
 names = [trained.name(number) for number in range(trained.size)]
 assert "transformers" not in sys.modules
 print(trained.fingerprint if sys.argv[2] != "unigram" else names)
@@ -93,7 +94,7 @@ print(trained.fingerprint if sys.argv[2] != "unigram" else names)
 def test_training_in_two_processes_gives_one_tokenizer(kind: Any, tmp_path: Path) -> None:
     """The library's own WordPiece trainer does not: it breaks ties in the order of a hash table."""
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
-    size = str(settings(kind).vocabulary)
+    size = str(settings(kind).vocab_size)
     found = [
         subprocess.run(
             [sys.executable, "-c", PROGRAM, str(tmp_path / "texts.txt"), kind, size],
@@ -110,7 +111,7 @@ def test_training_in_two_processes_gives_one_tokenizer(kind: Any, tmp_path: Path
 def test_repeated_training_breaks_ties_in_one_way() -> None:
     texts = [f"{a}{b}{c} {c}{b}{a}" for a in "abcdef" for b in "ghijkl" for c in "mnopqr"]
     for kind in ("wordpiece", "bpe"):
-        found = {train(texts, settings(kind, alphabet=15)).fingerprint for _ in range(5)}
+        found = {train(texts, settings(kind, limit_alphabet=15)).fingerprint for _ in range(5)}
         assert len(found) == 1
 
 
@@ -125,8 +126,8 @@ def test_scores_of_unigram_and_ids_of_all_kinds_are_stable(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trained_tokenizer_survives_a_round_trip(kind: Any, tmp_path: Path) -> None:
-    own = SpecialNames(pad="<p>", unknown="<u>", first="<a>", separator="<b>", mask="<m>")
-    tokenizer = train(TEXTS, settings(kind, special=own, max_length=99))
+    own = SpecialNames(pad_token="<p>", unk_token="<u>", cls_token="<a>", sep_token="<b>", mask_token="<m>")
+    tokenizer = train(TEXTS, settings(kind, special_tokens=own, max_length=99))
     tokenizer.save(tmp_path)
     again = Tokenizer.load(tmp_path)
     assert again.fingerprint == tokenizer.fingerprint and again.special == tokenizer.special
@@ -175,19 +176,23 @@ def test_files_that_cannot_be_read_are_named(kind: Any, name: str, data: bytes, 
         (lambda: ["a", "b\udc00"], {}, "text 1 has half a character"),
         (lambda: [], {}, "no text"),
         (lambda: ["  ", ""], {}, "no text"),
-        (lambda: ["  ", ""], {"kind": "unigram"}, "no text"),
-        (lambda: ["a"], {"kind": "worpiece"}, 'did you mean "wordpiece"'),
-        (lambda: ["a"], {"vocabulary": 5}, "vocabulary is 5"),
+        (lambda: ["  ", ""], {"algorithm": "unigram"}, "no text"),
+        (lambda: ["a"], {"algorithm": "worpiece"}, 'did you mean "wordpiece"'),
+        (lambda: ["a"], {"vocab_size": 5}, "vocab_size is 5"),
         (
             lambda: TEXTS,
-            {"vocabulary": 20},
-            "5 special tokens, .* characters and .* raise vocabulary, or lower alphabet",
+            {"vocab_size": 20},
+            "5 special tokens, .* characters and .* raise vocab_size, or lower limit_alphabet",
         ),
-        (lambda: TEXTS, {"kind": "bpe", "vocabulary": 200}, "5 special tokens and 256 bytes"),
-        (lambda: ["a"], {"special": SpecialNames(pad="[X]", mask="[X]")}, "give five different ones"),
+        (lambda: TEXTS, {"algorithm": "bpe", "vocab_size": 200}, "5 special tokens and 256 bytes"),
+        (
+            lambda: ["a"],
+            {"special_tokens": SpecialNames(pad_token="[X]", mask_token="[X]")},
+            "give five different ones",
+        ),
         (lambda: TEXTS, {"max_length": 0}, "max_length is 0; expected a whole number from 1"),
-        (lambda: TEXTS, {"alphabet": 0}, "alphabet is 0; expected a whole number from 1"),
-        (lambda: TEXTS, {"alphabet": -1}, "alphabet is -1; expected a whole number from 1"),
+        (lambda: TEXTS, {"limit_alphabet": 0}, "limit_alphabet is 0; expected a whole number from 1"),
+        (lambda: TEXTS, {"limit_alphabet": -1}, "limit_alphabet is -1; expected a whole number from 1"),
         (lambda: TEXTS, {"min_frequency": -1}, "min_frequency is -1; expected a whole number from 0"),
     ],
 )
@@ -195,7 +200,7 @@ def test_what_cannot_be_trained_is_refused(sources: Callable[[], Any], more: dic
     jaxtyping.config.update("jaxtyping_disable", True)  # a user gets our own messages
     try:
         with pytest.raises(HeedfulError, match=message):
-            train(sources(), TokenizerSettings(**{"vocabulary": 300, **more}))
+            train(sources(), TokenizerSettings(**{"vocab_size": 300, **more}))
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
 
@@ -204,8 +209,8 @@ def test_what_cannot_be_trained_is_refused(sources: Callable[[], Any], more: dic
 def test_sentinels_are_the_last_tokens(kind: Any, tmp_path: Path) -> None:
     """As published: the first one has the highest id, and all are counted within the vocabulary."""
     without = train(TEXTS, settings(kind))
-    room = settings(kind).vocabulary
-    tokenizer = train(TEXTS, TokenizerSettings(kind=kind, vocabulary=room + 7, sentinels=7))
+    room = settings(kind).vocab_size
+    tokenizer = train(TEXTS, TokenizerSettings(algorithm=kind, vocab_size=room + 7, num_sentinels=7))
     assert tokenizer.size == without.size + 7 <= room + 7
     last = [tokenizer.name(number) for number in range(without.size, tokenizer.size)]
     assert last == [f"<extra_id_{number}>" for number in reversed(range(7))]
@@ -223,12 +228,12 @@ def test_sentinels_are_the_last_tokens(kind: Any, tmp_path: Path) -> None:
 
 
 def test_sentinels_leave_room_for_the_rest() -> None:
-    message = r"vocabulary is 120 \(15 without the 105 sentinels\), but 5 special tokens, \d+ characters"
+    message = r"vocab_size is 120 \(15 without the 105 sentinels\), but 5 special tokens, \d+ characters"
     with pytest.raises(HeedfulError, match=message):
-        train(TEXTS, TokenizerSettings(vocabulary=120, sentinels=105))
-    with pytest.raises(HeedfulError, match=r"vocabulary is 270 \(260 without the 10 sentinels\), but 5 special tokens"):
-        train(TEXTS, TokenizerSettings(kind="bpe", vocabulary=270, sentinels=10))
-    with pytest.raises(HeedfulError, match=r"vocabulary is 9 \(5 without the 4 sentinels\), but the 5 special tokens"):
-        train(TEXTS, TokenizerSettings(vocabulary=9, sentinels=4))
+        train(TEXTS, TokenizerSettings(vocab_size=120, num_sentinels=105))
+    with pytest.raises(HeedfulError, match=r"vocab_size is 270 \(260 without the 10 sentinels\), but 5 special tokens"):
+        train(TEXTS, TokenizerSettings(algorithm="bpe", vocab_size=270, num_sentinels=10))
+    with pytest.raises(HeedfulError, match=r"vocab_size is 9 \(5 without the 4 sentinels\), but the 5 special tokens"):
+        train(TEXTS, TokenizerSettings(vocab_size=9, num_sentinels=4))
     with pytest.raises(HeedfulError, match="sentinels is -1; expected a whole number from 0"):
-        train(TEXTS, TokenizerSettings(sentinels=-1))
+        train(TEXTS, TokenizerSettings(num_sentinels=-1))

@@ -11,7 +11,7 @@ from corpora import documents, trained
 
 def make_teacher(folder: Path, width: int) -> Path:
     """Save a BERT of one layer; its vectors are the means of its rows."""
-    own = trained(documents(30, seed=8), vocabulary=120)
+    own = trained(documents(30, seed=8), vocab_size=120)
     own.save(folder)
     torch.manual_seed(1)
     config = transformers.BertConfig(

@@ -119,7 +119,7 @@ def tokenizer(
 ) -> None:
     """Train a tokenizer on text files.
 
-    WordPiece, or with --kind=bpe byte-level BPE, or with --kind=unigram Unigram.
+    WordPiece; with --algorithm bpe byte-level BPE, with --algorithm unigram Unigram.
     """
     from heedful.runs.overrides import override
     from heedful.settings import from_file
@@ -140,7 +140,7 @@ def tokenizer(
         raise HeedfulError(f"{out} cannot be written: {error.strerror}") from error
     text = next((line for line in lines(corpus) if line.strip()), "")[:200]
     tokens = [trained.name(id) for id in trained.encode(text).ids]
-    facts: dict[str, Any] = {"vocabulary": trained.size, "fingerprint": trained.fingerprint, "folder": str(out)}
+    facts: dict[str, Any] = {"vocab_size": trained.size, "fingerprint": trained.fingerprint, "folder": str(out)}
     if as_json:
         return write_json(facts | {"example": {"text": text, "tokens": tokens}})
     table([[name, str(value)] for name, value in facts.items()])

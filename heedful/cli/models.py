@@ -37,7 +37,7 @@ def models(
                 "layers": [stack.layers for stack in stacks],
                 "width": model.width,
                 "heads": stacks[0].heads,
-                "vocabulary": model.embedding.vocabulary,
+                "vocab_size": model.embedding.vocabulary,
                 "parameters": size.parameters,
             }
         )
@@ -47,7 +47,7 @@ def models(
     for name, sizes in groupby(found, key=lambda each: each["family"]):
         rows.append([name])
         for each in sizes:
-            numbers = (f"{each[what]:,}" for what in ("width", "heads", "vocabulary", "parameters"))
+            numbers = (f"{each[what]:,}" for what in ("width", "heads", "vocab_size", "parameters"))
             rows.append([f"  {each['size']}", " + ".join(map(str, each["layers"])), *numbers])
     table(rows, head=["size", "layers", "width", "heads", "tokens", "parameters"], right={1, 2, 3, 4, 5})
     note("Parameters of the bare model, counted on it; what is shared counts once.")

@@ -45,7 +45,7 @@ def classic_start(
         return _in_context(settings, seed)
     words, mine, known = settings.words, list[str](), None
     if words.tokens == "subwords":
-        names = TokenizerSettings(vocabulary=words.vocab_size, lower_case=words.lower_case)
+        names = TokenizerSettings(vocab_size=words.vocab_size, lower_case=words.lower_case)
         tokenizer = train(texts, names)
     else:
         tokenizer, known, mine = _words(words, texts if every is None else every)

@@ -47,7 +47,7 @@ from heedful.train.resume import only_run
 
 SETTINGS, OUTPUTS, BASELINE, TAUGHT = "distil.toml", "outputs", "baseline", "teacher.json"
 PROJECT = 7
-UNUSED = ("model", "tokenizer", "vocabulary", "characters")  # settings of pre-training that change nothing here
+UNUSED = ("model", "tokenizer")  # settings of pre-training that change nothing here
 
 
 def distil_masked(

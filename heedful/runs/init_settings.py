@@ -48,7 +48,7 @@ class WordSettings:
 class SharedTokenizer:
     """The tokenizer that is trained on source and target texts, for a model that writes."""
 
-    kind: Literal["bpe", "wordpiece"] = "bpe"  # bpe: any text comes back as it was; wordpiece: others are counted
+    algorithm: Literal["bpe", "wordpiece"] = "bpe"  # bpe is byte-level and reproduces any text; wordpiece does not
     vocab_size: int = 8000  # tokens of the vocabulary of source and target together
     lower_case: bool = False  # lower-case texts before they are tokenised
 

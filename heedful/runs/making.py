@@ -93,7 +93,7 @@ def start(
         return load(init.model, revision=init.revision or None)
     longest = longest or LONGEST
     texts = list(_texts(source, counts))
-    tokenizer = train(texts, TokenizerSettings(vocabulary=init.tokenizer.vocab_size, max_length=longest))
+    tokenizer = train(texts, TokenizerSettings(vocab_size=init.tokenizer.vocab_size, max_length=longest))
     bare = create(Config(family="heedful", model=_model(init, tokenizer, longest)), tokenizer, seed=seed)
     said(
         f"no model was given: an encoder of {bare.count():,} parameters is trained on the spot, on these texts alone; "

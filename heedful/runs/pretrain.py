@@ -206,12 +206,12 @@ class Run:
 
     def _tokenizer(self, started: Loaded | None) -> Tokenizer:
         kept, settings = self.folder / TOKENIZER, self.settings
-        if settings.tokenizer:
-            named = Tokenizer.load(settings.tokenizer)
+        if settings.tokenizer.path:
+            named = Tokenizer.load(settings.tokenizer.path)
             if started is not None and started.tokenizer and started.tokenizer.fingerprint != named.fingerprint:
                 raise HeedfulError(
-                    f"{started.source} was trained with another tokenizer than {settings.tokenizer}, by which its ids "
-                    "would mean other tokens: leave --tokenizer out"
+                    f"--tokenizer is {settings.tokenizer.path}, but {started.source} was trained with another "
+                    "tokenizer, whose ids mean other tokens: leave --tokenizer out"
                 )
             return named
         if started is not None:
@@ -221,16 +221,16 @@ class Run:
         if (given := self._given()) is not None and (given.folder / TOKENIZER).is_dir():
             return Tokenizer.load(given.folder / TOKENIZER)
         if self.ranks.first and not (kept / "tokenizer.json").exists():  # which is written last
-            asked = replace(settings.vocabulary, max_length=max(settings.lengths))
-            if isinstance(settings.objective, SpanCorruptionSettings) and not asked.sentinels:
-                asked = replace(asked, sentinels=max(1, min(SENTINELS, asked.vocabulary // 20)))
+            asked = replace(settings.tokenizer, max_length=max(settings.lengths))
+            if isinstance(settings.objective, SpanCorruptionSettings) and not asked.num_sentinels:
+                asked = replace(asked, num_sentinels=max(1, min(SENTINELS, asked.vocab_size // 20)))
             self.watch.said(
-                f"training a tokenizer on the text ({asked.kind}, up to {asked.vocabulary:,} tokens); "
+                f"training a tokenizer on the text ({asked.algorithm}, up to {asked.vocab_size:,} tokens); "
                 "--tokenizer takes one that is there"
             )
             files = [path for path, _ in expand([Path(each) for each in settings.data], self.folder)[0]]
             read = Reading(files, settings.corpus, Sieve(LeaveOut()), []).chunks()
-            made = train(_sample((each for chunk in read for each in chunk or ()), settings.characters), asked)
+            made = train(_sample((each for chunk in read for each in chunk or ()), asked.train_chars), asked)
             made.save(kept)
         self.ranks.wait()
         return Tokenizer.load(kept)

@@ -40,7 +40,8 @@ from heedful.runs.pretrain_settings import (
     defaults,
 )
 from heedful.runs.pretrain_teacher import TeacherRun, WindowRows
-from heedful.tokenizer import Tokenizer, TokenizerSettings
+from heedful.tokenizer import Tokenizer
+from heedful.tokenizer.settings import PretrainTokenizer
 
 GENERATOR = "generator"  # in a run's folder: the model that learned beside the other
 DROPOUTS = ("dropout", "attention_dropout", "attention_out_dropout", "inner_dropout", "final_dropout")
@@ -63,20 +64,20 @@ class Pieces:
 def unused_settings(settings: PretrainSettings, *, made: bool) -> None:
     """Refuse what was asked for and would change nothing; `made`: the data is a corpus that was made before."""
     start, usual = settings.model.init_from, defaults(settings.objective.kind, 1, going_on=False)
-    own = "--tokenizer names one" if settings.tokenizer else f"{start or 'the corpus'} has its own"
-    trained = not (made or start or settings.tokenizer)
+    own = "--tokenizer names one" if settings.tokenizer.path else f"{start or 'the corpus'} has its own"
+    of_new_one = [each.name for each in fields(PretrainTokenizer) if each.name != "path"]
+    trained = not (made or start or settings.tokenizer.path)
     for table, names, used, why in (
         ("fit", ("eval_every_epochs",), False, "set eval_every_steps instead"),
-        ("vocabulary", ("max_length",), False, "the greatest max_seq_length of all phases is used"),
-        ("vocabulary", [each.name for each in fields(TokenizerSettings)], trained, f"no tokenizer is trained, {own}"),
-        ("", ("characters",), trained, f"no tokenizer is trained, {own}"),
+        ("tokenizer", ("max_length",), False, "the greatest max_seq_length of all phases is used"),
+        ("tokenizer", of_new_one, trained, f"no tokenizer is trained, {own}"),
         ("corpus", [each.name for each in fields(CorpusSettings)], not made, "the corpus was made before"),
         ("model", ("family", "size", "layers", "width", "heads"), not start, f"{start} has a shape of its own"),
     ):
-        given, known = (getattr(each, table) if table else each for each in (settings, usual))
+        given, known = (getattr(each, table) for each in (settings, usual))
         for name in names:
             if not used and getattr(given, name) != getattr(known, name):
-                raise HeedfulError(f"{f'{table}.{name}' if table else name} would change nothing: {why}; leave it out")
+                raise HeedfulError(f"{table}.{name} would change nothing: {why}; leave it out")
 
 
 def foresee_model(settings: PretrainSettings, started: Loaded | None, teacher: Loaded | None) -> None:

@@ -11,10 +11,10 @@ from heedful.data.documents import CorpusSettings
 from heedful.errors import HeedfulError, SettingError, did_you_mean
 from heedful.runs.distillation_settings import TERMS, DistillationSettings, MaskUnit, Probe, TermWeights, settings_of
 from heedful.runs.overrides import Overrides
-from heedful.tokenizer.settings import TokenizerSettings
+from heedful.tokenizer.settings import PretrainTokenizer
 from heedful.train.settings import AdamW, FitSettings, Linear, TrainSettings
 
-VOCABULARY = TokenizerSettings(vocabulary=16_000)
+TOKENIZER = PretrainTokenizer()
 CORPUS = CorpusSettings()
 
 
@@ -184,9 +184,7 @@ class PretrainSettings:
     data: tuple[str, ...] = ()  # files and folders of text, or the folder of a corpus
     objective: ObjectiveSettings = MlmSettings()
     model: ModelSettings = ModelSettings()
-    tokenizer: str = ""  # folder of a tokenizer; "": that of model.init_from, or a new one trained on the text
-    vocabulary: TokenizerSettings = VOCABULARY  # settings of a new tokenizer
-    characters: int = 30_000_000  # that it is trained on, at most, from all over the text
+    tokenizer: PretrainTokenizer = TOKENIZER
     corpus: CorpusSettings = CORPUS
     max_seq_length: int = 128  # tokens of a sequence, at most
     phases: tuple[Phase, ...] = ()  # later parts of the training with other settings, as longer sequences
@@ -209,7 +207,6 @@ class PretrainSettings:
             ("eval_fraction", 0 < self.eval_fraction < 1, "a share between 0 and 1"),
             ("eval_tokens", self.eval_tokens >= 1, "a whole number from 1"),
             ("eval_every_steps", self.eval_every_steps >= 1, "a whole number from 1"),
-            ("characters", self.characters >= 1, "a whole number from 1"),
         ):
             if not right:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
@@ -250,7 +247,7 @@ class PretrainSettings:
     def text(self) -> tuple[Any, ...]:
         """What decides which tokenizer and which corpus a run makes, beside the bytes of its files."""
         spans = isinstance(self.objective, SpanCorruptionSettings)
-        return self.data, self.corpus, self.tokenizer, self.model.init_from, self.vocabulary, self.characters, spans
+        return self.data, self.corpus, self.tokenizer, self.model.init_from, spans
 
 
 def defaults(objective: str, width: int, *, going_on: bool) -> PretrainSettings:
@@ -262,7 +259,7 @@ def defaults(objective: str, width: int, *, going_on: bool) -> PretrainSettings:
     kind = OBJECTIVES[objective]
     return PretrainSettings(
         objective=kind(teacher="?") if kind is DistillationSettings else kind(),
-        vocabulary=replace(VOCABULARY, kind="bpe") if kind is ClmSettings else VOCABULARY,  # as published
+        tokenizer=replace(TOKENIZER, algorithm="bpe") if kind is ClmSettings else TOKENIZER,  # as published
         train=TrainSettings(
             max_steps=10_000,
             batch_size=4,
@@ -300,7 +297,7 @@ def overrides_of(
     for option, given, path in (
         ("--size", size, "model.size"),
         ("--model", model, "model.init_from"),
-        ("--tokenizer", tokenizer, "tokenizer"),
+        ("--tokenizer", tokenizer, "tokenizer.path"),
         ("--teacher", teacher, "objective.teacher"),
     ):
         if given:

@@ -44,8 +44,8 @@ def writer_start(
     places = init.longest if isinstance(init, Transformer) and init.positions == "learned" else None
     limits = [most for most in (longest, places) if most is not None]
     names = TokenizerSettings(
-        kind=pieces.kind,
-        vocabulary=pieces.vocab_size,
+        algorithm=pieces.algorithm,
+        vocab_size=pieces.vocab_size,
         lower_case=pieces.lower_case,
         strip_accents=False,
         max_length=min(limits, default=None),

@@ -60,7 +60,7 @@ def world(plan: Plan, seed: int, few: int) -> Any:
 def _toy(plan: Plan, folder: Path, seed: int, few: int) -> World:
     documents = stories(plan.pick(6000, 120), seed)
     (folder / "stories.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
-    tokenizer = train_tokenizer(documents, TokenizerSettings(vocabulary=400, max_length=64))
+    tokenizer = train_tokenizer(documents, TokenizerSettings(vocab_size=400, max_length=64))
     drawn, many = plan.pick((2400, 600), (320, 40))  # about 5 texts of 16 judge by words of one half alone
     data = texts(Sizes(train=8 * few, dev=0, test=drawn), seed)
     old, new = ({*FINE[half], *POOR[half]} for half in (slice(0, 5), slice(5, 10)))
@@ -92,7 +92,7 @@ def _real(data: Path, folder: Path, seed: int, few: int) -> World:
     start = seed * few % max(1, len(train) - few)
     reading = Reading([path for path, _ in expand([text])[0]], CorpusSettings(), Sieve(LeaveOut()), [])
     some = [each for each, _ in islice((one for chunk in reading.chunks() for one in chunk or ()), 4000)]
-    tokenizer = train_tokenizer(some, TokenizerSettings(vocabulary=8000, max_length=128))
+    tokenizer = train_tokenizer(some, TokenizerSettings(vocab_size=8000, max_length=128))
     corpus = build([text], tokenizer, folder / "corpus", CorpusSettings(), processes=1)
     about = f"{len(corpus):,} real documents are read; then {few:,} labelled sentences, {len(dev):,} to measure"
     tests = {"real sentences": dev}

@@ -80,7 +80,7 @@ def examples(rows: Sequence[Translation]) -> list[Rewritten]:
 def pieces(given: Sequence[Rewritten]) -> Tokenizer:
     """One vocabulary of both languages."""
     texts = [text for each in given for text in each.texts]
-    return train(texts, TokenizerSettings(kind="bpe", vocabulary=PIECES))
+    return train(texts, TokenizerSettings(algorithm="bpe", vocab_size=PIECES))
 
 
 def task_of(loaded: Loaded, tokenizer: Tokenizer) -> Rewrite:

@@ -1,4 +1,4 @@
-"""What a trained tokenizer is to be; imports nothing heavy, so that a wrong setting is told at once."""
+"""Settings of a tokenizer that is trained; imports nothing heavy, so that a wrong setting is refused at once."""
 
 from __future__ import annotations
 
@@ -13,60 +13,73 @@ SENTINEL = "<extra_id_{}>"  # counted from 0; published vocabularies have 100 of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpecialNames:
-    """How the special tokens are spelled; ids 0 to 4 (BPE: in the order first, pad, separator, unknown, mask)."""
+    """The text of the special tokens; their ids are 0 to 4, for BPE in the order cls, pad, sep, unk, mask."""
 
-    pad: str = "[PAD]"  # fills rows up
-    unknown: str = "[UNK]"  # stands for what the vocabulary lacks
-    first: str = "[CLS]"  # begins each sequence
-    separator: str = "[SEP]"  # ends each segment
-    mask: str = "[MASK]"  # stands for masked tokens
+    pad_token: str = "[PAD]"  # padding
+    unk_token: str = "[UNK]"  # characters that the vocabulary lacks
+    cls_token: str = "[CLS]"  # begins each sequence
+    sep_token: str = "[SEP]"  # ends each segment
+    mask_token: str = "[MASK]"  # replaces masked tokens
 
     def config(self) -> dict[str, Any]:
-        """As tokenizer_config.json names them."""
-        keys = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-        return dict(zip(keys, asdict(self).values(), strict=True))
+        """Return the entries of tokenizer_config.json."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerSettings:
-    """What to train: WordPiece and Unigram wrap texts as BERT does, byte-level BPE as RoBERTa does."""
+    """A tokenizer to train: WordPiece and Unigram add BERT's special tokens to a text, byte-level BPE RoBERTa's."""
 
-    kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"  # algorithm of the tokenizer
-    vocabulary: int = 30_000  # how many tokens at most, special ones included
-    lower_case: bool | None = None  # None: as published for the kind, so for WordPiece alone
-    strip_accents: bool | None = None  # None: exactly when lower-casing
-    min_frequency: int = 2  # of a pair that is joined (WordPiece, BPE)
-    alphabet: int = 1_000  # how many characters are kept, the most frequent ones (WordPiece; BPE keeps all 256 bytes)
-    special: SpecialNames | None = None  # None: as published for the kind
-    max_length: int | None = None  # in tokens, of the model to come; written to tokenizer_config.json
-    sentinels: int = 0  # <extra_id_0> and so on, which stand for spans; the last of the vocabulary, 0 the very last
+    algorithm: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"  # bpe is byte-level
+    vocab_size: int = 30_000  # tokens of the vocabulary, at most, special tokens included
+    lower_case: bool | None = None  # lower-case texts; none: for WordPiece alone
+    strip_accents: bool | None = None  # remove accents; none: where texts are lower-cased
+    min_frequency: int = 2  # occurrences of a pair of tokens that is merged, at least (WordPiece, BPE)
+    limit_alphabet: int = 1_000  # characters of the vocabulary, the most frequent ones (WordPiece; BPE has all bytes)
+    special_tokens: SpecialNames | None = None  # their texts; none: [CLS] ..., and for BPE <s> ...
+    max_length: int | None = None  # tokens of a sequence, at most: model_max_length of tokenizer_config.json
+    num_sentinels: int = 0  # sentinel tokens <extra_id_0>, ... for span corruption, at the end of the vocabulary
 
     def __post_init__(self) -> None:
-        for name, least in (("min_frequency", 0), ("alphabet", 1), ("max_length", 1), ("sentinels", 0)):
+        for name, least in (("min_frequency", 0), ("limit_alphabet", 1), ("max_length", 1), ("num_sentinels", 0)):
             given = getattr(self, name)
             if given is not None and given < least:
                 raise HeedfulError(f"{name} is {given}; expected a whole number from {least}")
 
     @property
     def room(self) -> int:
-        """How many tokens there are at most without sentinels."""
-        return self.vocabulary - self.sentinels
+        """Tokens of the vocabulary without sentinels, at most."""
+        return self.vocab_size - self.num_sentinels
 
     @property
     def lower_cases(self) -> bool:
         """Whether text is lower-cased."""
-        return self.kind == "wordpiece" if self.lower_case is None else self.lower_case
+        return self.algorithm == "wordpiece" if self.lower_case is None else self.lower_case
 
     @property
     def strips_accents(self) -> bool:
-        """Whether accents are taken off."""
+        """Whether accents are removed."""
         return self.lower_cases if self.strip_accents is None else self.strip_accents
 
     @property
     def names(self) -> SpecialNames:
         """The special tokens."""
-        if self.special is not None:
-            return self.special
+        if self.special_tokens is not None:
+            return self.special_tokens
         first, pad, separator, unknown, mask = ANGLED
-        angled = SpecialNames(pad=pad, unknown=unknown, first=first, separator=separator, mask=mask)
-        return angled if self.kind == "bpe" else SpecialNames()
+        angled = SpecialNames(pad_token=pad, unk_token=unknown, cls_token=first, sep_token=separator, mask_token=mask)
+        return angled if self.algorithm == "bpe" else SpecialNames()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainTokenizer(TokenizerSettings):
+    """The tokenizer of a pre-training run: an existing one, or a new one that is trained on the text."""
+
+    path: str = ""  # folder of an existing tokenizer; "": that of model.init_from, or a new one trained on the text
+    vocab_size: int = 16_000  # tokens of the vocabulary, at most, special tokens included
+    train_chars: int = 30_000_000  # characters of the text that a new tokenizer is trained on, at most
+
+    def __post_init__(self) -> None:
+        TokenizerSettings.__post_init__(self)
+        if self.train_chars < 1:
+            raise HeedfulError(f"train_chars is {self.train_chars}; expected a whole number from 1")

@@ -39,28 +39,28 @@ def train(sources: Iterable[str | Path], settings: TokenizerSettings) -> Tokeniz
         raise HeedfulError(f"sources is one {type(sources).__name__}: give a list of texts (str) and files (Path)")
     if iter(sources) is sources:
         raise HeedfulError("sources can be read once only, but are read twice: give a list, not a generator")
-    if settings.kind not in TRAINERS:
-        hint = did_you_mean(str(settings.kind), list(TRAINERS))
-        raise HeedfulError(f"kind is {settings.kind!r}{hint}: use one of {', '.join(TRAINERS)}")
+    if settings.algorithm not in TRAINERS:
+        hint = did_you_mean(str(settings.algorithm), list(TRAINERS))
+        raise HeedfulError(f"algorithm is {settings.algorithm!r}{hint}: use one of {', '.join(TRAINERS)}")
     names = tuple(asdict(settings.names).values())
     if len(set(names)) != len(names) or not all(names):
         raise HeedfulError(f"the special tokens are {names}: give five different ones")
     if settings.room <= len(names):
-        raise HeedfulError(f"vocabulary is {_size(settings)}, but the {len(names)} special tokens need more")
+        raise HeedfulError(f"vocab_size is {_size(settings)}, but the {len(names)} special tokens need more")
     config = settings.names.config()
     if settings.max_length is not None:
         config["model_max_length"] = settings.max_length
     with guarded("training failed", REMEDY):
-        backend = TRAINERS[settings.kind](lambda: lines(sources), settings, config)
+        backend = TRAINERS[settings.algorithm](lambda: lines(sources), settings, config)
         backend.add_special_tokens(list(names))
-        backend.add_special_tokens([SENTINEL.format(number) for number in reversed(range(settings.sentinels))])
+        backend.add_special_tokens([SENTINEL.format(number) for number in reversed(range(settings.num_sentinels))])
     return Tokenizer(backend, config)
 
 
 def _size(settings: TokenizerSettings) -> str:
     """How large a vocabulary may be, for a message."""
-    less = f" ({settings.room} without the {settings.sentinels} sentinels)" if settings.sentinels else ""
-    return f"{settings.vocabulary}{less}"
+    less = f" ({settings.room} without the {settings.num_sentinels} sentinels)" if settings.num_sentinels else ""
+    return f"{settings.vocab_size}{less}"
 
 
 Lines = Callable[[], Iterator[str]]
@@ -76,16 +76,16 @@ def _train_word_pieces(read: Lines, settings: TokenizerSettings, config: dict[st
     names = list(asdict(settings.names).values())
     empty = {name: number for number, name in enumerate(names)}
     backend = word_pieces(empty, config, "the special tokens", [])
-    characters, inner = _characters(read(), backend, settings.alphabet)
+    characters, inner = _characters(read(), backend, settings.limit_alphabet)
     if not characters:
         raise HeedfulError("there is no text in the sources: give some to learn from")
     if settings.room < len(names) + len(characters) + len(inner):
         raise HeedfulError(
-            f"vocabulary is {_size(settings)}, but {len(names)} special tokens, {len(characters)} characters and "
-            f"{len(inner)} of them inside words need {len(names) + len(characters) + len(inner)}: raise vocabulary, "
-            "or lower alphabet"
+            f"vocab_size is {_size(settings)}, but {len(names)} special tokens, {len(characters)} characters and "
+            f"{len(inner)} of them inside words need {len(names) + len(characters) + len(inner)}: raise vocab_size, "
+            "or lower limit_alphabet"
         )
-    learner = tokenizers.Tokenizer(models.WordPiece(empty, unk_token=settings.names.unknown))
+    learner = tokenizers.Tokenizer(models.WordPiece(empty, unk_token=settings.names.unk_token))
     learner.normalizer, learner.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
     trainer = trainers.WordPieceTrainer(
         vocab_size=settings.room,
@@ -115,8 +115,8 @@ def _characters(texts: Iterator[str], backend: tokenizers.Tokenizer, most: int) 
 def _train_bytes(read: Lines, settings: TokenizerSettings, config: dict[str, Any]) -> tokenizers.Tokenizer:
     names = settings.names
     if settings.room < 5 + 256:
-        raise HeedfulError(f"vocabulary is {_size(settings)}, but 5 special tokens and 256 bytes need 261: raise it")
-    config |= {"bos_token": names.first, "eos_token": names.separator}
+        raise HeedfulError(f"vocab_size is {_size(settings)}, but 5 special tokens and 256 bytes need 261: raise it")
+    config |= {"bos_token": names.cls_token, "eos_token": names.sep_token}
     learner = tokenizers.Tokenizer(models.BPE())
     if steps := _accents_and_case(settings, normalizers.NFD(), normalizers.NFC()):
         learner.normalizer = normalizers.Sequence(steps)
@@ -124,7 +124,7 @@ def _train_bytes(read: Lines, settings: TokenizerSettings, config: dict[str, Any
     trainer = trainers.BpeTrainer(
         vocab_size=settings.room,
         min_frequency=settings.min_frequency,
-        special_tokens=[names.first, names.pad, names.separator, names.unknown, names.mask],
+        special_tokens=[names.cls_token, names.pad_token, names.sep_token, names.unk_token, names.mask_token],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -133,7 +133,7 @@ def _train_bytes(read: Lines, settings: TokenizerSettings, config: dict[str, Any
     merges = [(left, right) for left, right in model["merges"]]
     backend = byte_level(model["vocab"], merges, config, "the trained vocabulary", [])
     backend.normalizer = learner.normalizer
-    backend.add_special_tokens([tokenizers.AddedToken(names.mask, lstrip=True, special=True, normalized=False)])
+    backend.add_special_tokens([tokenizers.AddedToken(names.mask_token, lstrip=True, special=True, normalized=False)])
     return backend
 
 
@@ -153,7 +153,7 @@ def _train_unigram(read: Lines, settings: TokenizerSettings, config: dict[str, A
     trainer = trainers.UnigramTrainer(
         vocab_size=settings.room,
         special_tokens=names,
-        unk_token=settings.names.unknown,
+        unk_token=settings.names.unk_token,
         show_progress=False,
     )
     learner.train_from_iterator(read(), trainer)
@@ -161,10 +161,10 @@ def _train_unigram(read: Lines, settings: TokenizerSettings, config: dict[str, A
     if len(pieces) <= len(names):
         raise HeedfulError("there is no text in the sources: give some to learn from")
     vocabulary = [(name, 0.0) for name in names] + [pair for pair in pieces if pair[0] not in names]
-    backend = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=names.index(settings.names.unknown)))
+    backend = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=names.index(settings.names.unk_token)))
     backend.normalizer, backend.pre_tokenizer = learner.normalizer, learner.pre_tokenizer
     backend.decoder = decoders.Metaspace()
-    wrap(backend, settings.names.first, settings.names.separator)
+    wrap(backend, settings.names.cls_token, settings.names.sep_token)
     return backend
 
 

@@ -392,7 +392,7 @@ SMALL = settings(
     pack_length=64,
     eval_fraction=0.1,
     eval_every_steps=10,
-    vocabulary__vocabulary=400,
+    tokenizer__vocab_size=400,
     corpus__sample_by="paragraph",
 )
 LOSSES_BEFORE = {  # names of recipes of losses in the other checkout, which name the probes
@@ -716,7 +716,7 @@ def defaults(work: Path, quick: bool) -> Probes:
     found["distil, masked"] = to_mapping(MaskedDistilSettings(teacher="t"))
     found |= {f"losses, {LOSSES_BEFORE[name]}": to_mapping(losses) for name, losses in RECIPES.items()}
     found["limits"], found["timeouts"] = to_mapping(Limits()), to_mapping(Timeouts())
-    found["tokenizer"] = to_mapping(TokenizerSettings(vocabulary=1000))
+    found["tokenizer"] = to_mapping(TokenizerSettings(vocab_size=1000))
     return {name: as_before(value) for name, value in found.items()}
 
 

@@ -15,7 +15,7 @@ from heedful.checkpoint import create, read_config
 from heedful.packed import Packed
 from heedful.tokenizer import TokenizerSettings, train
 
-TOKENIZER = train(["when do you open ?", "the drill smokes"] * 5, TokenizerSettings(kind="bpe", vocabulary=270))
+TOKENIZER = train(["when do you open ?", "the drill smokes"] * 5, TokenizerSettings(algorithm="bpe", vocab_size=270))
 
 
 def classifier(folder: Path, pad: int | None) -> Path:

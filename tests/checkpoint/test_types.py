@@ -30,7 +30,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("words")
     save_tiny(folder, "bert", "BertModel")
     loaded = heedful.load(folder)
-    loaded.tokenizer = train(PAIR * 4, TokenizerSettings(vocabulary=60, min_frequency=1))
+    loaded.tokenizer = train(PAIR * 4, TokenizerSettings(vocab_size=60, min_frequency=1))
     heedful.save(loaded, folder, overwrite=True)
     return Tokenizer.load(folder)
 

@@ -55,7 +55,7 @@ def jsonl(path: Path, texts: list[str], column: str = "text") -> Path:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train(invented(200), TokenizerSettings(vocabulary=200))
+    return train(invented(200), TokenizerSettings(vocab_size=200))
 
 
 def texts(corpus: Corpus, tokenizer: Tokenizer) -> list[str]:
@@ -392,7 +392,7 @@ def test_a_finished_one_is_reused_and_another_refused(
         )
         refused(start + both, settings=CorpusSettings(shard_chars=9000, dedup="exact"))
         refused(start + r'its files are \["a.jsonl", "b.txt", "c.jsonl"\], not \["a.jsonl"\]', files=many[:1])
-        other = train(invented(50), TokenizerSettings(vocabulary=150))
+        other = train(invented(50), TokenizerSettings(vocab_size=150))
         refused(start + "its tokenizer gives other ids", tokenizer=other)
         before = many[1].read_text()
         many[1].write_text(before + "More.\n")
@@ -520,7 +520,7 @@ def test_an_error_in_a_worker_is_told_here(
 @pytest.mark.timeout(900)
 def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
     """The same peak, of the reader and of its workers, for an input ten times as large."""
-    train(invented(200), TokenizerSettings(vocabulary=200)).save(tmp_path / "tokenizer")
+    train(invented(200), TokenizerSettings(vocab_size=200)).save(tmp_path / "tokenizer")
     given = invented(3000, paragraphs=12)
 
     def peaks(times: int) -> list[int]:

@@ -25,12 +25,12 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train(TEXTS, TokenizerSettings(vocabulary=120, min_frequency=1))
+    return train(TEXTS, TokenizerSettings(vocab_size=120, min_frequency=1))
 
 
 @pytest.fixture(scope="module")
 def bytes_() -> Tokenizer:
-    return train(TEXTS, TokenizerSettings(kind="bpe", vocabulary=300, min_frequency=1))
+    return train(TEXTS, TokenizerSettings(algorithm="bpe", vocab_size=300, min_frequency=1))
 
 
 def made(folder: Path, tokenizer: Tokenizer, texts: list[str] = TEXTS, shard: int = 10) -> Corpus:
@@ -114,7 +114,7 @@ def test_an_unfinished_corpus_says_what_to_do(tmp_path: Path) -> None:
 
 def test_segments_without_tokens_hand_their_paragraph_on(tmp_path: Path) -> None:
     """A vocabulary's normaliser may leave nothing of a text."""
-    tokenizer = train(TEXTS, TokenizerSettings(vocabulary=120, min_frequency=1))
+    tokenizer = train(TEXTS, TokenizerSettings(vocab_size=120, min_frequency=1))
     corpus = made(tmp_path, tokenizer, ["A ferry.", "\u200e", "\u200e\n\nRain fell. It fell."])
     assert corpus.documents.tolist() == [0, 1, 3]
     assert corpus.paragraphs.tolist() == [True, True, False]

@@ -135,7 +135,7 @@ def test_each_written_token_has_its_row_and_its_reasons() -> None:
 
 def test_bytes_are_read_as_characters() -> None:
     text = "le café, où naïve déjà vu"
-    words = train([text] * 3, TokenizerSettings(kind="bpe", vocabulary=300))
+    words = train([text] * 3, TokenizerSettings(algorithm="bpe", vocab_size=300))
     nets = ClassicConfig(embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=Writer(width=8))
     inside = Inside(create(Config(family="heedful-classic", model=nets), words), text)
     names = [token["text"] for token in inside.sides["source"] if not token["special"]]

@@ -36,7 +36,7 @@ TEXTS = [" ".join(each) for each in documents(8, seed=3, sentences=(1, 2))]
 @cache
 def tokenizer(kind: str, vocabulary: int) -> Tokenizer:
     """A tokenizer of the texts; a small vocabulary has short pieces."""
-    return trained([[text] for text in TEXTS], kind=kind, vocabulary=vocabulary)
+    return trained([[text] for text in TEXTS], algorithm=kind, vocab_size=vocabulary)
 
 
 FEW, MANY = tokenizer("wordpiece", 70), tokenizer("wordpiece", 200)

@@ -21,7 +21,7 @@ TEXTS = documents(12, seed=2)
 def made(kind: str) -> Tokenizer:
     """A tokenizer of each kind, and some that put other things around a text."""
     if kind in ("wordpiece", "bpe", "unigram"):
-        return trained(TEXTS, kind=kind, vocabulary=330)
+        return trained(TEXTS, algorithm=kind, vocab_size=330)
     names = {name: id for id, name in enumerate(["<s>", "</s>", "a", "b", "c"])}
     backend = tokenizers.Tokenizer(models.WordLevel(names, unk_token="a"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

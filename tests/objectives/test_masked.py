@@ -30,7 +30,7 @@ TEXTS = ["unbelievable foxes jumped overwhelmingly", "the dogs slept", "near hid
 @pytest.fixture(scope="module")
 def words() -> Tokenizer:
     """Many words are several pieces."""
-    return train(TEXTS, TokenizerSettings(vocabulary=64))
+    return train(TEXTS, TokenizerSettings(vocab_size=64))
 
 
 def rows_of(tokenizer: Tokenizer, texts: list[str]) -> Sample:
@@ -123,7 +123,7 @@ def test_spans_are_of_words_and_of_one_kind(words: Tokenizer) -> None:
 def test_what_follows_a_lines_end_is_a_word_of_its_own() -> None:
     """Byte-level vocabularies mark the space before a word, and there is none."""
     texts = ["the fox ran\nThe dog slept\n\nno one came"] * 9
-    own = train(texts, TokenizerSettings(kind="bpe", vocabulary=300))
+    own = train(texts, TokenizerSettings(algorithm="bpe", vocab_size=300))
     sample = rows_of(own, texts[:1])
     names = [own.name(int(id)) for id in sample.tokens]
     after = [place for place in range(1, len(names)) if names[place - 1] == "\u010a"]

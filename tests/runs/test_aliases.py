@@ -15,6 +15,7 @@ from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain_settings import PretrainSettings
 from heedful.runs.pretrain_settings import defaults as pretraining
 from heedful.runs.settings import FinetuneSettings, defaults, known_task
+from heedful.tokenizer.settings import TokenizerSettings
 
 CLASSIFY = defaults("classify", 600, fresh=False)[0]
 PRETRAIN = pretraining("mlm", 256, going_on=False)
@@ -67,7 +68,11 @@ PRETRAINING = [
     ("XLM", "mlm_prob", 0.5, "objective.mask_prob"),
     ("bert", "dupe_factor", 3, "objective.num_static_masks"),
     ("transformers", "block_size", 64, "max_seq_length"),
-    ("transformers", "tokenizer_name", "t", "tokenizer"),
+    ("transformers", "tokenizer_name", "t", "tokenizer.path"),
+    ("transformers", "do_lower_case", True, "tokenizer.lower_case"),
+    ("transformers", "extra_ids", 7, "tokenizer.num_sentinels"),
+    ("sentencepiece", "vocabulary_size", 70, "tokenizer.vocab_size"),
+    ("torchtext", "min_freq", 3, "tokenizer.min_frequency"),
     ("transformers", "model_name_or_path", "m", "model.init_from"),
     ("scikit-learn", "validation_fraction", 0.5, "eval_fraction"),
 ]
@@ -179,7 +184,7 @@ def test_a_name_of_another_command_is_answered_with_its_setting() -> None:
 def test_everything_that_a_foreign_name_means_exists() -> None:
     known = {
         path
-        for cls in (FinetuneSettings, PretrainSettings, DistilSettings, MaskedDistilSettings)
+        for cls in (FinetuneSettings, PretrainSettings, DistilSettings, MaskedDistilSettings, TokenizerSettings)
         for path in paths(cls)
     }
     verbs = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}

@@ -204,7 +204,7 @@ def test_a_sentence_ends_however_the_vocabulary_spells_it() -> None:
     """Byte-level, SentencePiece and word vocabularies; marks that are one token, and with a quote behind them."""
     texts = ['It is good . Bad ! He said "go." And … then ?! Stop... 2 of 3', "你好。 再见！"] * 9
     for kind in ("bpe", "unigram", "wordpiece"):
-        tokenizer = train(texts, TokenizerSettings(kind=kind, vocabulary=330 if kind == "bpe" else 80))
+        tokenizer = train(texts, TokenizerSettings(algorithm=kind, vocab_size=330 if kind == "bpe" else 80))
         reader = ended(Hierarchical(), tokenizer)
         assert isinstance(reader, Hierarchical)
         said = {tokenizer.decode([id]).strip() for id in reader.ends if id != tokenizer.special.separator}

@@ -384,7 +384,9 @@ def _padded(folder: Path, teacher: Path) -> Path:
     return folder / "padded"
 
 
-@pytest.mark.parametrize("wish", ["model.size=tiny", 'data=["a.txt"]', "tokenizer=words", "vocabulary.kind=bpe"])
+@pytest.mark.parametrize(
+    "wish", ["model.size=tiny", 'data=["a.txt"]', "tokenizer.path=words", "tokenizer.algorithm=bpe"]
+)
 def test_what_pretraining_alone_decides_is_refused(wish: str, tmp_path: Path) -> None:
     teacher, text = of_text(tmp_path)
     message = f"pretrain.{wish.partition('=')[0].partition('.')[0]} would change nothing"

@@ -113,7 +113,7 @@ KINDS = ("mlm", "mlm+nsp", "mlm+sop", "clm", "plm", "rtd", "distillation")
 @pytest.mark.parametrize("kind", KINDS)
 def test_objectives(kind: str, tmp_path: Path) -> None:
     text = write(tmp_path / "text.txt", documents(60, seed=1))
-    trained(documents(60, seed=1), vocabulary=300).save(tmp_path / "words")
+    trained(documents(60, seed=1), vocab_size=300).save(tmp_path / "words")
     more = {"objective.teacher": make(tmp_path / "teacher", "single")} if kind == "distillation" else {}
     small = {
         "model.layers": 1,

@@ -65,7 +65,7 @@ SMALL = {
     "eval_fraction": 0.1,
     "eval_every_steps": 3,
     "fit.keep_checkpoints": "true",
-    "vocabulary.vocabulary": 400,
+    "tokenizer.vocab_size": 400,
     "corpus.sample_by": "paragraph",
 }
 MODELS = {  # transformers' class, and how it calls what our head gives
@@ -114,7 +114,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tokenizer of the text, so that not every run has to train one."""
     folder = tmp_path_factory.mktemp("known")
-    trained(documents(120, seed=1), vocabulary=400).save(folder)
+    trained(documents(120, seed=1), vocab_size=400).save(folder)
     return folder
 
 
@@ -143,8 +143,8 @@ def asked(data: Any, kind: str = "mlm", more: dict[str, Any] | None = None, **na
     """SMALL settings but for those that would change nothing, with some that go over them."""
     more, made = more or {}, isinstance(data, Path) and holds(data)
     start = named.get("model") or more.get("model.init_from")
-    tokenizer = named.get("tokenizer") or more.get("tokenizer")
-    unused = [("model.", start), ("vocabulary.", start or tokenizer or made), ("corpus.", made)]
+    tokenizer = named.get("tokenizer") or more.get("tokenizer.path")
+    unused = [("model.", start), ("tokenizer.", start or tokenizer or made), ("corpus.", made)]
     gone = tuple(part for part, why in unused if why)
     gone += ("train.max_steps",) if "train.time_budget" in more else ()
     small = {name: value for name, value in SMALL.items() if not name.startswith(gone)}
@@ -287,7 +287,7 @@ def test_a_run_as_it_is(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_the_tokenizer_that_is_trained(tmp_path: Path, text: Path, kind: str, vocabulary: int, count: int) -> None:
     seen = Seen()
-    go(text, tmp_path / "run", kind, {"vocabulary.vocabulary": vocabulary, "train.max_steps": 1}, watch=seen)
+    go(text, tmp_path / "run", kind, {"tokenizer.vocab_size": vocabulary, "train.max_steps": 1}, watch=seen)
     tokenizer = Tokenizer.load(tmp_path / "run" / "model")
     sentinels = [tokenizer.id(f"<extra_id_{number}>") for number in range(count + 1)]
     assert sentinels == [*range(tokenizer.size - 1, tokenizer.size - 1 - count, -1), None]
@@ -304,13 +304,13 @@ def test_recipes_run(name: str, tmp_path: Path, text: Path, teacher: Path) -> No
     clock = published.train.time_budget is not None
     more: dict[str, Any] = {"train.time_budget": 0.005} if clock else {"train.max_steps": 2}
     if not published.model.init_from:
-        more["vocabulary.vocabulary"] = 420
+        more["tokenizer.vocab_size"] = 420
     if published.phases:
         more["phases"] = "[{start_fraction = 0.5, max_seq_length = 40}]"
     if isinstance(published.objective, DistillationSettings) and published.objective.neighbour_texts:
         more["objective.neighbour_texts"] = 20
-    if published.vocabulary.sentinels:
-        more["vocabulary.sentinels"] = 20
+    if published.tokenizer.num_sentinels:
+        more["tokenizer.num_sentinels"] = 20
     if published.model.init_from:
         with pytest.raises(HeedfulError, match="'path/to/a-model' is neither a folder here nor a name"):
             run(published, tmp_path / "run")
@@ -374,7 +374,7 @@ def test_fresh_outputs_are_drawn_by_the_models_own_layers(known: Path, family: s
 def test_a_model_that_goes_on_learns_where_a_document_ends(tmp_path: Path, wrapped: bool) -> None:
     """Once for each, whatever the tokenizer puts around a text, and not where a window of a longer one does."""
     found = documents(40, seed=2, sentences=(5, 9))
-    tokenizer = trained(found, kind="bpe", vocabulary=400)
+    tokenizer = trained(found, algorithm="bpe", vocab_size=400)
     if not wrapped:  # as published: one token for all ends, and nothing around a text
         state = json.loads(tokenizer._backend.to_str()) | {"post_processor": None}
         tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)), {"eos_token": "</s>"})
@@ -394,7 +394,12 @@ def test_a_tokenizer_learns_from_all_over_the_text(tmp_path: Path) -> None:
     for name, word in (("de", "haus"), ("fr", "e\u0301te\u0301"), ("ru", "\u0434\u043e\u043c")):
         rows = "".join(f"{word} {number}.\n" for number in range(1000))
         (tmp_path / "data" / f"{name}.txt").write_text(rows, encoding="utf-8")
-    more = {"characters": 3000, "corpus.sample_by": "line", "vocabulary.lower_case": "false", "train.max_steps": 1}
+    more = {
+        "tokenizer.train_chars": 3000,
+        "corpus.sample_by": "line",
+        "tokenizer.lower_case": "false",
+        "train.max_steps": 1,
+    }
     done = go(tmp_path / "data", tmp_path / "run", more=more)
     assert done.results["corpus"]["counts"]["unknown"] == 0
     tokenizer = Tokenizer.load(tmp_path / "run" / "model")
@@ -604,7 +609,7 @@ def test_a_trained_model_goes_on(tmp_path: Path, text: Path) -> None:
     assert configs[0]["hidden_dropout_prob"] == configs[1]["hidden_dropout_prob"] == 0.1
     apart = tmp_path / "apart"
     word_tokenizer(["some", "words"]).save(apart)
-    with pytest.raises(HeedfulError, match="was trained with another tokenizer than"):
+    with pytest.raises(HeedfulError, match="was trained with another tokenizer"):
         go(other, tmp_path / "mixed", more=more, model=str(tmp_path / "first"), tokenizer=str(apart))
     with pytest.raises(HeedfulError, match=r"max_seq_length is 64, but .*first.* reads 32 tokens"):
         go(other, tmp_path / "third", more=more | {"max_seq_length": 64}, model=str(tmp_path / "first"))
@@ -738,7 +743,7 @@ def test_what_became_of_the_text_is_told(tmp_path: Path, known: Path) -> None:
     assert seen.sentences[:5] == [*told, f"bad rows are set aside in {run / 'bad-rows.jsonl'}"]
     card = (run / "model" / "README.md").read_text()
     assert all(f"- {plain(sentence)}\n" in card for sentence in told)
-    assert f"tokenizer = {known.name}\n" in card and str(tmp_path) not in card and str(known) not in card
+    assert f"tokenizer.path = {known.name}\n" in card and str(tmp_path) not in card and str(known) not in card
     corpus = done.results["corpus"]
     assert corpus["left_out"] == {"exact": 1, "near": 0, "short": 1, "empty": 1} and corpus["stated"] == told[:2]
     assert list(corpus["bad_rows"].values()) == [1] and corpus["cut"] == 0
@@ -847,25 +852,25 @@ def test_what_was_made_of_a_text_stays_unless_another_text_is_asked_for(tmp_path
         ),
         ("clm", {"model.family": "t5"}, "t5 has an encoder beside its decoder, .* take --objective span_corruption"),
         ("span_corruption", {"model.family": "gpt2"}, "gpt2 is a decoder alone, .* take --objective clm"),
-        ("mlm", {"tokenizer": "maskless"}, "this tokenizer has no mask token"),
-        ("rtd", {"tokenizer": "maskless"}, "this tokenizer has no mask token"),
-        ("span_corruption", {"tokenizer": "known"}, "this tokenizer has no token <extra_id_0>"),
-        ("mlm", {"tokenizer": "nowhere"}, "nowhere"),
+        ("mlm", {"tokenizer.path": "maskless"}, "this tokenizer has no mask token"),
+        ("rtd", {"tokenizer.path": "maskless"}, "this tokenizer has no mask token"),
+        ("span_corruption", {"tokenizer.path": "known"}, "this tokenizer has no token <extra_id_0>"),
+        ("mlm", {"tokenizer.path": "nowhere"}, "nowhere"),
         ("mlm", {"model.init_from": "nowhere"}, "'nowhere' is no folder here"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_written(
     tmp_path: Path, text: Path, known: Path, kind: str, more: dict[str, Any], message: str
 ) -> None:
-    if more.get("tokenizer") == "maskless":
+    if more.get("tokenizer.path") == "maskless":
         made = json.loads((known / "tokenizer.json").read_text())
         made["added_tokens"] = [each for each in made["added_tokens"] if each["content"] != "[MASK]"]
         made["model"]["vocab"]["mask"] = made["model"]["vocab"].pop("[MASK]")
         (tmp_path / "maskless").mkdir()
         (tmp_path / "maskless" / "tokenizer.json").write_text(json.dumps(made))
-        more = more | {"tokenizer": tmp_path / "maskless"}
-    elif more.get("tokenizer") == "known":
-        more = more | {"tokenizer": known}
+        more = more | {"tokenizer.path": tmp_path / "maskless"}
+    elif more.get("tokenizer.path") == "known":
+        more = more | {"tokenizer.path": known}
     elif more.get("objective.teacher") == "whole":
         save_tiny(tmp_path / "whole", "t5", "T5Model")
         more = {"objective.teacher": tmp_path / "whole"}
@@ -905,11 +910,17 @@ def test_wrong_settings(text: Path, more: dict[str, Any], message: str) -> None:
             {"fit.eval_every_epochs": 0.5},
             "fit.eval_every_epochs would change nothing: set eval_every_steps instead; leave it out",
         ),
-        ({"vocabulary.max_length": 64}, "vocabulary.max_length would change nothing: the greatest max_seq_length"),
-        ({"tokenizer": "known", "vocabulary.kind": "bpe"}, "vocabulary.kind .* trained, --tokenizer names one"),
-        ({"tokenizer": "known", "characters": 9}, "^characters would change nothing: no tokenizer is trained"),
+        ({"tokenizer.max_length": 64}, "tokenizer.max_length would change nothing: the greatest max_seq_length"),
         (
-            {"model.init_from": "teacher", "vocabulary.alphabet": 9},
+            {"tokenizer.path": "known", "tokenizer.algorithm": "bpe"},
+            "tokenizer.algorithm .* trained, --tokenizer names one",
+        ),
+        (
+            {"tokenizer.path": "known", "tokenizer.train_chars": 9},
+            "^tokenizer.train_chars would change nothing: no tokenizer is trained",
+        ),
+        (
+            {"model.init_from": "teacher", "tokenizer.limit_alphabet": 9},
             "alphabet would .* is trained, .*teacher.* has its own",
         ),
         (
@@ -918,7 +929,7 @@ def test_wrong_settings(text: Path, more: dict[str, Any], message: str) -> None:
         ),
         ({"model.init_from": "teacher", "model.size": "base"}, "model.size would change nothing"),
         ({"data": "corpus", "corpus.dedup": "near"}, "corpus.dedup would .*: the corpus was made before"),
-        ({"data": "corpus", "vocabulary.vocabulary": 99}, "vocabulary.vocabulary would .* the corpus has its own"),
+        ({"data": "corpus", "tokenizer.vocab_size": 99}, "tokenizer.vocab_size would .* the corpus has its own"),
     ],
 )
 def test_settings_that_would_change_nothing(
@@ -1004,7 +1015,7 @@ def test_trap_33_two_ranks_are_one(tmp_path: Path, text: Path, known: Path) -> N
         "train.batch_size": 7,
     }
     settings = asked(text, "mlm+nsp", calm, tokenizer=str(known))
-    given = [f"{name}={value}" for name, value in (SMALL | calm).items() if not name.startswith("vocabulary.")]
+    given = [f"{name}={value}" for name, value in (SMALL | calm).items() if not name.startswith("tokenizer.")]
     words = ["pretrain", str(text), "--objective", "mlm+nsp", "--tokenizer", str(known), "--json"]
     words += ["--output", str(tmp_path / "two"), *given]
     process = subprocess.Popen(

@@ -61,7 +61,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with text, a tokenizer, a teacher and probe files."""
     folder = tmp_path_factory.mktemp("place")
     write(folder / "text.txt", documents(120, seed=1))
-    trained(documents(120, seed=1), vocabulary=300).save(folder / "words")
+    trained(documents(120, seed=1), vocab_size=300).save(folder / "words")
     make_teacher(folder / "teacher", width=24)
     sentences = [sentence for document in documents(40, seed=7) for sentence in document]
     with (folder / "pairs.csv").open("w", newline="") as file:

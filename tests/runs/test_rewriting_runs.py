@@ -59,7 +59,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (folder / "data.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("source", "target"), *ROWS])
     words = train(
-        [text for row in ROWS for text in row], TokenizerSettings(kind="unigram", vocabulary=90, max_length=48)
+        [text for row in ROWS for text in row], TokenizerSettings(algorithm="unigram", vocab_size=90, max_length=48)
     )
     ends = {"pad_token_id": words.special.pad, "eos_token_id": words.special.separator}
     sizes: dict[str, Any] = {"vocab_size": words.size, **ends}
@@ -91,7 +91,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_token_that_is_a_space_is_shown_as_one() -> None:
     """Trap: bytes of what was never seen follow a token that is a space alone, which was drawn as its number."""
-    words = train(["a cat"] * 3, TokenizerSettings(kind="bpe", vocabulary=264))
+    words = train(["a cat"] * 3, TokenizerSettings(algorithm="bpe", vocab_size=264))
     encoded = words.encode("a \N{GRINNING FACE}")
     names = [
         name for name, around in zip(_names(encoded, "a \N{GRINNING FACE}"), encoded.special, strict=True) if not around
@@ -352,7 +352,7 @@ def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Pa
 def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> None:
     """As predictions of a run that cuts long texts are: whole."""
     words = train(
-        [text for row in ROWS for text in row], TokenizerSettings(kind="unigram", vocabulary=90, max_length=12)
+        [text for row in ROWS for text in row], TokenizerSettings(algorithm="unigram", vocab_size=90, max_length=12)
     )
     sizes: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "inner": 16, "positions": "learned", "longest": 12}
     made = create(Config(family="heedful", model=transformer(Transformer(**sizes), words.size)), words, seed=0)

@@ -153,7 +153,7 @@ def test_norms_over_the_batch() -> None:
 
 
 def test_masks_with_other_shares() -> None:
-    tokenizer = train(["a b c d e f g h"] * 4, TokenizerSettings(vocabulary=60))
+    tokenizer = train(["a b c d e f g h"] * 4, TokenizerSettings(vocab_size=60))
     ids = tokenizer.encode("a b c d e f g h " * 60).ids
     sample, mask = Sample.of([ids], [[0] * len(ids)]), tokenizer.special.mask
     usual = Masked(tokenizer=tokenizer, mask_prob=0.5)

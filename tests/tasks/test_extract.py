@@ -174,7 +174,7 @@ def test_answers_in_what_is_cut_off_are_left_out() -> None:
 
 TEXTS = ["the cat sat on the mat, the dog ran to Paris and zoos", "über 🦊 naïve étude 東京 don't"]
 TOKENIZERS: dict[str, Tokenizer] = {
-    kind: train(TEXTS, TokenizerSettings(kind=kind, vocabulary=320 if kind == "bpe" else 90, min_frequency=1))  # type: ignore[arg-type]
+    kind: train(TEXTS, TokenizerSettings(algorithm=kind, vocab_size=320 if kind == "bpe" else 90, min_frequency=1))  # type: ignore[arg-type]
     for kind in ("wordpiece", "bpe", "unigram")
 }
 

@@ -64,7 +64,7 @@ def test_sentences_without_pieces_are_left_out() -> None:
 
 TEXTS = ["the cat sat on the mat, the dog ran to Paris and zoos", "über 🦊 naïve e\u0301tude 東京 don't"]
 TOKENIZERS: dict[str, Tokenizer] = {
-    kind: train(TEXTS, TokenizerSettings(kind=kind, vocabulary=320 if kind == "bpe" else 90, min_frequency=1))  # type: ignore[arg-type]
+    kind: train(TEXTS, TokenizerSettings(algorithm=kind, vocab_size=320 if kind == "bpe" else 90, min_frequency=1))  # type: ignore[arg-type]
     for kind in ("wordpiece", "bpe", "unigram")
 }
 word = st.text(st.sampled_from("acdehmnoprst.,'éü🦊東\u0301\u200b"), min_size=1, max_size=9)

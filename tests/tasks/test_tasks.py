@@ -18,7 +18,7 @@ from heedful.tokenizer import Encoded, Tokenizer, TokenizerSettings, Words, trai
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """Of a few words."""
-    return train(["the cat sat on the mat, the dog ran"], TokenizerSettings(vocabulary=60, min_frequency=1))
+    return train(["the cat sat on the mat, the dog ran"], TokenizerSettings(vocab_size=60, min_frequency=1))
 
 
 def window(length: int, start: int = 0, segment: int = 0) -> Encoded:

@@ -62,7 +62,7 @@ TAGS = ("O", "B-X", "I-X")
 @cache
 def tokenizer() -> Tokenizer:
     """Of the lines."""
-    return train([line.rpartition(" ")[0] for line in LINES], TokenizerSettings(vocabulary=150, max_length=48))
+    return train([line.rpartition(" ")[0] for line in LINES], TokenizerSettings(vocab_size=150, max_length=48))
 
 
 def created(head: Head, dropout: float) -> Loaded:
