@@ -28,7 +28,7 @@ from heedful.data import Labelled
 from heedful.runs import timing
 from heedful.runs.finetune import finetune
 from heedful.runs.results import RESULTS as RUN_RESULTS
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer
 
 EVERY = 500  # steps between two lines
@@ -73,7 +73,7 @@ def data(task: str, folder: Path) -> Path:
     return made
 
 
-class Told(Watch):
+class Told(Reporter):
     """Says how it goes."""
 
     def step(self, step: Step, trainer: Trainer) -> None:
@@ -81,7 +81,7 @@ class Told(Watch):
             speed = trainer.read / trainer.seconds
             print(f"step {step.number} of {trainer.total}, loss {step.loss:.3f}, {speed:,.0f} tokens/s", flush=True)
 
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         print(text, flush=True)
 
 
@@ -94,8 +94,10 @@ def measured(arm: str, task: str, folder: Path, seed: int) -> dict[str, Any]:
     """Train an arm, or go on, and measure it."""
     texts, run = data(task, folder), place(arm, task, folder, seed)
     model = str(minilm()) if arm == "MiniLM" else ""
-    done = finetune("classify", texts, run, model=model, assignments=(*ARMS[arm], f"train.seed={seed}"), watch=Told())
-    if done.why != "done":
+    done = finetune(
+        "classify", texts, run, model=model, assignments=(*ARMS[arm], f"train.seed={seed}"), reporter=Told()
+    )
+    if done.stop_reason != "completed":
         raise SystemExit(130)
     test, trained = done.results["splits"]["test"], done.results["seeds"][0]
     engine = heedful.Engine(run)

@@ -111,7 +111,7 @@ def teacher(task: str, run: Run) -> Path:
     """MiniLM, fine-tuned once."""
     folder = run.folder / f"{task}-teacher"
     more = [*common(task, PLANS[task].epochs, run), f"train.optimizer.lr={PLANS[task].rate}"]
-    if finetune(KINDS[task], data(task, run), folder, model=minilm(), assignments=more).why != "done":
+    if finetune(KINDS[task], data(task, run), folder, model=minilm(), assignments=more).stop_reason != "completed":
         raise SystemExit(130)
     return folder
 
@@ -130,7 +130,7 @@ def student(
         (folder / VERDICT).unlink(missing_ok=True)
     began = time.monotonic()
     done = distil(run.folder / f"{task}-teacher", given, folder, student=name, assignments=wishes, **options)
-    if done.why != "done":
+    if done.stop_reason != "completed":
         raise SystemExit(130)
     seeds = done.results["seeds"]
     step = sum(each["seconds"] for each in seeds) / sum(each["steps"] for each in seeds)

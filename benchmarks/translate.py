@@ -33,7 +33,7 @@ from heedful.runs.evaluate import task_of
 from heedful.runs.finetune import finetune
 from heedful.study import multi30k
 from heedful.tasks import Writing
-from heedful.train.fit import Scored, Watch
+from heedful.train.fit import EvalResult, Reporter
 from heedful.train.journal import records
 from heedful.train.loop import Step, Trainer
 
@@ -113,7 +113,7 @@ def curve(run: Path) -> dict[str, Any]:
     return {"loss": [[part[-1][0], statistics.fmean(loss for _, loss in part)] for part in parts], "dev bleu": looks}
 
 
-class Told(Watch):
+class Told(Reporter):
     """Says how it goes."""
 
     def step(self, step: Step, trainer: Trainer) -> None:
@@ -121,10 +121,10 @@ class Told(Watch):
             speed = trainer.read / trainer.seconds
             print(f"step {step.number} of {trainer.total}, loss {step.loss:.3f}, {speed:,.0f} tokens/s", flush=True)
 
-    def scored(self, step: int, scored: Scored, best: bool) -> None:
-        print(f"step {step}: bleu on dev {scored.metric_value:.4f}{', the best' if best else ''}", flush=True)
+    def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
+        print(f"step {step}: bleu on dev {result.metric_value:.4f}{', the best' if best else ''}", flush=True)
 
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         print(text, flush=True)
 
 
@@ -132,8 +132,8 @@ def measured(arm: str, folder: Path, seed: int) -> dict[str, Any]:
     """Train an arm, or go on, and measure it on test."""
     pairs, run = data(folder), folder / f"{arm}-{seed}"
     wishes = (*ARMS[arm], f"train.seed={seed}")
-    done = finetune("seq2seq", pairs, run, assignments=wishes, watch=Told())
-    if done.why != "done":
+    done = finetune("seq2seq", pairs, run, assignments=wishes, reporter=Told())
+    if done.stop_reason != "completed":
         raise SystemExit(130)
     loaded = heedful.load(run)
     examples = list(read(pairs, Rewritten).examples("test"))

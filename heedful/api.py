@@ -19,7 +19,7 @@ from heedful.runs.results import RunResult
 from heedful.runs.settings import FinetuneSettings
 from heedful.settings import to_mapping
 from heedful.tasks.predictions import AnyPrediction
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 
 Device = Literal["cpu", "cuda"]
 TrainPrecision = Literal["auto", "float32", "bfloat16"]
@@ -57,7 +57,7 @@ def finetune(
     recipe: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     on_bad_row: OnBadRow = "raise",
-    reporter: Watch | None = None,
+    reporter: Reporter | None = None,
     **other_settings: Any,
 ) -> RunResult:
     """Fine-tune a model on labelled data. Settings that are not given follow from the data.
@@ -96,7 +96,7 @@ def finetune(
     )  # fmt: skip
     finished = finetune_run.finetune(
         task, data, output_dir, model=model, recipe=_recipe(recipe, settings), overrides=values,
-        on_bad_row=on_bad_row, watch=reporter,
+        on_bad_row=on_bad_row, reporter=reporter,
     )  # fmt: skip
     return _result(finished)
 
@@ -122,7 +122,7 @@ def pretrain(
     recipe: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     on_bad_row: OnBadRow = "raise",
-    reporter: Watch | None = None,
+    reporter: Reporter | None = None,
     **other_settings: Any,
 ) -> RunResult:
     """Pre-train a model on files and folders of text, or on one folder that holds a corpus.
@@ -144,7 +144,7 @@ def pretrain(
     )  # fmt: skip
     finished = pretrain_run.pretrain(
         data, output_dir, objective=objective, size=size, model=model, tokenizer=tokenizer, teacher=teacher,
-        recipe=_recipe(recipe, settings), overrides=values, on_bad_row=on_bad_row, watch=reporter,
+        recipe=_recipe(recipe, settings), overrides=values, on_bad_row=on_bad_row, reporter=reporter,
     )  # fmt: skip
     return _result(finished)
 
@@ -155,7 +155,7 @@ def distil(
     output_dir: str | Path,
     *,
     student: str = "",
-    losses: str = "",
+    loss: str = "",
     unlabelled: Sequence[str | Path] = (),
     epochs: float | None = None,
     max_steps: int | None = None,
@@ -172,7 +172,7 @@ def distil(
     recipe: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     on_bad_row: OnBadRow = "raise",
-    reporter: Watch | None = None,
+    reporter: Reporter | None = None,
     **other_settings: Any,
 ) -> RunResult:
     """Train a small student to predict what a teacher predicts, and compare the two.
@@ -182,7 +182,7 @@ def distil(
         data: Labelled data as for `finetune`; files of plain text for a masked language model.
         output_dir: The run folder; an interrupted run in it is resumed.
         student: "layers=3", a size such as "tiny", a model folder, or "bag", "attention", "bilstm".
-        losses: Name of a published combination of losses, such as "distilbert".
+        loss: Name of a published combination of losses, such as "distilbert".
         unlabelled: Files and folders of texts without labels.
 
     The other arguments are those of `finetune`.
@@ -193,8 +193,8 @@ def distil(
         precision=precision, patience=patience,
     )  # fmt: skip
     finished = distil_run.distil(
-        teacher, data, output_dir, student=student, losses=losses, unlabelled=unlabelled,
-        recipe=_recipe(recipe, settings), overrides=values, on_bad_row=on_bad_row, watch=reporter,
+        teacher, data, output_dir, student=student, loss=loss, unlabelled=unlabelled,
+        recipe=_recipe(recipe, settings), overrides=values, on_bad_row=on_bad_row, reporter=reporter,
     )  # fmt: skip
     return _result(finished)
 
@@ -252,5 +252,4 @@ def _recipe(recipe: str | Path | None, settings: Any) -> Any:
 
 
 def _result(finished: finetune_run.Finished | pretrain_run.Pretrained) -> RunResult:
-    status: Literal["done", "interrupted"] = "done" if finished.why == "done" else "interrupted"
-    return RunResult(output_dir=finished.folder, status=status, results=finished.results)
+    return RunResult(output_dir=finished.folder, status=finished.stop_reason, results=finished.results)

@@ -124,7 +124,7 @@ class _Trained(_TextEstimator):
             max_steps=self.max_steps, lr=self.lr, batch_size=self.batch_size, max_length=self.max_length,
             seed=self.seed, overrides=overrides,
         )  # fmt: skip
-        if result.status != "done":
+        if result.status != "completed":
             raise KeyboardInterrupt
         self.model_dir_ = folder / RUN_MODEL
         self._engine = None

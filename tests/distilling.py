@@ -1,8 +1,8 @@
-"""What tests of distillation share: little to do, and a watch that stops, or dies."""
+"""What tests of distillation share: little to do, and a reporter that stops, or dies."""
 
 from __future__ import annotations
 
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer
 
 QUICK = ("seeds=1", "train.epochs=2", "train.precision=float32", "verdict.precision=float32", "verdict.texts=8")
@@ -10,14 +10,14 @@ NO_BASELINE = (*QUICK, "verdict.baseline=none")
 WITHOUT_DURATION = tuple(each for each in QUICK if not each.startswith("train.epochs="))
 
 
-class Told(Watch):
+class Told(Reporter):
     """What was said; stops, or dies, after a step, or at what is said; steps count once `after` was said."""
 
     def __init__(self, *, stop: int = 0, die: int = 0, after: str = "") -> None:
         self.sentences: list[str] = []
         self.stop, self.die, self.after = stop, die, after
 
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """Keep it."""
         self.sentences.append(text)
         if self.after and text.startswith(self.after):

@@ -55,7 +55,7 @@ def test_finetune_takes_settings_as_keywords_and_predicts(tmp_path: Path) -> Non
     done = heedful.finetune(
         "classify", data, tmp_path / "run", max_steps=3, lr=1e-3, batch_size=4, seed=7, weight_decay=0.2, overrides=TINY
     )
-    assert (done.status, done.output_dir, done.metric) == ("done", tmp_path / "run", "accuracy")
+    assert (done.status, done.output_dir, done.metric) == ("completed", tmp_path / "run", "accuracy")
     train = done.results["settings"]["train"]
     assert (train["epochs"], train["max_steps"]) == (None, 3) and train["seed"] == 7 and train["batch_size"] == 4
     assert train["optimizer"]["lr"] == 1e-3 and train["optimizer"]["weight_decay"] == 0.2
@@ -92,7 +92,7 @@ def test_settings_decide_everything_that_is_not_given(monkeypatch: pytest.Monkey
 def finished() -> Any:
     from heedful.runs.finetune import Finished
 
-    return Finished(folder=Path("run"), why="asked", results={})
+    return Finished(folder=Path("run"), stop_reason="interrupted", results={})
 
 
 def test_an_engine_has_its_options_already(tmp_path: Path) -> None:

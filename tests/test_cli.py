@@ -552,7 +552,7 @@ def test_finetune_without_out_is_called_after_its_data(run: Any, tmp_path: Path,
 
     def finetune(task: str, data: Any, folder: Path, **options: Any) -> Finished:
         seen.append((data, str(folder)))
-        return Finished(folder=folder, why="asked", results={})
+        return Finished(folder=folder, stop_reason="interrupted", results={})
 
     monkeypatch.setattr(finetune_module, "finetune", finetune)
     for given, name in ((["a.csv"], "tag-a"), (["b/c.d.csv", "x.csv"], "tag-c.d"), (["."], f"tag-{tmp_path.name}")):

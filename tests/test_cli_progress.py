@@ -9,10 +9,10 @@ import pytest
 
 from heedful.cli import progress as module
 from heedful.cli.progress import Progress
-from heedful.train.fit import Scored
+from heedful.train.fit import EvalResult
 from heedful.train.loop import Step, Trainer
 
-SCORED = Scored(
+SCORED = EvalResult(
     metric_value=0.9, numbers={"accuracy": 0.9, "count": 8, "macro_f1": 0.8, "loss": 0.3, "ece": 0.1, "mse": 1.0}
 )
 
@@ -51,8 +51,8 @@ def test_plain_lines_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatc
         assert out == "" and err.startswith("step 3, epoch 0.75: loss 1.2500  200 tokens/s  ")
         assert err.endswith(" GiB, about 1 min 30 s left\n")
         progress.step(step(4), At(0.3, 31.0))
-        progress.scored(4, SCORED, True)
-        progress.said("a\x1b[31m text")
+        progress.evaluated(4, SCORED, True)
+        progress.message("a\x1b[31m text")
         _, err = capsys.readouterr()
         assert err.splitlines() == [
             "step 4, dev: 0.9000 (best so far); accuracy 0.9000, macro_f1 0.8000, loss 0.3000",
@@ -64,8 +64,8 @@ def test_nothing_where_it_is_to_be_quiet(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(module, "EVERY", 0.0)
     with Progress(quiet=True) as progress:
         progress.step(step(1), At(0.5, 1.0))
-        progress.scored(1, SCORED, False)
-        progress.said("text")
+        progress.evaluated(1, SCORED, False)
+        progress.message("text")
     assert capsys.readouterr() == ("", "")
 
 
@@ -74,7 +74,7 @@ def test_a_live_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal)
     with Progress() as progress:
         progress.step(step(3), At(0.75, 3.0))
-        progress.said("[bold]not markup[/bold]")
+        progress.message("[bold]not markup[/bold]")
         progress._bar.refresh()
     shown = terminal.getvalue()
     assert "epoch 0.8, step 3" in shown and "75 %" in shown and "200 tokens/s" in shown

@@ -33,7 +33,7 @@ def bench(
 
     from heedful.runs.bench import bench as measure
 
-    found = measure(run, data=data, split=split, head=head_kind, device=device, tell=note)
+    found = measure(run, data=data, split=split, head=head_kind, device=device, log=note)
     if as_json:
         return write_json(asdict(found))
     lengths = list(found.sheets[0].latency)

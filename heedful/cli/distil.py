@@ -74,7 +74,7 @@ def distil(
     overrides = overrides_of(
         teacher,
         student=student,
-        losses=loss,
+        loss=loss,
         unlabelled=unlabelled or (),
         recipe=recipe,
         assignments=assignments_of(context),
@@ -97,18 +97,18 @@ def distil(
         Progress(quiet=as_json or not group.first) as progress,
         replacing(folder, group, overwrite),
     ):
-        watch = tracked(progress, track)
+        reporter = tracked(progress, track)
         if min_quality or max_latency:
             from heedful.runs.distil_search import search
 
             done = search(
-                teacher, given, folder, max_latency=most, min_quality=least, watch=watch, ranks=group, **options
+                teacher, given, folder, max_latency=most, min_quality=least, reporter=reporter, ranks=group, **options
             )
         else:
             from heedful.runs.distil import distil as run
 
-            done = run(teacher, given, folder, watch=watch, ranks=group, **options)
-    if done.why == "asked":
+            done = run(teacher, given, folder, reporter=reporter, ranks=group, **options)
+    if done.stop_reason == "interrupted":
         if group.first:
             note(f"stopped; everything is in {folder}. The same command goes on from there.")
         raise SystemExit(130)

@@ -52,13 +52,13 @@ def predict_files(
     chosen = override(DataOptions(), assignments).data
     trained, names = settings_and_files(run)
     trained = replace(trained, format=trained.format or layout_of(run))
-    usual = as_asked(trained, engine.kind, files, chosen, but=folder, names=names)
+    usual = as_asked(trained, engine.kind, files, chosen, exclude=folder, names=names)
     if first and not as_json:
         note_reading(usual)
     data = override(DataOptions(data=usual), assignments).data
     with Told(quiet=as_json or not first) as told:
         try:
-            done = answer(engine, files, folder, settings, data=data, top_k=top_k, told=told)
+            done = answer(engine, files, folder, settings, data=data, top_k=top_k, on_progress=told)
         except KeyboardInterrupt:
             parts = parts_folder(folder, settings.format)
             note(f"stopped: what is finished is in {clean(str(parts))}. The same command goes on from there.")

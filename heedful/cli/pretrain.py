@@ -102,9 +102,9 @@ def pretrain(
         Progress(quiet=as_json or not group.first) as progress,
         replacing(folder, group, overwrite),
     ):
-        policy, watch = on_bad_row_of(on_bad_row), tracked(progress, track)
-        done = run(settings, folder, on_bad_row=policy, watch=watch, ranks=group)
-    if done.why == "asked":
+        policy, reporter = on_bad_row_of(on_bad_row), tracked(progress, track)
+        done = run(settings, folder, on_bad_row=policy, reporter=reporter, ranks=group)
+    if done.stop_reason == "interrupted":
         if group.first:
             note(f"stopped; everything is in {folder}. The same command goes on from there.")
         raise SystemExit(130)

@@ -8,14 +8,14 @@ from types import TracebackType
 
 from heedful.cli.show import clean, duration, note
 from heedful.runs.timing import memory
-from heedful.train.fit import Scored, Watch
+from heedful.train.fit import EvalResult, Reporter
 from heedful.train.loop import Step, Trainer
 
 EVERY = 30.0  # seconds between plain lines
 
 
-class Progress(Watch):
-    """Steps, loss, tokens a second, time left, memory."""
+class Progress(Reporter):
+    """Shows steps, loss, tokens per second, time left and memory."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -49,10 +49,10 @@ class Progress(Watch):
         if self._live:
             self._bar.stop()
         if kind is KeyboardInterrupt and not self._quiet:
-            note("interrupted; what was made is kept, and the same command goes on from there.")
+            note("interrupted; finished work is kept, and the same command resumes.")
 
     def step(self, step: Step, trainer: Trainer) -> None:
-        """After each update."""
+        """Show progress after an update."""
         self._tokens += step.tokens
         self._seconds += step.seconds
         speed = f"{self._tokens / self._seconds:,.0f} tokens/s" if self._seconds else ""
@@ -65,13 +65,13 @@ class Progress(Watch):
             left = trainer.seconds / max(trainer.done, 1e-9) * (1 - trainer.done)
             note(f"step {step.number:,}, epoch {step.epoch:.2f}: {rest}, about {duration(left)} left")
 
-    def scored(self, step: int, scored: Scored, best: bool) -> None:
-        """After each evaluation."""
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in list(scored.numbers.items())[:4] if name != "count")
-        self.said(f"step {step:,}, dev: {scored.metric_value:.4f}{' (best so far)' if best else ''}; {shown}")
+    def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
+        """Show the metrics of an evaluation."""
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in list(result.numbers.items())[:4] if name != "count")
+        self.message(f"step {step:,}, dev: {result.metric_value:.4f}{' (best so far)' if best else ''}; {shown}")
 
-    def said(self, text: str) -> None:
-        """Anything else."""
+    def message(self, text: str) -> None:
+        """Show a message."""
         if self._quiet:
             return
         if self._live:

@@ -61,7 +61,7 @@ def serve(
     spare()
     from heedful.serve.run import run
 
-    run(named_runs, chosen, sockets=sockets, keys=keys, hosts=hosts, tell=note, line=line)
+    run(named_runs, chosen, sockets=sockets, keys=keys, hosts=hosts, log=note, line=line)
 
 
 def _keys(file: Path | None) -> tuple[bytes, ...]:

@@ -73,7 +73,7 @@ def study(
     from heedful.train.memory import keep_freed
 
     keep_freed()
-    plan = Plan(seeds=tuple(range(1, count + 1)), scale=scale, data=_data(data) if full else None, said=_said(as_json))
+    plan = Plan(seeds=tuple(range(1, count + 1)), scale=scale, data=_data(data) if full else None, log=_said(as_json))
     done = run(name, plan, folder)
     head, rows = done.outcome.table()
     if as_json:

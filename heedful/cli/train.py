@@ -21,7 +21,7 @@ from heedful.infer.precision import PrecisionOrAuto
 
 if TYPE_CHECKING:
     from heedful.runs.overrides import Overrides
-    from heedful.train.fit import Watch
+    from heedful.train.fit import Reporter
     from heedful.train.ranks import Ranks
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
@@ -187,8 +187,8 @@ def finetune(
         Progress(quiet=as_json or not group.first) as progress,
         replacing(folder, group, overwrite),
     ):
-        done = run(task, given, folder, watch=tracked(progress, track), ranks=group, **options)
-    if done.why == "asked":
+        done = run(task, given, folder, reporter=tracked(progress, track), ranks=group, **options)
+    if done.stop_reason == "interrupted":
         if group.first:
             note(f"stopped; everything is in {folder}. The same command goes on from there.")
         raise SystemExit(130)
@@ -300,11 +300,11 @@ def replacing(folder: Path, group: Ranks, overwrite: bool) -> AbstractContextMan
     return replace_run(folder, group, note) if overwrite else nullcontext()
 
 
-def tracked(watch: Watch, track: list[str] | None) -> Watch:
-    """A Watch that also reports to the trackers of --track."""
+def tracked(reporter: Reporter, track: list[str] | None) -> Reporter:
+    """A reporter that also writes to the trackers of --track."""
     from heedful.runs.tracking import Tracking
 
-    return Tracking(watch, track) if track else watch
+    return Tracking(reporter, track) if track else reporter
 
 
 def of_checkpoint(run: str, which: str | None) -> str:

@@ -70,16 +70,17 @@ STOP = Stop()
 def build(
     files: Sequence[Path],
     tokenizer: Tokenizer,
-    out: Path,
+    output_dir: Path,
     settings: CorpusSettings = DEFAULT,
     *,
     processes: int | None = None,
-    told: Told | None = None,
+    on_progress: Told | None = None,
     on_bad_row: BadRows = STOP,
-    but: Path | None = None,
+    exclude: Path | None = None,
 ) -> Corpus:
-    """Files, and the files of folders, in their order, as a corpus in the folder `out`; nothing of it, or of the folder
-    `but`, is read.
+    """Make a corpus in the folder `output_dir` of files, and of the files in folders, in their order.
+
+    Files inside `output_dir` and `exclude` are not read.
 
     A build that was killed goes on when it is called in the same way; a finished one is opened. What comes out does
     not depend on `processes` (None: as many as there are cores; small input is not parted).
@@ -87,15 +88,15 @@ def build(
     if processes is not None and processes < 1:
         raise HeedfulError(f"processes is {processes}, expected a number from 1")
     start = time.monotonic()
-    found, said = expand(files, but or out)
-    with _locked(out):
-        plan = _planned(found, tokenizer, out, settings, on_bad_row)
+    found, said = expand(files, exclude or output_dir)
+    with _locked(output_dir):
+        plan = _planned(found, tokenizer, output_dir, settings, on_bad_row)
         if plan is None:
-            return Corpus.open(out)
+            return Corpus.open(output_dir)
         source = Reading([path for path, _ in found], settings, Sieve(on_bad_row), said)
         size = sum(path.stat().st_size * (4 if path.suffix in PACKED else 1) for path, _ in found)
         count = 1 if size < SMALL else processes or cores()
-        run = _Run(out, tokenizer, settings, source, told, start)
+        run = _Run(output_dir, tokenizer, settings, source, on_progress, start)
         with run:
             run.alone() if count == 1 else run.together(count)
         if not run.progress.documents:
@@ -106,9 +107,9 @@ def build(
         for file, rows in source.sieve.bad.items():  # by the names of the plan, however paths are spelled
             bad[names.get(file, file)] += rows
         rest = {"stated": source.said, "cut": source.cut, "bad_rows": dict(bad)}
-        finish(out, run.parts, plan | rest | {"seconds": time.monotonic() - start})
-        _tidy(out)
-    return Corpus.open(out)
+        finish(output_dir, run.parts, plan | rest | {"seconds": time.monotonic() - start})
+        _tidy(output_dir)
+    return Corpus.open(output_dir)
 
 
 def holds(folder: Path) -> bool:
@@ -215,23 +216,31 @@ class _Run:
 
     def __init__(
         self,
-        out: Path,
+        output_dir: Path,
         tokenizer: Tokenizer,
         settings: CorpusSettings,
         source: Reading,
-        told: Told | None,
+        on_progress: Told | None,
         start: float,
     ) -> None:
         self.progress = Progress()
         self.parts = 0
-        self._out, self._tokenizer, self._source, self._told, self._start = out, tokenizer, source, told, start
+        self._out, self._tokenizer, self._source, self._told, self._start = (
+            output_dir,
+            tokenizer,
+            source,
+            on_progress,
+            start,
+        )
         self._left: Counter[str] = Counter()
         self._judge: Judge | None = None
         near = settings.dedup == "near"
         if settings.dedup != "none":
-            self._judge = Judge(near=near, similarity=settings.jaccard_threshold, file=out / PARTS / "signatures")
+            self._judge = Judge(
+                near=near, similarity=settings.jaccard_threshold, file=output_dir / PARTS / "signatures"
+            )
         self._job = Job(
-            folder=out.absolute(),
+            folder=output_dir.absolute(),
             dtype="<u2" if tokenizer.size <= 1 << 16 else "<u4",
             shortest=settings.min_document_chars,
             judged=self._judge is not None,

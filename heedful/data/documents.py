@@ -46,15 +46,15 @@ class CorpusSettings:
 
 
 def expand(
-    files: Sequence[Path], but: Path | None = None, known: Sequence[str] = KNOWN
+    files: Sequence[Path], exclude: Path | None = None, known: Sequence[str] = KNOWN
 ) -> tuple[list[tuple[Path, str]], list[str]]:
     """List files, and those in folders that have a known suffix, sorted, with the names that a plan gives them.
 
     Args:
-        but: the folder of results, in which nothing is listed.
+        exclude: Folder of results, whose files are left out.
         known: the suffixes of files in folders.
     """
-    apart = None if but is None else but.resolve()
+    apart = None if exclude is None else exclude.resolve()
     found: list[tuple[Path, str]] = []
     said: list[str] = []
     for path in files:

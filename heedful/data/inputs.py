@@ -253,13 +253,13 @@ def first_cells(table: Table, columns: Columns) -> Iterator[str]:
                 yield f"{role} = column {name}, {shown(first[int(name) - 1])}"
 
 
-def input_files(files: Sequence[Path], form: Format | None, kind: str, but: Path | None) -> list[tuple[Path, str]]:
+def input_files(files: Sequence[Path], form: Format | None, kind: str, exclude: Path | None) -> list[tuple[Path, str]]:
     """List files, the files in folders, and folders with a text in each file, with the names that tell them apart.
 
     Args:
         form: the format that is set; None: by the names of files.
         kind: the kind of head; one that tags words reads CoNLL, too.
-        but: the folder of answers, in which nothing is listed.
+        exclude: Folder of predictions, whose files are left out.
     """
     conll = [suffix for suffix, of in SUFFIXES.items() if of == "conll"]
     known = [*KNOWN, *(conll if kind == "token_classification" else [])]
@@ -268,10 +268,10 @@ def input_files(files: Sequence[Path], form: Format | None, kind: str, but: Path
         if form == "class-files" and os.path.isdir(path) and (texts := list(texts_below(path))):
             found += [(each, str(each.relative_to(path))) for each in texts]
         elif not (os.path.isdir(path) and _has_text_files(path, form, known)):
-            found += expand([path], but, known)[0]
-        elif but is not None and path.resolve() in (but.resolve(), *but.resolve().parents):
+            found += expand([path], exclude, known)[0]
+        elif exclude is not None and path.resolve() in (exclude.resolve(), *exclude.resolve().parents):
             raise HeedfulError(
-                f"{but}: lies in the folder of texts {path}: give a folder for the answers outside of it"
+                f"{exclude}: lies in the folder of texts {path}: give a folder for the answers outside of it"
             )
         else:
             found.append((path, path.absolute().name))
@@ -289,9 +289,9 @@ def _has_text_files(folder: Path, form: Format | None, known: Sequence[str]) -> 
     return has_plain_name(next(texts_below(folder), Path("none.unknown")))
 
 
-def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, *, but: Path) -> list[Inputs]:
-    """Files, and what folders hold of a known kind, by the names that tell them apart; nothing of the folder `but`."""
-    found = input_files([Path(file) for file in files], settings.format, kind, but)
+def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, *, exclude: Path) -> list[Inputs]:
+    """Open files and the readable files in folders, with names that tell them apart; none inside `exclude`."""
+    found = input_files([Path(file) for file in files], settings.format, kind, exclude)
     seen: set[Path] = set()
     for path, _ in found:
         if path.resolve() in seen:
@@ -336,7 +336,7 @@ def as_asked(
     files: Sequence[Path],
     chosen: DataSettings,
     *,
-    but: Path | None = None,
+    exclude: Path | None = None,
     names: Iterable[str] = (),
 ) -> DataSettings:
     """Return the data settings of a run that hold for unlabelled input of its head, which has that kind.
@@ -345,7 +345,7 @@ def as_asked(
     those of the files that the run read; what of its settings holds for other files is up to `carried`.
     """
     form = chosen.format or (trained.format if trained.format in LAYOUTS else None)
-    paths = [path for path, _ in input_files(files, form, kind, but)]
+    paths = [path for path, _ in input_files(files, form, kind, exclude)]
     trained = carried(trained, names, paths, chosen)
     if trained.format in ("text", "conll", "squad", "glue"):
         trained = replace(trained, format=None, columns=None)

@@ -100,16 +100,16 @@ DEFAULT, DATA = BatchSettings(), DataSettings()
 def predict_files(
     model: Engine | str | Path,
     files: Sequence[str | Path] | str | Path,
-    out: str | Path,
+    output: str | Path,
     settings: BatchSettings = DEFAULT,
     *,
     data: DataSettings = DATA,
     top_k: int = 5,
-    told: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
 ) -> Summary:
-    """Answer every row of files, and of folders with files, into parts in the folder `out`, or into one file.
+    """Answer every row of files, and of folders with files, into parts in the folder `output`, or into one file.
 
-    One file is made where the suffix of `out` is that of the format: .csv, .jsonl or .conll.
+    One file is made where the suffix of `output` is that of the format: .csv, .jsonl or .conll.
 
     Rows that cannot be read or answered get an `error`. The same call goes on where one was stopped or killed, and
     several at once, on machines that share the folder, divide the parts between them; each ends when all is there.
@@ -118,21 +118,21 @@ def predict_files(
     engine = model if isinstance(model, Engine) else Engine(model)
     if top_k < 1:
         raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
-    folder = parts_folder(Path(out), settings.format)
-    several = open_inputs([files] if isinstance(files, str | Path) else files, engine.kind, data, but=folder)
+    folder = parts_folder(Path(output), settings.format)
+    several = open_inputs([files] if isinstance(files, str | Path) else files, engine.kind, data, exclude=folder)
     if settings.format == "conll":
         _need_conll(several)
     plan = _plan(engine, several, settings, data, top_k)
     stated = tuple(dict.fromkeys(text for each in several for text in (*each.said, *each.echo)))
     try:
         with opened(folder, plan, settings.format) as filled:
-            run = _Run(engine, several, settings, top_k, filled, told)
+            run = _Run(engine, several, settings, top_k, filled, on_progress)
             found = filled.done() or run.all()
-        if folder != Path(out):
-            join(folder, Path(out), settings.format, run.header)
+        if folder != Path(output):
+            join(folder, Path(output), settings.format, run.header)
     except OSError as error:
         raise HeedfulError(
-            f"{out}: answers could not be written: {error.strerror or error}. Mend that and give the same command: "
+            f"{output}: answers could not be written: {error.strerror or error}. Mend that and give the same command: "
             f"parts that are there stay, and it goes on"
         ) from error
     each = found["each"]
@@ -142,7 +142,7 @@ def predict_files(
     if empty := sum(tally.get("empty", 0) for tally in each):
         stated += (f"{empty:,} rows have an empty text, which is answered like any other",)
     return Summary(
-        folder=Path(out),
+        folder=Path(output),
         parts=found["parts"],
         rows=found["rows"],
         answered=found["answered"],
@@ -238,11 +238,11 @@ class _Run:
         settings: BatchSettings,
         top_k: int,
         filled: Filled,
-        told: Callable[[Progress], None] | None,
+        on_progress: Callable[[Progress], None] | None,
     ) -> None:
         self.rows = self.errors = self.parts = 0
         self._engine, self._several, self._settings, self._top_k = engine, several, settings, top_k
-        self._filled, self._told = filled, told
+        self._filled, self._told = filled, on_progress
         self._total = 0  # rows of the input, when it was read to its end
         self._begun: tuple[float, float] | None = None  # when the first chunk was taken up, and the share before it
         fixed = settings.format in ("parquet", "csv")  # formats with the same columns in every row

@@ -56,16 +56,16 @@ class Exported:
         return max(self.differences.values())
 
 
-def export(loaded: Loaded, out: str | Path, *, overwrite: bool = False) -> Exported:
-    """Write a graph that takes padded batches: one file, if `out` ends with .onnx, or else a folder.
+def export(loaded: Loaded, output: str | Path, *, overwrite: bool = False) -> Exported:
+    """Write a graph that takes padded batches: one file if `output` ends with .onnx, or else a folder.
 
     A folder has model.onnx, config.json and the tokenizer's files (and those of sentence-transformers). Where any
     output differs by more than TOLERANCE from the packed model's, nothing is written.
     """
-    out = Path(out)
+    output = Path(output)
     _need("onnx")
     _need("onnxruntime")
-    _check_free(out, overwrite)
+    _check_free(output, overwrite)
     if {(each.dtype, each.device.type) for each in loaded.parameters()} != {(torch.float32, "cpu")}:
         raise HeedfulError(f"{loaded.source} is exported in float32 from the CPU: load it with dtype=torch.float32")
     limit = _limit(loaded.config.model, loaded.limit)
@@ -86,7 +86,7 @@ def export(loaded: Loaded, out: str | Path, *, overwrite: bool = False) -> Expor
             f"the graph of {loaded.source} does not compute what the model does: {parts} of the largest number, and at "
             f"most {TOLERANCE:.0e} passes. Nothing was written; this is a fault of Heedful: report it with config.json"
         )
-    path = _write(out, data, loaded, config, overwrite)
+    path = _write(output, data, loaded, config, overwrite)
     names = {"inputs": tuple(graph.inputs), "outputs": tuple(graph.outputs)}
     return Exported(path=path, size=len(data), max_length=limit, differences=differences, **names)
 

@@ -66,7 +66,7 @@ def bench(
     revision: str | None = None,
     head: str | None = None,
     device: str = "cpu",
-    tell: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Bench:
     """Measure a run, or a model folder, in float32, bfloat16 and int8, quality too where there is data to measure on.
 
@@ -78,25 +78,25 @@ def bench(
     writes = writes_of(run)
 
     def metric(engine: Engine) -> float:
-        tell(f"evaluating {engine.way.precision if engine.way else ''}")
+        log(f"evaluating {engine.way.precision if engine.way else ''}")
         found = evaluate(engine.loaded, data, split=split, settings=usual, long_inputs=long_inputs, writes=writes)
         numbers.update(metric=found.metric, split=found.split)
         return float(found.numbers[found.metric])
 
     keeps = (Path(run) / SETTINGS).is_file()
-    with _told(run, tell):
+    with _told(run, log):
         if keeps:
             writable(Path(run))
     if said := unused():
-        tell(said)
-    tell("comparing speed and scores")
+        log(said)
+    log("comparing speed and scores")
     place = device_of(device)
     trials = tried(
         run, revision=revision, head=head, device=place, measure_metric=None if data is None else metric, anew=True
     )
     sheets = []
     for trial in trials:
-        tell(f"timing {trial.precision}")
+        log(f"timing {trial.precision}")
         engine = ready(run, trial.precision, revision=revision, head=head, device=place)
         times: dict[str, Any] = (
             {"latency": {}, "throughput": round(trial.speed)} if trial.brief else latency(engine.loaded)
@@ -111,19 +111,19 @@ def bench(
         sheets=tuple(sheets),
         taken=fastest(trials),
     )
-    with _told(run, tell):
+    with _told(run, log):
         if keeps:
             write(Path(run) / BENCH, asdict(found))
     return found
 
 
 @contextmanager
-def _told(run: str | Path, tell: Callable[[str], None]) -> Iterator[None]:
+def _told(run: str | Path, log: Callable[[str], None]) -> Iterator[None]:
     """What the disk says loses no work."""
     try:
         yield
     except OSError as error:
-        tell(f"{Path(run) / BENCH} cannot be written: {error.strerror or error}: what is found is shown and not kept")
+        log(f"{Path(run) / BENCH} cannot be written: {error.strerror or error}: what is found is shown and not kept")
 
 
 def _resident(run: str | Path, precision: Precision, revision: str | None, head: str | None, device: str) -> int:

@@ -35,7 +35,7 @@ Said = Callable[[str], None]
 
 
 def classic_start(
-    settings: Classic, texts: Sequence[str], seed: int, said: Said, *, every: Iterable[str] | None = None
+    settings: Classic, texts: Sequence[str], seed: int, log: Said, *, every: Iterable[str] | None = None
 ) -> Loaded:
     """The classic model that training starts from, without a head.
 
@@ -60,11 +60,11 @@ def classic_start(
     made = create(Config(family=FAMILY, model=config), tokenizer, seed=seed)
     if (unknown := tokenizer.special.unknown) is not None:
         made.model.embedding.tokens.weight.data[unknown] = 0.0  # where no text has one, it would stay as it was drawn
-    said(f"a classic model of {made.count():,} parameters without its head, over {tokenizer.size:,} {words.tokens}")
+    log(f"a classic model of {made.count():,} parameters without its head, over {tokenizer.size:,} {words.tokens}")
     if known is not None:
-        said(put_vectors(made, known, mine))
+        log(put_vectors(made, known, mine))
     if settings.skipgram_steps:
-        said(_learn(made, texts, settings.skipgram_steps, seed))
+        log(_learn(made, texts, settings.skipgram_steps, seed))
     return frozen(made) if words.frozen else made
 
 

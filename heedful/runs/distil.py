@@ -53,7 +53,7 @@ from heedful.runs.pin import pin
 from heedful.runs.results import RESULTS, read_results
 from heedful.runs.settings import whole_groups
 from heedful.tasks.task import Read, Task
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
 from heedful.train.settings import FitSettings, TrainSettings
@@ -66,29 +66,29 @@ FEW = 64  # of the longest examples, by which it is foreseen whether tokens fit
 def distil(
     teacher: str | Path,
     data: Any,
-    out: str | Path,
+    output_dir: str | Path,
     *,
     student: str = "",
-    losses: str = "",
+    loss: str = "",
     unlabelled: Sequence[str | Path] = (),
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, Any] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
-    watch: Watch | None = None,
+    reporter: Reporter | None = None,
     ranks: Ranks = ALONE,
 ) -> Finished:
-    """Let a student learn what a teacher says; `out` becomes the run folder, or is one that was interrupted.
+    """Distil a teacher into a student; `output_dir` is the run folder, an interrupted run in it is resumed.
 
     `teacher` is a run, a model folder, or NAME[@REVISION]; its head decides the task, and one for masked tokens is
     distilled on files of plain text. `student` is "layers=3", a size ("tiny", "mini"), a folder, or "bag",
-    "attention", "bilstm"; `losses` those of a paper ("logits", "distilbert", "minilm", "minilmv2", "tinybert").
+    "attention", "bilstm"; `loss` that of a paper ("logits", "distilbert", "minilm", "minilmv2", "tinybert").
     `overrides` are settings by path or short name.
     """
     given = overrides_of(
         str(teacher),
         student=student,
-        losses=losses,
+        loss=loss,
         unlabelled=unlabelled,
         recipe=recipe,
         assignments=assignments,
@@ -98,8 +98,10 @@ def distil(
     if task_of(known) == "masked":
         from heedful.runs.distil_masked import distil_masked
 
-        return distil_masked(known, given, data, Path(out), on_bad_row, watch=watch or Watch(), ranks=ranks)
-    return distil_task(known, given, data, Path(out), on_bad_row, watch=watch or Watch(), ranks=ranks)
+        return distil_masked(
+            known, given, data, Path(output_dir), on_bad_row, reporter=reporter or Reporter(), ranks=ranks
+        )
+    return distil_task(known, given, data, Path(output_dir), on_bad_row, reporter=reporter or Reporter(), ranks=ranks)
 
 
 def distil_task(
@@ -109,21 +111,21 @@ def distil_task(
     folder: Path,
     on_bad_row: OnBadRow,
     *,
-    watch: Watch,
+    reporter: Reporter,
     ranks: Ranks,
-    among: Path | None = None,
+    parent_dir: Path | None = None,
 ) -> Finished:
-    """Let a student learn a task of its teacher; of the folder, or of `among`, in which it lies, no text is read.
+    """Distil a task into a student. Files inside `folder`, or `parent_dir` that holds it, are not used as data.
 
-    Students `among` which it is share what the teacher says, where they need the same of it.
+    Students in one `parent_dir` share cached outputs of the teacher, where they need the same ones.
     """
-    planned = prepare(teacher, overrides, data, on_bad_row=on_bad_row, but=among or folder)
+    planned = prepare(teacher, overrides, data, on_bad_row=on_bad_row, exclude=parent_dir or folder)
     refuse_other(folder)
-    watch = watch if ranks.first else Watch()
-    train = decided(planned.settings.train, folder, ranks, watch.said)
+    reporter = reporter if ranks.first else Reporter()
+    train = decided(planned.settings.train, folder, ranks, reporter.message)
     planned = replace(planned, settings=replace(pin(planned.settings, folder), train=train))
     settings, source = planned.settings, planned.source
-    student = _Student(planned, folder, watch, ranks, among)
+    student = _Student(planned, folder, reporter, ranks, parent_dir)
     student.foresee()
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
         if ranks.first:
@@ -141,20 +143,20 @@ def distil_task(
 class _Distillation:
     def __init__(self, planned: Planned, student: _Student) -> None:
         self.planned, self.student, self.settings = planned, student, planned.settings
-        self.folder, self.watch, self.ranks = student.folder, student.watch, student.ranks
+        self.folder, self.reporter, self.ranks = student.folder, student.reporter, student.ranks
 
     def run(self) -> Finished:
         done = self.student.run()
-        if done.why == "asked":
+        if done.stop_reason == "interrupted":
             return done
         baseline = self._train_baseline(done)
-        if baseline is not None and baseline.why == "asked":
-            return replace(done, why="asked", results={})
+        if baseline is not None and baseline.stop_reason == "interrupted":
+            return replace(done, stop_reason="interrupted", results={})
         if self.ranks.first:
             if not (self.folder / VERDICT).exists():
                 without = None if baseline is None else baseline.folder
                 self.planned.teacher.to(CPU)
-                verdict(self.folder, self.planned.teacher, self.planned.source, self.settings, without, self.watch)
+                verdict(self.folder, self.planned.teacher, self.planned.source, self.settings, without, self.reporter)
             write_card(self.folder)  # again, with the verdict
         self.ranks.wait()
         results = read_results(self.folder) | {"verdict": read_json(self.folder / VERDICT)} if self.ranks.first else {}
@@ -166,8 +168,8 @@ class _Distillation:
         if self.settings.verdict.baseline == "none":
             return None
         if (folder / RESULTS).exists():
-            return Finished(folder=folder, why="done", results=read_results(folder))
-        self.watch.said("the same student, without the teacher")
+            return Finished(folder=folder, stop_reason="completed", results=read_results(folder))
+        self.reporter.message("the same student, without the teacher")
         train, fit = self._as_long(done)
         plan = self.planned.plan(train=train, fit=fit)
         plan = replace(plan, notes=())  # those of the student say it all
@@ -175,7 +177,7 @@ class _Distillation:
             if self.ranks.first:
                 begin(folder, plan.settings, plan.source, plan.survey.counts, lambda bad: plan.source)
             self.ranks.wait()
-            return _Baseline(plan, folder, self.watch, self.ranks, self.student).run()
+            return _Baseline(plan, folder, self.reporter, self.ranks, self.student).run()
 
     def _as_long(self, done: Finished) -> tuple[TrainSettings, FitSettings]:
         """Settings with as many steps as the student made, or as many epochs.
@@ -203,8 +205,8 @@ class _Distillation:
 class _Baseline(Run):
     """Fine-tuning from the same start."""
 
-    def __init__(self, plan: Plan, folder: Path, watch: Watch, ranks: Ranks, student: _Student) -> None:
-        super().__init__(plan, folder, watch, ranks)
+    def __init__(self, plan: Plan, folder: Path, reporter: Reporter, ranks: Ranks, student: _Student) -> None:
+        super().__init__(plan, folder, reporter, ranks)
         self.student, self.stated = student, ()  # the student has said it
 
     @property
@@ -236,9 +238,11 @@ class _Lessons:
 class _Student(Run):
     """Fine-tuning with a teacher beside the labels."""
 
-    def __init__(self, planned: Planned, folder: Path, watch: Watch, ranks: Ranks, among: Path | None = None) -> None:
-        super().__init__(planned.plan(), folder, watch, ranks)
-        self.planned, self.asked, self.among = planned, planned.settings, among
+    def __init__(
+        self, planned: Planned, folder: Path, reporter: Reporter, ranks: Ranks, parent_dir: Path | None = None
+    ) -> None:
+        super().__init__(planned.plan(), folder, reporter, ranks)
+        self.planned, self.asked, self.parent_dir = planned, planned.settings, parent_dir
         self._lessons: _Lessons | None = None
         self._made: Loaded | None = None
 
@@ -266,8 +270,8 @@ class _Student(Run):
 
     def _make(self, seed: int) -> Loaded:
         texts = [text for example in self._examples() for text in example.texts]
-        longest, said = self.asked.max_length, self.watch.said
-        return student_of(self.asked.student, self.planned.teacher, texts, longest=longest, seed=seed, said=said)
+        longest, said = self.asked.max_length, self.reporter.message
+        return student_of(self.asked.student, self.planned.teacher, texts, longest=longest, seed=seed, log=said)
 
     def _start(self, seed: int) -> Loaded:
         """The student before it learns, which is kept."""
@@ -333,13 +337,13 @@ class _Student(Run):
         if self.asked.augment is not None:
             unlabelled = more_examples(
                 self.planned, list(unlabelled) or list(self.source.examples("train")), self.folder / MORE,
-                given=bool(unlabelled), ranks=self.ranks, said=self.watch.said,
+                given=bool(unlabelled), ranks=self.ranks, log=self.reporter.message,
             )  # fmt: skip
         own, taught = self._both(task, unlabelled), self._both(self._taught(task), unlabelled)
         losses, kind = losses_of(self.asked.loss, loaded, self.planned.teacher), KIND[self.planned.task]
         pairing, needs = self._paired(loaded, own[0], taught[0])
         if kind == "tokens" and (lost := sum(not pairing.fits(n) for n in range(len(own[0].samples)))):
-            self.watch.said(f"{lost:,} samples have other words for the teacher, which says nothing of them")
+            self.reporter.message(f"{lost:,} samples have other words for the teacher, which says nothing of them")
         teacher = Teacher(task.learning(self._teacher()), self._taught(task), kind, losses.wanted(1))
         return _Lessons(
             mine=own[0],
@@ -378,10 +382,10 @@ class _Student(Run):
         facts = {"weights": read_json(self.folder / TAUGHT)["weights"], "tokens": _tokens(samples)}
         form = Form(half=outputs.precision == "float16")
         place = self.folder / OUTPUTS
-        if self.among is not None:
+        if self.parent_dir is not None:
             said = json.dumps([facts, teacher.wanted.names, outputs.precision])
-            place = self.among / OUTPUTS / sha256(said.encode()).hexdigest()[:16]
-        return made(place, teacher, samples, form, facts, ranks=self.ranks, said=self.watch.said)
+            place = self.parent_dir / OUTPUTS / sha256(said.encode()).hexdigest()[:16]
+        return made(place, teacher, samples, form, facts, ranks=self.ranks, log=self.reporter.message)
 
 
 def tokenizer_of_task(task: Task) -> str:

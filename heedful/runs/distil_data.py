@@ -84,7 +84,7 @@ def read_unlabelled(
     measured: Sequence[Example] = (),
     *,
     names: Sequence[str] = (),
-    but: Path,
+    exclude: Path,
 ) -> Unlabelled:
     """Read files and folders: plain texts, rows of which labels are passed over, or data of the task.
 
@@ -95,7 +95,7 @@ def read_unlabelled(
     given: list[Any] = []
     said: list[str] = []
     bad = 0
-    for path, _ in expand([Path(each) for each in files], but)[0]:
+    for path, _ in expand([Path(each) for each in files], exclude)[0]:
         holds = carried(settings, names, [path])
         if _labelled(path, task, replace(settings, encoding=holds.encoding)):
             by_number = {role: key for role, key in (settings.columns or {}).items() if str(key).isdigit()}
@@ -111,10 +111,10 @@ def read_unlabelled(
         plain = (own or SUFFIXES.get(bare_name(path)[1])) == "text"
         how = as_given(replace(holds, columns=None if plain else columns or None, format=own))
         try:
-            several = open_inputs([path], head, how, but=but)
+            several = open_inputs([path], head, how, exclude=exclude)
         except HeedfulError as refused:
             try:
-                several = open_inputs([path], head, replace(how, columns=None), but=but)
+                several = open_inputs([path], head, replace(how, columns=None), exclude=exclude)
             except MissingColumnError as lacking:
                 raise HeedfulError(
                     f'{path}: which column is the {lacking.role}? Call it "{NAMES[lacking.role][0]}" in its first row: '

@@ -41,7 +41,7 @@ from heedful.runs.pretrain_settings import MlmSettings, PretrainSettings, defaul
 from heedful.runs.results import JOURNAL, read_results
 from heedful.settings import from_file, to_toml
 from heedful.tokenizer import Tokenizer
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 from heedful.train.ranks import Ranks
 from heedful.train.resume import only_run
 
@@ -51,7 +51,14 @@ UNUSED = ("model", "tokenizer")  # settings of pre-training that change nothing 
 
 
 def distil_masked(
-    teacher: Loaded, overrides: Overrides, data: Any, folder: Path, on_bad_row: OnBadRow, *, watch: Watch, ranks: Ranks
+    teacher: Loaded,
+    overrides: Overrides,
+    data: Any,
+    folder: Path,
+    on_bad_row: OnBadRow,
+    *,
+    reporter: Reporter,
+    ranks: Ranks,
 ) -> Finished:
     """Let a student find hidden tokens as a teacher does; `data` are files and folders of text."""
     if overrides.mentions("unlabelled"):
@@ -60,15 +67,15 @@ def distil_masked(
     teacher = load(source, head="masked_lm")
     settings = _settled(teacher, overrides, data)
     refuse_other(folder)
-    watch = watch if ranks.first else Watch()
+    reporter = reporter if ranks.first else Reporter()
     settings = pin(settings, folder)
-    train = decided(settings.pretrain.train, folder, ranks, watch.said)
+    train = decided(settings.pretrain.train, folder, ranks, reporter.message)
     settings = replace(settings, pretrain=replace(settings.pretrain, train=train))
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
         if ranks.first:
-            _begin(folder, settings, teacher, watch)
+            _begin(folder, settings, teacher, reporter)
         ranks.wait()
-        return _carried_out(teacher, settings, folder, on_bad_row, watch, ranks)
+        return _carried_out(teacher, settings, folder, on_bad_row, reporter, ranks)
 
 
 def _settled(teacher: Loaded, overrides: Overrides, data: Any) -> MaskedDistilSettings:
@@ -97,7 +104,7 @@ def _settled(teacher: Loaded, overrides: Overrides, data: Any) -> MaskedDistilSe
     return replace(settings, pretrain=replace(settings.pretrain, data=tuple(map(str, places))))
 
 
-def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, watch: Watch) -> None:
+def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, reporter: Reporter) -> None:
     """Write what the run is, and the student as it begins, or see that what is there is the same."""
     about = {"weights": weights_digest(teacher)}
     judged_anew(folder, SETTINGS, settings)
@@ -115,7 +122,7 @@ def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, watch:
             remove(path)
     train = settings.pretrain.train
     student = student_of(
-        settings.student, teacher, (), longest=max(settings.pretrain.lengths), seed=train.seed, said=watch.said
+        settings.student, teacher, (), longest=max(settings.pretrain.lengths), seed=train.seed, log=reporter.message
     )
     if tokenizer_of(student).fingerprint != tokenizer_of(teacher).fingerprint:
         raise HeedfulError(
@@ -125,7 +132,7 @@ def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, watch:
         )
     losses_of(settings.loss, student, teacher)
     if untaught(settings.loss, student, teacher):
-        watch.said(
+        reporter.message(
             "no loss reaches the student's head for hidden tokens, so that the share that it finds says nothing of its "
             "layers: fine-tune it for a task, or set loss.label_weight=1"
         )
@@ -136,21 +143,26 @@ def _begin(folder: Path, settings: MaskedDistilSettings, teacher: Loaded, watch:
 
 
 def _carried_out(
-    teacher: Loaded, settings: MaskedDistilSettings, folder: Path, on_bad_row: OnBadRow, watch: Watch, ranks: Ranks
+    teacher: Loaded,
+    settings: MaskedDistilSettings,
+    folder: Path,
+    on_bad_row: OnBadRow,
+    reporter: Reporter,
+    ranks: Ranks,
 ) -> Finished:
     pretrain = _run_settings(settings, folder)
-    student = _Student(teacher, settings, pretrain, folder, on_bad_row, watch, ranks)
+    student = _Student(teacher, settings, pretrain, folder, on_bad_row, reporter, ranks)
     done = student.run()
-    if done.why == "asked":
-        return Finished(folder=folder, why="asked", results={})
+    if done.stop_reason == "interrupted":
+        return Finished(folder=folder, stop_reason="interrupted", results={})
     baseline: Pretrained | None = None
     if settings.verdict.baseline != "none":
-        watch.said("the same student, without the teacher")
+        reporter.message("the same student, without the teacher")
         under = folder / BASELINE
         with only_run(under) if ranks.first else nullcontext():
-            baseline = _Baseline(pretrain, under, watch, ranks, on_bad_row).run()
-        if baseline.why == "asked":
-            return Finished(folder=folder, why="asked", results={})
+            baseline = _Baseline(pretrain, under, reporter, ranks, on_bad_row).run()
+        if baseline.stop_reason == "interrupted":
+            return Finished(folder=folder, stop_reason="interrupted", results={})
     if not (folder / VERDICT).exists():
         models = {"teacher": teacher, "student": load(folder / RUN_MODEL, head="masked_lm")}
         if baseline is not None:
@@ -165,7 +177,7 @@ def _carried_out(
         write_card(folder)  # again, with the verdict
     ranks.wait()
     results = read_results(folder) | {"verdict": read_json(folder / VERDICT)} if ranks.first else {}
-    return Finished(folder=folder, why="done", results=results)
+    return Finished(folder=folder, stop_reason="completed", results=results)
 
 
 def _run_settings(settings: MaskedDistilSettings, folder: Path) -> PretrainSettings:
@@ -212,10 +224,10 @@ class _Student(Run):
         settings: Any,
         folder: Path,
         on_bad_row: OnBadRow,
-        watch: Watch,
+        reporter: Reporter,
         ranks: Ranks,
     ) -> None:
-        super().__init__(settings, folder, watch, ranks, on_bad_row)
+        super().__init__(settings, folder, reporter, ranks, on_bad_row)
         self.teacher, self.asked = teacher, asked
 
     @property
@@ -285,7 +297,7 @@ class _Student(Run):
             facts,
             versions=keys,
             ranks=self.ranks,
-            said=self.watch.said,
+            log=self.reporter.message,
         )
 
         def at(number: int, key: int) -> int:

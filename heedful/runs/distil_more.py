@@ -41,13 +41,13 @@ def more_examples(
     *,
     given: bool,
     ranks: Ranks,
-    said: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> list[Example]:
     """The unlabelled examples, and variants of them, or of the labelled ones where there are none; made once."""
     settings = planned.settings.augment
     assert settings is not None
     if ranks.first and not path.exists():
-        said(f"{settings.copies * len(examples):,} more texts are made, with words replaced")
+        log(f"{settings.copies * len(examples):,} more texts are made, with words replaced")
         model = language_model(planned.settings.teacher, settings)
         lines = (
             json.dumps(each, allow_nan=False) + "\n"

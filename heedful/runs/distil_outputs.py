@@ -90,7 +90,7 @@ def made(
     *,
     versions: Sequence[Sequence[int]] = (),
     ranks: Ranks = ALONE,
-    said: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> Outputs:
     """All that the teacher says of the samples: what is there stays, what is missing is made by the first rank.
 
@@ -108,12 +108,12 @@ def made(
         missing = [part for part in range(-(-count // PART)) if not (folder / name_of(part)).exists()]
         size = len(missing) * PART if missing[1:] else count
         if missing:
-            said(f"the teacher reads {size:,} samples, once; what it says is kept")
+            log(f"the teacher reads {size:,} samples, once; what it says is kept")
         last = time.monotonic()
         for number, part in enumerate(missing):
             if time.monotonic() - last > EVERY:
                 last = time.monotonic()
-                said(f"the teacher has read {number * PART:,} of {size:,}")
+                log(f"the teacher has read {number * PART:,} of {size:,}")
             numbers = range(part * PART, min((part + 1) * PART, count))
             mine = [samples[each % len(samples)] for each in numbers]
             keys = [versions[each // len(samples)][each % len(samples)] if versions else 0 for each in numbers]

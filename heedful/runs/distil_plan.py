@@ -91,7 +91,9 @@ def _why(settings: FinetuneSettings) -> str:
     return f"{train.duration}, batches of {train.batch_size}, rate {train.optimizer.lr:g}, {settings.seeds} seeds"
 
 
-def prepare(teacher: Loaded, overrides: Overrides, data: Any, *, on_bad_row: OnBadRow = "raise", but: Path) -> Planned:
+def prepare(
+    teacher: Loaded, overrides: Overrides, data: Any, *, on_bad_row: OnBadRow = "raise", exclude: Path
+) -> Planned:
     """All that can be known before anything is written; what would be found out after hours is refused here."""
     task = task_of(teacher)
     tokenizer_of(teacher)
@@ -133,7 +135,7 @@ def prepare(teacher: Loaded, overrides: Overrides, data: Any, *, on_bad_row: OnB
         known = labels or source.labels or ("O",)
         names = [path.name for path in files_of(source.places)]
         how = by_names(told.data, source.columns)
-        extra = read_unlabelled(told.unlabelled, task, head.kind, known, how, measured, names=names, but=but)
+        extra = read_unlabelled(told.unlabelled, task, head.kind, known, how, measured, names=names, exclude=exclude)
         extra = without(extra, measured)
     count = found.counts["train"]
     made = 0 if told.augment is None else told.augment.copies * (len(extra.examples) or count)

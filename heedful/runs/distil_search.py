@@ -31,7 +31,7 @@ from heedful.runs.folder import held, read_json, write
 from heedful.runs.overrides import Overrides
 from heedful.runs.settings import TASKS
 from heedful.runs.style import write as write_figure
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import LOCK, only_run
 
@@ -44,18 +44,18 @@ FLATTERED = "chosen on test, for want of dev: its quality there flatters it (dat
 def search(
     teacher: str | Path,
     data: Any,
-    out: str | Path,
+    output_dir: str | Path,
     *,
     max_latency: float | None = None,
     min_quality: float | None = None,
     shapes: Sequence[str] = (),
-    losses: str = "",
+    loss: str = "",
     unlabelled: Sequence[str | Path] = (),
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, Any] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
-    watch: Watch | None = None,
+    reporter: Reporter | None = None,
     ranks: Ranks = ALONE,
 ) -> Finished:
     """Try shapes from the fastest on, each with one seed, until one keeps that share of the teacher's quality on dev.
@@ -66,9 +66,9 @@ def search(
     have the frontier under "search". A search that was interrupted resumes, also with other limits, and keeps what was
     tried.
     """
-    folder, watch = Path(out), watch or Watch()
+    folder, reporter = Path(output_dir), reporter or Reporter()
     given = overrides_of(
-        str(teacher), losses=losses, recipe=recipe, assignments=assignments, unlabelled=unlabelled, overrides=overrides
+        str(teacher), loss=loss, recipe=recipe, assignments=assignments, unlabelled=unlabelled, overrides=overrides
     )
     if given.mentions("student"):
         raise HeedfulError("a setting of the student was given, but a search makes its own students: leave it out")
@@ -86,16 +86,18 @@ def search(
     def distilled(student: str, place: str, values: Mapping[str, Any]) -> Finished:
         mine = given.with_values({"student": student_of(student), **values})
         taught = load(teacher)
-        return distil_task(taught, mine, data, folder / place, on_bad_row, watch=watch, ranks=ranks, among=folder)
+        return distil_task(
+            taught, mine, data, folder / place, on_bad_row, reporter=reporter, ranks=ranks, parent_dir=folder
+        )
 
     facts = {"teacher": str(teacher), "shapes": chosen}
     planned: Planned | None = None
     if ranks.first and not (folder / FOUND).exists():  # what is wrong with the data is told before anything is written
-        planned = prepare(known, given, data, on_bad_row=on_bad_row, but=folder)
+        planned = prepare(known, given, data, on_bad_row=on_bad_row, exclude=folder)
     with only_run(folder) if ranks.first else nullcontext():
         found = ranks.gather(_begun(folder, facts))[0] | {"max_latency": max_latency, "min_quality": min_quality}
         if planned is not None and "tried" not in found:
-            found["tried"] = _timed(planned, chosen, watch)
+            found["tried"] = _timed(planned, chosen, reporter)
             write(folder / FOUND, found)
         found = ranks.gather(found)[0]  # as the first has timed them
         quick = {"seeds": 1, "verdict.baseline": "none", "verdict.split": "dev"}
@@ -103,9 +105,9 @@ def search(
         while (shape := following(found["tried"], seen, max_latency, min_quality)) is not None:
             seen.append(shape)
             if "quality" not in shape:
-                watch.said(f"trying {shape['name']}, which may answer one text in {shape['p50']:.2f} ms")
+                reporter.message(f"trying {shape['name']}, which may answer one text in {shape['p50']:.2f} ms")
             done = distilled(shape["name"], shape["folder"], quick)  # a finished one: the same settings, or refused
-            if done.why == "asked":
+            if done.stop_reason == "interrupted":
                 return done
             verdict = ranks.gather(done.results.get("verdict"))[0]
             told = verdict["models"]["student"]  # with its own words and weights, which decide how it can be served
@@ -117,14 +119,14 @@ def search(
         best = chosen_of(found["tried"], max_latency, min_quality)
         if best is None:
             raise HeedfulError(nothing(found["tried"], max_latency, min_quality))
-        watch.said(f"{best['name']} is taken" + ("" if found["split"] == "dev" else f", {FLATTERED}"))
+        reporter.message(f"{best['name']} is taken" + ("" if found["split"] == "dev" else f", {FLATTERED}"))
         if ranks.first:
             _set_aside(folder, found.get("taken"), best["name"])
             found["taken"] = best["name"]
             write(folder / FOUND, found)
         ranks.wait()
         done = distilled(best["name"], BEST, {})
-        if done.why == "done" and ranks.first:
+        if done.stop_reason == "completed" and ranks.first:
             put_folder(folder / "plots")
             trained = [each for each in found["tried"] if "quality" in each]
             chosen_on = read_json(folder / best["folder"] / VERDICT)
@@ -228,9 +230,9 @@ def _set_aside(folder: Path, before: str | None, now: str) -> None:
             (folder / old).rename(folder / new)
 
 
-def _timed(planned: Planned, shapes: Sequence[str], watch: Watch) -> list[dict[str, Any]]:
+def _timed(planned: Planned, shapes: Sequence[str], reporter: Reporter) -> list[dict[str, Any]]:
     """How fast each may be, untrained, in the fastest precision: whether its weights allow that is known afterwards."""
-    watch.said(f"timing {len(shapes)} shapes")
+    reporter.message(f"timing {len(shapes)} shapes")
     settings, head = planned.settings, planned.teacher.config.head
     examples = [*planned.source.examples("train"), *planned.unlabelled.examples]
     texts = [text for example in examples for text in example.texts]
@@ -242,7 +244,7 @@ def _timed(planned: Planned, shapes: Sequence[str], watch: Watch) -> list[dict[s
             student = student_of(name)
             refuse_classic(planned.task, student, settings.verdict.precision)
             made = make_student(
-                student, planned.teacher, texts, longest=settings.max_length, seed=1, said=lambda text: None
+                student, planned.teacher, texts, longest=settings.max_length, seed=1, log=lambda text: None
             )
             problem_type = head.problem_type if isinstance(head, Classes) else "single_label_classification"
             made = attach(made, head.kind, labels=labels, problem_type=problem_type)

@@ -294,7 +294,7 @@ def overrides_of(
     teacher: str,
     *,
     student: str = "",
-    losses: str = "",
+    loss: str = "",
     unlabelled: Sequence[str | Path] = (),
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
@@ -310,8 +310,8 @@ def overrides_of(
         presets[name] = {"student": table}
         given = {path: value for path, value in flat({"student": table}) if path in SAID[table["kind"]]}
         flags[name] = given
-    if losses:
-        presets[f"--loss {losses}"] = {"loss": to_mapping(_recipe(losses))}
+    if loss:
+        presets[f"--loss {loss}"] = {"loss": to_mapping(_recipe(loss))}
     if unlabelled:
         places = [str(each) for each in unlabelled]
         flags[f"--unlabelled {', '.join(places)}"] = {"unlabelled": places}

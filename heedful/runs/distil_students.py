@@ -51,7 +51,7 @@ def student_of(
     *,
     longest: int | None,
     seed: int,
-    said: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Loaded:
     """The student before it learns; one that is made of the teacher's layers has the teacher's head, too."""
     match asked:
@@ -64,7 +64,7 @@ def student_of(
         case ClassicStudent(reader=reader, words=words, skipgram_steps=steps):
             settings = Classic(reader=reader, words=words, skipgram_steps=steps)
             try:
-                return classic_start(settings, list(some(texts, len(texts))), seed, said, every=texts)
+                return classic_start(settings, list(some(texts, len(texts))), seed, log, every=texts)
             except HeedfulError as error:  # which names settings as fine-tuning has them
                 told = str(error).replace("init.", "student.")
                 raise HeedfulError(told) from None

@@ -28,7 +28,7 @@ from heedful.runs.settings import LongInputs
 from heedful.runs.style import BLUE, GREY, ORANGE, blank, prepare, title
 from heedful.runs.style import write as write_figure
 from heedful.tasks.task import evaluate
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,12 +51,17 @@ class Speed:
 
 
 def verdict(
-    folder: Path, teacher: Loaded, source: Source[Any], settings: DistilSettings, baseline: Path | None, watch: Watch
+    folder: Path,
+    teacher: Loaded,
+    source: Source[Any],
+    settings: DistilSettings,
+    baseline: Path | None,
+    reporter: Reporter,
 ) -> dict[str, Any]:
     """Measure, compare, and write verdict.json and its plot; `baseline`: folder of the run without the teacher."""
     results = read_results(folder)
     split = next(name for name in (settings.verdict.split, "test", "dev") if name in results["splits"])
-    watch.said("measuring speed, side by side")
+    reporter.message("measuring speed, side by side")
     places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
     speeds = side_by_side(places, settings.verdict)
     seeds = [each["seed"] for each in results["seeds"]]
@@ -68,7 +73,7 @@ def verdict(
         served["baseline"] = (_models(baseline, seeds), speeds["student"].precision)
     quality = {}
     for name, (models, precision) in served.items():
-        watch.said(f"measuring {NAMES[name]} on {split} in {precision}")
+        reporter.message(f"measuring {NAMES[name]} on {split} in {precision}")
         ask = partial(_asked, source=source, split=split, metric=results["metric"], long_inputs=settings.long_inputs)
         quality[name] = spread([ask(each, precision) for each in models], precision)
     counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}

@@ -67,7 +67,7 @@ class Estimate:
 def dry_run(
     task: str,
     data: Any,
-    out: str | Path,
+    output_dir: str | Path,
     *,
     model: str | Path = "",
     recipe: str | Path | None = None,
@@ -76,7 +76,7 @@ def dry_run(
     on_bad_row: OnBadRow = "raise",
 ) -> Estimate:
     """Read the data, run a few steps in memory, and tell; an encoder that would be trained on the spot is not."""
-    folder = Path(out)
+    folder = Path(output_dir)
     given = overrides_of(overrides, model=model, recipe=recipe, assignments=assignments)
     plan = prepare(task, data, overrides=given, on_bad_row=on_bad_row)
     refuse_other(folder)

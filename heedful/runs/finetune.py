@@ -64,7 +64,7 @@ from heedful.runs.timing import latency, memory
 from heedful.runs.word_baseline import has_word_baseline, score_words, seconds_allowed
 from heedful.settings import to_mapping
 from heedful.tasks.task import Measure, Read, Task
-from heedful.train.fit import Fitted, Watch, fit
+from heedful.train.fit import Fitted, Reporter, fit
 from heedful.train.loop import Trainer
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
@@ -83,41 +83,41 @@ class Finished:
     """How a run ended."""
 
     folder: Path
-    why: Literal["done", "asked"]  # "asked": stopped by a signal; the same command goes on
+    stop_reason: Literal["completed", "interrupted"]  # interrupted by a signal: the same command resumes it
     results: dict[str, Any]  # those of RESULTS, on the first rank of a run that is done; else none
 
 
 def finetune(
     task: str,
     data: Any,
-    out: str | Path,
+    output_dir: str | Path,
     *,
     model: str | Path = "",
     recipe: str | Path | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, Any] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
-    watch: Watch | None = None,
+    reporter: Reporter | None = None,
     ranks: Ranks = ALONE,
 ) -> Finished:
-    """Fine-tune a model on labelled data; `out` becomes the run folder, or is one that was interrupted and goes on.
+    """Fine-tune a model on labelled data; `output_dir` is the run folder, an interrupted run in it is resumed.
 
     `model` is a folder, or NAME[@REVISION] on the hub. `overrides` are settings by path or short name, as {"batch": 8}.
     What is not set follows from the size of the data, and is said.
     """
     task = known_task(task)
-    folder, watch = Path(out), watch if watch and ranks.first else Watch()
+    folder, reporter = Path(output_dir), reporter if reporter and ranks.first else Reporter()
     given = overrides_of(overrides, model=model, recipe=recipe, assignments=assignments)
     plan = prepare(task, data, overrides=given, on_bad_row=on_bad_row)
     refuse_other(folder)
-    train = decided(plan.settings.train, folder, ranks, watch.said)
+    train = decided(plan.settings.train, folder, ranks, reporter.message)
     plan = replace(plan, settings=replace(pin(plan.settings, folder), train=train))
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
         if ranks.first:
             again = partial(source_of, task, data, plan.settings.data)
             begin(folder, plan.settings, plan.source, plan.survey.counts, again)
         ranks.wait()
-        return Run(plan, folder, watch, ranks).run()
+        return Run(plan, folder, reporter, ranks).run()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,8 +190,8 @@ def _looked_at(task: str, data: Any, settings: DataSettings, on_bad_row: OnBadRo
 class Run:
     """A plan carried out in a folder: each seed trained and measured, then all of them together."""
 
-    def __init__(self, plan: Plan, folder: Path, watch: Watch, ranks: Ranks) -> None:
-        self.plan, self.folder, self.watch, self.ranks = plan, folder, watch, ranks
+    def __init__(self, plan: Plan, folder: Path, reporter: Reporter, ranks: Ranks) -> None:
+        self.plan, self.folder, self.reporter, self.ranks = plan, folder, reporter, ranks
         self.settings, self.source, self.survey = plan.settings, plan.source, plan.survey
         self.measured = tuple(split for split in plan.survey.splits if split != "train")
         self.stated: Sequence[str] = plan.source.stated  # what was found out about the data, to be said
@@ -200,28 +200,30 @@ class Run:
         """To the end, or until a stop is asked for."""
         finished = (self.folder / RESULTS).exists()
         if finished:
-            self.watch.said(f"{self.folder} is finished already")
+            self.reporter.message(f"{self.folder} is finished already")
         else:
             further = extended(named_model(self.settings.init), self.settings.task.kind)
             said = (*self.stated, *self.plan.notes, self.plan.why, further, unused(), idle(self.settings.train.device))
             for sentence in filter(None, said):
-                self.watch.said(sentence)
+                self.reporter.message(sentence)
             if (self.folder / BAD_ROWS).exists():
-                self.watch.said(f"bad rows are set aside in {self.folder / BAD_ROWS}")
+                self.reporter.message(f"bad rows are set aside in {self.folder / BAD_ROWS}")
             first, done = self.settings.train.seed, []
             base, seeds = self._start(first), range(first, first + self.settings.seeds)
             for seed in seeds:
                 folder = self.folder if len(seeds) == 1 else self.folder / f"seed-{seed}"
                 found = self._one(base if seed == first or not self.fresh else None, seed, folder)
                 if found is None:
-                    return Finished(folder=self.folder, why="asked", results={})
+                    return Finished(folder=self.folder, stop_reason="interrupted", results={})
                 done.append((folder, found))
             if self.ranks.first:
                 self._together(base.source, done)
         if self.ranks.first and not (self.folder / RUN_MODEL / CARD).exists():
             self._show()
         self.ranks.wait()
-        return Finished(folder=self.folder, why="done", results=read_results(self.folder) if self.ranks.first else {})
+        return Finished(
+            folder=self.folder, stop_reason="completed", results=read_results(self.folder) if self.ranks.first else {}
+        )
 
     def _show(self) -> None:
         """Plots and the model card."""
@@ -245,7 +247,7 @@ class Run:
     def _start(self, seed: int) -> Loaded:
         """The model to start from; one that was made for this run is kept in it."""
         init, counts, longest = self.settings.init, self.survey.counts, self.settings.max_length
-        make = partial(start, init, self.source, counts, seed, longest, self.watch.said)
+        make = partial(start, init, self.source, counts, seed, longest, self.reporter.message)
         if named_model(init):
             return make()
         self._keep(self.kept(seed), make)
@@ -274,12 +276,12 @@ class Run:
         objective, samples, learned = self._learning(task, loaded, seed)
         said = reading_notes(settings, self.source, self.survey, task, learned)
         for note in said:
-            self.watch.said(note)
+            self.reporter.message(note)
         folder.mkdir(exist_ok=True)
         self._before(task, loaded, folder)
         begins = self.ranks.size == 1 and not (folder / STATE).exists()
         if begins and (told := expected(loaded, objective, samples, learned.tokens, settings.train)):
-            self.watch.said(told)
+            self.reporter.message(told)
         trainer = Trainer(loaded, objective, samples, settings.train, self.ranks)
         fitted = fit(
             trainer,
@@ -288,9 +290,9 @@ class Run:
             evaluate=partial(self._share, task, loaded, trainer.precision) if "dev" in self.measured else None,
             score=partial(scored, task),
             save_last=partial(self._save_last, settings, task, loaded, folder),
-            watch=self.watch,
+            reporter=self.reporter,
         )
-        if fitted.why == "asked":
+        if fitted.stop_reason == "interrupted":
             return None
         with trainer.whole():
             found = self._finish(settings, task, loaded, trainer, fitted, learned, said, folder)
@@ -312,7 +314,7 @@ class Run:
         entry = checkpoints(fitted.best_step, fitted.best, trainer.step, fitted.last, settings.fit.load_best_at_end)
         unclear = undecided(entry, task.metric, splits.get("dev", {}).get("intervals", {}).get(task.metric))
         if unclear:
-            self.watch.said(unclear)
+            self.reporter.message(unclear)
         found = {
             "seed": seed,
             "metric": task.metric,
@@ -333,7 +335,7 @@ class Run:
         """Score a model that embeds before it is trained, as it may be good already; once for a run that resumes."""
         if self.settings.task.kind != "embed" or not self.settings.eval_baseline or (folder / BEFORE).exists():
             return
-        self.watch.said("the score before training")
+        self.reporter.message("the score before training")
         found = scores_before({split: self._measured(task, loaded, split) for split in self.measured})
         if self.ranks.first:
             write(folder / BEFORE, found)
@@ -348,7 +350,7 @@ class Run:
             return {"baseline": read_json(folder / BEFORE)}
         if not has_word_baseline(task):
             return {}
-        self.watch.said("fitting a bag of words")
+        self.reporter.message("fitting a bag of words")
         words = score_words(
             task,
             loaded,
@@ -388,7 +390,7 @@ class Run:
 
     def _measured(self, task: Task, loaded: Loaded, split: str, folder: Path | None = None) -> dict[str, Any]:
         """An evaluation of a split; each rank makes the whole of it, so that none waits, and the first writes."""
-        self.watch.said(f"measuring {split}")
+        self.reporter.message(f"measuring {split}")
         path = folder / f"predictions-{split}.jsonl" if folder and self.ranks.first else None
         how = precision(self.settings.eval_precision, next(loaded.parameters()).device)
         task, loaded = on_split(task, loaded, self.survey, split)

@@ -96,7 +96,7 @@ def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
 
-def decided(train: TrainSettings, folder: Path, ranks: Ranks, said: Callable[[str], None]) -> TrainSettings:
+def decided(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable[[str], None]) -> TrainSettings:
     """With the precision that "auto" is: that of a run which goes on in the folder, on whatever machine it began; else
     bfloat16 where the devices of all ranks, which have to be there, have instructions for it. All ranks come here.
     """
@@ -108,7 +108,7 @@ def decided(train: TrainSettings, folder: Path, ranks: Ranks, said: Callable[[st
     begun: Precision | None = told[0][1]
     if begun not in (None, usual):
         slow = ", which is slow where there are no instructions for it" if begun == "bfloat16" else ""
-        said(f"{folder} began with train.precision={begun}, and goes on with it{slow}")
+        log(f"{folder} began with train.precision={begun}, and goes on with it{slow}")
     return replace(train, precision=begun or usual)
 
 

@@ -74,28 +74,28 @@ def start(
     counts: Mapping[str, int],
     seed: int,
     longest: int | None,
-    said: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Loaded:
     """Load or make the model that training starts from.
 
     `counts` says how many examples each split has, of which those of train are read, or MOST of them.
     """
     if isinstance(init, Seq2Seq):
-        return writer_start(init, list(_texts(source, counts)), seed, longest, said)
+        return writer_start(init, list(_texts(source, counts)), seed, longest, log)
     if source.kind is Rewritten and (isinstance(init, Scratch) or named_model(init) == ENCODER):
         raise HeedfulError(
             "no model was given, and seq2seq needs one with a decoder: give --model the folder of one, or "
             "let one learn from random weights: --init.kind=transformer, or init.kind=recurrent"
         )
     if isinstance(init, Classic):
-        return classic_start(init, list(_texts(source, counts)), seed, said, every=_texts(source, counts, None))
+        return classic_start(init, list(_texts(source, counts)), seed, log, every=_texts(source, counts, None))
     if isinstance(init, Pretrained):
         return load(init.model, revision=init.revision or None)
     longest = longest or LONGEST
     texts = list(_texts(source, counts))
     tokenizer = train(texts, TokenizerSettings(vocab_size=init.tokenizer.vocab_size, max_length=longest))
     bare = create(Config(family="heedful", model=_model(init, tokenizer, longest)), tokenizer, seed=seed)
-    said(
+    log(
         f"no model was given: an encoder of {bare.count():,} parameters is trained on the spot, on these texts alone; "
         "give --model to start from one that has read more"
     )
@@ -106,7 +106,7 @@ def start(
     how = TrainSettings(max_steps=init.mlm_steps, batch_size=64, optimizer=AdamW(lr=1e-3), seed=seed)
     began = time.monotonic()
     steps = list(Trainer(loaded, objective, objective.samples(texts, longest), how))
-    said(
+    log(
         f"it read {sum(step.tokens for step in steps):,} tokens in {time.monotonic() - began:.0f} s; "
         f"the loss of hidden tokens went from {steps[0].loss:.2f} to {steps[-1].loss:.2f}"
     )

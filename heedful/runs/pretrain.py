@@ -65,7 +65,7 @@ from heedful.runs.results import JOURNAL, RESULTS, folder_bytes, read_results
 from heedful.runs.timing import latency, memory
 from heedful.settings import to_mapping
 from heedful.tokenizer import Tokenizer, train
-from heedful.train.fit import Scored, Watch, fit
+from heedful.train.fit import EvalResult, Reporter, fit
 from heedful.train.loop import Stage, Trainer
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import only_run
@@ -81,13 +81,13 @@ class Pretrained:
     """How a run ended."""
 
     folder: Path
-    why: Literal["done", "asked"]  # "asked": stopped by a signal; the same command goes on
+    stop_reason: Literal["completed", "interrupted"]  # interrupted by a signal: the same command resumes it
     results: dict[str, Any]  # on the first rank of a run that is done; else none
 
 
 def pretrain(
     data: str | Path | Sequence[str | Path],
-    out: str | Path,
+    output_dir: str | Path,
     *,
     objective: str = "",
     size: str = "",
@@ -98,12 +98,12 @@ def pretrain(
     assignments: Sequence[str] = (),
     overrides: Mapping[str, Any] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
-    watch: Watch | None = None,
+    reporter: Reporter | None = None,
     ranks: Ranks = ALONE,
 ) -> Pretrained:
     """Pre-train a model on files and folders of text, or on one folder that holds a corpus (see data.corpus.build).
 
-    `out` becomes the run folder, or is one that was interrupted and goes on. `model` is a folder, or NAME[@REVISION] on
+    `output_dir` is the run folder, an interrupted run in it is resumed. `model` is a folder, or NAME[@REVISION] on
     the hub, that goes on; without it a fresh model of that size is trained. `teacher` is a trained encoder, for an
     objective of terms such as "mlm+hidden_states+sentence_embedding". `overrides` are settings by path or short name.
     """
@@ -118,36 +118,36 @@ def pretrain(
         assignments=assignments,
         overrides=overrides,
     )
-    return run(settings, out, on_bad_row=on_bad_row, watch=watch, ranks=ranks)
+    return run(settings, output_dir, on_bad_row=on_bad_row, reporter=reporter, ranks=ranks)
 
 
 def run(
     settings: PretrainSettings,
-    out: str | Path,
+    output_dir: str | Path,
     *,
     on_bad_row: OnBadRow = "raise",
-    watch: Watch | None = None,
+    reporter: Reporter | None = None,
     ranks: Ranks = ALONE,
 ) -> Pretrained:
     """The same of settings, which name the text too."""
-    folder = Path(out)
+    folder = Path(output_dir)
     if not settings.data:
         raise HeedfulError("no text was given: name files or folders of text, or put data into the recipe")
     unused_settings(settings, made=len(settings.data) == 1 and holds(Path(settings.data[0])))
     refuse_other(folder)
-    watch = watch if watch and ranks.first else Watch()
-    settings = replace(pin(settings, folder), train=decided(settings.train, folder, ranks, watch.said))
+    reporter = reporter if reporter and ranks.first else Reporter()
+    settings = replace(pin(settings, folder), train=decided(settings.train, folder, ranks, reporter.message))
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
-        return Run(settings, folder, watch, ranks, on_bad_row).run()
+        return Run(settings, folder, reporter, ranks, on_bad_row).run()
 
 
 class Run:
     """Settings carried out in a folder."""
 
     def __init__(
-        self, settings: PretrainSettings, folder: Path, watch: Watch, ranks: Ranks, on_bad_row: OnBadRow
+        self, settings: PretrainSettings, folder: Path, reporter: Reporter, ranks: Ranks, on_bad_row: OnBadRow
     ) -> None:
-        self.settings, self.folder, self.watch, self.ranks = settings, folder, watch, ranks
+        self.settings, self.folder, self.reporter, self.ranks = settings, folder, reporter, ranks
         self.on_bad_row = on_bad_row
 
     def run(self) -> Pretrained:
@@ -156,14 +156,14 @@ class Run:
             begin_on(self.folder, self.settings)
         self.ranks.wait()
         if (self.folder / RESULTS).exists():
-            self.watch.said(f"{self.folder} is finished already")
+            self.reporter.message(f"{self.folder} is finished already")
         else:
             further = extended(self.settings.model.init_from, "pretrain")
             for line in filter(None, (further, unused(), idle(self.settings.train.device))):
-                self.watch.said(line)
+                self.reporter.message(line)
             pieces = self._pieces()
             if not self._train(pieces):
-                return Pretrained(folder=self.folder, why="asked", results={})
+                return Pretrained(folder=self.folder, stop_reason="interrupted", results={})
         if self.ranks.first and not self.settings.fit.keep_checkpoints:
             drop_state(self.folder)
         if self.ranks.first and not (self.folder / RUN_MODEL / CARD).exists():
@@ -171,7 +171,7 @@ class Run:
             write_card(self.folder)
         self.ranks.wait()
         results = read_results(self.folder) if self.ranks.first else {}
-        return Pretrained(folder=self.folder, why="done", results=results)
+        return Pretrained(folder=self.folder, stop_reason="completed", results=results)
 
     # -- text ---------------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Run:
             assert isinstance(settings.objective, DistillationSettings)
             run = TeacherRun(
                 settings=settings.objective, train=settings.train, loaded=teacher, tokenizer=tokenizer,
-                folder=self.folder, ranks=self.ranks, on_message=self.watch.said, shortest=min(settings.lengths),
+                folder=self.folder, ranks=self.ranks, on_message=self.reporter.message, shortest=min(settings.lengths),
             )  # fmt: skip
         return Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=started, teacher=run)
 
@@ -224,7 +224,7 @@ class Run:
             asked = replace(settings.tokenizer, max_length=max(settings.lengths))
             if isinstance(settings.objective, SpanCorruptionSettings) and not asked.num_sentinels:
                 asked = replace(asked, num_sentinels=max(1, min(SENTINELS, asked.vocab_size // 20)))
-            self.watch.said(
+            self.reporter.message(
                 f"training a tokenizer on the text ({asked.algorithm}, up to {asked.vocab_size:,} tokens); "
                 "--tokenizer takes one that is there"
             )
@@ -252,9 +252,9 @@ class Run:
                 tokenizer,
                 self.folder / CORPUS,
                 self.settings.corpus,
-                told=self._told(),
+                on_progress=self._told(),
                 on_bad_row=rows,
-                but=self.folder,
+                exclude=self.folder,
             )
         self.ranks.wait()
         return Corpus.open(self.folder / CORPUS)
@@ -278,7 +278,7 @@ class Run:
             if time.monotonic() - last >= TOLD:
                 last = time.monotonic()
                 speed = progress.characters / max(progress.seconds, 1e-9) / 1e6
-                self.watch.said(
+                self.reporter.message(
                     f"reading text: {100 * progress.share:.0f} %, {progress.documents:,} documents, "
                     f"{progress.tokens:,} tokens, {speed:.1f} MB/s"
                 )
@@ -291,13 +291,13 @@ class Run:
         """Whether it came to its end."""
         settings, counts = self.settings, pieces.corpus.about["counts"]
         for sentence in text_notes(pieces.corpus.about):
-            self.watch.said(sentence)
+            self.reporter.message(sentence)
         if (self.folder / BAD_ROWS).exists():
-            self.watch.said(f"bad rows are set aside in {self.folder / BAD_ROWS}")
+            self.reporter.message(f"bad rows are set aside in {self.folder / BAD_ROWS}")
         samples, held = samples_of(pieces)
         loaded = fresh_or_started(pieces)
         objectives, samples, measured = self._learning(pieces, loaded, samples)
-        self.watch.said(
+        self.reporter.message(
             f"{counts['documents']:,} documents of {counts['tokens']:,} tokens; a model of {loaded.count():,} "
             f"parameters; {len(samples[0]):,} rows of up to {settings.pack_length:,} tokens, "
             f"{settings.train.batch_size} in a step"
@@ -319,9 +319,9 @@ class Run:
             evaluate=measure,
             score=partial(scored, measured),
             save_last=partial(self._save_last, pieces, loaded),
-            watch=self.watch,
+            reporter=self.reporter,
         )
-        if fitted.why == "asked":
+        if fitted.stop_reason == "interrupted":
             return False
         entry = checkpoints(fitted.best_step, fitted.best, trainer.step, fitted.last, settings.fit.load_best_at_end)
         with trainer.whole():
@@ -340,7 +340,7 @@ class Run:
         given, path = self.settings.model.init_from, self.folder / BEFORE
         if not given or given != self.base or self.ranks.gather(path.exists())[0]:
             return
-        self.watch.said("the score before training")
+        self.reporter.message("the score before training")
         with trainer.whole():
             shares = self.ranks.gather(measure())
         numbers = scored(objective, shares).numbers
@@ -363,7 +363,7 @@ class Run:
         objectives = objectives_of(pieces, loaded, samples)
         if isinstance(self.settings.objective, RtdSettings) and pieces.started is not None:
             place = generator_of(self.settings)
-            self.watch.said(
+            self.reporter.message(
                 f"the generator in {place} goes on, too"
                 if place
                 else f"{pieces.started.source} has no generator beside it, so that a new one begins to learn"
@@ -383,7 +383,9 @@ class Run:
         """All settings that decided what the model is."""
         return to_mapping(self.settings)
 
-    def _write(self, pieces: Pieces, loaded: Loaded, trainer: Trainer, found: Scored, entry: dict[str, Any]) -> None:
+    def _write(
+        self, pieces: Pieces, loaded: Loaded, trainer: Trainer, found: EvalResult, entry: dict[str, Any]
+    ) -> None:
         save(loaded, self.folder / RUN_MODEL, overwrite=True)
         if isinstance(beside := trainer.objective.beside, Loaded):
             save(beside, self.folder / GENERATOR, overwrite=True)

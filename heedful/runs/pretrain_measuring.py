@@ -13,7 +13,7 @@ from heedful.errors import HeedfulError
 from heedful.objectives import Pretext, Sample
 from heedful.objectives.rows import HELD
 from heedful.runs.probes import ProbeSet, probe_scores
-from heedful.train.fit import Scored
+from heedful.train.fit import EvalResult
 from heedful.train.loop import Trainer
 
 
@@ -34,7 +34,7 @@ def measured_share(
     return found
 
 
-def scored(objective: Pretext, shares: Sequence[dict[str, tuple[float, float]]]) -> Scored:
+def scored(objective: Pretext, shares: Sequence[dict[str, tuple[float, float]]]) -> EvalResult:
     """Means over all ranks, and the perplexity, exp of the first term's loss, where that is over a vocabulary.
 
     Evaluations are compared by the first term's accuracy; by the loss, negated, where it has none.
@@ -49,6 +49,6 @@ def scored(objective: Pretext, shares: Sequence[dict[str, tuple[float, float]]])
     total = {"loss": loss}
     if (accuracy := terms[0].removesuffix("_loss") + "_accuracy") in numbers:
         total["perplexity"] = math.exp(min(numbers[terms[0]], 700.0))
-    return Scored(
+    return EvalResult(
         metric_value=numbers.get(accuracy, -loss), tie=-loss, numbers=total | numbers | {"count": sums[terms[0]][1]}
     )

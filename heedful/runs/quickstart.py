@@ -13,7 +13,7 @@ from typing import Any
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.runs.finetune import finetune
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 from heedful.train.resume import only_run
 
 MARK = ".gitignore"
@@ -36,15 +36,15 @@ class Quickstart:
     answers: tuple[dict[str, Any], ...]  # to texts that nobody labelled
 
 
-def quickstart(folder: Path, watch: Watch | None = None) -> Quickstart | None:
+def quickstart(folder: Path, reporter: Reporter | None = None) -> Quickstart | None:
     """Fine-tune on the shipped messages, measure, and answer a few more; None: stopped by a signal.
 
     The same run each time, in a folder that is replaced if an earlier quickstart made it.
     """
     _make(folder)
     with as_file(files("heedful") / "assets" / "intents") as data:
-        done = finetune("classify", data, folder, watch=watch)
-    if done.why == "asked":
+        done = finetune("classify", data, folder, reporter=reporter)
+    if done.stop_reason == "interrupted":
         return None
     with (folder / "predictions-test.jsonl").open(encoding="utf-8") as file:
         worst = list(islice((line for line in map(json.loads, file) if not line["correct"]), SHOWN))

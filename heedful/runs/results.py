@@ -20,7 +20,7 @@ class RunResult:
     """How a run of `finetune`, `pretrain` or `distil` ended."""
 
     output_dir: Path  # the run folder; Engine and load take it
-    status: Literal["done", "interrupted"]  # interrupted by a signal: the same call resumes it
+    status: Literal["completed", "interrupted"]  # interrupted by a signal: the same call resumes it
     results: dict[str, Any]  # the contents of results.json; {} if the run was interrupted
 
     @property

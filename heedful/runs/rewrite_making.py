@@ -37,7 +37,7 @@ RELATIONS: dict[str, Rotary | Buckets | Shaw | TransformerXl] = {
 
 
 def writer_start(
-    init: Seq2Seq, texts: Sequence[str], seed: int, longest: int | None, said: Callable[[str], None]
+    init: Seq2Seq, texts: Sequence[str], seed: int, longest: int | None, log: Callable[[str], None]
 ) -> Loaded:
     """The model that training starts from, without a head."""
     pieces = init.tokenizer
@@ -57,7 +57,7 @@ def writer_start(
         family, model = "heedful", transformer(init, tokenizer.size)
     made = create(Config(family=family, model=model), tokenizer, seed=seed)
     what = "two recurrent nets" if isinstance(init, Recurrent) else "a Transformer"
-    said(f"{what} of {made.count():,} parameters with random weights, over {tokenizer.size:,} pieces of both texts")
+    log(f"{what} of {made.count():,} parameters with random weights, over {tokenizer.size:,} pieces of both texts")
     return made
 
 

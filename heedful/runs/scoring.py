@@ -24,7 +24,7 @@ from heedful.tasks.extract import NO_ANSWER, Extract
 from heedful.tasks.metrics import merge_all
 from heedful.tasks.rewrite import Rewrite
 from heedful.tasks.task import Judged, Measure, Task, evaluate
-from heedful.train.fit import Scored
+from heedful.train.fit import EvalResult
 from heedful.train.ranks import ALONE, Ranks
 
 SECOND = {  # decides between equal metric values, the first of these that a task has: 1 where larger is better
@@ -165,9 +165,9 @@ def best_threshold(shares: Any, gold: Any) -> float:
     return float((shares[best] + below) / 2)
 
 
-def scored(task: Task, shares: list[Measure]) -> Scored:
+def scored(task: Task, shares: list[Measure]) -> EvalResult:
     """The evaluation that the shares of all ranks make, for ranking checkpoints."""
     found = task.result(merge_all(shares))
     numbers = {name: value for name, value in found.items() if isinstance(value, int | float) and math.isfinite(value)}
     tie = next((sign * numbers[name] for name, sign in SECOND.items() if name in numbers and name != task.metric), 0.0)
-    return Scored(metric_value=float(found[task.metric]), tie=tie, numbers=numbers)
+    return EvalResult(metric_value=float(found[task.metric]), tie=tie, numbers=numbers)

@@ -12,35 +12,35 @@ from heedful.errors import HeedfulError
 from heedful.runs.folder import SETTINGS, read_json, write
 from heedful.runs.results import JOURNAL, as_float
 from heedful.runs.trackers import TRACKERS, Tracker
-from heedful.train.fit import Scored, Watch
+from heedful.train.fit import EvalResult, Reporter
 from heedful.train.loop import Step, Trainer
 
 TRACKING = "tracking.json"  # in a run folder: each tracker's name of the run, by which a resumed run is continued
 
 
-class Tracking(Watch):
-    """Passes events on to another Watch and copies journal records to trackers.
+class Tracking(Reporter):
+    """Passes events on to another reporter and copies journal records to trackers.
 
     A tracker that fails during training (network, quota, disk) is reported once and dropped; training continues,
     since the journal has every value. A tracker that cannot be opened stops the run before its first step.
     """
 
-    def __init__(self, watch: Watch, names: Sequence[str]) -> None:
+    def __init__(self, reporter: Reporter, names: Sequence[str]) -> None:
         """`names` are those that `check_trackers` accepts."""
-        self._watch, self._names = watch, tuple(names)
+        self._reporter, self._names = reporter, tuple(names)
         self._trackers: dict[str, Tracker] = {}
 
     def step(self, step: Step, trainer: Trainer) -> None:
-        """After each update."""
-        self._watch.step(step, trainer)
+        """Pass an update on."""
+        self._reporter.step(step, trainer)
 
-    def scored(self, step: int, scored: Scored, best: bool) -> None:
-        """After each evaluation."""
-        self._watch.scored(step, scored, best)
+    def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
+        """Pass an evaluation on."""
+        self._reporter.evaluated(step, result, best)
 
-    def said(self, text: str) -> None:
-        """Any other message."""
-        self._watch.said(text)
+    def message(self, text: str) -> None:
+        """Pass a message on."""
+        self._reporter.message(text)
 
     def started(self, folder: Path, step: int) -> None:
         """Open the trackers before the first update, or again when a run resumes after `step`.
@@ -48,7 +48,7 @@ class Tracking(Watch):
         Raises:
             HeedfulError: If a tracker cannot be opened.
         """
-        self._watch.started(folder, step)
+        self._reporter.started(folder, step)
         ids = read_json(folder / TRACKING) if (folder / TRACKING).exists() else {}
         settings = dict(_flat(_settings(folder)))
         for name in self._names:
@@ -62,13 +62,13 @@ class Tracking(Watch):
 
     def recorded(self, record: Mapping[str, Any]) -> None:
         """Copy a record of the journal."""
-        self._watch.recorded(record)
+        self._reporter.recorded(record)
         values = scalars(record)
         self._each("no longer written to", lambda tracker: tracker.log(int(record["step"]), values))
 
     def ended(self, finished: bool) -> None:
         """Close the trackers."""
-        self._watch.ended(finished)
+        self._reporter.ended(finished)
         self._each("not closed", lambda tracker: tracker.close(finished))
         self._trackers.clear()
 
@@ -78,7 +78,7 @@ class Tracking(Watch):
                 use(tracker)
             except Exception as error:  # training is not lost to a tracker
                 del self._trackers[name]
-                self._watch.said(
+                self._reporter.message(
                     f"the tracker {name} failed and is {failed}: {_brief(error)}. {JOURNAL} has all values"
                 )
 

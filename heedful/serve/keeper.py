@@ -56,17 +56,17 @@ def listen(host: str, port: int) -> list[socket.socket]:
     return found
 
 
-def keep(sockets: Sequence[socket.socket], tell: Callable[[str], None]) -> socket.socket | None:
+def keep(sockets: Sequence[socket.socket], log: Callable[[str], None]) -> socket.socket | None:
     """Split the process: this returns in the server, with the line to its keeper, and ends in the keeper with it.
 
     None, where processes cannot be split: there the server has no keeper.
     """
-    return _Keeper(sockets, tell).run() if hasattr(os, "fork") else None
+    return _Keeper(sockets, log).run() if hasattr(os, "fork") else None
 
 
 class _Keeper:
-    def __init__(self, sockets: Sequence[socket.socket], tell: Callable[[str], None]) -> None:
-        self.sockets, self.tell = list(sockets), tell
+    def __init__(self, sockets: Sequence[socket.socket], log: Callable[[str], None]) -> None:
+        self.sockets, self.tell = list(sockets), log
         self.selector = selectors.PollSelector()
         self.refused: dict[socket.socket, float] = {}  # until when each may take
         self.told: set[socket.socket] = set()  # of those: what still comes of them is read, and that is all

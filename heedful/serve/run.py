@@ -33,7 +33,7 @@ def run(
     sockets: list[socket.socket],
     keys: tuple[bytes, ...] = (),
     hosts: tuple[str, ...] | None = None,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     line: socket.socket | None = None,
 ) -> None:
     """Serve until a signal comes; it listens at once, and answers 503 until the models are loaded.
@@ -43,12 +43,12 @@ def run(
     log_to_stderr()
     files = settings.limits.max_connections + FILES
     if (most := open_files(files)) < files:
-        tell(f"{most} files may be open here (ulimit -n): too few for limits.max_connections")
+        log(f"{most} files may be open here (ulimit -n): too few for limits.max_connections")
     service = Service(runs, settings)
     app = application(service, keys=keys, hosts=hosts, wait=False)
     serving = server(app, settings, drain=service.queue.drain, idle=lambda: service.queue.requests == 0)
     try:
-        asyncio.run(_serve(serving, service, sockets, tell, line))
+        asyncio.run(_serve(serving, service, sockets, log, line))
     finally:
         service.queue.close()
     if service.failed is not None:
@@ -61,7 +61,7 @@ async def _serve(
     serving: Server,
     service: Service,
     sockets: list[socket.socket],
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     line: socket.socket | None,
 ) -> None:
     def hear() -> None:
@@ -76,13 +76,13 @@ async def _serve(
         if line is not None:
             line.send(keeper.LISTENING)
             asyncio.get_running_loop().add_reader(line, hear)
-        tell(f"{url} listens, and loads {', '.join(service.runs)}")
+        log(f"{url} listens, and loads {', '.join(service.runs)}")
         try:
             await service.start()
             if said := unused():
-                tell(said)
+                log(said)
             memory.settle()
-            tell("ready")
+            log("ready")
             if line is not None:
                 line.send(keeper.READY)
         except asyncio.CancelledError:

@@ -181,7 +181,7 @@ def _measured(plan: Plan) -> Outcome:
             for name in NAMES:
                 latest = [(float(size), values[-1]) for size, values in points[name][arm].items()]
                 found[name][arm].append(exponent(latest))
-            plan.said(f"round {seed}, {arm}: " + ", ".join(f"{name} {found[name][arm][-1]:.2f}" for name in NAMES))
+            plan.log(f"round {seed}, {arm}: " + ", ".join(f"{name} {found[name][arm][-1]:.2f}" for name in NAMES))
     measures = tuple(
         Measure(name=name, of={arm: tuple(values) for arm, values in found[name].items()}, unit="number")
         for name in NAMES

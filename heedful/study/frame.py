@@ -37,7 +37,7 @@ class Plan:
     seeds: tuple[int, ...] = (1, 2, 3)
     scale: Scale = "usual"
     data: Path | None = None  # real data, where the scale is "full"
-    said: Callable[[str], None] = quiet
+    log: Callable[[str], None] = quiet
     place: Path | None = None  # where runs of hours are kept, so that they go on; `study` gives it
     kept: Path | None = None  # where numbers are kept until it is over; `study` gives it
 
@@ -115,7 +115,7 @@ class Bench:
         self._began = time.monotonic()
         self._found = _Found(plan)
         if self._found.rows:
-            plan.said(f"going on: results so far {len(self._found.rows)}")
+            plan.log(f"going on: results so far {len(self._found.rows)}")
 
     def left(self, arms: Iterable[str], seed: int) -> list[str]:
         """Those of which nothing is known yet with this seed."""
@@ -128,7 +128,7 @@ class Bench:
         self._found.rows[arm, seed] = {"numbers": dict(numbers), "lines": dict(lines or {})}
         self._found.keep()
         shown = ", ".join(f"{name} {value:.3f}" for name, value in numbers.items())
-        self.plan.said(f"{time.monotonic() - self._began:5.0f} s  seed {seed}, {arm}: {shown}")
+        self.plan.log(f"{time.monotonic() - self._began:5.0f} s  seed {seed}, {arm}: {shown}")
 
     def measure(
         self, name: str, *, unit: Unit = "share", chance: float | None = None, tests: int | None = None
@@ -156,7 +156,7 @@ class _Found:
     def __init__(self, plan: Plan) -> None:
         self.path, self.rows = plan.kept, dict[tuple[str, int], dict[str, Any]]()
         self._facts = {"scale": plan.scale, "data": str(plan.real and plan.real.absolute()), "version": __version__}
-        self._said = plan.said
+        self._log = plan.log
         if self.path is not None and self.path.is_file():
             kept = read_json(self.path)
             if kept["facts"] == self._facts:
@@ -170,7 +170,7 @@ class _Found:
         try:
             write(self.path, {"facts": self._facts, "found": found})
         except OSError as error:
-            self._said(f"{self.path} cannot be written: {error.strerror or error}: stopped, this study begins again")
+            self._log(f"{self.path} cannot be written: {error.strerror or error}: stopped, this study begins again")
             self.path = None
 
 
@@ -195,7 +195,7 @@ def compared(measures: Sequence[Measure], pairs: Sequence[tuple[str, str]], besi
 # -- running ---------------------------------------------------------------------------------------------------------
 
 
-def study(name: str, plan: Plan, out: Path) -> Studied:
+def study(name: str, plan: Plan, output_dir: Path) -> Studied:
     """Do one study; the folder gets NAME.json, NAME.md and NAME.png, which replace those of an earlier time.
 
     What was found is returned even where a file of it could not be written: `lost` then says why.
@@ -206,17 +206,19 @@ def study(name: str, plan: Plan, out: Path) -> Studied:
     if not plan.seeds or len(set(plan.seeds)) < len(plan.seeds):
         raise HeedfulError(f"seeds are {plan.seeds}; expected one or more, each once")
     try:
-        put_folder(out)
-        writable(out)
+        put_folder(output_dir)
+        writable(output_dir)
     except OSError as error:
-        raise HeedfulError(f"{out} cannot be written: {error.strerror}: give another folder with --output") from None
+        raise HeedfulError(
+            f"{output_dir} cannot be written: {error.strerror}: give another folder with --output"
+        ) from None
     run: Callable[[Plan], Outcome] = import_module(f"heedful.study.{name}").run
     began = time.monotonic()
-    kept = out / f"{name}-so-far.json"
+    kept = output_dir / f"{name}-so-far.json"
     try:
-        outcome = run(replace(plan, place=out / RUNS, kept=kept))
+        outcome = run(replace(plan, place=output_dir / RUNS, kept=kept))
     except KeyboardInterrupt:
-        plan.said(f"stopped; {'the same command goes on from there' if kept.exists() else 'nothing is kept yet'}.")
+        plan.log(f"stopped; {'the same command goes on from there' if kept.exists() else 'nothing is kept yet'}.")
         raise
     seconds = time.monotonic() - began
     about = environment()
@@ -225,11 +227,11 @@ def study(name: str, plan: Plan, out: Path) -> Studied:
     files: list[Path] = []
     try:
         for kind, text in texts.items():
-            write(out / f"{name}.{kind}", text)
-            files.append(out / f"{name}.{kind}")
-        files += (style.write(out / f"{each}.png", figure) for each, figure in pictures.items())
+            write(output_dir / f"{name}.{kind}", text)
+            files.append(output_dir / f"{name}.{kind}")
+        files += (style.write(output_dir / f"{each}.png", figure) for each, figure in pictures.items())
     except OSError as error:
-        lost = f"{out} did not take all files: {error.strerror or error}"
+        lost = f"{output_dir} did not take all files: {error.strerror or error}"
         return Studied(name=name, outcome=outcome, seconds=seconds, files=tuple(files), lost=lost)
     kept.unlink(missing_ok=True)
     return Studied(name=name, outcome=outcome, seconds=seconds, files=tuple(files))

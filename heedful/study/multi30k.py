@@ -19,7 +19,7 @@ from heedful.study import charts
 from heedful.study.frame import Bench, Outcome, Plan, compared
 from heedful.study.translation import ARMS, LOOKS, NONE, PAIRS, WHOLE
 from heedful.tasks.metrics import has_bleu
-from heedful.train.fit import Scored, Watch
+from heedful.train.fit import EvalResult, Reporter
 from heedful.train.journal import records
 
 PLACE = ("tasks", "multi30k")  # where it is in a folder of data sets
@@ -70,12 +70,12 @@ def pairs(data: Path, folder: Path) -> Path:
     return folder
 
 
-class _Told(Watch):
-    def __init__(self, arm: str, said: Callable[[str], None]) -> None:
-        self.arm, self._said = arm, said
+class _ArmReporter(Reporter):
+    def __init__(self, arm: str, log: Callable[[str], None]) -> None:
+        self.arm, self._log = arm, log
 
-    def scored(self, step: int, scored: Scored, best: bool) -> None:
-        self._said(f"{self.arm}, step {step}: BLEU on dev {scored.metric_value:.4f}{', the best' if best else ''}")
+    def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
+        self._log(f"{self.arm}, step {step}: BLEU on dev {result.metric_value:.4f}{', the best' if best else ''}")
 
 
 def run(plan: Plan, data: Path) -> Outcome:
@@ -88,8 +88,8 @@ def run(plan: Plan, data: Path) -> Outcome:
         for arm, recipe in RECIPES.items():
             folder = plan.place / f"{arm.replace(', ', '-').replace(' ', '-').lower()}-{seed}"
             wishes = (*recipe, f"train.seed={seed}")
-            done = finetune("seq2seq", files, folder, assignments=wishes, watch=_Told(arm, plan.said))
-            if done.why != "done":
+            done = finetune("seq2seq", files, folder, assignments=wishes, reporter=_ArmReporter(arm, plan.log))
+            if done.stop_reason != "completed":
                 raise KeyboardInterrupt
             numbers = done.results["splits"]["test"]["numbers"]
             bench.note(arm, seed, {"BLEU": numbers["bleu"], "right": numbers["exact"]})

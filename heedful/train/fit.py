@@ -25,7 +25,7 @@ from heedful.train.resume import Store
 from heedful.train.saving import Saver
 from heedful.train.settings import STEADY, FitSettings
 
-__all__ = ["FitSettings", "Fitted", "Scored", "Watch", "fit"]
+__all__ = ["EvalResult", "FitSettings", "Fitted", "Reporter", "fit"]
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # those that ask a run to leave
 
@@ -34,8 +34,8 @@ DIGITS = 9  # after the point: sums over several ranks differ below that, and a 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scored:
-    """Numbers of one evaluation, of which two rank checkpoints: the larger is the better."""
+class EvalResult:
+    """Metrics of one evaluation; checkpoints are ranked by `metric_value`, then by `tie`."""
 
     metric_value: float  # larger is better
     numbers: dict[str, Any]
@@ -43,44 +43,44 @@ class Scored:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """The two numbers that decide, rounded."""
+        """The two numbers that rank checkpoints, rounded."""
         return round(self.metric_value, DIGITS), round(self.tie, DIGITS)
 
 
-Why = Literal["done", "patience", "asked"]  # "asked": a signal, and the run can go on from where it is
+StopReason = Literal["completed", "early_stopping", "interrupted"]  # interrupted by a signal: it can be resumed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
-    """How it ended; unless it was asked to stop, the trainer's model has the weights that were to be kept."""
+    """How training ended; unless it was interrupted, the trainer's model has the weights that are kept."""
 
-    why: Why
+    stop_reason: StopReason
     best_step: int  # 0: there was no evaluation
     best: float | None
     last: float | None  # metric of the last evaluation
     resumed_from: int
 
 
-class Watch:
-    """What a person is told while it runs; this one says nothing."""
+class Reporter:
+    """Receives progress events of a run. The base class ignores them."""
 
     def step(self, step: Step, trainer: Trainer) -> None:
-        """After each update."""
+        """Called after each update."""
 
-    def scored(self, step: int, scored: Scored, best: bool) -> None:
-        """After each evaluation."""
+    def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
+        """Called after each evaluation; `best`: the result is the best one so far."""
 
     def started(self, folder: Path, step: int) -> None:
-        """Before the first update of a run in `folder`; `step` is that of the checkpoint it resumes from, or 0."""
+        """Called before the first update of a run in `folder`; `step` is that of the resumed checkpoint, or 0."""
 
     def recorded(self, record: Mapping[str, Any]) -> None:
-        """After each record that is written to the journal."""
+        """Called with each record that is written to the journal."""
 
     def ended(self, finished: bool) -> None:
-        """After the last update; not `finished`: the run was interrupted or failed."""
+        """Called after the last update; `finished` is false if the run was interrupted or failed."""
 
-    def said(self, text: str) -> None:
-        """Anything else."""
+    def message(self, text: str) -> None:
+        """Called with any other message for the user."""
 
 
 def fit(
@@ -89,22 +89,23 @@ def fit(
     settings: FitSettings,
     *,
     evaluate: Callable[[], Any] | None = None,
-    score: Callable[[list[Any]], Scored] = itemgetter(0),
+    score: Callable[[list[Any]], EvalResult] = itemgetter(0),
     save_last: Callable[[], None] | None = None,
-    watch: Watch | None = None,
+    reporter: Reporter | None = None,
 ) -> Fitted:
     """Train to the end, from the newest checkpoint in folder/state where there is one.
 
     `evaluate` finds each rank's share, without waiting for other ranks, and `score` joins the shares of all, in the
     order of the ranks; where every share is the whole, the first one will do. A signal (SIGTERM, SIGINT, SIGUSR1), or
     trainer.stopping = True, leaves the step or the share that is running, makes a checkpoint of the last whole step and
-    ends in "asked"; ranks that heard no signal finish their shares first. A second SIGINT is an ordinary one.
+    returns with stop_reason="interrupted"; ranks that got no signal finish their shares first. A second SIGINT raises
+    KeyboardInterrupt.
 
     The best evaluation is the one with the largest metric value, then the largest `tie`, then the latest. `save_last`
     is called after training, on all ranks and with the last weights in the model, where those of an earlier step become
     the model.
     """
-    return _Run(trainer, folder, settings, evaluate, score, save_last, watch or Watch()).run()
+    return _Run(trainer, folder, settings, evaluate, score, save_last, reporter or Reporter()).run()
 
 
 class _LeftError(BaseException):
@@ -118,11 +119,11 @@ class _Run:
         folder: Path,
         settings: FitSettings,
         evaluate: Callable[[], Any] | None,
-        score: Callable[[list[Any]], Scored],
+        score: Callable[[list[Any]], EvalResult],
         save_last: Callable[[], None] | None,
-        watch: Watch,
+        reporter: Reporter,
     ) -> None:
-        self.trainer, self.settings, self.watch = trainer, settings, watch
+        self.trainer, self.settings, self.reporter = trainer, settings, reporter
         self.evaluate, self.score, self.save_last = evaluate, score, save_last
         self.store = Store(folder / "state", keep=settings.keep_last)
         self.saver = Saver(self.store, trainer, behind=settings.async_checkpoint)
@@ -141,30 +142,32 @@ class _Run:
         self.freed = FreedMemory()
 
     def run(self) -> Fitted:
-        why: Why = "asked"
+        reason: StopReason = "interrupted"
         try:
             started = self._resume()
             if self.journal is not None:
-                self.watch.started(self.journal.path.parent, started)
+                self.reporter.started(self.journal.path.parent, started)
             with self._signals():
-                why = self._train()
+                reason = self._train()
             self.saver.finish()
         finally:
             if self.journal is not None:
-                self.watch.ended(why != "asked")
+                self.reporter.ended(reason != "interrupted")
             if self.journal is not None:
                 self.journal.close()
         final = self.kept or self.trainer.average.tensors
-        if why != "asked" and final:
+        if reason != "interrupted" and final:
             if self.kept and self.save_last is not None and self.best_step != self.trainer.step:
                 with self.trainer.average.applied(), self.trainer.whole():
                     self.save_last()
             with torch.no_grad():
                 for name, tensor in self.trainer.parameters.items():
                     tensor.copy_(final[name])
-        return Fitted(why=why, best_step=self.best_step, best=self.best, last=self.last, resumed_from=started)
+        return Fitted(
+            stop_reason=reason, best_step=self.best_step, best=self.best, last=self.last, resumed_from=started
+        )
 
-    def _train(self) -> Why:
+    def _train(self) -> StopReason:
         try:
             if self._look():  # it was left before
                 self._save()
@@ -182,15 +185,15 @@ class _Run:
         if not self._patient() or (self.trainer.done >= 1 and not self._must_look()):
             stopping = self.trainer.ranks.numbers(self.trainer.stopping)  # it may have come after the last step
             if any(asked for (asked,) in stopping):
-                return "asked"
-            return "done" if self._patient() else "patience"
+                return "interrupted"
+            return "completed" if self._patient() else "early_stopping"
         if self.trainer.step != self.saved:
             self._save()
-        return "asked"
+        return "interrupted"
 
     def _after(self, step: Step) -> None:
         self._write(step.record)
-        self.watch.step(step, self.trainer)
+        self.reporter.step(step, self.trainer)
         self.freed.release()
         if self._look() or self.trainer.done >= 1 or self._due():
             self._save()
@@ -209,7 +212,7 @@ class _Run:
         if odd := [name for name, each in given.items() if isinstance(each, float) and not math.isfinite(each)]:
             shown = " and ".join(f"{given[name]} for {name}" for name in odd)
             raise DivergedError(f"step {step}: the evaluation gave {shown}, so the model is no result. {STEADY}")
-        before = None if self.best is None else Scored(metric_value=self.best, tie=self.best_tie, numbers={}).rank
+        before = None if self.best is None else EvalResult(metric_value=self.best, tie=self.best_tie, numbers={}).rank
         raised, better = before is None or scored.rank[0] > before[0], before is None or scored.rank >= before
         self._write({"step": step, "dev": scored.numbers, "metric_value": scored.metric_value, "best": better})
         self.looked, self.last, self.since = step, scored.metric_value, 0 if raised else self.since + 1
@@ -217,10 +220,10 @@ class _Run:
             self.best, self.best_tie, self.best_step = scored.metric_value, scored.tie, step
             if self.settings.load_best_at_end:
                 self.kept = {name: each.detach().clone() for name, each in self._weights().items()}
-        self.watch.scored(step, scored, better)
+        self.reporter.evaluated(step, scored, better)
         return True
 
-    def _scored(self) -> Scored:
+    def _scored(self) -> EvalResult:
         assert self.evaluate is not None
         share, left = None, True
         with self.trainer.average.applied(), self.trainer.whole(), suppress(_LeftError):
@@ -281,7 +284,7 @@ class _Run:
             self.looked, self.saved = values["looked"], saved.step
             if self.settings.load_best_at_end:
                 self.kept = under("best/", saved.tensors)
-            self.watch.said(f"going on after step {saved.step:,}")
+            self.reporter.message(f"resuming after step {saved.step:,}")
         if self.journal is not None:
             self.journal.rewind(0 if saved is None else saved.values["journal"])
         return self.saved
@@ -289,7 +292,7 @@ class _Run:
     def _write(self, record: dict[str, Any]) -> None:
         if self.journal is not None:
             self.journal.write(record)
-            self.watch.recorded(record)
+            self.reporter.recorded(record)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -290,7 +290,7 @@ def test_duplicates_and_short_ones_are_left_out(tmp_path: Path, tokenizer: Token
     for duplicates, exact, alike in (("none", 0, 0), ("exact", 6, 0), ("near", 6, len(near))):
         chosen = CorpusSettings(dedup=duplicates, min_document_chars=20, shard_chars=2000)
         seen: list[Progress] = []
-        corpus = build([file], tokenizer, tmp_path / duplicates, chosen, told=seen.append)
+        corpus = build([file], tokenizer, tmp_path / duplicates, chosen, on_progress=seen.append)
         left = corpus.about["left_out"]
         assert (left["exact"], left["near"], left["short"], left["empty"]) == (exact, alike, 41 - long, 1)
         assert len(corpus) == 47 + len(near) - (41 - long) - exact - alike
@@ -407,9 +407,9 @@ def test_what_lies_where_the_results_go_is_not_read(tmp_path: Path, tokenizer: T
     (tmp_path / "text.txt").write_text("One boat.\n")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "environment.json").write_text("{}")
-    corpus = build([tmp_path], tokenizer, tmp_path / "run" / "corpus", but=tmp_path / "run")
+    corpus = build([tmp_path], tokenizer, tmp_path / "run" / "corpus", exclude=tmp_path / "run")
     assert [each["name"] for each in corpus.about["files"]] == ["text.txt"]
-    assert len(build([tmp_path], tokenizer, tmp_path / "run" / "corpus", but=tmp_path / "run")) == 1
+    assert len(build([tmp_path], tokenizer, tmp_path / "run" / "corpus", exclude=tmp_path / "run")) == 1
 
 
 def test_a_folder_with_something_else_is_left_alone(many: list[Path], tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -422,7 +422,7 @@ def test_one_build_at_a_time(many: list[Path], tmp_path: Path, tokenizer: Tokeni
         with pytest.raises(HeedfulError, match="out: another process builds a corpus there"):
             build(many, tokenizer, tmp_path / "out")
 
-    build(many, tokenizer, tmp_path / "out", told=again)
+    build(many, tokenizer, tmp_path / "out", on_progress=again)
 
 
 # ---------------------------------------------------------------------------------------------------- processes
@@ -441,7 +441,7 @@ def told(progress):
         print("going", flush=True)
 
 settings = corpus.CorpusSettings(shard_chars=20_000, dedup="exact")
-corpus.build(files, Tokenizer.load(folder / "tokenizer"), folder / "out", settings, processes=2, told=told)
+corpus.build(files, Tokenizer.load(folder / "tokenizer"), folder / "out", settings, processes=2, on_progress=told)
 print("done", flush=True)
 """
 
@@ -499,7 +499,7 @@ def test_the_death_of_a_worker_is_an_error(
         "a worker was killed by signal 9, at shard [0-9]+: there may be too little memory, so give fewer processes"
     )
     with pytest.raises(HeedfulError, match=message):
-        build(many, tokenizer, tmp_path / "out", CorpusSettings(shard_chars=3000), processes=2, told=told)
+        build(many, tokenizer, tmp_path / "out", CorpusSettings(shard_chars=3000), processes=2, on_progress=told)
     assert children(os.getpid()) == before
 
 
@@ -513,7 +513,7 @@ def test_an_error_in_a_worker_is_told_here(
             (tmp_path / "out" / "tokens-00000.bin").mkdir()
 
     with pytest.raises(HeedfulError, match=r"tokens-00000.bin: cannot be written: "):
-        build(many, tokenizer, tmp_path / "out", processes=2, told=told)
+        build(many, tokenizer, tmp_path / "out", processes=2, on_progress=told)
 
 
 @pytest.mark.slow

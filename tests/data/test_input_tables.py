@@ -44,7 +44,9 @@ def test_conll_needs_no_tags(tmp_path: Path) -> None:
 def test_a_bad_sentence_keeps_its_lines_and_place(tmp_path: Path) -> None:
     path = tmp_path / "a.conll"
     path.write_text(COLUMNS)
-    (inputs,) = open_inputs([path], "token_classification", DataSettings(columns={"words": 2}), but=tmp_path / "out")
+    (inputs,) = open_inputs(
+        [path], "token_classification", DataSettings(columns={"words": 2}), exclude=tmp_path / "out"
+    )
     found = [(row.line, row.error or inputs.ask(row)[0]) for row in inputs.rows()]
     assert found == [
         (3, ["NNP", "VBZ"]),
@@ -60,7 +62,7 @@ def test_squad_needs_no_answers(tmp_path: Path) -> None:
     asked = [{"id": "q1", "question": "Who?"}, {"question": "Where?", "answers": []}, {"id": "q3"}]
     path = tmp_path / "test.json"
     path.write_text(json.dumps({"data": [{"title": "T", "paragraphs": [{"context": "Ada is here.", "qas": asked}]}]}))
-    (inputs,) = open_inputs([path], "question_answering", DataSettings(), but=tmp_path / "out")
+    (inputs,) = open_inputs([path], "question_answering", DataSettings(), exclude=tmp_path / "out")
     found = [row.error or inputs.ask(row)[0] for row in inputs.rows()]
     assert found == [
         {"question": "Who?", "context": "Ada is here."},
@@ -74,7 +76,7 @@ def test_a_text_in_each_file_of_a_folder(tmp_path: Path) -> None:
     for name, text in {"tea/1": "a\nb\n", "tea/2": "c", "cups/3": "d\0d d d d"}.items():
         (tmp_path / "news" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "news" / name).write_text(text)
-    (inputs,) = open_inputs([tmp_path / "news"], "sequence_classification", DataSettings(), but=tmp_path / "out")
+    (inputs,) = open_inputs([tmp_path / "news"], "sequence_classification", DataSettings(), exclude=tmp_path / "out")
     assert [(inputs.place(row), row.error or inputs.ask(row)[0]) for row in inputs.rows()] == [
         ("news/cups/3", "2: holds a NUL character: the file is damaged or no text"),
         ("news/tea/1", "a\nb"),
@@ -85,11 +87,11 @@ def test_a_text_in_each_file_of_a_folder(tmp_path: Path) -> None:
     assert len(list(texts_below(tmp_path / "news"))) == 1, "files beside a folder are passed over"
     (tmp_path / "news" / "tea" / "loop").unlink()
     with pytest.raises(HeedfulError, match="lies in the folder of texts"):
-        open_inputs([tmp_path / "news"], "sequence_classification", DataSettings(), but=tmp_path / "news" / "out")
+        open_inputs([tmp_path / "news"], "sequence_classification", DataSettings(), exclude=tmp_path / "news" / "out")
     (tmp_path / "news" / "a.txt").write_text("a\nb\n")
     for folder, texts in ((tmp_path / "news" / "tea", ["a\nb", "c"]), (tmp_path / "news" / "tea" / "1", ["a\nb"])):
         settings = DataSettings(format="class-folders")
-        (inputs,) = open_inputs([folder], "sequence_classification", settings, but=tmp_path / "out")
+        (inputs,) = open_inputs([folder], "sequence_classification", settings, exclude=tmp_path / "out")
         assert [inputs.ask(row)[0] for row in inputs.rows()] == texts
 
 
@@ -102,5 +104,5 @@ def test_the_layout_of_a_run_holds_for_folders_and_names_without_a_format(tmp_pa
     assert as_asked(folders, "sequence_classification", [tmp_path / "pos"], DataSettings()).format == "class-folders"
     assert as_asked(folders, "sequence_classification", [tmp_path / "a.csv"], DataSettings()).format is None
     assert as_asked(files, "sequence_classification", [tmp_path / "plot.tok"], DataSettings()).format == "class-files"
-    (inputs,) = open_inputs([tmp_path / "plot.tok"], "sequence_classification", files, but=tmp_path / "out")
+    (inputs,) = open_inputs([tmp_path / "plot.tok"], "sequence_classification", files, exclude=tmp_path / "out")
     assert [inputs.ask(row)[0] for row in inputs.rows()] == ["a", "b"]

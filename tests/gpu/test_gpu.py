@@ -22,7 +22,7 @@ from heedful.nn.cuda import CUDA
 from heedful.nn.kernels import KERNELS, Kernel
 from heedful.nn.layout import Bias, Call, Dense, Distance, Layout
 from heedful.packed import Packed
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer
 from heedful.train.optim import AdamW, Optimizer
 from tests.nn.test_kernels import HEADS, LENGTHS, draw_bias, layout_of, outcome, worst
@@ -226,7 +226,7 @@ def test_recorded_texts_are_computed_as_usual(family: str, dtype: torch.dtype, t
 
 @pytest.mark.parametrize("behind", ["true", "false"])
 def test_a_run_goes_on_and_serves_on_both(behind: str, tmp_path: Path) -> None:
-    class Stop(Watch):
+    class Stop(Reporter):
         """After the fourth step."""
 
         def step(self, step: Step, trainer: Trainer) -> None:
@@ -235,9 +235,9 @@ def test_a_run_goes_on_and_serves_on_both(behind: str, tmp_path: Path) -> None:
 
     files, folder = data("single", tmp_path / "data"), tmp_path / "run"
     more = {"train.device": "cuda", "train.epochs": 6, "fit.async_checkpoint": behind}
-    assert tune("classify", files, folder, more, watch=Stop()).why == "asked"
+    assert tune("classify", files, folder, more, reporter=Stop()).stop_reason == "interrupted"
     done = tune("classify", files, folder, more)
-    assert done.why == "done" and done.results["settings"]["train"]["device"] == "cuda"
+    assert done.stop_reason == "completed" and done.results["settings"]["train"]["device"] == "cuda"
     texts = [row["text"] for row in classified(20, seed=5)]
     found = [heedful.Engine(folder, device=device)(texts) for device in ("cpu", "cuda")]
     for mine, theirs in zip(*found, strict=True):

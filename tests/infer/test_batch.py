@@ -403,7 +403,7 @@ def test_parts_that_are_there_are_not_made_again(single: Engine, tmp_path: Path)
 
     out = tmp_path / "out"
     with pytest.raises(StoppedError):
-        predict_files(single, file, out, JSONL, told=told)
+        predict_files(single, file, out, JSONL, on_progress=told)
     assert len(list(out.glob("part-*"))) == 2 and not list(out.glob(".part-*"))
     done = predict_files(single, file, out, JSONL)
     assert (done.made, done.rows, done.parts) == (13, 23, 5)
@@ -507,7 +507,7 @@ def test_a_part_that_another_machine_writes_is_left_to_it(
         if not list(out.glob("part-*")):
             predict_files(single, path, out, JSONL)
 
-    found = predict_files(single, path, out, JSONL, told=other)
+    found = predict_files(single, path, out, JSONL, on_progress=other)
     assert found.rows == 5 and [row["error"] for row in written(out)] == [None] * 5
 
 
@@ -607,7 +607,7 @@ def test_two_at_once_share_the_parts(
     out = tmp_path / "a"
     with child(folders["single"], file, out, 0.05) as other:
         assert other.stdout is not None and other.stdout.readline() == "chunk\n"
-        done = predict_files(single, file, out, JSONL, told=lambda _: time.sleep(0.05))
+        done = predict_files(single, file, out, JSONL, on_progress=lambda _: time.sleep(0.05))
         theirs = other.communicate(timeout=100)[0].splitlines()[-1].split()
     assert theirs[0] == "done" and theirs[2] == "60" == str(done.rows)
     assert done.made and int(theirs[1]) and done.made + int(theirs[1]) == 60  # nothing is made twice
@@ -629,7 +629,7 @@ def test_the_part_of_one_that_was_killed_is_taken_over(
                 waited.append(progress.waiting)
                 other.kill()
 
-        done = predict_files(single, file, out, JSONL, told=told)
+        done = predict_files(single, file, out, JSONL, on_progress=told)
     assert waited and done.rows == done.made == 60 and len(contents(out)) == 12
     predict_files(single, file, tmp_path / "whole", JSONL)
     assert contents(out) == contents(tmp_path / "whole")

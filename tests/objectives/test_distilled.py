@@ -305,7 +305,7 @@ def test_how_far_the_teacher_is_is_told_now_and_then(
     student = cut(teacher, LayersStudent(layers=1))
     live, _ = objective("classify", student, teacher, Losses(soft=1.0))
     asked = Teacher(teacher, live.learner, "classes", Losses(soft=1.0).wanted(1))
-    made(tmp_path / "outputs", asked, samples_of("classify", 1) * 3, Form(), {"weights": "x"}, said=told.append)
+    made(tmp_path / "outputs", asked, samples_of("classify", 1) * 3, Form(), {"weights": "x"}, log=told.append)
     assert told[0] == "the teacher reads 10 samples, once; what it says is kept"
     assert told[1:] == ["the teacher has read 2 of 10", "the teacher has read 6 of 10"]
 

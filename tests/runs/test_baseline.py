@@ -23,7 +23,7 @@ from heedful.runs.making import make_task
 from heedful.runs.scoring import measure
 from heedful.runs.settings import EmbedSettings, FinetuneSettings
 from heedful.runs.survey import survey
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer
 
 TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
@@ -46,7 +46,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("bare"), "bare")
 
 
-class Leaves(Watch):
+class Leaves(Reporter):
     """Asks for a stop after a step, and counts what is said."""
 
     def __init__(self, at: int) -> None:
@@ -56,7 +56,7 @@ class Leaves(Watch):
         if step.number == self.at:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.sentences.append(text)
 
 
@@ -85,8 +85,8 @@ def test_a_resumed_run_reports_the_same_score_before_training(tmp_path: Path, ba
     given = data("embed", tmp_path / "data")
     whole = tune("embed", given, tmp_path / "whole", model=bare)
     first, second = Leaves(2), Leaves(0)
-    assert tune("embed", given, tmp_path / "run", model=bare, watch=first).why == "asked"
-    done = tune("embed", given, tmp_path / "run", model=bare, watch=second)
+    assert tune("embed", given, tmp_path / "run", model=bare, reporter=first).stop_reason == "interrupted"
+    done = tune("embed", given, tmp_path / "run", model=bare, reporter=second)
     assert (
         done.results["baseline"] == whole.results["baseline"] == json.loads((tmp_path / "run/before.json").read_text())
     )

@@ -106,7 +106,7 @@ def test_a_folder_that_takes_no_file_is_told_before_the_work(run: Path, monkeypa
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(module, "writable", full)
-    bench(run, tell=told.append)
+    bench(run, log=told.append)
     assert "bench.json cannot be written: Read-only file system" in told[0] and (run / "bench.json").exists()
 
 

@@ -15,7 +15,7 @@ from heedful.cli import main
 from heedful.runs import finetune as module
 from heedful.runs.checkpoints import checkpoint, checkpoints, drop_state, extended, undecided
 from heedful.runs.evaluate import evaluate
-from heedful.train.fit import Scored, Watch
+from heedful.train.fit import EvalResult, Reporter
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -29,10 +29,10 @@ class Falling:
         self.number = 0
         self.score = module.scored
 
-    def __call__(self, task: Any, shares: list[Any]) -> Scored:
+    def __call__(self, task: Any, shares: list[Any]) -> EvalResult:
         self.number += 1
         found = self.score(task, shares)
-        return Scored(metric_value=found.metric_value - self.number, tie=found.tie, numbers=found.numbers)
+        return EvalResult(metric_value=found.metric_value - self.number, tie=found.tie, numbers=found.numbers)
 
 
 @pytest.fixture
@@ -135,14 +135,14 @@ def test_a_dev_split_that_is_too_small_to_choose_is_told(about: Any, interval: A
 def test_the_sentence_is_in_the_results_and_told(tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
-    class Told(Watch):
-        def said(self, text: str) -> None:
+    class Told(Reporter):
+        def message(self, text: str) -> None:
             told.append(text)
 
     with monkeypatch.context() as patch:
         scores = iter((0.51, 0.5, 0.5, 0.5))
-        patch.setattr(module, "scored", lambda task, shares: Scored(metric_value=next(scores), numbers={}))
-        found = tune("classify", given, tmp_path / "run", MANY, watch=Told()).results
+        patch.setattr(module, "scored", lambda task, shares: EvalResult(metric_value=next(scores), numbers={}))
+        found = tune("classify", given, tmp_path / "run", MANY, reporter=Told()).results
     (sentence,) = [each for each in told if each.startswith("dev is too small to choose")]
     assert sentence in found["notes"] and "0.0100 above" in sentence
 
@@ -173,15 +173,15 @@ def test_a_finished_run_that_is_trained_further_says_that_the_optimizer_starts_a
 ) -> None:
     told: list[str] = []
 
-    class Told(Watch):
-        def said(self, text: str) -> None:
+    class Told(Reporter):
+        def message(self, text: str) -> None:
             told.append(text)
 
     run = tmp_path / "run"
     tune("classify", given, run, {"train.epochs": 1})
     with pytest.raises(HeedfulError, match=r"train.epochs was 1.* --model .*: the optimizer starts anew"):
         tune("classify", given, run, {"train.epochs": 2})
-    tune("classify", given, tmp_path / "more", {"train.epochs": 1}, model=run, watch=Told())
+    tune("classify", given, tmp_path / "more", {"train.epochs": 1}, model=run, reporter=Told())
     assert any("the optimizer and its schedule start anew" in each for each in told)
     assert not extended(str(run), "tag") and not extended("heedful-mini-en", "classify")
 

@@ -27,7 +27,7 @@ from heedful.serve.attention import attention
 from heedful.shipped import ENCODER
 from heedful.tokenizer import TokenizerSettings, train
 from heedful.tokenizer.words import word_tokenizer
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer
 
 CLASSIC = {"init.kind": "classic", "init.reader.kind": "attention", "init.words.width": 8}
@@ -60,14 +60,14 @@ def test_a_run_on_words_is_complete_and_goes_on(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match="no layers of self-attention"):
         attention(heedful.Engine(loaded), "the cat sat", None, None, 1000)
 
-    class Stop(Watch):
+    class Stop(Reporter):
         """Asks for a stop after the second step."""
 
         def step(self, step: Step, trainer: Trainer) -> None:
             trainer.stopping = step.number == 2
 
-    assert tune("classify", files, tmp_path / "other", CLASSIC, watch=Stop()).why == "asked"
-    assert tune("classify", files, tmp_path / "other", CLASSIC).why == "done"
+    assert tune("classify", files, tmp_path / "other", CLASSIC, reporter=Stop()).stop_reason == "interrupted"
+    assert tune("classify", files, tmp_path / "other", CLASSIC).stop_reason == "completed"
     one, other = (tmp_path / name / "model/model.safetensors" for name in ("run", "other"))
     assert one.read_bytes() == other.read_bytes()
 

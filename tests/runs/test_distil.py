@@ -87,8 +87,8 @@ def test_a_run_ends_in_a_verdict(tmp_path: Path, teacher: Path, labelled: Path) 
     told, folder = Told(), tmp_path / "run"
     wishes = [*QUICK, "seeds=2"][1:]
     done = distil(
-        teacher, labelled, folder, student="layers=1", losses="distilbert", unlabelled=[tmp_path / "texts.txt"],
-        assignments=wishes, watch=told,
+        teacher, labelled, folder, student="layers=1", loss="distilbert", unlabelled=[tmp_path / "texts.txt"],
+        assignments=wishes, reporter=told,
     )  # fmt: skip
     assert contents(teacher) == before, "the teacher is as it was"
     assert "40 examples without labels are learned from" in told.sentences
@@ -111,8 +111,8 @@ def test_a_run_ends_in_a_verdict(tmp_path: Path, teacher: Path, labelled: Path) 
     assert {each["label"] for each in Engine(folder)(texts)} <= {"bad", "fair", "good"}, "the teacher's labels"
     again = Told()
     same = distil(
-        teacher, labelled, folder, student="layers=1", losses="distilbert", unlabelled=[tmp_path / "texts.txt"],
-        assignments=wishes, watch=again,
+        teacher, labelled, folder, student="layers=1", loss="distilbert", unlabelled=[tmp_path / "texts.txt"],
+        assignments=wishes, reporter=again,
     )  # fmt: skip
     assert same.results == done.results
     assert not any("measuring" in each for each in again.sentences)
@@ -126,15 +126,15 @@ def test_a_run_goes_on_to_the_same_bits(how: dict[str, int], tmp_path: Path, tea
     wishes = [*NO_BASELINE, "fit.checkpoint_every_minutes=0", "student.width=32", "student.heads=2"]
     more: dict[str, Any] = {"student": "tiny", "losses": "tinybert", "assignments": [*wishes, "loss.relations.heads=2"]}
     distil(teacher, labelled, tmp_path / "whole", **more)
-    watch = Told(**how)
-    if watch.stop:
-        assert distil(teacher, labelled, tmp_path / "cut", watch=watch, **more).why == "asked"
+    reporter = Told(**how)
+    if reporter.stop:
+        assert distil(teacher, labelled, tmp_path / "cut", reporter=reporter, **more).stop_reason == "interrupted"
     else:
         with pytest.raises(KeyError):
-            distil(teacher, labelled, tmp_path / "cut", watch=watch, **more)
+            distil(teacher, labelled, tmp_path / "cut", reporter=reporter, **more)
         next((tmp_path / "cut" / "outputs").glob("part-*")).unlink()  # as if it had never been written
     assert not (tmp_path / "cut" / "results.json").exists()
-    assert distil(teacher, labelled, tmp_path / "cut", **more).why == "done"
+    assert distil(teacher, labelled, tmp_path / "cut", **more).stop_reason == "completed"
     mine, whole = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("cut", "whole"))
     assert mine.keys() == whole.keys() and all(torch.equal(each, whole[name]) for name, each in mine.items())
     journals = [(tmp_path / name / "journal.jsonl").read_text() for name in ("cut", "whole")]
@@ -148,9 +148,9 @@ def test_a_run_goes_on_alone_and_to_its_verdict(
     more: dict[str, Any] = {"student": "layers=1", "assignments": [*QUICK, "fit.checkpoint_every_minutes=0"]}
     whole = distil(teacher, labelled, tmp_path / "whole", **more)
     with pytest.raises(KeyError):
-        distil(teacher, labelled, tmp_path / "cut", watch=Told(**when), **more)
+        distil(teacher, labelled, tmp_path / "cut", reporter=Told(**when), **more)
     told = Told()
-    cut = distil(teacher, labelled, tmp_path / "cut", watch=told, **more)
+    cut = distil(teacher, labelled, tmp_path / "cut", reporter=told, **more)
     assert any("is finished already" in each for each in told.sentences), "the student had ended"
     for name in ("model", "baseline/model"):
         mine, theirs = (load_file(tmp_path / run / name / "model.safetensors") for run in ("cut", "whole"))
@@ -193,7 +193,7 @@ def test_each_seed_draws_its_own_maps(
 
     monkeypatch.setattr(distil_run, "maps", noted)
     wishes = ["seeds=2", *NO_BASELINE[1:], "student.width=16", "student.heads=2", "loss.relations.heads=2"]
-    distil(teacher, labelled, tmp_path / "run", student="tiny", losses="tinybert", assignments=wishes)
+    distil(teacher, labelled, tmp_path / "run", student="tiny", loss="tinybert", assignments=wishes)
     assert len(drawn) == 2 and len(drawn[0]) == 3 and not {*drawn[0]} & {*drawn[1]}
 
 
@@ -286,7 +286,7 @@ def test_another_verdict_needs_no_other_run(tmp_path: Path, teacher: Path, label
     distil(teacher, labelled, tmp_path / "run", **given)
     weights, told = contents(tmp_path / "run" / "model")["model.safetensors"], Told()
     given["assignments"] = last([*NO_BASELINE, "verdict.precision=bfloat16", "verdict.texts=4", "verdict.rounds=1"])
-    found = distil(teacher, labelled, tmp_path / "run", watch=told, **given).results["verdict"]
+    found = distil(teacher, labelled, tmp_path / "run", reporter=told, **given).results["verdict"]
     assert found["models"]["student"]["precision"] == "bfloat16"
     assert contents(tmp_path / "run" / "model")["model.safetensors"] == weights
     assert f"{tmp_path / 'run'} is finished already" in told.sentences
@@ -340,7 +340,7 @@ def of_text(folder: Path) -> tuple[Path, Path]:
 def test_hidden_tokens_are_distilled_on_text(tmp_path: Path) -> None:
     teacher, text = of_text(tmp_path)
     wishes = [*MASKED, "student.family=distilbert", "verdict.baseline=none"]
-    done = distil(teacher, text, tmp_path / "run", student="layers=1", losses="distilbert", assignments=wishes)
+    done = distil(teacher, text, tmp_path / "run", student="layers=1", loss="distilbert", assignments=wishes)
     assert done.results["verdict"]["metric"] == "mlm_accuracy"
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "Beside its teacher" in card and "going on from 1 of the layers of teacher, taught by teacher:" in card
@@ -403,7 +403,7 @@ def test_hidden_tokens_are_distilled_where_a_text_was_too_short_before(tmp_path:
         distil(teacher, short, tmp_path / "run", student="layers=1", assignments=wishes)
     with pytest.warns(HeedfulWarning, match="was made with other settings of the text"):
         done = distil(teacher, text, tmp_path / "run", student="layers=1", assignments=wishes)
-    assert done.why == "done"
+    assert done.stop_reason == "completed"
     with pytest.raises(HeedfulError, match="a run with other settings"):
         distil(teacher, short, tmp_path / "run", student="layers=1", assignments=wishes)
 
@@ -476,7 +476,7 @@ def test_settings_that_are_wrong_are_told_first() -> None:
     with pytest.raises(HeedfulError, match="temprature"):
         foresee_any(overrides_of("x", assignments=["loss.temprature=4"]))
     with pytest.raises(HeedfulError, match='"distilbrt" is no recipe of losses'):
-        overrides_of("x", losses="distilbrt")
+        overrides_of("x", loss="distilbrt")
 
 
 @pytest.mark.parametrize("marks", ["BIES", "BILU", "I"])
@@ -486,13 +486,16 @@ def test_a_tagging_teacher_may_have_its_own_marks(tmp_path: Path, marks: str) ->
     labels = ("O", *(f"{mark}-{kind}" for mark in marks for kind in kinds))
     save(attach(load(make(tmp_path / "tag", "tag")), "token_classification", labels=labels), tmp_path / "teacher")
     done = distil(tmp_path / "teacher", files, tmp_path / "run", student="layers=1", assignments=NO_BASELINE)
-    assert done.why == "done" and load(done.folder / "model").config.head == load(tmp_path / "teacher").config.head
+    assert (
+        done.stop_reason == "completed"
+        and load(done.folder / "model").config.head == load(tmp_path / "teacher").config.head
+    )
 
 
 def test_names_go_over_a_recipe_and_the_teacher_is_named_once(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('teacher = "of-before"\n[student]\nkind = "layers"\nlayers = 2\n[loss]\nkd_weight = 3.0\n')
-    settings = foresee(overrides_of("mine", student="bag", losses="distilbert", recipe=recipe))
+    settings = foresee(overrides_of("mine", student="bag", loss="distilbert", recipe=recipe))
     assert (settings.teacher, settings.student, settings.loss.kd_weight) == ("mine", student_of("bag"), 5.0)
     assert foresee(overrides_of("mine", recipe=recipe)).loss.kd_weight == 3.0
     with pytest.raises(SettingError, match="TEACHER mine and teacher=other both set teacher"):
@@ -505,7 +508,7 @@ def test_names_go_over_a_recipe_and_the_teacher_is_named_once(tmp_path: Path) ->
 
 def test_tinyberts_losses_are_of_every_layer(tmp_path: Path) -> None:
     teacher = load(make(tmp_path / "teacher", "single"))
-    losses = losses_of(foresee(overrides_of("x", losses="tinybert")).loss, teacher, teacher)
+    losses = losses_of(foresee(overrides_of("x", loss="tinybert")).loss, teacher, teacher)
     assert [each.pair for each in losses.relations] == [(0, 0), (1, 1)] and losses.hard == 0
     assert [each.weight for each in losses.relations] == [0.5, 0.5]
     assert losses.states[0].pairs == ((0, 0), (1, 1), (2, 2))
@@ -566,7 +569,7 @@ def test_texts_without_labels_need_not_have_the_columns_of_others(tmp_path: Path
     (tmp_path / "same.csv").write_text("review,text\nfive,six\n")
     files = [str(tmp_path / name) for name in ("more.txt", "more.csv", "same.csv")]
     settings = DataSettings(columns={"text": "review", "label": "stars"}, format="csv")
-    found = read_unlabelled(files, "classify", "sequence_classification", ("a",), settings, but=tmp_path / "run")
+    found = read_unlabelled(files, "classify", "sequence_classification", ("a",), settings, exclude=tmp_path / "run")
     assert [each.texts for each in found.examples] == [("one two",), ("three",), ("four",), ("five",)]
 
 
@@ -576,13 +579,13 @@ def test_a_column_that_no_setting_can_name_is_to_be_called_otherwise(head: str, 
     given = [str(tmp_path / "more.csv")], "classify", "sequence_classification", ("a",)
     message = r'more\.csv: which column is the text\? Call it "text" in its first row'
     with pytest.raises(HeedfulError, match=message):
-        read_unlabelled(*given, DataSettings(), but=tmp_path / "run")
+        read_unlabelled(*given, DataSettings(), exclude=tmp_path / "run")
     by_number = DataSettings(columns={"text": "1"})
     if head == "message,label":  # a header, perhaps another than that of the labelled data
         with pytest.raises(HeedfulError, match=message):
-            read_unlabelled(*given, by_number, but=tmp_path / "run")
+            read_unlabelled(*given, by_number, exclude=tmp_path / "run")
         by_number = by_names(by_number, {"text": ["message"]})
-    assert len(read_unlabelled(*given, by_number, but=tmp_path / "run").examples) >= 2
+    assert len(read_unlabelled(*given, by_number, exclude=tmp_path / "run").examples) >= 2
 
 
 @pytest.mark.parametrize("name", ["more.txt", "more.conll", "eng.train"])
@@ -591,7 +594,7 @@ def test_words_in_columns_are_read_as_such_whatever_their_file_is_called(tmp_pat
     bad = "" if name == "more.txt" else "x\n\n"  # of what is only found by what it looks like, all must be alike
     path.write_text(f"1 Ada B-X\n2 wrote O\n\n{bad}3 it O\n")
     settings = DataSettings(columns={"words": 2, "tags": 3}, format="conll" if name == "eng.train" else None)
-    found = read_unlabelled([str(path)], "tag", "token_classification", ("O",), settings, but=tmp_path / "run")
+    found = read_unlabelled([str(path)], "tag", "token_classification", ("O",), settings, exclude=tmp_path / "run")
     assert [each.words for each in found.examples if isinstance(each, Tagged)] == [("Ada", "wrote"), ("it",)]
     assert found.bad == bool(bad)
 
@@ -605,7 +608,7 @@ def test_a_file_of_no_texts_is_refused(tmp_path: Path) -> None:
             "sequence_classification",
             ("a",),
             DataSettings(),
-            but=tmp_path / "run",
+            exclude=tmp_path / "run",
         )
 
 
@@ -613,13 +616,13 @@ def test_texts_that_pairs_are_measured_on_are_not_learned(tmp_path: Path) -> Non
     (tmp_path / "more.txt").write_text("one two\nnew\nThree four\nfresh\n")
     measured = [Pair(anchor="one two", positive="x"), Pair(anchor="y", positive="three four")]
     found = read_unlabelled(
-        [str(tmp_path / "more.txt")], "embed", "embedding", (), DataSettings(), measured, but=tmp_path / "run"
+        [str(tmp_path / "more.txt")], "embed", "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
     )
     assert [each.texts for each in found.examples] == [("new", "fresh")] and found.known == 2
     assert without(found, measured).known == 2
     (tmp_path / "more.csv").write_text("a,b\nX,one two\nnew,Three four\nnew,old\n")
     found = read_unlabelled(
-        [str(tmp_path / "more.csv")], "embed", "embedding", (), DataSettings(), measured, but=tmp_path / "run"
+        [str(tmp_path / "more.csv")], "embed", "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
     )
     assert [each.texts for each in found.examples] == [("new", "old")] and found.known == 2
 
@@ -628,7 +631,9 @@ def test_words_that_are_measured_on_are_not_learned_however_they_are_parted(tmp_
     (tmp_path / "more.csv").write_text("id,text\n1,I don't know.\n2,I do not know.\n")
     measured = [Tagged(words=("I", "do", "n't", "know", "."), tags=("O",) * 5)]
     files, run = [str(tmp_path / "more.csv")], tmp_path / "run"
-    found = without(read_unlabelled(files, "tag", "token_classification", ("O",), DataSettings(), but=run), measured)
+    found = without(
+        read_unlabelled(files, "tag", "token_classification", ("O",), DataSettings(), exclude=run), measured
+    )
     assert [each.texts for each in found.examples] == [("I do not know .",)] and found.known == 1
     assert found.said == ('more.csv: columns: text="text"; not used: "id"',)
 
@@ -648,7 +653,7 @@ def last(assignments: Sequence[str]) -> list[str]:
 def planned(teacher: Path, data: Any, *wishes: str, student: str = "layers=1") -> Any:
     """What is going to be done, of which nothing is written."""
     overrides = overrides_of(str(teacher), student=student, assignments=wishes)
-    return prepare(load(teacher), overrides, data, but=teacher / "run")
+    return prepare(load(teacher), overrides, data, exclude=teacher / "run")
 
 
 def test_dev_is_parted_as_the_teacher_parted_it(tmp_path: Path) -> None:
@@ -709,7 +714,7 @@ def test_texts_without_labels_have_the_encoding_of_their_own_format(tmp_path: Pa
     files = [str(tmp_path / name) for name in ("more.jsonl", "more.tsv")]
     settings = DataSettings(encoding="latin-1")
     given = (files, "classify", "sequence_classification", ("a",), settings)
-    found = read_unlabelled(*given, names=["train.tsv"], but=tmp_path / "run")
+    found = read_unlabelled(*given, names=["train.tsv"], exclude=tmp_path / "run")
     assert [each.texts for each in found.examples] == [("café",), ("café",)]
 
 
@@ -820,5 +825,5 @@ def test_a_student_answers_as_its_teacher_does(
         taught.config = replace(taught.config, head=replace(taught.config.head, labels=tuple(NAMES)))
     overrides = overrides_of(taught.source, assignments=wishes)
     held = data({"span": "qa"}.get(kind, kind), tmp_path / "data")
-    task: Any = prepare(taught, overrides, held, but=tmp_path / "run").settings.task
+    task: Any = prepare(taught, overrides, held, exclude=tmp_path / "run").settings.task
     assert (task.max_answer_tokens if kind == "span" else task.thresholds) == want

@@ -41,12 +41,12 @@ def test_the_search_takes_the_fastest_that_keeps_enough(tmp_path: Path, teacher:
     assert (tmp_path / "run" / "best" / "model").is_dir()
     assert found["split"] == "dev" and done.results["verdict"]["split"] == "test", "chosen on dev, told of test"
     told = Told()
-    again = search(teacher, labelled, tmp_path / "run", min_quality=0.01, max_latency=1e4, watch=told, **given)
+    again = search(teacher, labelled, tmp_path / "run", min_quality=0.01, max_latency=1e4, reporter=told, **given)
     assert again.results == done.results
     assert not any(each.startswith(("trying", "timing")) for each in told.sentences)
     with pytest.raises(HeedfulError, match=r"no student answers in 1e-06 ms:\n  .*ms, not trained"):
         search(teacher, labelled, tmp_path / "none", max_latency=1e-6, **given)
-    other = search(teacher, labelled, tmp_path / "run", watch=told, **given).results["search"]
+    other = search(teacher, labelled, tmp_path / "run", reporter=told, **given).results["search"]
     assert (other["min_quality"], other["max_latency"]) == (None, None) and all(
         "quality" in each for each in other["tried"]
     )
@@ -59,7 +59,7 @@ def test_the_search_takes_the_fastest_that_keeps_enough(tmp_path: Path, teacher:
     with pytest.raises(HeedfulError, match="Ask for less: what was tried stays"):
         search(teacher, labelled, tmp_path / "run", min_quality=1.0, max_latency=1e-6, **given)
     with pytest.raises(HeedfulError, match="a run with other settings"):
-        search(teacher, labelled, tmp_path / "run", min_quality=0.01, max_latency=1e4, losses="distilbert", **given)
+        search(teacher, labelled, tmp_path / "run", min_quality=0.01, max_latency=1e4, loss="distilbert", **given)
     with pytest.raises(HeedfulError, match="another shapes"):
         search(teacher, labelled, tmp_path / "run", shapes=["bag"], assignments=QUICK)
     with pytest.raises(HeedfulError, match="a search tries 1 to 6"):
@@ -101,7 +101,7 @@ def test_a_search_without_dev_says_that_it_chose_on_test(tmp_path: Path, teacher
     for name in ("train.csv", "test.csv"):
         (files / name).write_bytes((labelled / name).read_bytes())
     wishes = [*NO_BASELINE, "data.dev_fraction=0"]
-    done = search(teacher, files, tmp_path / "run", shapes=["bag"], assignments=wishes, watch=told)
+    done = search(teacher, files, tmp_path / "run", shapes=["bag"], assignments=wishes, reporter=told)
     assert done.results["search"]["split"] == "test"
     assert f"bag is taken, {distil_search.FLATTERED}" in told.sentences
 
@@ -121,20 +121,20 @@ def test_a_search_goes_by_the_time_of_what_is_trained(
     times, trained = {"bag": 6.0, "tiny": 2.5, "layers=1": 3.0}, []
 
     def done(
-        known: Any, given: Overrides, data: Any, folder: Path, on_bad_row: str, *, among: Path, **more: Any
+        known: Any, given: Overrides, data: Any, folder: Path, on_bad_row: str, *, parent_dir: Path, **more: Any
     ) -> Finished:
         (student,) = (name for name in times if student_of(name) == foresee(given).student)
-        trained.append((student, among))
+        trained.append((student, parent_dir))
         speed = {"precision": "float32", "p99": 9.0, "texts_per_second": 1.0, "tokens_per_second": 1.0}
         mine = speed | {"p50": times[student], "parameters": 7, "quality": {"mean": 0.9}}
         verdict = {"metric": "accuracy", "split": "dev", "quality_ratio": 1.0, "models": {"student": mine}}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "verdict.json").write_text(json.dumps(verdict))
-        return Finished(folder=folder, why="done", results={"verdict": verdict})
+        return Finished(folder=folder, stop_reason="completed", results={"verdict": verdict})
 
     shapes = [{"name": name, "folder": name, "p50": when} for name, when in (("bag", 1.0), ("tiny", 2.0))]
     shapes.append({"name": "layers=1", "folder": "layers=1", "p50": 2.75})
-    monkeypatch.setattr(distil_search, "_timed", lambda planned, names, watch: shapes)
+    monkeypatch.setattr(distil_search, "_timed", lambda planned, names, reporter: shapes)
     monkeypatch.setattr(distil_search, "distil_task", done)
     found = search(teacher, labelled, tmp_path / "run", shapes=list(times), max_latency=5.0, min_quality=0.9).results[
         "search"
@@ -160,9 +160,9 @@ def test_shapes_share_what_the_teacher_says(tmp_path: Path, teacher: Path, label
     """Those that need the same of it, and what is taken, too; a search that was killed goes on with that."""
     given: dict[str, Any] = {"shapes": ["layers=1", "bag"], "assignments": QUICK}
     with pytest.raises(KeyError, match="the power failed"):
-        search(teacher, labelled, tmp_path / "cut", watch=Told(die=2, after="trying bag"), **given)
+        search(teacher, labelled, tmp_path / "cut", reporter=Told(die=2, after="trying bag"), **given)
     told = Told()
-    cut = search(teacher, labelled, tmp_path / "cut", watch=told, **given)
+    cut = search(teacher, labelled, tmp_path / "cut", reporter=told, **given)
     assert not any(each.startswith("the teacher reads") for each in told.sentences)
     assert len(list(tmp_path.glob("cut/outputs/*/about.json"))) == 1 and not list(tmp_path.glob("cut/*/outputs"))
     whole = search(teacher, labelled, tmp_path / "whole", **given)

@@ -10,19 +10,19 @@ import pytest
 from invented import data, tune
 
 from heedful.runs import expected as module
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer
 
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-class Told(Watch):
+class Told(Reporter):
     """Messages and step numbers, in their order."""
 
     def __init__(self) -> None:
         self.found: list[Any] = []
 
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.found.append(text)
 
     def step(self, step: Step, trainer: Trainer) -> None:
@@ -33,10 +33,10 @@ def test_the_time_is_told_before_the_first_step_and_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given, how = data("single", tmp_path / "data"), {"train.epochs": 4}
-    tune("classify", given, tmp_path / "untold", how, watch=(untold := Told()))
+    tune("classify", given, tmp_path / "untold", how, reporter=(untold := Told()))
     assert not any("going to take" in str(each) for each in untold.found), "so few steps take no time"
     monkeypatch.setattr(module, "LEAST", 8)
-    tune("classify", given, tmp_path / "told", how, watch=(told := Told()))
+    tune("classify", given, tmp_path / "told", how, reporter=(told := Told()))
     (sentence,) = [each for each in told.found if "going to take" in str(each)]
     assert re.search(r"about \d+ s, without evaluations: 8 steps at [\d,]+ tokens/s$", sentence)
     assert told.found.index(sentence) < told.found.index(1)
@@ -54,6 +54,6 @@ def test_where_the_clock_decides_or_training_is_short_nothing_is_told(
         data("single", tmp_path / "data"),
         tmp_path / "run",
         more if "train.time_budget" in more else {"train.epochs": 4} | more,
-        watch=(told := Told()),
+        reporter=(told := Told()),
     )
     assert not any("going to take" in str(each) for each in told.found)

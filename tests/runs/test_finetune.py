@@ -36,7 +36,7 @@ from heedful.runs.survey import of_splits, survey
 from heedful.settings import from_file
 from heedful.tasks.extract import NO_ANSWER
 from heedful.tokenizer import Words
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 from heedful.train.settings import AdamW
 
 TASKS = {  # the kind of invented data -> the task, its setting, and its main number
@@ -66,13 +66,13 @@ ALWAYS = {
 TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 
 
-class Told(Watch):
+class Told(Reporter):
     """What was said."""
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
 
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.sentences.append(text)
 
 
@@ -115,7 +115,7 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, bare: Path, monkeypatch: p
     task, setting, main = TASKS[kind]
     folder = tmp_path / "run"
     done = tune(task, data(kind, tmp_path / "data"), folder, MORE.get(kind), model=bare)
-    assert done.why == "done" and done.results == strict(folder / "results.json")
+    assert done.stop_reason == "completed" and done.results == strict(folder / "results.json")
     steps = {name: each["step"] for name, each in done.results["checkpoints"].items() if name != "model"}
     more = {"checkpoints"} if steps["best"] != steps["last"] else set()
     more |= {"before.json"} if task == "embed" else set()
@@ -434,7 +434,7 @@ def about(folder: Path, name: str) -> dict[str, float]:
 
 def test_the_batch_that_is_said_is_the_one_that_is_used(tmp_path: Path) -> None:
     told, given = Told(), data("together", tmp_path / "data")
-    done = tune("embed", given, tmp_path / "run", {"task.group_size": 12, "train.epochs": 1}, watch=told)
+    done = tune("embed", given, tmp_path / "run", {"task.group_size": 12, "train.epochs": 1}, reporter=told)
     assert any("batches of 12," in sentence for sentence in told.sentences)
     assert tomllib.loads((tmp_path / "run/settings.toml").read_text())["train"]["batch_size"] == 12
     assert done.results["seeds"][0]["steps"] == 2, "24 pairs"
@@ -524,7 +524,7 @@ def test_what_was_trained_is_there_before_it_is_measured(
 
 def test_an_encoder_is_trained_on_the_spot_and_kept(tmp_path: Path) -> None:
     told, given = Told(), data("single", tmp_path / "data")
-    tune("classify", given, tmp_path / "run", {"init.mlm_steps": 3, "max_length": 64}, watch=told)
+    tune("classify", given, tmp_path / "run", {"init.mlm_steps": 3, "max_length": 64}, reporter=told)
     kept = load(tmp_path / "run" / "start")
     assert kept.config.head is not None and kept.config.head.kind == "masked_lm" and kept.limit == 64
     assert kept.config.model.encoder is not None and kept.config.model.encoder.layers == 1
@@ -540,14 +540,14 @@ def test_sequences_have_the_length_that_was_asked_for(tmp_path: Path, bare: Path
     rows = [row | {"text": row["text"] + " the cat sat on the mat" * (number < 4)} for number, row in
             enumerate(classified(24))]  # fmt: skip
     given, told = as_csv(tmp_path / "a.csv", rows), Told()
-    done = tune("classify", given, tmp_path / "run", {"max_length": 12}, model=bare, watch=told)
+    done = tune("classify", given, tmp_path / "run", {"max_length": 12}, model=bare, reporter=told)
     assert "4 training examples are longer than the model reads and are seen in windows" in told.sentences
     assert done.results["notes"][1].startswith("4 training examples are longer")
     assert load(tmp_path / "run").limit == 12, "and the model is served as it was trained"
     assert {line["answer"]["windows"] for line in lines(tmp_path / "run" / "predictions-dev.jsonl")} <= {1, 2}
     told = Told()
     cut = tune(
-        "classify", given, tmp_path / "cut", {"max_length": 12, "long_inputs": "truncate"}, model=bare, watch=told
+        "classify", given, tmp_path / "cut", {"max_length": 12, "long_inputs": "truncate"}, model=bare, reporter=told
     )
     (note,) = (text for text in told.sentences if "cut" in text)
     assert (
@@ -666,7 +666,7 @@ def test_a_dev_split_that_would_be_empty_is_left_out(tmp_path: Path) -> None:
         for seed in range(100)
         if not list(read(given, None, DataSettings(dev_fraction=0.02, seed=seed)).examples("dev"))
     )
-    done = tune("classify", given, tmp_path / "run", {"data.dev_fraction": 0.02, "data.seed": empty}, watch=told)
+    done = tune("classify", given, tmp_path / "run", {"data.dev_fraction": 0.02, "data.seed": empty}, reporter=told)
     said = "chosen by a hash of their texts, none of the 6 examples would be in it, so all are train"
     assert f"no dev split can be made: {said}" in told.sentences
     assert done.results["splits"] == {} and f"no dev split can be made: {said}" in done.results["notes"]
@@ -759,7 +759,7 @@ def test_what_is_set_aside_names_settings_as_the_run_has_them(tmp_path: Path) ->
 
 def test_bad_rows_are_set_aside_and_counted(tmp_path: Path) -> None:
     given, run, told = with_bad_rows(tmp_path / "data"), tmp_path / "run", Told()
-    done = tune("classify", given, run, on_bad_row="skip", watch=told)
+    done = tune("classify", given, run, on_bad_row="skip", reporter=told)
     aside = lines(run / "bad-rows.jsonl")
     assert Counter((Path(row["file"]).name, row["line"]) for row in aside) == {
         ("train.csv", 26): 1, ("train.csv", 27): 1, ("test.csv", 10): 1
@@ -883,11 +883,11 @@ def test_a_signal_after_the_last_step_ends_the_command(tmp_path: Path, monkeypat
     rows = [{"text": f"word {n}", "label": "ab"[n % 2]} for n in range(40)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    class Late(Watch):
+    class Late(Reporter):
         def step(self, step: Any, trainer: Any) -> None:
             trainer.stopping = trainer.done >= 1
 
     settings = {"init.kind": "scratch", "seeds": 2, "train.epochs": 1}
-    done = tune("classify", tmp_path / "a.jsonl", tmp_path / "run", settings, watch=Late())
-    assert done.why == "asked" and not list((tmp_path / "run").glob("seed-*/seed.json"))
-    assert tune("classify", tmp_path / "a.jsonl", tmp_path / "run", settings).why == "done"
+    done = tune("classify", tmp_path / "a.jsonl", tmp_path / "run", settings, reporter=Late())
+    assert done.stop_reason == "interrupted" and not list((tmp_path / "run").glob("seed-*/seed.json"))
+    assert tune("classify", tmp_path / "a.jsonl", tmp_path / "run", settings).stop_reason == "completed"

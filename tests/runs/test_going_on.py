@@ -29,7 +29,7 @@ from heedful.infer.precision import PrecisionOrAuto
 from heedful.runs import finetune as module
 from heedful.runs import folder as folder_module
 from heedful.runs.evaluate import suite
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 from heedful.train.loop import DivergedError, Step, Trainer
 from heedful.train.ranks import Ranks
 from heedful.train.resume import only_run
@@ -115,18 +115,18 @@ def test_what_a_killed_process_left_is_removed_wherever_it_lies(tmp_path: Path) 
 def test_a_finished_run_is_not_run_again(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     told: list[str] = []
 
-    class Told(Watch):
+    class Told(Reporter):
         def step(self, step: Step, trainer: Trainer) -> None:
             raise AssertionError("it trains")
 
-        def said(self, text: str) -> None:
+        def message(self, text: str) -> None:
             told.append(text)
 
     given, _ = steady
     run = given.parent / "run"
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "run.lock"}
-    done = tune("classify", given, run, MANY, watch=Told())
-    assert done.why == "done" and done.results == json.loads((run / "results.json").read_text())
+    done = tune("classify", given, run, MANY, reporter=Told())
+    assert done.stop_reason == "completed" and done.results == json.loads((run / "results.json").read_text())
     assert told == [f"{run} is finished already"]
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "run.lock"} == before
 
@@ -162,7 +162,7 @@ def test_before_anything_is_trained_other_settings_are_taken(tmp_path: Path, mon
             with pytest.raises(HeedfulError, match="no task"):
                 tune("classify", given, run, settings)
     assert (run / "start").exists()
-    assert tune("classify", given, run, {"train.batch_size": 8}).why == "done"
+    assert tune("classify", given, run, {"train.batch_size": 8}).stop_reason == "completed"
     assert load(run / "start").config.model.width == 32
 
 
@@ -178,7 +178,7 @@ def test_a_model_is_the_same_however_its_folder_is_written(tmp_path: Path, monke
 
 def test_an_unfinished_run_says_what_goes_on_with_it(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     given, _ = steady
-    assert tune("classify", given, tmp_path / "SST-2", MANY, watch=Leaves(1)).why == "asked"
+    assert tune("classify", given, tmp_path / "SST-2", MANY, reporter=Leaves(1)).stop_reason == "interrupted"
     message = (
         r"SST-2 is a run that is not finished and has no model yet: the command that began it goes on with it, heedful"
     )
@@ -201,16 +201,16 @@ def test_a_run_goes_on_in_its_precision_on_another_machine(tmp_path: Path, monke
     """Begun where products of bfloat16 are fast, and started again by the same command where they are not."""
     said: list[str] = []
 
-    class Said(Watch):
-        def said(self, text: str) -> None:
+    class Said(Reporter):
+        def message(self, text: str) -> None:
             said.append(text)
 
     given, run, auto = data("single", tmp_path / "data"), tmp_path / "run", {"train.precision": "auto"}
     monkeypatch.setattr(folder_module, "fast_bfloat16", lambda device: True)
-    assert tune("classify", given, run, auto, watch=Leaves(1)).why == "asked"
+    assert tune("classify", given, run, auto, reporter=Leaves(1)).stop_reason == "interrupted"
     monkeypatch.setattr(folder_module, "fast_bfloat16", lambda device: False)
-    done = tune("classify", given, run, auto, watch=Said())
-    assert (done.why, done.results["settings"]["train"]["precision"]) == ("done", "bfloat16")
+    done = tune("classify", given, run, auto, reporter=Said())
+    assert (done.stop_reason, done.results["settings"]["train"]["precision"]) == ("completed", "bfloat16")
     assert f"{run} began with train.precision=bfloat16, and goes on with it, which is slow where there are" in said[0]
     assert tune("classify", given, tmp_path / "new", auto).results["settings"]["train"]["precision"] == "float32"
     with pytest.raises(HeedfulError, match=r"train\.precision was 'bfloat16' and is 'float32' now"):
@@ -328,7 +328,7 @@ def test_wherever_it_stops_it_goes_on(
     assert not list(run.rglob(".*")), "nothing is left of what was not finished"
 
 
-class Leaves(Watch):
+class Leaves(Reporter):
     """A signal at a step."""
 
     def __init__(self, at: int, number: int = signal.SIGTERM) -> None:
@@ -343,11 +343,11 @@ class Leaves(Watch):
 def test_t10_a_signal_is_heeded(tmp_path: Path, steady: tuple[Path, Any], number: int) -> None:
     given, expected = steady
     began = time.monotonic()
-    done = tune("classify", given, tmp_path / "run", MANY, watch=Leaves(1, number))
-    assert (done.why, done.results) == ("asked", {}) and time.monotonic() - began < 30
+    done = tune("classify", given, tmp_path / "run", MANY, reporter=Leaves(1, number))
+    assert (done.stop_reason, done.results) == ("interrupted", {}) and time.monotonic() - began < 30
     assert (tmp_path / "run" / "state" / "latest").read_text() == "step-00000001\n"
-    assert tune("classify", given, tmp_path / "run", MANY, watch=Leaves(3, number)).why == "asked"
-    assert tune("classify", given, tmp_path / "run", MANY).why == "done"
+    assert tune("classify", given, tmp_path / "run", MANY, reporter=Leaves(3, number)).stop_reason == "interrupted"
+    assert tune("classify", given, tmp_path / "run", MANY).stop_reason == "completed"
     assert left(tmp_path / "run") == expected
 
 
@@ -363,14 +363,14 @@ def test_t10_in_the_second_seed(tmp_path: Path) -> None:
             if trainer.settings.seed == 2:
                 super().step(step, trainer)
 
-        def said(self, text: str) -> None:
+        def message(self, text: str) -> None:
             said.append(text)
 
-    assert tune("classify", given, tmp_path / "run", {"seeds": 2}, watch=Second(2)).why == "asked"
+    assert tune("classify", given, tmp_path / "run", {"seeds": 2}, reporter=Second(2)).stop_reason == "interrupted"
     assert seeds == [1, 1, 1, 1, 2, 2]
     seeds.clear()
     said.clear()
-    done = tune("classify", given, tmp_path / "run", {"seeds": 2}, watch=Second(0))
+    done = tune("classify", given, tmp_path / "run", {"seeds": 2}, reporter=Second(0))
     assert seeds == [2, 2] and said.count("measuring dev") == 1, "the first seed is not done again"
     assert timeless(done.results) == timeless(whole.results)
     assert left(tmp_path / "run") == left(tmp_path / "whole")
@@ -443,7 +443,7 @@ def test_t13_a_second_run_in_the_folder_is_refused(tmp_path: Path, steady: tuple
         with only_run(folder), pytest.raises(HeedfulError, match=rf"^another run, pid {os.getpid()}, .* holds "):
             tune("classify", given, folder, MANY)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["run.lock"]
-    assert tune("classify", given, tmp_path / "new", MANY).why == "done"
+    assert tune("classify", given, tmp_path / "new", MANY).stop_reason == "completed"
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, steady: tuple[Path, Any]) -> None:
@@ -466,7 +466,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, steady: tuple[Path, 
         tune("classify", given, Path("/proc/nothing/here"), MANY)
     hidden = tmp_path / "hidden"
     (hidden / ".git").mkdir(parents=True)
-    assert tune("classify", given, hidden, MANY).why == "done", "hidden files are in nobody's way"
+    assert tune("classify", given, hidden, MANY).stop_reason == "completed", "hidden files are in nobody's way"
 
 
 def test_a_run_that_has_nothing_yet_may_become_another(tmp_path: Path, steady: tuple[Path, Any]) -> None:
@@ -478,7 +478,7 @@ def test_a_run_that_has_nothing_yet_may_become_another(tmp_path: Path, steady: t
     run.mkdir()
     for name in ("settings.toml", "data.json", "environment.json", "run.lock", "journal.jsonl"):
         (run / name).write_text("of a run that had nothing yet")
-    assert tune("classify", given, run, MANY).why == "done", "it becomes another, in the same folder"
+    assert tune("classify", given, run, MANY).stop_reason == "completed", "it becomes another, in the same folder"
     assert left(run) == expected
 
 
@@ -501,7 +501,7 @@ def test_t17_links_and_relative_names(
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").symlink_to("elsewhere")
     (tmp_path / "data").symlink_to(given)
-    assert tune("classify", "data", Path("run"), MANY).why == "done"
+    assert tune("classify", "data", Path("run"), MANY).stop_reason == "completed"
     assert left(tmp_path / "elsewhere") == expected
 
 
@@ -518,7 +518,9 @@ def test_t6_a_run_that_diverges_stops(tmp_path: Path, steady: tuple[Path, Any]) 
         last = json.loads((tmp_path / "run" / "journal.jsonl").read_text().splitlines()[-1])
         assert last["loss"] in ("NaN", "Infinity") and last["skipped"] is True
         assert not (tmp_path / "run" / "model").exists() and not (tmp_path / "run" / "results.json").exists()
-    assert tune("classify", steady[0], tmp_path / "run", MANY).why == "done", "what was advised is taken there"
+    assert tune("classify", steady[0], tmp_path / "run", MANY).stop_reason == "completed", (
+        "what was advised is taken there"
+    )
     assert left(tmp_path / "run") == steady[1]
 
 

@@ -142,7 +142,7 @@ def test_distilling(losses: str, student: str, tmp_path: Path) -> None:
     how = ("train.device=cuda", "train.precision=float32", "teacher_cache.enabled=false", "verdict.baseline=none")
     with pytest.raises(SeenError):
         distil.distil(
-            teacher, data("single", tmp_path / "data"), tmp_path / "run", student=student, losses=losses,
+            teacher, data("single", tmp_path / "data"), tmp_path / "run", student=student, loss=losses,
             assignments=how,
         )  # fmt: skip
 

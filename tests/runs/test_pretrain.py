@@ -49,7 +49,7 @@ from heedful.settings import from_file, to_toml
 from heedful.tasks import Writing
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import word_tokenizer
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 from heedful.train.loop import DivergedError, Step, Trainer
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +118,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Seen(Watch):
+class Seen(Reporter):
     """Every step; asks for a stop after the one of that number."""
 
     def __init__(self, stop: int = 0) -> None:
@@ -135,7 +135,7 @@ class Seen(Watch):
         if step.number == self.stop:
             trainer.stopping = True
 
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.sentences.append(text)
 
 
@@ -188,8 +188,8 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_is_complete(kind: str, tmp_path: Path, text: Path, teacher: Path) -> None:
     folder, seen = tmp_path / "run", Seen()
     more = {"objective.teacher": teacher} if kind == "distillation" else {}
-    done = go(text, folder, kind, more | {"fit.keep_checkpoints": None}, watch=seen)
-    assert done.why == "done" and done.folder == folder
+    done = go(text, folder, kind, more | {"fit.keep_checkpoints": None}, reporter=seen)
+    assert done.stop_reason == "completed" and done.folder == folder
     steps = {name: each["step"] for name, each in done.results["checkpoints"].items() if name != "model"}
     beside = {"rtd": {"generator"}, "distillation": {"teacher"}}.get(kind, set())
     beside |= {"checkpoints"} if steps["best"] != steps["last"] else set()
@@ -287,7 +287,7 @@ def test_a_run_as_it_is(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_the_tokenizer_that_is_trained(tmp_path: Path, text: Path, kind: str, vocabulary: int, count: int) -> None:
     seen = Seen()
-    go(text, tmp_path / "run", kind, {"tokenizer.vocab_size": vocabulary, "train.max_steps": 1}, watch=seen)
+    go(text, tmp_path / "run", kind, {"tokenizer.vocab_size": vocabulary, "train.max_steps": 1}, reporter=seen)
     tokenizer = Tokenizer.load(tmp_path / "run" / "model")
     sentinels = [tokenizer.id(f"<extra_id_{number}>") for number in range(count + 1)]
     assert sentinels == [*range(tokenizer.size - 1, tokenizer.size - 1 - count, -1), None]
@@ -321,7 +321,7 @@ def test_recipes_run(name: str, tmp_path: Path, text: Path, teacher: Path) -> No
         few = more.get("objective.neighbour_texts", 0)
         objective = replace(objective, teacher=str(teacher), neighbour_texts=few)
     done = go(text, tmp_path / "run", "", more, recipe=path, **named)
-    assert done.why == "done" and done.results["objective"] == published.kind
+    assert done.stop_reason == "completed" and done.results["objective"] == published.kind
     used = from_file(PretrainSettings, tmp_path / "run" / "settings.toml")
     assert used.objective == objective and used.train.optimizer == published.train.optimizer
     assert used.train.schedule == published.train.schedule and used.model.dropout == published.model.dropout
@@ -345,7 +345,7 @@ def test_a_family_by_name(tmp_path: Path, text: Path, known: Path) -> None:
 
     for number, dropout in enumerate((0.0, 0.2)):
         more = {"model.family": "roberta", "model.dropout": dropout, "train.max_steps": 1}
-        go(text, tmp_path / str(number), more=more, tokenizer=str(known), watch=Rated())
+        go(text, tmp_path / str(number), more=more, tokenizer=str(known), reporter=Rated())
     assert rates == [0.0, 0.2]
     config = json.loads((tmp_path / "0" / "model" / "config.json").read_text())
     assert config["model_type"] == "roberta" and config["hidden_dropout_prob"] == 0.1
@@ -421,7 +421,7 @@ def test_documents_that_are_drawn() -> None:
 def test_what_the_tokenizer_does_not_know_is_told(tmp_path: Path, text: Path, known: Path) -> None:
     (tmp_path / "strange.txt").write_text("\u0434\u043e\u043c in the mill.\n\n" * 3, encoding="utf-8")
     one, seen = {"train.max_steps": 1}, Seen()
-    done = go([text, tmp_path / "strange.txt"], tmp_path / "run", more=one, tokenizer=str(known), watch=seen)
+    done = go([text, tmp_path / "strange.txt"], tmp_path / "run", more=one, tokenizer=str(known), reporter=seen)
     counts, corpus = done.results["corpus"]["counts"], Corpus.open(tmp_path / "run" / "corpus")
     unknown = Tokenizer.load(known).special.unknown
     assert counts["unknown"] == (corpus.tokens(0, corpus.count) == unknown).sum() == 3
@@ -492,13 +492,13 @@ def test_trap_37_resumed_in_the_middle_of_epoch_two(
     more = {"train.batch_size": 45, "train.max_steps": 9, "model.dropout": 0.1, "eval_every_steps": 4}
     more |= {} if versions is None else {"objective.num_static_masks": versions}
     whole, seen = Seen(), Seen(6)
-    first = go(text, tmp_path / "whole", kind, more, tokenizer=str(known), watch=whole)
+    first = go(text, tmp_path / "whole", kind, more, tokenizer=str(known), reporter=whole)
     assert 1.2 < whole.steps[5].epoch < 1.9 and whole.steps[-1].epoch > 2
-    assert go(text, tmp_path / "run", kind, more, tokenizer=str(known), watch=seen).why == "asked"
+    assert go(text, tmp_path / "run", kind, more, tokenizer=str(known), reporter=seen).stop_reason == "interrupted"
     assert not (tmp_path / "run" / "model").exists() and seen.steps[-1].number == 6
     rest = Seen()
-    done = go(text, tmp_path / "run", kind, more, tokenizer=str(known), watch=rest)
-    assert "going on after step 6" in rest.sentences and [step.number for step in rest.steps] == [7, 8, 9]
+    done = go(text, tmp_path / "run", kind, more, tokenizer=str(known), reporter=rest)
+    assert "resuming after step 6" in rest.sentences and [step.number for step in rest.steps] == [7, 8, 9]
     assert left(tmp_path / "run") == left(tmp_path / "whole")
     assert done.results["tokens"] == first.results["tokens"] == sum(step.tokens for step in whole.steps)
 
@@ -523,7 +523,7 @@ def test_phases_of_other_lengths(tmp_path: Path, text: Path, known: Path) -> Non
         "train.batch_size": 8,
     }
     seen = Seen()
-    done = go(text, tmp_path / "whole", "mlm+nsp", more, tokenizer=str(known), watch=seen)
+    done = go(text, tmp_path / "whole", "mlm+nsp", more, tokenizer=str(known), reporter=seen)
     assert [stage for stage, _ in seen.stages] == [0] * 4 + [1] * 4
     assert max(longest for stage, longest in seen.stages if stage == 0) <= 20
     assert 20 < max(longest for stage, longest in seen.stages if stage == 1) <= 60
@@ -533,8 +533,8 @@ def test_phases_of_other_lengths(tmp_path: Path, text: Path, known: Path) -> Non
     assert heedful.load(tmp_path / "whole").limit == 60
     for stop in (4, 6):
         out = tmp_path / str(stop)
-        assert go(text, out, "mlm+nsp", more, tokenizer=str(known), watch=Seen(stop)).why == "asked"
-        assert go(text, out, "mlm+nsp", more, tokenizer=str(known)).why == "done"
+        assert go(text, out, "mlm+nsp", more, tokenizer=str(known), reporter=Seen(stop)).stop_reason == "interrupted"
+        assert go(text, out, "mlm+nsp", more, tokenizer=str(known)).stop_reason == "completed"
         assert left(out) == left(tmp_path / "whole")
 
 
@@ -550,7 +550,7 @@ def test_a_finished_run_and_other_settings(tmp_path: Path, text: Path, known: Pa
     run = tmp_path / "run"
     done = go(text, run, tokenizer=str(known))
     before, seen = left(run), Seen()
-    again = go(text, run, tokenizer=str(known), watch=seen)
+    again = go(text, run, tokenizer=str(known), reporter=seen)
     assert again.results == done.results and seen.sentences == [f"{run} is finished already"] and not seen.steps
     with pytest.raises(
         HeedfulError, match=r"other settings: train\.batch_size was 8 and is 9 now\. Give another folder"
@@ -558,7 +558,7 @@ def test_a_finished_run_and_other_settings(tmp_path: Path, text: Path, known: Pa
         go(text, run, more={"train.batch_size": 9}, tokenizer=str(known))
     assert left(run) == before
     stopped = tmp_path / "stopped"
-    assert go(text, stopped, tokenizer=str(known), watch=Seen(2)).why == "asked"
+    assert go(text, stopped, tokenizer=str(known), reporter=Seen(2)).stop_reason == "interrupted"
     with pytest.raises(HeedfulError, match=r"other settings: objective\.kind was 'mlm' and is 'mlm\+nsp' now"):
         go(text, stopped, "mlm+nsp", tokenizer=str(known))
     write(tmp_path / "text.txt", documents(40))
@@ -568,7 +568,7 @@ def test_a_finished_run_and_other_settings(tmp_path: Path, text: Path, known: Pa
 
 def test_changed_text_is_refused(tmp_path: Path, known: Path) -> None:
     text = write(tmp_path / "text.txt", documents(60))
-    assert go(text, tmp_path / "run", tokenizer=str(known), watch=Seen(2)).why == "asked"
+    assert go(text, tmp_path / "run", tokenizer=str(known), reporter=Seen(2)).stop_reason == "interrupted"
     write(text, documents(61))
     with pytest.raises(HeedfulError, match="holds a corpus that is another one"):
         go(text, tmp_path / "run", tokenizer=str(known))
@@ -587,7 +587,7 @@ def test_what_is_advised_is_taken_in_the_same_folder(tmp_path: Path) -> None:
     ):
         go(text, run, more=few)
     before = [path.stat().st_mtime_ns for path in made]
-    assert go(text, run, more=few | {"eval_fraction": 0.2}).why == "done"
+    assert go(text, run, more=few | {"eval_fraction": 0.2}).stop_reason == "completed"
     assert before == [path.stat().st_mtime_ns for path in made]
 
 
@@ -632,8 +632,8 @@ def test_the_score_before_training_stands_beside_that_after_it(tmp_path: Path, t
     last = (tmp_path / "whole" / "results.csv").read_text().splitlines()[-1]
     assert "before training" in last and str(start["mlm_loss"]) in last
     stops, goes_on = Seen(2), Seen()
-    assert go(text, tmp_path / "run", watch=stops, **named).why == "asked"
-    done = go(text, tmp_path / "run", watch=goes_on, **named)
+    assert go(text, tmp_path / "run", reporter=stops, **named).stop_reason == "interrupted"
+    done = go(text, tmp_path / "run", reporter=goes_on, **named)
     assert done.results["baseline"] == whole.results["baseline"]
     assert "the score before training" in stops.sentences and "the score before training" not in goes_on.sentences
 
@@ -671,7 +671,7 @@ def test_a_generator_goes_on_with_its_model(tmp_path: Path, text: Path) -> None:
     learned = load_file(first / "generator" / "model.safetensors")
     for name, start in (("run", first), ("model", first / "model")):
         seen = Seen()
-        go(text, tmp_path / name, "rtd", more | {"train.seed": 5}, model=str(start), watch=seen)
+        go(text, tmp_path / name, "rtd", more | {"train.seed": 5}, model=str(start), reporter=seen)
         assert f"the generator in {first / 'generator'} goes on, too" in seen.sentences
         found = load_file(tmp_path / name / "generator" / "model.safetensors")
         assert found.keys() == learned.keys()
@@ -680,7 +680,7 @@ def test_a_generator_goes_on_with_its_model(tmp_path: Path, text: Path) -> None:
         go(text, tmp_path / "other", "rtd", more | {"objective.generator_size": 1.0}, model=str(first))
     shutil.rmtree(first / "generator")
     seen = Seen()
-    go(text, tmp_path / "new", "rtd", more, model=str(first), watch=seen)
+    go(text, tmp_path / "new", "rtd", more, model=str(first), reporter=seen)
     assert f"{first} has no generator beside it, so that a new one begins to learn" in seen.sentences
 
 
@@ -733,7 +733,9 @@ def test_what_became_of_the_text_is_told(tmp_path: Path, known: Path) -> None:
         "train.max_steps": 1,
     }
     seen, run = Seen(), tmp_path / "run"
-    done = go([text, tmp_path / "rows_1.jsonl"], run, "mlm", more, tokenizer=str(known), watch=seen, on_bad_row="skip")
+    done = go(
+        [text, tmp_path / "rows_1.jsonl"], run, "mlm", more, tokenizer=str(known), reporter=seen, on_bad_row="skip"
+    )
     told = [
         "text.txt: lines are sentences, and blank lines part documents",
         'rows_1.jsonl: columns: text="text"',
@@ -760,19 +762,19 @@ def test_another_corpus_in_its_place_is_refused(tmp_path: Path, known: Path) -> 
         corpus_of(tmp_path / name, texts, tokenizer)
     place = tmp_path / "corpus"
     shutil.copytree(tmp_path / "one" / "corpus", place)
-    assert go(place, tmp_path / "run", watch=Seen(2)).why == "asked"
+    assert go(place, tmp_path / "run", reporter=Seen(2)).stop_reason == "interrupted"
     for name, message in (("other", "holds another corpus than the one with which"), ("again", "")):
         shutil.rmtree(place)
         shutil.copytree(tmp_path / name / "corpus", place)
         with pytest.raises(HeedfulError, match=message) if message else nullcontext():
-            assert go(place, tmp_path / "run").why == "done"
+            assert go(place, tmp_path / "run").stop_reason == "completed"
 
 
 def test_a_killed_tokenizer_is_trained_again(tmp_path: Path, text: Path) -> None:
     """Its folder may be there without its last file."""
-    go(text, tmp_path / "run", watch=Seen(1))
+    go(text, tmp_path / "run", reporter=Seen(1))
     (tmp_path / "run" / "tokenizer" / "tokenizer.json").unlink()
-    assert go(text, tmp_path / "run").why == "done"
+    assert go(text, tmp_path / "run").stop_reason == "completed"
 
 
 @pytest.mark.parametrize("kind", ["mlm", "mlm+nsp", "mlm+sop"])
@@ -877,7 +879,9 @@ def test_what_cannot_be_is_told_before_anything_is_written(
     with pytest.raises(HeedfulError, match=message):
         go(text, tmp_path / "run", kind, more)
     assert {path.name for path in (tmp_path / "run").glob("*")} <= BEGUN
-    assert go(text, tmp_path / "run", more={"train.max_steps": 1}).why == "done", "the slip is mended there"
+    assert go(text, tmp_path / "run", more={"train.max_steps": 1}).stop_reason == "completed", (
+        "the slip is mended there"
+    )
 
 
 @pytest.mark.parametrize(

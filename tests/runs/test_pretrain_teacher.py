@@ -22,7 +22,7 @@ from heedful.runs.pretrain import Pretrained, run
 from heedful.runs.pretrain_settings import Phase, PretrainSettings, settled
 from heedful.runs.probes import ProbeSet
 from heedful.tokenizer import Tokenizer
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer
 
 SMALL = {
@@ -89,7 +89,7 @@ def go(place: Path, out: Path, terms: str, more: dict[str, Any] | None = None, *
     return run(settings_of(place, terms, more), out, **how)
 
 
-class StopAfter(Watch):
+class StopAfter(Reporter):
     """Asks for a stop after a step; keeps what every step learned from."""
 
     def __init__(self, step: int = 0) -> None:
@@ -111,10 +111,10 @@ def everything(place: Path) -> dict[str, Any]:
 
 
 def test_all_terms_phases_and_probes_in_one_run(tmp_path: Path, place: Path) -> None:
-    watch = StopAfter()
-    done = go(place, tmp_path / "run", ALL_TERMS, everything(place), watch=watch)
-    assert done.why == "done" and done.results["objective"] == ALL_TERMS
-    early, late = watch.seen[0], watch.seen[-1]
+    reporter = StopAfter()
+    done = go(place, tmp_path / "run", ALL_TERMS, everything(place), reporter=reporter)
+    assert done.stop_reason == "completed" and done.results["objective"] == ALL_TERMS
+    early, late = reporter.seen[0], reporter.seen[-1]
     assert early[1:] == (12, ("mlm", "hidden_states", "sentence_embedding", "pair_similarity"), 0.15)
     assert late[1:] == (16, ("mlm",), 0.3)
     looks = [
@@ -132,20 +132,23 @@ def test_all_terms_phases_and_probes_in_one_run(tmp_path: Path, place: Path) -> 
 def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path, place: Path) -> None:
     go(place, tmp_path / "whole", ALL_TERMS, everything(place))
     for step in (2, 4):
-        assert go(place, tmp_path / "parts", ALL_TERMS, everything(place), watch=StopAfter(step)).why == "asked"
-    assert go(place, tmp_path / "parts", ALL_TERMS, everything(place)).why == "done"
+        assert (
+            go(place, tmp_path / "parts", ALL_TERMS, everything(place), reporter=StopAfter(step)).stop_reason
+            == "interrupted"
+        )
+    assert go(place, tmp_path / "parts", ALL_TERMS, everything(place)).stop_reason == "completed"
     for name in ("model/model.safetensors", "journal.jsonl", "teacher/neighbours/nearest.npy"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
 
 
 def test_vectors_are_cached_where_no_hidden_states_are_learned(tmp_path: Path, place: Path) -> None:
-    watch = StopAfter(2)
-    go(place, tmp_path / "run", "sentence_embedding+pair_similarity", watch=watch)
+    reporter = StopAfter(2)
+    go(place, tmp_path / "run", "sentence_embedding+pair_similarity", reporter=reporter)
     cached = sorted((tmp_path / "run/teacher/phase-0").glob("*.npy"))
     before = [(path.stat().st_mtime_ns, path.name) for path in cached]
     assert before
     done = go(place, tmp_path / "run", "sentence_embedding+pair_similarity")
-    assert done.why == "done" and done.results["metric"] == "loss"
+    assert done.stop_reason == "completed" and done.results["metric"] == "loss"
     assert [(path.stat().st_mtime_ns, path.name) for path in cached] == before, "computed once"
     assert "perplexity" not in done.results["splits"]["validation"]["numbers"]
 
@@ -229,5 +232,5 @@ def test_a_phase_of_masked_tokens_has_its_own_rate(tmp_path: Path, place: Path) 
     ]
     settings = settled([place / "text.txt"], objective="mlm", tokenizer=str(place / "words"), assignments=given)
     assert [asked.mask_prob for asked in settings.objectives()] == [0.15, 0.4]  # type: ignore[union-attr]
-    assert run(settings, tmp_path / "run").why == "done"
+    assert run(settings, tmp_path / "run").stop_reason == "completed"
     assert isinstance(Tokenizer.load(tmp_path / "run/model"), Tokenizer)

@@ -36,7 +36,7 @@ from heedful.runs.rewrite_making import transformer
 from heedful.runs.settings import Seq2SeqSettings
 from heedful.tasks import Writing
 from heedful.tokenizer import TokenizerSettings, train
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer
 
 ROWS = [(f"{who} sees {what} today", f"yesterday {who} saw {what}") for who in ("ada", "ben", "eva", "dan") for what in
@@ -101,8 +101,10 @@ def test_a_token_that_is_a_space_is_shown_as_one() -> None:
 
 @pytest.mark.parametrize("name", ["both", "alone"])
 def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    done = finetune("seq2seq", given / "data.csv", out=tmp_path / "run", model=given / name, assignments=SETTINGS)
-    assert done.why == "done" and done.results["metric"] == "f1"
+    done = finetune(
+        "seq2seq", given / "data.csv", output_dir=tmp_path / "run", model=given / name, assignments=SETTINGS
+    )
+    assert done.stop_reason == "completed" and done.results["metric"] == "f1"
     numbers = done.results["splits"]["dev"]["numbers"]
     assert numbers.keys() == {"exact", "f1", "count", "bleu", "signature", "notes"} and numbers["count"] > 0
     lines = [json.loads(line) for line in (tmp_path / "run/predictions-dev.jsonl").read_text().splitlines()]
@@ -138,7 +140,7 @@ def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(module, "latency", lambda loaded: {})
     monkeypatch.setattr(module, "draw", lambda folder: [])
     run, wishes = tmp_path / "run", (*SETTINGS, "task.num_beams=3", "task.metric=bleu")
-    done = finetune("seq2seq", given / "data.csv", out=run, model=given / "both", assignments=wishes)
+    done = finetune("seq2seq", given / "data.csv", output_dir=run, model=given / "both", assignments=wishes)
 
     def again(name: str) -> Evaluated:
         how: dict[str, Any] = {"split": "dev", "settings": DataSettings(), "predictions": tmp_path / name}
@@ -250,16 +252,18 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
         *(() if how else ("init.tokenizer.vocab_size=300",)),
     )
 
-    class Stop(Watch):
+    class Stop(Reporter):
         """Asks for a stop after the second step."""
 
         def step(self, step: Step, trainer: Trainer) -> None:
             trainer.stopping = step.number == 2
 
-    def run(folder: str, watch: Watch | None = None) -> Finished:
-        return finetune("seq2seq", given / "data.csv", tmp_path / folder, assignments=assignments, watch=watch, **how)
+    def run(folder: str, reporter: Reporter | None = None) -> Finished:
+        return finetune(
+            "seq2seq", given / "data.csv", tmp_path / folder, assignments=assignments, reporter=reporter, **how
+        )
 
-    assert run("parted", Stop()).why == "asked"
+    assert run("parted", Stop()).stop_reason == "interrupted"
     parted, whole = run("parted"), run("whole")
     one, other = ((tmp_path / folder / "model/model.safetensors").read_bytes() for folder in ("parted", "whole"))
     assert one == other and parted.results["splits"] == whole.results["splits"]
@@ -367,9 +371,9 @@ def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> N
 
 def test_what_cannot_run(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(HeedfulError, match="no model was given, and seq2seq needs one with a decoder"):
-        finetune("seq2seq", given / "data.csv", out=tmp_path / "a")
+        finetune("seq2seq", given / "data.csv", output_dir=tmp_path / "a")
     with pytest.raises(HeedfulError, match="this model has no decoder, so it cannot write: start from one that has"):
-        finetune("seq2seq", given / "data.csv", out=tmp_path / "b", model=given / "encoder")
+        finetune("seq2seq", given / "data.csv", output_dir=tmp_path / "b", model=given / "encoder")
     for task, model, wishes, message in (
         ("tag", "", ("init.kind=transformer",), 'init.kind is "transformer", which is for seq2seq, not tag'),
         ("seq2seq", "", ("init.kind=classic",), 'kind is "bag", which reads texts and writes none'),
@@ -393,7 +397,7 @@ def test_what_cannot_run(given: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     ):
         named = given / model if model else ""
         with pytest.raises(HeedfulError, match=message):
-            finetune(task, given / "data.csv", out=tmp_path / "c", model=named, assignments=wishes)
+            finetune(task, given / "data.csv", output_dir=tmp_path / "c", model=named, assignments=wishes)
     for arguments, told in (
         (
             ["predict", str(given / "both"), "a", "--num-beams", "2", "--temperature", "1"],

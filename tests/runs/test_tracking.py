@@ -21,7 +21,7 @@ from heedful.errors import HeedfulError
 from heedful.runs import trackers
 from heedful.runs.finetune import finetune
 from heedful.runs.tracking import TRACKING, Tracking
-from heedful.train.fit import Watch
+from heedful.train.fit import Reporter
 from heedful.train.journal import records
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -37,7 +37,7 @@ SETTINGS = {
 }
 
 
-class Messages(Watch):
+class Messages(Reporter):
     """Keeps messages; stops training after a step."""
 
     def __init__(self, stop_after: int = 0) -> None:
@@ -47,7 +47,7 @@ class Messages(Watch):
     def step(self, step: Any, trainer: Any) -> None:
         trainer.stopping = step.number == self._stop_after
 
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.messages.append(text)
 
 
@@ -59,8 +59,10 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def train(texts: Path, folder: Path, names: list[str], watch: Watch | None = None) -> str:
-    return finetune("classify", texts, folder, overrides=SETTINGS, watch=Tracking(watch or Watch(), names)).why
+def train(texts: Path, folder: Path, names: list[str], reporter: Reporter | None = None) -> str:
+    return finetune(
+        "classify", texts, folder, overrides=SETTINGS, reporter=Tracking(reporter or Reporter(), names)
+    ).stop_reason
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -82,8 +84,8 @@ def test_tensorboard_has_the_journal_also_after_a_resume(texts: Path, tmp_path: 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = tmp_path / "run"
-    assert train(texts, run, ["tensorboard"], Messages(stop_after=5)) == "asked"
-    assert train(texts, run, ["tensorboard"]) == "done"
+    assert train(texts, run, ["tensorboard"], Messages(stop_after=5)) == "interrupted"
+    assert train(texts, run, ["tensorboard"]) == "completed"
     events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
     for name in ("train/loss", "dev/accuracy"):
@@ -95,9 +97,9 @@ def test_tensorboard_has_the_journal_also_after_a_resume(texts: Path, tmp_path: 
 
 def test_csv_has_a_row_for_each_record(texts: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert train(texts, run, ["csv"], Messages(stop_after=5)) == "asked"
+    assert train(texts, run, ["csv"], Messages(stop_after=5)) == "interrupted"
     assert len(table(run)) == 5
-    assert train(texts, run, ["csv"]) == "done"
+    assert train(texts, run, ["csv"]) == "completed"
     rows = table(run)
     assert len(rows) == len(list(records(run / "journal.jsonl")))
     assert any(row["dev_accuracy"] for row in rows)
@@ -125,10 +127,10 @@ def test_a_tracker_that_fails_is_reported_once_and_training_goes_to_its_end(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(trackers.TRACKERS, "csv", Recorder)
-    watch = Messages()
-    assert train(texts, tmp_path / "run", ["csv"], watch) == "done"
-    assert [each for each in watch.messages if "tracker csv failed" in each and "no network" in each] != []
-    assert len([each for each in watch.messages if "tracker" in each]) == 1
+    reporter = Messages()
+    assert train(texts, tmp_path / "run", ["csv"], reporter) == "completed"
+    assert [each for each in reporter.messages if "tracker csv failed" in each and "no network" in each] != []
+    assert len([each for each in reporter.messages if "tracker" in each]) == 1
 
 
 def test_a_resumed_run_keeps_its_name_at_the_tracker(
@@ -138,8 +140,8 @@ def test_a_resumed_run_keeps_its_name_at_the_tracker(
     monkeypatch.setattr(Recorder, "closed", [])
     monkeypatch.setattr(Recorder, "log", lambda self, step, values: None)
     monkeypatch.setitem(trackers.TRACKERS, "csv", Recorder)
-    assert train(texts, tmp_path / "run", ["csv"], Messages(stop_after=4)) == "asked"
-    assert train(texts, tmp_path / "run", ["csv"]) == "done"
+    assert train(texts, tmp_path / "run", ["csv"], Messages(stop_after=4)) == "interrupted"
+    assert train(texts, tmp_path / "run", ["csv"]) == "completed"
     assert [(name, step) for name, step, _ in Recorder.opened] == [("", 0), ("run-1", 4)]
     assert Recorder.closed == [False, True]
     assert json.loads((tmp_path / "run" / TRACKING).read_text()) == {"csv": "run-1"}
@@ -179,11 +181,12 @@ sys.path.insert(0, sys.argv[1])
 from test_tracking import Messages, train
 texts, folder = Path(sys.argv[2]), Path(sys.argv[3])
 names = ["wandb", "mlflow", "trackio"]
-watch = Messages(stop_after=5)
-assert train(texts, folder, names, watch) == "asked", watch.messages
+reporter = Messages(stop_after=5)
+assert train(texts, folder, names, reporter) == "interrupted", reporter.messages
 again = Messages()
-assert train(texts, folder, names, again) == "done"
-assert not [each for each in watch.messages + again.messages if "tracker" in each], watch.messages + again.messages
+assert train(texts, folder, names, again) == "completed"
+messages = reporter.messages + again.messages
+assert not [each for each in messages if "tracker" in each], messages
 from mlflow.tracking import MlflowClient
 import trackio
 ids = json.loads((folder / "tracking.json").read_text())

@@ -92,7 +92,7 @@ def test_a_fault_of_loading_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("heedful.serve.run.log_to_stderr", lambda: None)
     sockets = listen("127.0.0.1", 0)
     with pytest.raises(MemoryError, match="no room"):
-        run({"x": "nowhere"}, ServeSettings(), sockets=sockets, tell=lambda said: None)
+        run({"x": "nowhere"}, ServeSettings(), sockets=sockets, log=lambda said: None)
     with pytest.raises(MemoryError, match="no room"), background({"x": "nowhere"}):
         pass
 
@@ -103,7 +103,7 @@ def test_a_signal_does_not_wait_for_a_model_that_is_loaded() -> None:
         "from heedful.serve import keeper, run, service, settings\n"
         "service.load = lambda *folder, **more: time.sleep(60)\n"
         "stop = lambda said: os.kill(os.getpid(), signal.SIGTERM)\n"
-        "run.run({'x': 'y'}, settings.ServeSettings(), sockets=keeper.listen('127.0.0.1', 0), tell=stop)\n"
+        "run.run({'x': 'y'}, settings.ServeSettings(), sockets=keeper.listen('127.0.0.1', 0), log=stop)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=40)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr

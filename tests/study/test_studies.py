@@ -43,7 +43,7 @@ def one_thread() -> object:
 @pytest.mark.parametrize("name", STUDIES)
 def test_quick(tmp_path: Path, name: str) -> None:
     said: list[str] = []
-    done = study(name, Plan(seeds=(1,), scale="quick", said=said.append), tmp_path)
+    done = study(name, Plan(seeds=(1,), scale="quick", log=said.append), tmp_path)
     assert all(path.stat().st_size > 500 for path in done.files) and said
     found = json.loads((tmp_path / f"{name}.json").read_text())
     head, rows = done.outcome.table()
@@ -62,12 +62,12 @@ def test_what_was_stopped_goes_on(tmp_path: Path, name: str) -> None:
         if len([each for each in said if " seed " in each]) == 2:
             raise KeyboardInterrupt
 
-    plan = Plan(seeds=(1, 2), scale="quick", said=said.append)
+    plan = Plan(seeds=(1, 2), scale="quick", log=said.append)
     whole = study(name, plan, tmp_path / "whole")
     results = [each for each in said if " seed " in each]
     said.clear()
     with pytest.raises(KeyboardInterrupt):
-        study(name, replace(plan, said=stop), tmp_path / "parts")
+        study(name, replace(plan, log=stop), tmp_path / "parts")
     assert said[-1] == "stopped; the same command goes on from there." and whole.files[0].name not in said
     said.clear()
     again = study(name, plan, tmp_path / "parts")
@@ -86,7 +86,7 @@ def test_what_was_kept_of_another_form_is_not_taken(tmp_path: Path, monkeypatch:
     assert frame.Bench(Plan(scale="quick", kept=tmp_path / "kept.json")).left("ab", 1) == ["b"]
     assert frame.Bench(Plan(kept=tmp_path / "kept.json")).left("ab", 1) == ["a", "b"]
     said: list[str] = []
-    torn = frame.Bench(Plan(scale="quick", kept=tmp_path / "none" / "kept.json", said=said.append))
+    torn = frame.Bench(Plan(scale="quick", kept=tmp_path / "none" / "kept.json", log=said.append))
     torn.note("a", 1, {"x": 1.0})
     assert "none/kept.json cannot be written: No such file or directory: stopped, this study begins again" in said[0]
     assert torn.left("ab", 1) == ["b"] and torn.note("b", 1, {"x": 2.0}) is None and len(said) == 3
@@ -176,7 +176,7 @@ def test_positions_are_one_family_of_comparisons(tmp_path: Path, monkeypatch: py
         return usual(*given, **how)
 
     monkeypatch.setattr(frame, "verdict", noted)
-    study("positions", Plan(seeds=(1,), scale="quick", said=lambda text: None), tmp_path)
+    study("positions", Plan(seeds=(1,), scale="quick", log=lambda text: None), tmp_path)
     assert counts == [9] * 9
 
 
@@ -244,7 +244,7 @@ def test_a_part_without_examples_has_no_number(tmp_path: Path) -> None:
     for split in ("train", "dev"):
         rows = "".join(f"das ist {word} {number},{word}\n" for number in range(8) for word in ("gut", "schlecht"))
         (tmp_path / f"{split}.csv").write_text(f"text,label\n{rows}")
-    plan = Plan(seeds=(1,), scale="full", data=tmp_path, said=lambda text: None)
+    plan = Plan(seeds=(1,), scale="full", data=tmp_path, log=lambda text: None)
     done = study("limits", plan, tmp_path / "out")
     assert [measure.name for measure in done.outcome.measures] == ["all", "plain"]
     (tmp_path / "dev.csv").rename(tmp_path / "test.csv")  # as reviews have it, where none of train becomes dev
@@ -264,7 +264,7 @@ def test_translations_of_real_texts_go_on(tmp_path: Path, monkeypatch: pytest.Mo
     arms = (*nets, "init.rnn.look=none"), nets, whole
     monkeypatch.setattr(multi30k, "RECIPES", dict(zip(multi30k.ARMS, arms, strict=True)))
     monkeypatch.setattr("heedful.runs.finetune.draw", lambda folder: [])
-    plan = Plan(seeds=(1,), scale="full", data=tmp_path / "data", said=lambda text: None)
+    plan = Plan(seeds=(1,), scale="full", data=tmp_path / "data", log=lambda text: None)
     first = study("translation", plan, tmp_path / "out").outcome
     assert [each.name for each in first.measures] == ["BLEU", "right"] and first.arms == multi30k.ARMS
     names = {each.name for each in (tmp_path / "out" / "runs").iterdir()}

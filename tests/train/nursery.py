@@ -27,7 +27,7 @@ from tiny_runs import FAULTS, MADE, Faulty, settings, wave
 from torch import Tensor
 
 from heedful.errors import HeedfulError, HeedfulWarning
-from heedful.train.fit import Scored, Watch, fit
+from heedful.train.fit import EvalResult, Reporter, fit
 from heedful.train.loop import Step, Trainer
 from heedful.train.ranks import Ranks, ranks
 
@@ -79,14 +79,14 @@ def killed_before(operation: int) -> list[int]:
 def fitted(job: Job, trainer: Trainer) -> dict[str, Any]:
     """fit."""
 
-    def slow() -> Scored:
+    def slow() -> EvalResult:
         for _ in range(600):
             time.sleep(0.1)
         return wave(trainer)
 
     evaluate = {"": None, "wave": lambda: wave(trainer), "slow": slow}[job.evaluate]
     end = fit(trainer, Path(job.folder), settings({}, job.fit)[1], evaluate=evaluate)
-    return {"why": end.why, "best_step": end.best_step, "resumed_from": end.resumed_from}
+    return {"stop_reason": end.stop_reason, "best_step": end.best_step, "resumed_from": end.resumed_from}
 
 
 def updated(job: Job, trainer: Trainer) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def together(job: Job, trainer: Trainer) -> dict[str, Any]:
 DONE = {"fit": fitted, "updates": updated, "soak": soaked, "together": together}
 
 
-class Stop(Watch):
+class Stop(Reporter):
     """Ends this process's run after the step of that number; 0: never."""
 
     def __init__(self, after: int) -> None:
@@ -146,10 +146,10 @@ def whole_run(job: Job, ranks: Ranks) -> dict[str, Any]:
         module.draw = lambda folder: []  # type: ignore[attr-defined]
         module.latency = lambda loaded: {"latency": {}, "throughput": 1}  # type: ignore[attr-defined]
     pretrain.write_card = finetune.write_card = lambda folder: None  # type: ignore[attr-defined]
-    how: dict[str, Any] = {"assignments": job.sets, "watch": Stop(job.stop), "ranks": ranks}
+    how: dict[str, Any] = {"assignments": job.sets, "reporter": Stop(job.stop), "ranks": ranks}
     if job.what == "pretrain":
-        return {"why": pretrain.pretrain([job.data], job.folder, **how).why}
-    return {"why": finetune.finetune("classify", job.data, job.folder, **how).why}
+        return {"stop_reason": pretrain.pretrain([job.data], job.folder, **how).stop_reason}
+    return {"stop_reason": finetune.finetune("classify", job.data, job.folder, **how).stop_reason}
 
 
 def run(job: Job, ranks: Ranks) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def test_t9_a_run_of_two_ranks_goes_on_on_one_and_on_four(nursery: Nursery, tmp_
     assert nursery.run(replace(job, folder=str(tmp_path / "whole"))) == [0], told(job)
     for size, stop in ((2, 17), (1, 31), (4, 0)):
         assert nursery.run(replace(job, stop=stop), size) == [0] * size
-        assert {told(job, rank)["why"] for rank in range(size)} == {"asked" if stop else "done"}
+        assert {told(job, rank)["stop_reason"] for rank in range(size)} == {"interrupted" if stop else "completed"}
     lines, expected = (
         [json.loads(line) for line in (tmp_path / name / "journal.jsonl").read_text().splitlines()]
         for name in ("run", "whole")

@@ -22,13 +22,13 @@ from torch import Tensor
 from heedful import durable
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.train import fit as fit_module
-from heedful.train.fit import FitSettings, Fitted, Scored, Watch, fit
+from heedful.train.fit import EvalResult, FitSettings, Fitted, Reporter, fit
 from heedful.train.journal import Journal, records
 from heedful.train.loop import DivergedError, Step, Trainer
 from heedful.train.resume import Store
 
 
-class Told(Watch):
+class Told(Reporter):
     """What was told; a stop is asked for after a step, or something else happens there."""
 
     def __init__(self, stop: int = 0, after: Callable[[Step], None] = lambda step: None) -> None:
@@ -43,23 +43,23 @@ class Told(Watch):
         if step.number == self.stop:
             trainer.stopping = True
 
-    def scored(self, step: int, scored: Scored, best: bool) -> None:
-        self.scores.append((step, scored.metric_value, best))
+    def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
+        self.scores.append((step, result.metric_value, best))
 
-    def said(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.texts.append(text)
 
 
 class Run:
     """One process of a run in a folder; the next one is another."""
 
-    def __init__(self, folder: Path, scores: Callable[[Trainer], Scored] | None = wave, **train: Any) -> None:
+    def __init__(self, folder: Path, scores: Callable[[Trainer], EvalResult] | None = wave, **train: Any) -> None:
         self.folder = folder
         self.trainer = trainer(**train)
         self.scores = scores
         self.weights: dict[int, dict[str, Tensor]] = {}  # at each evaluation
 
-    def _scored(self) -> Scored:
+    def _scored(self) -> EvalResult:
         assert self.scores is not None
         assert not self.trainer.loaded.training
         self.weights[self.trainer.step] = self.now()
@@ -68,9 +68,9 @@ class Run:
     def now(self) -> dict[str, Tensor]:
         return weights(self.trainer)
 
-    def fit(self, watch: Watch | None = None, **how: Any) -> Fitted:
+    def fit(self, reporter: Reporter | None = None, **how: Any) -> Fitted:
         evaluate = None if self.scores is None else self._scored
-        return fit(self.trainer, self.folder, settings({}, how)[1], evaluate=evaluate, watch=watch)
+        return fit(self.trainer, self.folder, settings({}, how)[1], evaluate=evaluate, reporter=reporter)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def test_what_a_run_leaves(whole: tuple[Run, Fitted]) -> None:
     assert found[2] | {"metric_value": 0, "dev": 0} == {"step": 2, "dev": 0, "metric_value": 0, "best": True}
     assert steps(run.folder) == ["step-00000011", "step-00000012"]
     assert sorted(os.listdir(run.folder)) == ["journal.jsonl", "state"]
-    assert end == Fitted(why="done", best_step=end.best_step, best=end.best, last=end.last, resumed_from=0)
+    assert end == Fitted(stop_reason="completed", best_step=end.best_step, best=end.best, last=end.last, resumed_from=0)
     assert (
         end.best_step in (6, 8)
         and end.best == found[-1 - found[::-1].index(next(r for r in found[::-1] if r.get("best")))]["metric_value"]
@@ -127,7 +127,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
 def test_without_an_evaluation_the_last_weights_stay(tmp_path: Path) -> None:
     run = Run(tmp_path, scores=None)
-    assert run.fit() == Fitted(why="done", best_step=0, best=None, last=None, resumed_from=0)
+    assert run.fit() == Fitted(stop_reason="completed", best_step=0, best=None, last=None, resumed_from=0)
     assert not [record for record in lines(tmp_path) if "dev" in record]
     assert same({f"model/{name}": each for name, each in run.now().items()} | tensors(tmp_path), tensors(tmp_path))
 
@@ -152,17 +152,19 @@ def test_when_it_evaluates(tmp_path: Path, evaluate: float, length: int, expecte
 
 def test_patience_ends_it(tmp_path: Path) -> None:
     scores = iter([0.1, 0.3, 0.2, 0.3, 0.2, 0.9])
-    run = Run(tmp_path, lambda trainer: Scored(metric_value=next(scores), numbers={}))
+    run = Run(tmp_path, lambda trainer: EvalResult(metric_value=next(scores), numbers={}))
     end = run.fit(patience=3)
-    assert end == Fitted(why="patience", best_step=8, best=0.3, last=0.2, resumed_from=0)  # 8 is as good
+    assert end == Fitted(stop_reason="early_stopping", best_step=8, best=0.3, last=0.2, resumed_from=0)  # 8 is as good
     assert run.trainer.step == 10 and steps(tmp_path)[-1] == "step-00000010"
     assert same(run.now(), run.weights[8])
-    again = Run(tmp_path, lambda trainer: Scored(metric_value=1.0, numbers={}))
+    again = Run(tmp_path, lambda trainer: EvalResult(metric_value=1.0, numbers={}))
     told = Told()
-    assert again.fit(told, patience=3) == Fitted(why="patience", best_step=8, best=0.3, last=0.2, resumed_from=10)
+    assert again.fit(told, patience=3) == Fitted(
+        stop_reason="early_stopping", best_step=8, best=0.3, last=0.2, resumed_from=10
+    )
     assert told.steps == [] and same(again.now(), run.now())
-    more = Run(tmp_path, lambda trainer: Scored(metric_value=next(scores), numbers={}))
-    assert more.fit(patience=0) == Fitted(why="done", best_step=12, best=0.9, last=0.9, resumed_from=10)
+    more = Run(tmp_path, lambda trainer: EvalResult(metric_value=next(scores), numbers={}))
+    assert more.fit(patience=0) == Fitted(stop_reason="completed", best_step=12, best=0.9, last=0.9, resumed_from=10)
 
 
 TIED = {  # main number and tie of six evaluations, at steps 2 to 12; the best one
@@ -180,12 +182,12 @@ def test_equal_evaluations_are_ranked_by_the_tie_and_then_the_later_step(
 ) -> None:
     scores, best = TIED[case]
 
-    def score(trainer: Trainer) -> Scored:
+    def score(trainer: Trainer) -> EvalResult:
         main, tie = scores[trainer.step // 2 - 1]
-        return Scored(metric_value=main, tie=tie, numbers={})
+        return EvalResult(metric_value=main, tie=tie, numbers={})
 
     if stopped:  # what decides is in the checkpoint
-        assert Run(tmp_path, score).fit(Told(stop=9)).why == "asked"
+        assert Run(tmp_path, score).fit(Told(stop=9)).stop_reason == "interrupted"
     run = Run(tmp_path, score)
     end = run.fit()
     assert (end.best_step, end.best, end.last) == (best, scores[best // 2 - 1][0], scores[-1][0])
@@ -194,15 +196,15 @@ def test_equal_evaluations_are_ranked_by_the_tie_and_then_the_later_step(
 
 
 def test_a_better_tie_does_not_reset_patience(tmp_path: Path) -> None:
-    run = Run(tmp_path, lambda trainer: Scored(metric_value=0.5, tie=trainer.step, numbers={}))
+    run = Run(tmp_path, lambda trainer: EvalResult(metric_value=0.5, tie=trainer.step, numbers={}))
     end = run.fit(patience=2)
-    assert (end.why, end.best_step, run.trainer.step) == ("patience", 6, 6)
+    assert (end.stop_reason, end.best_step, run.trainer.step) == ("early_stopping", 6, 6)
 
 
 def test_the_last_weights_are_handed_over_where_others_become_the_model(tmp_path: Path) -> None:
     for name, steps, load_best in (("early", [3, 2, 1], True), ("late", [1, 2, 3], True), ("last", [3, 2, 1], False)):
         scores, seen = iter(steps), []
-        run = Run(tmp_path / name, lambda trainer, scores=scores: Scored(metric_value=next(scores), numbers={}))
+        run = Run(tmp_path / name, lambda trainer, scores=scores: EvalResult(metric_value=next(scores), numbers={}))
         how = settings({}, {"load_best_at_end": load_best, "eval_every_epochs": 1.0})[1]
         fit(
             run.trainer,
@@ -217,14 +219,14 @@ def test_the_last_weights_are_handed_over_where_others_become_the_model(tmp_path
 
 
 def test_an_evaluation_that_says_nothing_is_refused(tmp_path: Path) -> None:
-    run = Run(tmp_path, lambda trainer: Scored(metric_value=math.nan, numbers={}))
+    run = Run(tmp_path, lambda trainer: EvalResult(metric_value=math.nan, numbers={}))
     with pytest.raises(DivergedError, match=r"^step 2: the evaluation gave nan for its metric, so the model is"):
         run.fit()
 
 
 def test_a_loss_that_is_no_number_beside_a_good_score_is_refused(tmp_path: Path) -> None:
     numbers = {"loss": math.nan, "accuracy": 1.0, "perplexity": math.inf, "count": 3}
-    run = Run(tmp_path, lambda trainer: Scored(metric_value=1.0, numbers=numbers))
+    run = Run(tmp_path, lambda trainer: EvalResult(metric_value=1.0, numbers=numbers))
     with pytest.raises(
         DivergedError, match=r"^step 2: the evaluation gave nan for loss and inf for perplexity, so .*optimizer.lr"
     ):
@@ -272,7 +274,7 @@ def test_the_journal_is_on_the_disk_before_a_checkpoint_counts_on_it(
 
     monkeypatch.setattr(Journal, "keep", kept)
     monkeypatch.setattr(Store, "commit", committed)
-    assert Run(tmp_path).fit().why == "done"
+    assert Run(tmp_path).fit().stop_reason == "completed"
     assert len(synced) == 13
 
 
@@ -284,13 +286,18 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
     tmp_path: Path, whole: tuple[Run, Fitted], stop: int
 ) -> None:
     first = Run(tmp_path)
-    assert first.fit(Told(stop=stop)).why == "asked"
+    assert first.fit(Told(stop=stop)).stop_reason == "interrupted"
     assert first.trainer.step == stop and steps(tmp_path)[-1] == f"step-{stop:08d}"
     told = Told()
     second = Run(tmp_path)
     end = second.fit(told)
-    assert (end.resumed_from, end.why, end.best, end.best_step) == (stop, "done", whole[1].best, whole[1].best_step)
-    assert told.steps == list(range(stop + 1, 13)) and told.texts == [f"going on after step {stop}"]
+    assert (end.resumed_from, end.stop_reason, end.best, end.best_step) == (
+        stop,
+        "completed",
+        whole[1].best,
+        whole[1].best_step,
+    )
+    assert told.steps == list(range(stop + 1, 13)) and told.texts == [f"resuming after step {stop}"]
     assert left(tmp_path) == left(whole[0].folder)
     assert same(second.now(), whole[0].now())
     third = Run(tmp_path)
@@ -375,7 +382,7 @@ def test_t6_a_run_that_diverges(tmp_path: Path, whole: tuple[Run, Fitted], fault
 def test_t6_steps_that_are_left_out_are_in_the_journal(tmp_path: Path) -> None:
     run = Run(tmp_path, max_nonfinite_steps=1)
     run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS["nan loss"], at=7)
-    assert run.fit().why == "done"
+    assert run.fit().stop_reason == "completed"
     found = [record for record in lines(tmp_path) if "loss" in record]
     assert [record["step"] for record in found if "skipped" in record] == [7]
     assert found[6]["loss"] == "NaN" and found[7]["loss"] < 10
@@ -389,10 +396,10 @@ def test_t10_a_signal_makes_a_checkpoint(tmp_path: Path, whole: tuple[Run, Fitte
     before = {each: signal.getsignal(each) for each in fit_module.SIGNALS}
     run = Run(tmp_path)
     run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS[name], at=6)
-    assert run.fit().why == "asked"
+    assert run.fit().stop_reason == "interrupted"
     assert {each: signal.getsignal(each) for each in fit_module.SIGNALS} == before
     assert run.trainer.step == 5  # the step in which it came is left
-    assert Run(tmp_path).fit().why == "done"
+    assert Run(tmp_path).fit().stop_reason == "completed"
     assert left(tmp_path) == left(whole[0].folder)
 
 
@@ -416,7 +423,9 @@ def test_t10_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
     try:
         run = Run(tmp_path, scores=None)
         run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS["SIGINT"], at=3)
-        assert run.fit(Told(after=lambda step: os.kill(os.getpid(), signal.SIGTERM) if step.number == 5 else None)).why
+        assert run.fit(
+            Told(after=lambda step: os.kill(os.getpid(), signal.SIGTERM) if step.number == 5 else None)
+        ).stop_reason
         assert run.trainer.step == 5 and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
@@ -424,7 +433,7 @@ def test_t10_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", [4, 12])
 def test_t10_a_signal_leaves_an_evaluation(tmp_path: Path, whole: tuple[Run, Fitted], step: int) -> None:
-    def interrupted(trainer: Trainer) -> Scored:
+    def interrupted(trainer: Trainer) -> EvalResult:
         if trainer.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)
@@ -432,52 +441,52 @@ def test_t10_a_signal_leaves_an_evaluation(tmp_path: Path, whole: tuple[Run, Fit
 
     started = time.monotonic()
     run = Run(tmp_path, interrupted)
-    assert run.fit().why == "asked"
+    assert run.fit().stop_reason == "interrupted"
     assert time.monotonic() - started < 30
     assert run.trainer.step == step and steps(tmp_path)[-1] == f"step-{step:08d}"
     assert lines(tmp_path)[-1]["step"] == step and "loss" in lines(tmp_path)[-1]
     told = Told()
     end = Run(tmp_path).fit(told)
     assert told.scores[0][0] == step  # it is made good before anything else
-    assert (end.why, end.best_step, end.resumed_from) == ("done", whole[1].best_step, step)
+    assert (end.stop_reason, end.best_step, end.resumed_from) == ("completed", whole[1].best_step, step)
     assert left(tmp_path) == left(whole[0].folder)
 
 
 def test_t10_a_signal_before_an_evaluation_leaves_it_out(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
     run = Run(tmp_path)
-    assert run.fit(Told(stop=6)).why == "asked"
+    assert run.fit(Told(stop=6)).stop_reason == "interrupted"
     assert 6 not in run.weights
-    assert Run(tmp_path).fit().why == "done"
+    assert Run(tmp_path).fit().stop_reason == "completed"
     assert left(tmp_path) == left(whole[0].folder)
 
 
 def test_t10_a_signal_at_the_very_end_is_heard(tmp_path: Path) -> None:
     """What would come next, another seed or an evaluation, does not begin; all of the run is there."""
     run = Run(tmp_path, scores=None)
-    assert run.fit(Told(stop=12)).why == "asked"
+    assert run.fit(Told(stop=12)).stop_reason == "interrupted"
     again = Run(tmp_path, scores=None)
-    assert again.fit().why == "done" and again.trainer.step == run.trainer.step == 12
+    assert again.fit().stop_reason == "completed" and again.trainer.step == run.trainer.step == 12
 
 
 def test_t10_a_signal_where_patience_ends_is_heard(tmp_path: Path) -> None:
     scores = iter([0.3, 0.2])
-    run = Run(tmp_path, lambda trainer: Scored(metric_value=next(scores), numbers={}))
+    run = Run(tmp_path, lambda trainer: EvalResult(metric_value=next(scores), numbers={}))
 
     class Late(Told):
-        def scored(self, step: int, scored: Scored, best: bool) -> None:
+        def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
             run.trainer.stopping = not best
 
-    assert run.fit(Late(), patience=1).why == "asked"
-    again = Run(tmp_path, lambda trainer: Scored(metric_value=1.0, numbers={}))
-    assert again.fit(patience=1).why == "patience" and again.trainer.step == run.trainer.step
+    assert run.fit(Late(), patience=1).stop_reason == "interrupted"
+    again = Run(tmp_path, lambda trainer: EvalResult(metric_value=1.0, numbers={}))
+    assert again.fit(patience=1).stop_reason == "early_stopping" and again.trainer.step == run.trainer.step
 
 
 def test_t10_a_signal_before_the_first_step(tmp_path: Path, whole: tuple[Run, Fitted]) -> None:
     run = Run(tmp_path)
     run.trainer.stopping = True
-    assert run.fit() == Fitted(why="asked", best_step=0, best=None, last=None, resumed_from=0)
+    assert run.fit() == Fitted(stop_reason="interrupted", best_step=0, best=None, last=None, resumed_from=0)
     assert not (tmp_path / "state").exists()
-    assert Run(tmp_path).fit().why == "done"
+    assert Run(tmp_path).fit().stop_reason == "completed"
     assert left(tmp_path) == left(whole[0].folder)
 
 
@@ -486,7 +495,7 @@ def test_another_thread_is_not_told_of_signals(tmp_path: Path) -> None:
     thread = threading.Thread(target=lambda: ends.append(Run(tmp_path).fit()))
     thread.start()
     thread.join()
-    assert ends[0].why == "done"
+    assert ends[0].stop_reason == "completed"
 
 
 # -- T17 ----------------------------------------------------------------------------------------------------------
@@ -538,7 +547,7 @@ def test_t17_no_clock_that_can_jump_is_asked(tmp_path: Path, monkeypatch: pytest
         raise AssertionError("the time of day was asked for")
 
     monkeypatch.setattr(time, "time", jumped)
-    assert Run(tmp_path).fit(checkpoint_every_minutes=1e-9).why == "done"
+    assert Run(tmp_path).fit(checkpoint_every_minutes=1e-9).stop_reason == "completed"
 
 
 # -- minutes, settings --------------------------------------------------------------------------------------------
@@ -547,7 +556,7 @@ def test_t17_no_clock_that_can_jump_is_asked(tmp_path: Path, monkeypatch: pytest
 def test_minutes_end_on_time_with_an_evaluation(tmp_path: Path) -> None:
     told = Told()
     run = Run(tmp_path, max_steps=None, time_budget=0.005)
-    assert run.fit(told, eval_every_epochs=1000.0).why == "done"
+    assert run.fit(told, eval_every_epochs=1000.0).stop_reason == "completed"
     assert run.trainer.seconds >= 0.3 and told.scores[0][0] == run.trainer.step == told.steps[-1]
     assert json.loads((max((tmp_path / "state").glob("step-*")) / "values.json").read_text())["seconds"] >= 0.3
 

@@ -67,7 +67,7 @@ def ended(nursery: Nursery, job: Job, ranks: int) -> None:
     journal = Path(job.folder) / "journal.jsonl"
     done = [line["step"] for line in records(journal) if "loss" in line] if journal.exists() else []
     assert nursery.run(job, ranks) == [0] * ranks
-    assert {told(job, rank)["why"] for rank in range(ranks)} == {"done"}
+    assert {told(job, rank)["stop_reason"] for rank in range(ranks)} == {"completed"}
     assert told(job)["resumed_from"] >= max(done, default=1) - 1
     assert all(same(weights(job), weights(job, rank)) for rank in range(1, ranks))
     assert not list(Path(job.folder).rglob("*.part"))

@@ -90,7 +90,7 @@ def test_t9_resumed_on_other_numbers_of_ranks(nursery: Nursery, job: Job, tmp_pa
     assert nursery.run(replace(job, folder=str(tmp_path / "whole"))) == [0]
     for size, stop in ((1, 3), (2, 7), (4, 9), (1, 0)):
         assert nursery.run(replace(job, stop=stop), size) == [0] * size
-        assert {told(job, rank)["why"] for rank in range(size)} == {"asked" if stop else "done"}
+        assert {told(job, rank)["stop_reason"] for rank in range(size)} == {"interrupted" if stop else "completed"}
     lines, expected = (
         [json.loads(line) for line in left(folder)["journal"].splitlines()]
         for folder in (job.folder, tmp_path / "whole")
@@ -144,7 +144,7 @@ def test_t10_a_signal_to_one_rank_stops_all_after_the_same_step(
     whole = replace(job, folder=str(tmp_path / "whole"))
     job = replace(job, fault=name, at=6, rank=rank)
     assert nursery.run(whole, 2) == nursery.run(job, 2) == [0, 0]
-    assert [(told(job, each)["why"], told(job, each)["step"]) for each in (0, 1)] == [("asked", 5)] * 2
+    assert [(told(job, each)["stop_reason"], told(job, each)["step"]) for each in (0, 1)] == [("interrupted", 5)] * 2
     assert left(job.folder)["step"] == "step-00000005"
     assert nursery.run(replace(job, fault=""), 2) == [0, 0]
     assert left(job.folder) == left(whole.folder)
@@ -174,7 +174,7 @@ def test_t10_a_signal_leaves_an_evaluation_on_all_ranks(nursery: Nursery, job: J
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
     assert nursery.wait(pids) == [0, 0] and time.monotonic() - started < 30
-    assert [told(job, each)["why"] for each in (0, 1)] == ["asked"] * 2
+    assert [told(job, each)["stop_reason"] for each in (0, 1)] == ["interrupted"] * 2
     assert left(job.folder)["step"] == "step-00000004"
     assert nursery.run(replace(job, fit={"eval_every_epochs": 1.0}), 2) == [0, 0]
     assert left(job.folder) == left(whole.folder)
@@ -195,7 +195,7 @@ def test_t14_all_ranks_make_their_micro_batches_smaller(nursery: Nursery, job: J
     assert told(whole)["budget"] == told(whole, 1)["budget"] < 40
     stopped = replace(whole, folder=job.folder)
     assert nursery.run(replace(stopped, stop=7), 2) == [0, 0]
-    assert told(stopped)["why"] == "asked"
+    assert told(stopped)["stop_reason"] == "interrupted"
     assert nursery.run(replace(stopped, fault=""), 2) == [0, 0]
     assert left(stopped.folder) == left(whole.folder)
 
@@ -392,5 +392,5 @@ def test_t10_torchrun_that_is_told_to_end(nursery: Nursery, job: Job, tmp_path: 
     started = time.monotonic()
     process.communicate(timeout=60)
     assert time.monotonic() - started < 30
-    assert [told(job, rank)["why"] for rank in (0, 1)] == ["asked", "asked"]
+    assert [told(job, rank)["stop_reason"] for rank in (0, 1)] == ["interrupted", "interrupted"]
     assert told(job)["step"] == told(job, 1)["step"] == int(left(job.folder)["step"][5:]) >= 9

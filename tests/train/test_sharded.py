@@ -83,7 +83,7 @@ def test_t9_parts_of_other_numbers_of_ranks(nursery: Nursery, tmp_path: Path, si
         assert nursery.run(replace(job, stop=stop), size) == [0] * size, told(job)
         layout = list((tmp_path / "run" / "state").glob("step-*/layout.json"))
         assert len(layout) > 0 or size == 1
-        assert {told(job, rank)["why"] for rank in range(size)} == {"asked" if stop else "done"}
+        assert {told(job, rank)["stop_reason"] for rank in range(size)} == {"interrupted" if stop else "completed"}
     assert told(job)["resumed_from"] == 3
     assert losses(job.folder) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
     assert distance(weights(job), expected) < 1e-5

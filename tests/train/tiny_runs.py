@@ -33,7 +33,7 @@ from heedful.tasks.classify import Classify
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import Task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
-from heedful.train.fit import FitSettings, Scored
+from heedful.train.fit import EvalResult, FitSettings
 from heedful.train.loop import Step, Trainer, TrainSettings
 from heedful.train.ranks import ALONE, Ranks
 
@@ -160,10 +160,10 @@ def trainer(task: str = "classify", dropout: float = 0.1, ranks: Ranks = ALONE, 
     return Trainer(loaded, objective, samples, settings(train, {})[0], ranks)
 
 
-def wave(trainer: Trainer) -> Scored:
+def wave(trainer: Trainer) -> EvalResult:
     """The best is at step 7, or beside it; it depends on the weights too."""
     score = -abs(trainer.step - 7) + trainer.loaded.named()["embedding.norm.bias"].sum().item()
-    return Scored(metric_value=score, numbers={"score": score})
+    return EvalResult(metric_value=score, numbers={"score": score})
 
 
 class Spy(Objective):
