@@ -87,5 +87,5 @@ def test_ctrl_c_before_there_are_steps(capsys: pytest.CaptureFixture[str], quiet
     progress = Progress(quiet=quiet)
     progress.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     progress.__exit__(ValueError, ValueError(), None)
-    said = "" if quiet else "interrupted; what was made is kept, and the same command goes on from there.\n"
+    said = "" if quiet else "interrupted; finished work is kept, and the same command resumes.\n"
     assert capsys.readouterr() == ("", said)
