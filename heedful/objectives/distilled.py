@@ -40,7 +40,7 @@ class Known(NamedTuple):
     target: Any  # the task's own
     number: int
     labelled: bool
-    share: float  # in a soft loss: 1 / windows
+    share: float  # in a kd term: 1 / windows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,9 +67,9 @@ class Relations:
 class Losses:
     """What is learned of the teacher, and what of labels; what weighs 0 is left out."""
 
-    soft: float = 1.0
+    kd: float = 1.0  # weight of the term over soft labels
     temperature: float = 2.0
-    hard: float = 1.0
+    label: float = 1.0  # weight of the term over labels
     states: tuple[States, ...] = ()
     relations: tuple[Relations, ...] = ()
 
@@ -87,8 +87,8 @@ class Asked(NamedTuple):
     samples: Sequence[Sample]  # the task's
     numbers: list[int]
     keys: list[int]
-    hard: Tensor  # what each target of the task weighs: 0 without a label
-    soft: Tensor  # what each target of the soft loss weighs
+    label: Tensor  # what each target of the task weighs: 0 without a label
+    kd: Tensor  # what each target of the kd term weighs
     sizes: list[int]  # scores of each sample
     rows: Tensor | None  # what each row weighs in losses of states and relations: 0 where it only fills up; None: 1
 
@@ -105,7 +105,7 @@ class Distilled(Pretext):
     project: nn.ModuleDict  # maps of the student's states to the teacher's width, where these differ
     group: int = 1  # samples whose vectors are compared; 1: vectors are compared with the teacher's own
     classes: int | None = None  # of a vocabulary: the scores that are compared, which both have; none: all
-    first: Literal["soft", "hard"] = "soft"  # the term that is named first
+    first: Literal["kd", "label"] = "kd"  # the term that is named first
 
     @property
     def together(self) -> int:  # type: ignore[override]
@@ -129,12 +129,12 @@ class Distilled(Pretext):
 
     @cached_property
     def _weights(self) -> list[tuple[str, float]]:
-        found = [("soft", self.losses.soft), ("hard", self.losses.hard)]
-        if self.first == "hard":
+        found = [("kd", self.losses.kd), ("label", self.losses.label)]
+        if self.first == "label":
             found = found[::-1]
-        found = [each for each in found if each[1] > 0 or (each[0], self.first) == ("hard", "hard")]
+        found = [each for each in found if each[1] > 0 or (each[0], self.first) == ("label", "label")]
         inside: list[States | Relations] = [*self.losses.states, *self.losses.relations]
-        at = 0 if not found or (found[0][0] == "hard" and self.first == "soft") else 1
+        at = 0 if not found or (found[0][0] == "label" and self.first == "kd") else 1
         return [*found[:at], *((str(number), each.weight) for number, each in enumerate(inside)), *found[at:]]
 
     def prepared(self, samples: Sequence[Sample], owners: Sequence[int], labelled: Sequence[bool]) -> list[Sample]:
@@ -155,21 +155,21 @@ class Distilled(Pretext):
         sizes = scored(plain, batch, self.kind)
         each = torch.tensor(sizes) if len(batch.weights) != len(plain) else torch.ones(len(plain), dtype=torch.long)
         labelled = torch.tensor([float(one.labelled) for one in known])
-        hard = batch.weights * labelled.repeat_interleave(each)
+        label = batch.weights * labelled.repeat_interleave(each)
         asked = Asked(
             samples=plain,
             numbers=[one.number for one in known],
             keys=list(keys),
-            hard=hard,
-            soft=self._soft_weights(known, batch, sizes),
+            label=label,
+            kd=self._kd_weights(known, batch, sizes),
             sizes=sizes,
             rows=_without_filler(plain),
         )
         rows = float(batch.packed.bounds[-1]) if asked.rows is None else _total(asked.rows)
-        count = {"soft": _total(asked.soft), "hard": _total(hard)}
+        count = {"kd": _total(asked.kd), "label": _total(label)}
         return replace(batch, words=asked, counts=tuple(count.get(name, rows) for name, _ in self._weights))
 
-    def _soft_weights(self, known: Sequence[Known], batch: Batch, sizes: Sequence[int]) -> Tensor:
+    def _kd_weights(self, known: Sequence[Known], batch: Batch, sizes: Sequence[int]) -> Tensor:
         """Of each target: a window counts 1 / windows, a word or a hidden token 1, each vector 1."""
         fits = torch.tensor([float(self.pairing.fits(one.number)) for one in known])
         shares = torch.tensor([one.share for one in known])
@@ -189,20 +189,20 @@ class Distilled(Pretext):
         inside: list[States | Relations] = [*self.losses.states, *self.losses.relations]
         found = []
         for name, _ in self._weights:
-            if name == "soft":
+            if name == "kd":
                 losses = self._softened(scores[..., : self.classes], theirs, batch)
-                found.append(Term("soft", losses, None, asked.soft.to(losses)))
-            elif name == "hard":
-                found.append(self._hard(loaded, rows, scores, batch))
+                found.append(Term("kd", losses, None, asked.kd.to(losses)))
+            elif name == "label":
+                found.append(self._label_term(loaded, rows, scores, batch))
             else:
                 found.append(self._inside(int(name), inside[int(name)], mine, theirs, batch))
         return tuple(found)
 
     @property
     def _asks(self) -> bool:
-        return any(name != "hard" for name, _ in self._weights)
+        return any(name != "label" for name, _ in self._weights)
 
-    def _hard(self, loaded: Loaded, rows: Tensor | None, scores: Tensor, batch: Batch) -> Term:
+    def _label_term(self, loaded: Loaded, rows: Tensor | None, scores: Tensor, batch: Batch) -> Term:
         losses = self.learner.lost(scores, batch)
         if isinstance(loaded.head, ReadClasses):
             assert rows is not None  # `look` gives them for such a head
@@ -210,7 +210,7 @@ class Distilled(Pretext):
         right = None
         if not torch.is_grad_enabled() and self.kind == "masked":
             right = scores.argmax(-1) == batch.targets
-        return Term("mlm" if self.kind == "masked" else "hard", losses, right, batch.words.hard.to(losses))
+        return Term("mlm" if self.kind == "masked" else "label", losses, right, batch.words.label.to(losses))
 
     def _said(self, asked: Asked, scores: Tensor) -> dict[str, Tensor]:
         """What the teacher says of the samples of the batch, end to end."""
@@ -233,7 +233,7 @@ class Distilled(Pretext):
         return found
 
     def _softened(self, scores: Tensor, theirs: dict[str, Tensor], batch: Batch) -> Tensor:
-        """A loss for each target of the soft loss."""
+        """A loss for each target of the kd term."""
         heat, asked = self.losses.temperature, batch.words
         if "ids" in theirs:
             return softened_foremost(scores, theirs["ids"].long(), theirs["scores"].float(), heat)

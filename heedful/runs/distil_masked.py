@@ -261,7 +261,7 @@ class _Student(Run):
             ask=self._ask(teacher, samples),
             pairing=Pairing(same=True, theirs=[(n,) for n in range(sum(map(len, samples)))], words=None),
             project=maps(losses, widths, mixed(self.settings.train.seed, PROJECT)),
-            first="hard",
+            first="label",
             classes=both,
         )
         starts = [sum(map(len, samples[:number])) for number in range(len(samples))]

@@ -88,7 +88,7 @@ class Planned:
 
 def _why(settings: FinetuneSettings) -> str:
     train = settings.train
-    return f"{train.duration}, batches of {train.batch_size}, rate {train.optimizer.lr:g}, {settings.seeds} seeds"
+    return f"{train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}, {settings.seeds} seeds"
 
 
 def prepare(

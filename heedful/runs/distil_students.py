@@ -246,9 +246,9 @@ def losses_of(asked: LossSettings, student: Loaded, teacher: Loaded) -> Losses:
         if asked.relations is not None:
             relations = _relations(asked.relations, *stacks)
     return Losses(
-        soft=asked.kd_weight,
+        kd=asked.kd_weight,
         temperature=asked.temperature,
-        hard=asked.label_weight,
+        label=asked.label_weight,
         states=tuple(states),
         relations=relations,
     )

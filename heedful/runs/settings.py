@@ -273,7 +273,7 @@ def summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str] = ()) -
     smoothing = (
         f", label smoothing {settings.task.label_smoothing:g}" if isinstance(settings.task, Seq2SeqSettings) else ""
     )
-    said = f"{why}: {train.duration}, batches of {train.batch_size}, rate {train.optimizer.lr:g}{smoothing}"
+    said = f"{why}: {train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}{smoothing}"
     return said + (f"; set by hand: {', '.join(by_hand)}" if by_hand else "")
 
 

@@ -134,9 +134,9 @@ TASKS: dict[str, tuple[str, Kind, Callable[..., Any], Any]] = {  # folder, kind,
     "masked": ("masked", "masked", lambda **k: Masked(tokenizer=k["tokenizer"]), None),
 }
 EVERYTHING = Losses(
-    soft=1.0,
+    kd=1.0,
     temperature=T,
-    hard=0.0,
+    label=0.0,
     states=(
         States(weight=1.0, how="mse", pairs=((0, 0), (1, 1))),
         States(weight=1.0, how="cosine", pairs=((2, 2),)),
@@ -212,7 +212,7 @@ def test_means_are_over_tokens_and_labels_of_the_step(folders: Callable[[str], P
     """Each term is divided by its own count: of words, of rows, of samples that have a label."""
     teacher = load(folders("tag"))
     student = cut(teacher, LayersStudent(layers=1))
-    losses = replace(EVERYTHING, hard=0.5, states=(States(weight=2.0, how="cosine", pairs=((1, 2),)),), relations=())
+    losses = replace(EVERYTHING, label=0.5, states=(States(weight=2.0, how="cosine", pairs=((1, 2),)),), relations=())
     found, samples = objective("tag", student, teacher, losses)
     batch = found.batch(samples, [1, 2, 3])
     sizes = [len(sample) for sample in samples]
@@ -267,7 +267,7 @@ def test_layers_are_those_of_the_recipe(folders: Callable[[str], Path]) -> None:
 def test_kept_outputs_are_what_the_teacher_says(folders: Callable[[str], Path], tmp_path: Path) -> None:
     """In float32 to rounding; in float16 within 2^-11 of each number. A part that is missing is made anew."""
     teacher = load(folders("single"))
-    losses = replace(EVERYTHING, states=(EVERYTHING.states[0],), hard=1.0)
+    losses = replace(EVERYTHING, states=(EVERYTHING.states[0],), label=1.0)
     student = cut(teacher, LayersStudent(layers=2))
     with torch.no_grad():
         for parameter in student.parameters():
@@ -303,8 +303,8 @@ def test_how_far_the_teacher_is_is_told_now_and_then(
     monkeypatch.setattr(outputs.time, "monotonic", lambda: now.append(now[-1] + 20) or now[-1])
     teacher = load(folders("single"))
     student = cut(teacher, LayersStudent(layers=1))
-    live, _ = objective("classify", student, teacher, Losses(soft=1.0))
-    asked = Teacher(teacher, live.learner, "classes", Losses(soft=1.0).wanted(1))
+    live, _ = objective("classify", student, teacher, Losses(kd=1.0))
+    asked = Teacher(teacher, live.learner, "classes", Losses(kd=1.0).wanted(1))
     made(tmp_path / "outputs", asked, samples_of("classify", 1) * 3, Form(), {"weights": "x"}, log=told.append)
     assert told[0] == "the teacher reads 10 samples, once; what it says is kept"
     assert told[1:] == ["the teacher has read 2 of 10", "the teacher has read 6 of 10"]
@@ -396,10 +396,11 @@ def test_labels_are_learned_in_a_step_of_which_the_teacher_says_nothing(folders:
     """The count is that of the first term that has targets."""
     teacher = load(folders("tag"))
     student = cut(teacher, LayersStudent(layers=1))
-    found, samples = objective("tag", student, teacher, Losses(soft=1.0, hard=0.5))
+    found, samples = objective("tag", student, teacher, Losses(kd=1.0, label=0.5))
     found = replace(found, pairing=Pairing(same=False, theirs=[()] * 3, words=[None] * 3))
     batch = found.batch(samples, [1, 2, 3])
     assert batch.counts == (0.0, 4.0)
     loss, (soft, hard) = found.loss(student, batch), found.terms(student, batch)
+    assert (soft.name, hard.name) == ("kd", "label")
     assert float(soft.sum.detach()) == 0 and loss.count == 4 and float(hard.sum.detach()) > 0
     assert math.isclose(float(loss.sum.detach()), 0.5 * float(hard.sum.detach()), rel_tol=1e-6)

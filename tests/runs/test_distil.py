@@ -509,7 +509,7 @@ def test_names_go_over_a_recipe_and_the_teacher_is_named_once(tmp_path: Path) ->
 def test_tinyberts_losses_are_of_every_layer(tmp_path: Path) -> None:
     teacher = load(make(tmp_path / "teacher", "single"))
     losses = losses_of(foresee(overrides_of("x", loss="tinybert")).loss, teacher, teacher)
-    assert [each.pair for each in losses.relations] == [(0, 0), (1, 1)] and losses.hard == 0
+    assert [each.pair for each in losses.relations] == [(0, 0), (1, 1)] and losses.label == 0
     assert [each.weight for each in losses.relations] == [0.5, 0.5]
     assert losses.states[0].pairs == ((0, 0), (1, 1), (2, 2))
 

@@ -166,7 +166,7 @@ def test_tags_of_which_the_teacher_says_nothing() -> None:
     given: Any = {"learner": None, "ask": ask, "project": torch.nn.ModuleDict()}
     found = Distilled(kind="tokens", losses=Losses(), pairing=pairing, **given)
     none = torch.ones(0)
-    asked = Asked(samples=(), numbers=[0, 1], keys=[0, 0], hard=none, soft=none, sizes=[2, 2], rows=None)
+    asked = Asked(samples=(), numbers=[0, 1], keys=[0, 0], label=none, kd=none, sizes=[2, 2], rows=None)
     with OneDevice():  # type: ignore[no-untyped-call]
         said = found._said(asked, torch.ones(4, 3, device=META))
     assert said["scores"].shape == (4, 3) and said["scores"].is_meta

@@ -72,7 +72,7 @@ def test_defaults_follow_from_the_size(examples: int, epochs: int, batch: int, e
     )
     assert found.train.optimizer.lr == 5e-5
     encoder = "a trained model 768 wide"
-    said = f"defaults for {examples:,} examples and {encoder}: {epochs} epochs, batches of {batch}, rate 5e-05"
+    said = f"defaults for {examples:,} examples and {encoder}: {epochs} epochs, batches of {batch}, lr 5e-05"
     assert summary(found, why) == said
     for width, rate in ((256, 2e-4), (384, 1e-4), (1024, 4e-5)):
         assert defaults("classify", examples, fresh=False, width=width)[0].train.optimizer.lr == rate
@@ -112,7 +112,7 @@ def test_what_was_set_by_hand_is_said(tmp_path: Path) -> None:
     usual, why = defaults("classify", 600, fresh=True)
     resolved = resolve(overrides, usual)
     assert summary(resolved.settings, why, tuple(resolved.given)) == (
-        "defaults for 600 examples and a fresh encoder: 9 steps, batches of 5, rate 0.001; "
+        "defaults for 600 examples and a fresh encoder: 9 steps, batches of 5, lr 0.001; "
         "set by hand: train.batch_size, train.optimizer.lr, train.max_steps"
     )
 
