@@ -62,14 +62,18 @@ def read(cls: type[Settings], data: object, *, source: str | Callable[[Sequence[
         settings: Settings = _adapter(cls).validate_python(plain)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as error:
         problems = list(islice(_problems(cls, plain, error), MOST_PROBLEMS + 1))
-        lines = [f"{origin}: {text}" if (origin := source_of(path)) else text for path, text in problems]
+        lines = [
+            f"{origin}: {text}" if (origin := source_of(path) or source_of(path[:-1])) else text
+            for path, text in problems
+        ]
         if len(lines) > MOST_PROBLEMS:
             origin = source_of(problems[-1][0])
             lines[MOST_PROBLEMS:] = [f"{origin}: and more" if origin else "and more"]
         path = problems[0][0]
+        source = source_of(path) or source_of(path[:-1])
         message = "\n".join(dict.fromkeys(lines))
         code = "unknown" if error.errors(include_url=False)[0]["type"] == "extra_forbidden" else "invalid"
-        raise SettingError(message, path=named(path) if path else "", source=source_of(path), code=code) from None
+        raise SettingError(message, path=named(path) if path else "", source=source, code=code) from None
     return settings
 
 
@@ -297,7 +301,7 @@ def _problems(cls: type[Any], plain: Any, error: ValidationError) -> Iterator[tu
             key = cut(str(each["loc"][-1]))
             yield (*path, key), f"{named((*path, key))} is not a setting{did_you_mean(key, names) or known}"
         elif wrong:  # from __post_init__
-            yield path, f"{name}: {wrong}" if place else f"{wrong}"
+            yield _field_of_message(kind, place, str(wrong))
         elif each["type"].startswith("union_tag") and isinstance(value, dict):
             kinds = [tag.removeprefix(_MARK) for tag in _by_kind(get_args(kind))[0]]
             given = f"is {shown(value['kind'])}" if "kind" in value else "is missing"
@@ -307,6 +311,16 @@ def _problems(cls: type[Any], plain: Any, error: ValidationError) -> Iterator[tu
         else:
             given = "is missing" if value is dataclasses.MISSING else f"is {shown(value)}"
             yield path, f"{name} {given}, expected {_expected(kind)}"
+
+
+def _field_of_message(kind: Any, place: Sequence[str | int], message: str) -> tuple[tuple[str | int, ...], str]:
+    """The path and the text of an error of __post_init__, whose message begins with the field that is wrong."""
+    tables = _by_kind(get_args(kind))[0].values() if _is_union(kind) else [kind]
+    field, _, rest = message.partition(" ")
+    if any(field == each.name for table in tables for each in _fields(table)) and rest.startswith(("is ", "would ")):
+        path = (*place, field)
+        return path, f"{named(path)} {rest}"
+    return tuple(place), f"{named(place)}: {message}" if place else message
 
 
 def _locate(cls: Any, value: Any, loc: Sequence[str | int]) -> tuple[list[str | int], Any, Any]:

@@ -159,7 +159,7 @@ def test_the_models_own_config_is_read() -> None:
         ({"name": "a", "stack": {"layers": "3"}}, 'stack.layers is "3", expected a whole number'),
         ({"name": "a", "stack": {"layers": 3.0}}, "stack.layers is 3.0, expected a whole number"),
         ({"name": "a", "stack": {"layers": True}}, "stack.layers is true, expected a whole number"),
-        ({"name": "a", "stack": {"layers": 0}}, "stack: layers is 0, expected at least 1"),
+        ({"name": "a", "stack": {"layers": 0}}, "stack.layers is 0, expected at least 1"),
         ({"name": "a", "stack": {"layers": 1, "rate": "0.1"}}, 'stack.rate is "0.1", expected a number'),
         ({"name": "a", "stack": {"layers": 1, "rate": True}}, "stack.rate is true, expected a number"),
         ({"name": "a", "stack": 3}, 'stack is 3, expected a table of layers, rate or "none"'),

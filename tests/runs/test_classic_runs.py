@@ -256,8 +256,8 @@ def test_wrong_wishes(tmp_path: Path) -> None:
         with pytest.raises(HeedfulError, match=message):
             tune("classify", files, tmp_path / "run", settings)
     for settings, message in (
-        (CLASSIC, "init: words would change nothing: the rows of"),
-        ({"init.kind": "classic", "init.skipgram_steps": 3}, "init: skipgram_steps would change nothing: the rows of"),
+        (CLASSIC, "init.words would change nothing: the rows of"),
+        ({"init.kind": "classic", "init.skipgram_steps": 3}, "init.skipgram_steps would change nothing: the rows of"),
     ):
         with pytest.raises(HeedfulError, match=message):
             tune("classify", files, tmp_path / "run", settings, model=ENCODER)

@@ -144,6 +144,13 @@ def test_a_refused_value_is_reported_with_its_path_and_its_source(tmp_path: Path
     assert (error.path, error.source) == ("seeds", "--seeds none")
 
 
+@pytest.mark.parametrize("assignments", [("epochs=0", "lr=0.1"), ("lr=0.1", "epochs=0")])
+def test_a_value_that_its_table_refuses_is_reported_with_its_own_source(assignments: tuple[str, ...]) -> None:
+    error = refused("invalid", assignments=assignments)
+    assert (error.path, error.source) == ("train.epochs", "epochs=0")
+    assert str(error).startswith("epochs=0: train.epochs is 0")
+
+
 def test_python_values_may_be_dataclasses_paths_and_nested_tables() -> None:
     train = replace(USUAL.train, batch_size=7)
     assert resolved(values={"train": train}).settings.train == train
@@ -151,7 +158,7 @@ def test_python_values_may_be_dataclasses_paths_and_nested_tables() -> None:
     assert resolved(values={"init.model": Path("a")}).settings.init.model == "a"
     assert (
         refused("invalid", values={"train": TrainSettings(epochs=1.0, batch_size=7), "fit": {"patience": -1}}).path
-        == "fit"
+        == "fit.patience"
     )
 
 

@@ -427,7 +427,7 @@ def test_settings_from_and_to_text() -> None:
         settings.read(Run, {"optimizer": {}}, source="test")
     with pytest.raises(HeedfulError, match=r'schedule.kind is "linea", .*did you mean "linear"'):
         override(given, ["schedule.kind=linea"])
-    with pytest.raises(HeedfulError, match=r"schedule: warmup_ratio is 10.0; expected a share from 0 to 1"):
+    with pytest.raises(HeedfulError, match=r"schedule.warmup_ratio is 10.0; expected a share from 0 to 1"):
         override(given, ["schedule.warmup_ratio=10.0"])
 
 
