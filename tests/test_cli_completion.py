@@ -47,6 +47,16 @@ CASES = [  # what is typed before the tab, and what the line becomes
     ),
     ("heedful serve run --limits.max_batch_t", "heedful serve run --limits.max_batch_tokens "),
     ("heedful finetune tag exam", "heedful finetune tag example.csv "),
+    ("heedful finetune classify a.csv train.opt", "heedful finetune classify a.csv train.optimizer."),
+    ("heedful finetune classify a.csv weight_dec", "heedful finetune classify a.csv weight_decay="),
+    ("heedful finetune classify a.csv batch_s", "heedful finetune classify a.csv batch_size="),
+    ("heedful finetune classify a.csv precision=bfl", "heedful finetune classify a.csv precision=bfloat16 "),
+    (
+        "heedful finetune classify a.csv lr=0.1 train.schedule.kind=cos",
+        "heedful finetune classify a.csv lr=0.1 train.schedule.kind=cosine ",
+    ),
+    ("heedful pretrain a.txt tokenizer.vocab_", "heedful pretrain a.txt tokenizer.vocab_size="),
+    ("heedful evaluate exam", "heedful evaluate example.csv "),
     ("heedful finetune tag --recipe exam", "heedful finetune tag --recipe example.csv "),
 ]
 FIRST = "PS1='@g''o@'; heedful() {{ printf '<%s>' \"$@\"; echo; }}; {}; . ./script.{}\n"
@@ -141,6 +151,10 @@ def test_every_option_and_setting_is_in_the_table(verb: str) -> None:
         for word in words:
             if word.startswith("?"):
                 context: Any = command.make_context(verb, [word[1:], "true"], resilient_parsing=True)
+                assert assignments_of(context)
+            if word.startswith("="):
+                assert command.words and not word.startswith("=-")
+                context = command.make_context(verb, [f"{word[1:]}=true"], resilient_parsing=True)
                 assert assignments_of(context)
 
 

@@ -23,7 +23,8 @@ class Row(NamedTuple):
 
     Args:
         word: A verb, an option, or the number of an argument from 1. "?" in front of an option: only offered when
-            some of it has been typed.
+            some of it has been typed. "=" in front of a setting: only offered as NAME=VALUE. Of a command with such
+            rows, settings with a dot and those with "?" are offered as PATH=VALUE too.
         values: Its values, separated by spaces; ANY, or SWITCH in front.
         help: One line.
     """
@@ -42,7 +43,7 @@ def completion(
 ) -> None:
     """Print a completion script for bash, zsh or fish.
 
-    It completes verbs, flags, settings, tasks and recipes. Write it to the file that the shell reads, as in
+    It completes verbs, flags, settings (--PATH VALUE and PATH=VALUE), tasks and recipes. Write it to the file that the shell reads, as in
     heedful completion bash > FILE, or write in ~/.bashrc: source <(heedful completion bash)
 
     bash-completion: ~/.local/share/bash-completion/completions/heedful
@@ -120,7 +121,7 @@ def _options(command: Any) -> Iterator[Row]:
 
 
 def _settings(command: Any, taken: set[str]) -> Iterator[Row]:
-    """Settings of a command by path, and by the end of the path where it is unique."""
+    """Yield settings of a command by path, by the end of the path where it is unique, and as NAME=VALUE."""
     from heedful.data.columns import NAMES
     from heedful.errors import SettingError
     from heedful.runs.describe import describe
@@ -128,6 +129,7 @@ def _settings(command: Any, taken: set[str]) -> Iterator[Row]:
 
     rows: dict[str, Row] = {}
     ends: dict[str, Row] = {}
+    words: dict[str, Row] = {}
     for cls in command.classes():
         for setting in describe(cls):
             path, members = setting.path, get_args(setting.type)
@@ -150,10 +152,12 @@ def _settings(command: Any, taken: set[str]) -> Iterator[Row]:
                 unique = find_setting(cls, setting.name) == path
             except SettingError:
                 continue
-            if unique and "." in path and f"--{setting.name.replace('_', '-')}" not in taken:
-                ends.setdefault(setting.name, Row(f"?--{setting.name}", rows[path].values, f"{path}: {setting.doc}"))
-    yield from rows.values()
-    yield from ends.values()
+            name, is_flag = setting.name, f"--{setting.name.replace('_', '-')}" in taken
+            if unique and "." in path and not is_flag:
+                ends.setdefault(name, Row(f"?--{name}", rows[path].values, f"{path}: {setting.doc}"))
+            if unique and command.words and ("." not in path or is_flag):
+                words.setdefault(name, Row(f"={name}", rows[path].values, f"{path}: {setting.doc}"))
+    yield from (*rows.values(), *ends.values(), *words.values())
 
 
 def _arguments(command: Any) -> list[Row]:

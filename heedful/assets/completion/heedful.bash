@@ -7,6 +7,28 @@ _heedful_table() {
     esac
 }
 
+_heedful_words() { # settings as PATH=VALUE, and files
+    while IFS='|' read -r word values help; do
+        [[ $word == [?=]* || $word == --*.* ]] || continue
+        word=${word#[?=]} word=${word#--}
+        [[ $word == "$cur"* ]] || continue
+        rest=${word#"$cur"}
+        if [[ $rest == *.* ]]; then
+            word=$cur${rest%%.*}.
+        else
+            word+==
+        fi
+        [[ " ${COMPREPLY[*]} " == *" $word "* ]] || COMPREPLY+=("$word")
+    done <<< "$table"
+    (( ${#COMPREPLY[@]} )) || return 0
+    while read -r word; do
+        [[ -d $word ]] && word+=/
+        COMPREPLY+=("$(printf %q "$word")")
+    done < <(compgen -f -- "$cur")
+    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[.=/] ]] && compopt -o nospace 2>/dev/null
+    return 0
+}
+
 _heedful() {
     local cur=${COMP_WORDS[COMP_CWORD]} verb= table word values help rest last= option= wanted= at=0 i
     COMPREPLY=()
@@ -37,13 +59,16 @@ _heedful() {
     fi
     if [[ $wanted ]]; then
         while IFS='|' read -r word values help; do
-            if [[ ${word#\?} == "$wanted" ]]; then
+            if [[ ${word#\?} == "$wanted" || $word == "=$wanted" || ${word#\?} == "--$wanted" ]]; then
                 [[ $values == \** ]] && return 0 # files
                 COMPREPLY=($(compgen -W "${values#-}" -- "$cur"))
-                [[ $wanted == -* ]] && compopt +o default +o bashdefault 2>/dev/null
+                [[ $wanted == [0-9]* ]] || compopt +o default +o bashdefault 2>/dev/null
                 return 0
             fi
         done <<< "$table"
+        if [[ $cur && $wanted == [0-9]* && $table == *$'\n='* ]]; then
+            _heedful_words
+        fi
         return 0
     fi
     while IFS='|' read -r word values help; do

@@ -32,7 +32,12 @@ function __heedful_complete
     end
     set -l wanted ''
     set -l before ''
-    if test -z "$option"; and string match -q -- '--*=*' $cur
+    set -l words_too (string match -- '=*' $rows)
+    if test -z "$option"; and begin
+            string match -q -- '--*=*' $cur; or begin
+                set -q words_too[1]; and string match -q -- '*=*' $cur
+            end
+        end
         set option (string split -m 1 = -- $cur)[1]
         set before "$option="
     end
@@ -44,12 +49,20 @@ function __heedful_complete
     if test -n "$wanted"
         for row in $rows
             set -l columns (string split -m 2 '|' -- $row)
-            if test (string replace -r '^\?' '' -- $columns[1]) = "$wanted"; and not string match -q -- '\**' $columns[2]
+            set -l name (string replace -r '^\?' '' -- $columns[1])
+            if contains -- "$name" "$wanted" "--$wanted" "=$wanted"; and not string match -q -- '\**' $columns[2]
                 for value in (string split -n ' ' -- (string replace -r '^-' '' -- $columns[2]))
                     echo $before$value
                 end
                 return
             end
+        end
+        if test -n "$cur" -a -z "$before"; and set -q words_too[1]; and string match -qr -- '^[0-9]+$' $wanted
+            # settings as PATH=VALUE
+            set -l settings (string replace -rf -- '^(?:[?=]|(?=--[^|]*\.))(?:--)?([^|]*)\|[^|]*\|(.*)' '$1|$2' $rows)
+            set -l start (string escape --style=regex -- $cur)
+            string replace -rf -- "^($start""[^.|]*)\|(.*)" '$1=\t$2' $settings
+            string replace -rf -- "^($start""[^.|]*\.).*" '$1' $settings | sort -u
         end
         __fish_complete_path (string replace -- "$before" '' $cur)
         return

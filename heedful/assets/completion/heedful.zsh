@@ -30,7 +30,7 @@ _heedful() {
             (( ++at ))
         fi
     done
-    if [[ -z $option && $cur == --*=* ]]; then
+    if [[ -z $option && ( $cur == --*=* || ( $cur == *=* && $table == *$'\n='* ) ) ]]; then
         option=${cur%%=*}
         compset -P '*='
     fi
@@ -43,13 +43,29 @@ _heedful() {
     if [[ -n $wanted ]]; then
         for row in $rows; do
             IFS='|' read -r word values help <<< "$row"
-            [[ ${word#\?} == "$wanted" ]] || continue
+            [[ ${word#\?} == "$wanted" || $word == "=$wanted" || ${word#\?} == "--$wanted" ]] || continue
             if [[ $values != \** ]]; then
                 choices=(${=values#-})
                 compadd -- $choices
                 return
             fi
         done
+        if [[ -n $cur && $wanted == <-> && $table == *$'\n='* ]]; then # settings as PATH=VALUE
+            for row in $rows; do
+                word=${row%%\|*}
+                [[ $word == [?=]* || $word == --*.* ]] || continue
+                word=${word#[?=]} word=${word#--}
+                [[ $word == "$cur"* ]] || continue
+                rest=${word#"$cur"}
+                if [[ $rest == *.* ]]; then
+                    item=$cur${rest%%.*}.
+                else
+                    item=$word=
+                fi
+                (( $tables[(Ie)$item] )) || tables+=("$item")
+            done
+            (( $#tables )) && compadd -S '' -- $tables
+        fi
         _files
         return
     fi
