@@ -43,8 +43,8 @@ def completion(
 ) -> None:
     """Print a completion script for bash, zsh or fish.
 
-    It completes verbs, flags, settings (--PATH VALUE and PATH=VALUE), tasks and recipes. Write it to the file that the shell reads, as in
-    heedful completion bash > FILE, or write in ~/.bashrc: source <(heedful completion bash)
+    It completes verbs, flags, settings (--PATH VALUE and PATH=VALUE), tasks and recipes. Write it to the file that the
+    shell reads, as in heedful completion bash > FILE, or write in ~/.bashrc: source <(heedful completion bash)
 
     bash-completion: ~/.local/share/bash-completion/completions/heedful
 
