@@ -37,12 +37,17 @@ TABLES = (
     "vocabulary start start.classic start.transformer start.words start.pieces train.optimiser deadlines more outputs"
 )
 FLAGS = "--bad-rows --beams --for --keep --keep-state --most --out --set --under"
-WORDS = "held_tokens skip_bad_rows keep_state HEEDFUL_PATIENCE HEEDFUL_MEASURE"
+WORDS = "held_tokens skip_bad_rows keep_state soft_loss hard_loss HEEDFUL_PATIENCE HEEDFUL_MEASURE"
 VALUES = "google extract rewrite taught masked+next masked+order calibrated squared"
 KEYS = "badness sooner faster between"
 ROUTES = "/answer /fill /follows /choose /tag"
 VERBS = "extract choose rewrite"
 LOSSES = "soft triple relations"
+HEADS = "classes tokens span choice next masked"
+PROBLEMS = "single multiple"
+KEYWORDS = "watch told tell but among"  # of Python functions
+CLASSES = "Watch"
+REASONS = "asked patience done"
 LEFT_OUT = {  # files that may have them, by the beginning of their path
     "benchmarks/results/": "records of measurements, with the commands of their day",
     "scripts/compare/": "runs the commit of before the renames",
@@ -71,6 +76,11 @@ FORMS = (  # old names, and patterns of what is before and after them
     (f"{VALUES} {KEYS} {ROUTES}", "[\"'`]", "[\"'`]"),
     (VERBS, r"finetune[\"',]* +[\"']?", r"(?![\w-])"),
     (LOSSES, r"--loss[= ]", r"(?!\w)"),
+    (HEADS, r"(?:\bhead=[\"']|--head-kind[= ])", r"(?!\w)"),
+    (PROBLEMS, r"problem(?:_type)?[\"']?\]?(?: ?=?= ?|: )[\"']", r"[\"']"),
+    (KEYWORDS, r"(?<=[(, ])", r"=(?![= ])"),
+    (CLASSES, r"(?<![\w.])", r"(?=[\]),:(]| \|)"),
+    (REASONS, r"(?:stop_reason|why)[\"']?\]?(?: ?[=!]= ?|=)[\"']", r"[\"']"),
 )
 
 
@@ -117,6 +127,13 @@ def test_no_old_name_is_left() -> None:
         ('row["badness"]', "badness"),
         ("POST `/fill`", "/fill"),
         ("heedful finetune choose a.csv", "choose"),
+        ("heedful pretrain a.txt vocabulary.vocabulary=400", "vocabulary.vocabulary"),
+        ('load(folder, head="masked")', "masked"),
+        ('"problem_type": "single"', "single"),
+        ("fit(trainer, watch=None)", "watch"),
+        ("class Progress(Watch):", "Watch"),
+        ('assert done.why == "asked"', "asked"),
+        ('line["soft_loss"]', "soft_loss"),
     ],
 )
 def test_an_old_name_is_found(text: str, name: str) -> None:
@@ -133,6 +150,10 @@ def test_an_old_name_is_found(text: str, name: str) -> None:
         "trainer.batch(8)",
         "a choose b",
         "finetune qa",
+        'load(folder, head="masked_lm")',
+        '"problem_type": "single_label_classification"',
+        "Watch what it does. const told = 1",
+        'end.stop_reason == "completed"',
     ],
 )
 def test_a_name_of_today_is_not(text: str) -> None:
