@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from invented import data, tune
+from reporters import Messages
 
 from heedful import Engine, HeedfulError, load
 from heedful.cli import main
 from heedful.runs import finetune as module
 from heedful.runs.checkpoints import checkpoint, checkpoints, drop_state, extended, undecided
 from heedful.runs.evaluate import evaluate
-from heedful.train.fit import EvalResult, Reporter
+from heedful.train.fit import EvalResult
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -133,17 +134,13 @@ def test_a_dev_split_that_is_too_small_to_choose_is_told(about: Any, interval: A
 
 
 def test_the_sentence_is_in_the_results_and_told(tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-
-    class Told(Reporter):
-        def message(self, text: str) -> None:
-            told.append(text)
+    told = Messages()
 
     with monkeypatch.context() as patch:
         scores = iter((0.51, 0.5, 0.5, 0.5))
         patch.setattr(module, "scored", lambda task, shares: EvalResult(metric_value=next(scores), numbers={}))
-        found = tune("classify", given, tmp_path / "run", MANY, reporter=Told()).results
-    (sentence,) = [each for each in told if each.startswith("dev is too small to choose")]
+        found = tune("classify", given, tmp_path / "run", MANY, reporter=told).results
+    (sentence,) = [each for each in told.messages if each.startswith("dev is too small to choose")]
     assert sentence in found["notes"] and "0.0100 above" in sentence
 
 
@@ -171,18 +168,14 @@ def test_state_behind_a_link_is_emptied(tmp_path: Path) -> None:
 def test_a_finished_run_that_is_trained_further_says_that_the_optimizer_starts_anew(
     tmp_path: Path, given: Path
 ) -> None:
-    told: list[str] = []
-
-    class Told(Reporter):
-        def message(self, text: str) -> None:
-            told.append(text)
+    told = Messages()
 
     run = tmp_path / "run"
     tune("classify", given, run, {"train.epochs": 1})
     with pytest.raises(HeedfulError, match=r"train.epochs was 1.* --model .*: the optimizer starts anew"):
         tune("classify", given, run, {"train.epochs": 2})
-    tune("classify", given, tmp_path / "more", {"train.epochs": 1}, model=run, reporter=Told())
-    assert any("the optimizer and its schedule start anew" in each for each in told)
+    tune("classify", given, tmp_path / "more", {"train.epochs": 1}, model=run, reporter=told)
+    assert any("the optimizer and its schedule start anew" in each for each in told.messages)
     assert not extended(str(run), "tag") and not extended("heedful-mini-en", "classify")
 
 

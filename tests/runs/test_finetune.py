@@ -19,6 +19,7 @@ import pytest
 import torch
 from folders import make, their_logits, theirs
 from invented import as_csv, as_lines, classified, data, tune
+from reporters import Messages
 
 from heedful.checkpoint import load
 from heedful.data import DataSettings, LeaveOut, Scored, read, source_of
@@ -64,16 +65,6 @@ ALWAYS = {
     *("run.lock", "predictions-dev.jsonl", "predictions-test.jsonl", "plots", "model"),
 }
 TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
-
-
-class Told(Reporter):
-    """What was said."""
-
-    def __init__(self) -> None:
-        self.sentences: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.sentences.append(text)
 
 
 @pytest.fixture(autouse=True)
@@ -433,9 +424,9 @@ def about(folder: Path, name: str) -> dict[str, float]:
 
 
 def test_the_batch_that_is_said_is_the_one_that_is_used(tmp_path: Path) -> None:
-    told, given = Told(), data("together", tmp_path / "data")
+    told, given = Messages(), data("together", tmp_path / "data")
     done = tune("embed", given, tmp_path / "run", {"task.group_size": 12, "train.epochs": 1}, reporter=told)
-    assert any("batches of 12," in sentence for sentence in told.sentences)
+    assert any("batches of 12," in sentence for sentence in told.messages)
     assert tomllib.loads((tmp_path / "run/settings.toml").read_text())["train"]["batch_size"] == 12
     assert done.results["seeds"][0]["steps"] == 2, "24 pairs"
     with pytest.raises(HeedfulError, match=r"^train\.batch_size is 8, but an update takes whole groups of 32 pairs"):
@@ -523,14 +514,14 @@ def test_what_was_trained_is_there_before_it_is_measured(
 
 
 def test_an_encoder_is_trained_on_the_spot_and_kept(tmp_path: Path) -> None:
-    told, given = Told(), data("single", tmp_path / "data")
+    told, given = Messages(), data("single", tmp_path / "data")
     tune("classify", given, tmp_path / "run", {"init.mlm_steps": 3, "max_length": 64}, reporter=told)
     kept = load(tmp_path / "run" / "start")
     assert kept.config.head is not None and kept.config.head.kind == "masked_lm" and kept.limit == 64
     assert kept.config.model.encoder is not None and kept.config.model.encoder.layers == 1
     assert any(text.startswith("no model was given: an encoder of ") and "trained on the spot" in text
-               for text in told.sentences)  # fmt: skip
-    assert any(text.startswith("it read ") for text in told.sentences)
+               for text in told.messages)  # fmt: skip
+    assert any(text.startswith("it read ") for text in told.messages)
     model = load(tmp_path / "run")
     assert model.limit == 64 == Engine(model).limit
     assert strict(tmp_path / "run" / "results.json")["base"] == "a small encoder, trained on the spot"
@@ -539,17 +530,17 @@ def test_an_encoder_is_trained_on_the_spot_and_kept(tmp_path: Path) -> None:
 def test_sequences_have_the_length_that_was_asked_for(tmp_path: Path, bare: Path) -> None:
     rows = [row | {"text": row["text"] + " the cat sat on the mat" * (number < 4)} for number, row in
             enumerate(classified(24))]  # fmt: skip
-    given, told = as_csv(tmp_path / "a.csv", rows), Told()
+    given, told = as_csv(tmp_path / "a.csv", rows), Messages()
     done = tune("classify", given, tmp_path / "run", {"max_length": 12}, model=bare, reporter=told)
-    assert "4 training examples are longer than the model reads and are seen in windows" in told.sentences
+    assert "4 training examples are longer than the model reads and are seen in windows" in told.messages
     assert done.results["notes"][1].startswith("4 training examples are longer")
     assert load(tmp_path / "run").limit == 12, "and the model is served as it was trained"
     assert {line["answer"]["windows"] for line in lines(tmp_path / "run" / "predictions-dev.jsonl")} <= {1, 2}
-    told = Told()
+    told = Messages()
     cut = tune(
         "classify", given, tmp_path / "cut", {"max_length": 12, "long_inputs": "truncate"}, model=bare, reporter=told
     )
-    (note,) = (text for text in told.sentences if "cut" in text)
+    (note,) = (text for text in told.messages if "cut" in text)
     assert (
         note.startswith("4 training examples are longer than the model reads and were cut: ")
         and note in cut.results["notes"]
@@ -660,7 +651,7 @@ def test_without_dev(tmp_path: Path) -> None:
 
 
 def test_a_dev_split_that_would_be_empty_is_left_out(tmp_path: Path) -> None:
-    told, given = Told(), as_csv(tmp_path / "a.csv", classified(6))
+    told, given = Messages(), as_csv(tmp_path / "a.csv", classified(6))
     empty = next(
         seed
         for seed in range(100)
@@ -668,7 +659,7 @@ def test_a_dev_split_that_would_be_empty_is_left_out(tmp_path: Path) -> None:
     )
     done = tune("classify", given, tmp_path / "run", {"data.dev_fraction": 0.02, "data.seed": empty}, reporter=told)
     said = "chosen by a hash of their texts, none of the 6 examples would be in it, so all are train"
-    assert f"no dev split can be made: {said}" in told.sentences
+    assert f"no dev split can be made: {said}" in told.messages
     assert done.results["splits"] == {} and f"no dev split can be made: {said}" in done.results["notes"]
 
 
@@ -758,7 +749,7 @@ def test_what_is_set_aside_names_settings_as_the_run_has_them(tmp_path: Path) ->
 
 
 def test_bad_rows_are_set_aside_and_counted(tmp_path: Path) -> None:
-    given, run, told = with_bad_rows(tmp_path / "data"), tmp_path / "run", Told()
+    given, run, told = with_bad_rows(tmp_path / "data"), tmp_path / "run", Messages()
     done = tune("classify", given, run, on_bad_row="skip", reporter=told)
     aside = lines(run / "bad-rows.jsonl")
     assert Counter((Path(row["file"]).name, row["line"]) for row in aside) == {
@@ -768,7 +759,7 @@ def test_bad_rows_are_set_aside_and_counted(tmp_path: Path) -> None:
     assert done.results["data"]["splits"]["test"] == {"examples": 8}
     for name, count in (("train", 2), ("test", 1)):
         assert f"bad rows of {name}.csv that are left out: {count}" in done.results["notes"]
-    assert f"bad rows are set aside in {run / 'bad-rows.jsonl'}" in told.sentences
+    assert f"bad rows are set aside in {run / 'bad-rows.jsonl'}" in told.messages
     assert tune("classify", given, run, on_bad_row="skip").results == done.results, "the same command again"
 
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 from folders import make
 from invented import as_csv, assignments, classified, data, labelled, tune
+from reporters import Messages
 
 import heedful
 from heedful.checkpoint import load
@@ -199,19 +200,17 @@ def test_an_unfinished_run_says_what_goes_on_with_it(tmp_path: Path, steady: tup
 
 def test_a_run_goes_on_in_its_precision_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Begun where products of bfloat16 are fast, and started again by the same command where they are not."""
-    said: list[str] = []
-
-    class Said(Reporter):
-        def message(self, text: str) -> None:
-            said.append(text)
-
+    said = Messages()
     given, run, auto = data("single", tmp_path / "data"), tmp_path / "run", {"train.precision": "auto"}
     monkeypatch.setattr(folder_module, "fast_bfloat16", lambda device: True)
     assert tune("classify", given, run, auto, reporter=Leaves(1)).stop_reason == "interrupted"
     monkeypatch.setattr(folder_module, "fast_bfloat16", lambda device: False)
-    done = tune("classify", given, run, auto, reporter=Said())
+    done = tune("classify", given, run, auto, reporter=said)
     assert (done.stop_reason, done.results["settings"]["train"]["precision"]) == ("completed", "bfloat16")
-    assert f"{run} began with train.precision=bfloat16, and goes on with it, which is slow where there are" in said[0]
+    assert (
+        f"{run} began with train.precision=bfloat16, and goes on with it, which is slow where there are"
+        in said.messages[0]
+    )
     assert tune("classify", given, tmp_path / "new", auto).results["settings"]["train"]["precision"] == "float32"
     with pytest.raises(HeedfulError, match=r"train\.precision was 'bfloat16' and is 'float32' now"):
         tune("classify", given, run, {"train.precision": "float32"})

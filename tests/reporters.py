@@ -1,0 +1,20 @@
+"""Reporters that tests give to runs."""
+
+from __future__ import annotations
+
+from heedful.train.fit import Reporter
+from heedful.train.loop import Step, Trainer
+
+
+class Messages(Reporter):
+    """Keeps messages; interrupts the run after a step."""
+
+    def __init__(self, stop_after: int = 0) -> None:
+        self.messages: list[str] = []
+        self._stop_after = stop_after
+
+    def step(self, step: Step, trainer: Trainer) -> None:
+        trainer.stopping = trainer.stopping or step.number == self._stop_after
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
