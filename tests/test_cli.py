@@ -558,7 +558,7 @@ def test_finetune_without_out_is_called_after_its_data(run: Any, tmp_path: Path,
     for given, name in ((["a.csv"], "tag-a"), (["b/c.d.csv", "x.csv"], "tag-c.d"), (["."], f"tag-{tmp_path.name}")):
         done = run("finetune", "tag", *given)
         assert done.code == 130 and done.out == ""
-        assert done.err == f"stopped; everything is in {name}. The same command goes on from there.\n"
+        assert done.err == f"stopped; everything is in {name}. The same command resumes it.\n"
     assert seen[0] == (Path("a.csv"), "tag-a") and seen[1][0] == [Path("b/c.d.csv"), Path("x.csv")]
 
 

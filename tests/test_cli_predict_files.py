@@ -282,7 +282,7 @@ def test_ctrl_c_keeps_what_is_finished(run: Any, folder: Path, tmp_path: Path) -
             assert process.stdout.readline() == "chunk\n"
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "The same command goes on from there" in err and "Traceback" not in err
+    assert process.returncode == 130 and "The same command resumes it" in err and "Traceback" not in err
     parts = len(list((tmp_path / "out").glob("part-*")))
     assert 1 <= parts < 15 and not list((tmp_path / "out").glob(".part-*"))
     assert run(*command[1:])[0] == 0

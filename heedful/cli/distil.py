@@ -110,7 +110,7 @@ def distil(
             done = run(teacher, given, folder, reporter=reporter, ranks=group, **options)
     if done.stop_reason == "interrupted":
         if group.first:
-            note(f"stopped; everything is in {folder}. The same command goes on from there.")
+            note(f"stopped; everything is in {folder}. The same command resumes it.")
         raise SystemExit(130)
     if not group.first:
         return

@@ -61,7 +61,7 @@ def predict_files(
             done = answer(engine, files, folder, settings, data=data, top_k=top_k, on_progress=told)
         except KeyboardInterrupt:
             parts = parts_folder(folder, settings.format)
-            note(f"stopped: what is finished is in {clean(str(parts))}. The same command goes on from there.")
+            note(f"stopped: what is finished is in {clean(str(parts))}. The same command resumes it.")
             raise SystemExit(130) from None
     if not first:
         return

@@ -106,7 +106,7 @@ def pretrain(
         done = run(settings, folder, on_bad_row=policy, reporter=reporter, ranks=group)
     if done.stop_reason == "interrupted":
         if group.first:
-            note(f"stopped; everything is in {folder}. The same command goes on from there.")
+            note(f"stopped; everything is in {folder}. The same command resumes it.")
         raise SystemExit(130)
     if not group.first:
         return

@@ -71,7 +71,7 @@ def _rows(given: Any, answer: dict[str, Any], top_k: int) -> Iterator[list[str]]
             yield ["score", "none" if score is None else f"{score:.3f}", f"(no answer: {nothing:.3f})"]
         case {"text": _, "complete": _}:
             for each in (answer, *answer.get("others", [])):
-                end = "" if each["complete"] else "(it would go on)"
+                end = "" if each["complete"] else "(not finished)"
                 yield [clean(each["text"]) or "(nothing)", f"{each['log_probability']:.2f}", end]
         case {"similarity": similarity}:
             yield [f"{similarity:.4f}", "cosine of both vectors"]

@@ -35,7 +35,7 @@ def study(
 
     Ends in a table, sentences that say what was seen, a picture and all numbers as JSON. With --toy, the texts that
     studies learn from are written as files that heedful finetune reads: a made-up language to translate, and texts of
-    which order and negation decide the class. A study that was stopped goes on by the same command.
+    which order and negation decide the class. The same command resumes a study that was stopped.
     """
     if toy is not None:
         if name is not None:

@@ -190,7 +190,7 @@ def finetune(
         done = run(task, given, folder, reporter=tracked(progress, track), ranks=group, **options)
     if done.stop_reason == "interrupted":
         if group.first:
-            note(f"stopped; everything is in {folder}. The same command goes on from there.")
+            note(f"stopped; everything is in {folder}. The same command resumes it.")
         raise SystemExit(130)
     if not group.first:
         return

@@ -54,7 +54,7 @@ class Corpus:
         """A finished corpus; a HeedfulError says what is missing or damaged (sizes are checked, not contents)."""
         if not (folder / MANIFEST).is_file():
             unfinished = (folder / PARTS).is_dir()
-            what = "is not finished: build it again with the same files and settings, and it goes on"
+            what = "is not finished: build it again with the same files and settings, and it resumes"
             raise HeedfulError(f"{folder}: {what if unfinished else f'is no corpus: it has no {MANIFEST}'}")
         about = read_json(folder / MANIFEST)
         if about.get("version") != VERSION:

@@ -58,7 +58,7 @@ class Worker:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
         hint = ": there may be too little memory, so give fewer processes or a smaller shard" if code == -9 else ""
         raise HeedfulError(
-            f"a worker {how}, at shard {self.number}{hint}; what is done is kept: call it again, and it goes on"
+            f"a worker {how}, at shard {self.number}{hint}; finished shards are kept: call it again, and it resumes"
         )
 
 

@@ -133,7 +133,7 @@ def predict_files(
     except OSError as error:
         raise HeedfulError(
             f"{output}: answers could not be written: {error.strerror or error}. Mend that and give the same command: "
-            f"parts that are there stay, and it goes on"
+            f"finished parts stay, and it resumes"
         ) from error
     each = found["each"]
     left_out = sorted({name for tally in each for name in tally["left_out"]})

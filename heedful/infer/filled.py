@@ -152,7 +152,7 @@ def _agree(filled: Filled, plan: dict[str, Any]) -> None:
         more = f"; and {len(differing) - 4} more" if differing[4:] else ""
         raise HeedfulError(
             f"{filled.out}: holds answers of another run: {'; '.join(differing[:4])}{more}. Give another folder, or "
-            "the same as then to go on"
+            "the same as then to resume"
         )
 
 

@@ -47,7 +47,7 @@ def extended(model: str, task: str) -> str:
     folder = Path(model)
     if not model or not (folder / RESULTS).is_file() or read_results(folder)["task"] != task:
         return ""
-    return f"training goes on from the weights of the run {model}; the optimizer and its schedule start anew"
+    return f"training starts from the weights of the run {model}; the optimizer and its schedule start anew"
 
 
 def drop_state(folder: Path) -> None:

@@ -248,7 +248,7 @@ def same_teacher(folder: Path, planned: Planned) -> None:
         other = " and ".join(name for name in about if before.get(name) != about[name])
         raise HeedfulError(
             f"{folder} holds a run with another teacher, or other texts ({other} changed). Give another folder with "
-            "--output, or put them back to go on with it"
+            "--output, or put them back to resume it"
         )
 
 

@@ -61,14 +61,14 @@ def explained(folder: Path) -> Iterator[None]:
     except DivergedError as error:
         if _names(folder) <= BEGUN:  # other settings are taken there
             raise
-        more = f"{folder} goes on with the settings that it has: give others another folder with --output"
+        more = f"{folder} resumes with its own settings: for others give another folder with --output"
         raise DivergedError(f"{error}. {more}", error.step) from error
     except (OSError, SafetensorError) as error:
         what, where = getattr(error, "strerror", None) or error, getattr(error, "filename", None)
         raise HeedfulError(
             f"{folder}: the run stopped, since a file could not be written or read: {what}"
             + (f" ({where})" if where else "")
-            + ". Mend that and give the same command: it goes on from its newest checkpoint"
+            + ". Fix that and give the same command: it resumes from its newest checkpoint"
         ) from error
 
 
@@ -108,7 +108,7 @@ def decided(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable[[str
     begun: Precision | None = told[0][1]
     if begun not in (None, usual):
         slow = ", which is slow where there are no instructions for it" if begun == "bfloat16" else ""
-        log(f"{folder} began with train.precision={begun}, and goes on with it{slow}")
+        log(f"{folder} began with train.precision={begun}, and resumes with it{slow}")
     return replace(train, precision=begun or usual)
 
 
@@ -149,7 +149,7 @@ def going_on(folder: Path, settings: Any) -> bool:
             more = f"; to train a finished one further, give --model {folder} too: the optimizer starts anew"
         raise HeedfulError(
             f"{folder} holds a run with other settings: {_differences(before, settings)}. Give another folder with "
-            f"--output, or the same settings to go on with it{more}"
+            f"--output, or the same settings to resume it{more}"
         )
     return True
 
@@ -199,7 +199,7 @@ def begin(
             more = f" and {len(changed) - 5} more" if changed[5:] else ""
             raise HeedfulError(
                 f"{folder} holds a run on other data: {', '.join(changed[:5])}{more} changed. Give another folder with "
-                "--output, or put the data back to go on with it"
+                "--output, or put the data back to resume it"
             )
         return
     if source.sieve.bad:

@@ -364,7 +364,7 @@ class Run:
         if isinstance(self.settings.objective, RtdSettings) and pieces.started is not None:
             place = generator_of(self.settings)
             self.reporter.message(
-                f"the generator in {place} goes on, too"
+                f"the generator in {place} is trained further, too"
                 if place
                 else f"{pieces.started.source} has no generator beside it, so that a new one begins to learn"
             )

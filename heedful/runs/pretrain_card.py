@@ -36,7 +36,7 @@ def text_notes(corpus: Mapping[str, Any]) -> list[str]:
     if several := [f"{gone[name]:,} {what}" for name, what in GONE.items() if gone.get(name)]:
         found.append(f"documents that are left out: {', '.join(several)}")
     if corpus.get("cut"):
-        found.append(f"documents that were cut for their size, and go on as new ones: {corpus['cut']:,}")
+        found.append(f"documents that were split because of their size: {corpus['cut']:,}")
     counts = corpus.get("counts", {})
     if (share := counts.get("unknown", 0) / max(counts.get("tokens", 0), 1)) >= UNKNOWN:
         found.append(f"{100 * share:.1f} % of the tokens stand for what the tokenizer does not know, and is lost")
@@ -62,7 +62,7 @@ def _beside(folder: Path) -> list[list[str]]:
 
 def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
     settings, counts, model = results["settings"], results["corpus"]["counts"], results["model"]
-    base = f", going on from {plain(Path(results['base']).name)}" if results["base"] else ""
+    base = f", further training of {plain(Path(results['base']).name)}" if results["base"] else ""
     numbers = results["splits"]["validation"]["numbers"]
     started = results.get("baseline", {"splits": {}})["splits"].get("validation", {}).get("numbers")
     heads, columns = ["", "validation"], [numbers]

@@ -115,7 +115,7 @@ class Bench:
         self._began = time.monotonic()
         self._found = _Found(plan)
         if self._found.rows:
-            plan.log(f"going on: results so far {len(self._found.rows)}")
+            plan.log(f"resuming: results so far {len(self._found.rows)}")
 
     def left(self, arms: Iterable[str], seed: int) -> list[str]:
         """Those of which nothing is known yet with this seed."""
@@ -218,7 +218,7 @@ def study(name: str, plan: Plan, output_dir: Path) -> Studied:
     try:
         outcome = run(replace(plan, place=output_dir / RUNS, kept=kept))
     except KeyboardInterrupt:
-        plan.log(f"stopped; {'the same command goes on from there' if kept.exists() else 'nothing is kept yet'}.")
+        plan.log(f"stopped; {'the same command resumes it' if kept.exists() else 'nothing is kept yet'}.")
         raise
     seconds = time.monotonic() - began
     about = environment()

@@ -66,7 +66,7 @@ class Journal:
         except OSError as error:
             raise HeedfulError(
                 f"{self.path} cannot be written: {error.strerror or error}. Make it possible, or let the run write "
-                "elsewhere, and start it again: it goes on from its newest checkpoint"
+                "elsewhere, and start it again: it resumes from its newest checkpoint"
             ) from None
 
 

@@ -95,7 +95,7 @@ class Ranks:
             whom = "another one" if self.alive is None else self.alive.missing()
             raise HeedfulError(
                 f"rank {self.rank} waits for {whom}, which has ended, or hangs: {_said(error)}. See what the "
-                "others said; started again, the run goes on from its newest checkpoint"
+                "others said; started again, the run resumes from its newest checkpoint"
             ) from None
 
 

@@ -343,7 +343,7 @@ def test_hidden_tokens_are_distilled_on_text(tmp_path: Path) -> None:
     done = distil(teacher, text, tmp_path / "run", student="layers=1", loss="distilbert", assignments=wishes)
     assert done.results["verdict"]["metric"] == "mlm_accuracy"
     card = (tmp_path / "run" / "model" / "README.md").read_text()
-    assert "Beside its teacher" in card and "going on from 1 of the layers of teacher, taught by teacher:" in card
+    assert "Beside its teacher" in card and "further training of 1 of the layers of teacher, taught by teacher:" in card
     assert "loss.kd_weight = 5.0" in card and "pretrain.max_seq_length = 16" in card and "model.size" not in card
     tensors = [load_file(tmp_path / "run" / each / "model.safetensors") for each in ("start", "model")]
     assert tensors[0].keys() == tensors[1].keys() and any(name.startswith("vocab_transform") for name in tensors[0])

@@ -180,9 +180,7 @@ def test_a_model_is_the_same_however_its_folder_is_written(tmp_path: Path, monke
 def test_an_unfinished_run_says_what_goes_on_with_it(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     given, _ = steady
     assert tune("classify", given, tmp_path / "SST-2", MANY, reporter=Leaves(1)).stop_reason == "interrupted"
-    message = (
-        r"SST-2 is a run that is not finished and has no model yet: the command that began it goes on with it, heedful"
-    )
+    message = r"SST-2 is a run that is not finished and has no model yet: the command that began it resumes it, heedful"
     with pytest.raises(UnfinishedError, match=message):
         heedful.Engine(tmp_path / "SST-2")
     with pytest.raises(UnfinishedError, match=message):
@@ -208,7 +206,7 @@ def test_a_run_goes_on_in_its_precision_on_another_machine(tmp_path: Path, monke
     done = tune("classify", given, run, auto, reporter=said)
     assert (done.stop_reason, done.results["settings"]["train"]["precision"]) == ("completed", "bfloat16")
     assert (
-        f"{run} began with train.precision=bfloat16, and goes on with it, which is slow where there are"
+        f"{run} began with train.precision=bfloat16, and resumes with it, which is slow where there are"
         in said.messages[0]
     )
     assert tune("classify", given, tmp_path / "new", auto).results["settings"]["train"]["precision"] == "float32"
@@ -392,9 +390,7 @@ def test_t10_the_command_goes_on(tmp_path: Path, steady: tuple[Path, Any]) -> No
     process = start(INTERRUPTED, *command(given, tmp_path / "run"))
     out, err = process.communicate(timeout=100)
     assert process.returncode == 130 and not out and "Traceback" not in err
-    assert err.splitlines()[-1] == (
-        f"stopped; everything is in {tmp_path / 'run'}. The same command goes on from there."
-    )
+    assert err.splitlines()[-1] == (f"stopped; everything is in {tmp_path / 'run'}. The same command resumes it.")
     tune("classify", given, tmp_path / "run", MANY)
     assert left(tmp_path / "run") == expected
 
@@ -530,7 +526,7 @@ def test_t6_a_run_that_diverges_after_a_checkpoint_keeps_its_settings(tmp_path: 
         "fit.checkpoint_every_minutes": 0,
     }
     for _ in range(2):
-        with pytest.raises(DivergedError, match=r"run goes on with the settings that it has: .*--output$"):
+        with pytest.raises(DivergedError, match=r"run resumes with its own settings: .*--output$"):
             tune("classify", steady[0], tmp_path / "run", settings)
 
 

@@ -672,7 +672,7 @@ def test_a_generator_goes_on_with_its_model(tmp_path: Path, text: Path) -> None:
     for name, start in (("run", first), ("model", first / "model")):
         seen = Seen()
         go(text, tmp_path / name, "rtd", more | {"train.seed": 5}, model=str(start), reporter=seen)
-        assert f"the generator in {first / 'generator'} goes on, too" in seen.sentences
+        assert f"the generator in {first / 'generator'} is trained further, too" in seen.sentences
         found = load_file(tmp_path / name / "generator" / "model.safetensors")
         assert found.keys() == learned.keys()
         assert all(torch.allclose(found[each], learned[each], atol=1e-6) for each in learned)
@@ -751,7 +751,7 @@ def test_what_became_of_the_text_is_told(tmp_path: Path, known: Path) -> None:
     assert list(corpus["bad_rows"].values()) == [1] and corpus["cut"] == 0
     many = text_notes({"stated": [f"{number}.txt: is empty" for number in range(1000)], "cut": 1200})
     assert len(many) == 22 and many[20] == "and 980 more such sentences, which the corpus's manifest.json has"
-    assert many[21] == "documents that were cut for their size, and go on as new ones: 1,200"
+    assert many[21] == "documents that were split because of their size: 1,200"
 
 
 def test_another_corpus_in_its_place_is_refused(tmp_path: Path, known: Path) -> None:

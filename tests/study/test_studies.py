@@ -68,10 +68,10 @@ def test_what_was_stopped_goes_on(tmp_path: Path, name: str) -> None:
     said.clear()
     with pytest.raises(KeyboardInterrupt):
         study(name, replace(plan, log=stop), tmp_path / "parts")
-    assert said[-1] == "stopped; the same command goes on from there." and whole.files[0].name not in said
+    assert said[-1] == "stopped; the same command resumes it." and whole.files[0].name not in said
     said.clear()
     again = study(name, plan, tmp_path / "parts")
-    assert said[0] == "going on: results so far 2"
+    assert said[0] == "resuming: results so far 2"
     assert len([each for each in said if " seed " in each]) == len(results) - 2
     timed = "ms of a step"
     for one, other in zip(whole.outcome.measures, again.outcome.measures, strict=True):

@@ -212,7 +212,7 @@ def test_t7_the_others_end_and_say_so(nursery: Nursery, job: Job, fault: str, co
     assert codes == [3, code, 3]
     for rank in (0, 2):
         assert told(job, rank)["error"].startswith(LOST.format(rank))
-        assert told(job, rank)["error"].endswith("started again, the run goes on from its newest checkpoint")
+        assert told(job, rank)["error"].endswith("started again, the run resumes from its newest checkpoint")
         assert len(told(job, rank)["error"]) < 300
 
 
