@@ -17,7 +17,7 @@ Nproc = Annotated[
 
 
 def several(count: int, given: Sequence[str]) -> None:
-    """Run the command in so many processes, and end as they do."""
+    """Run the command in several processes; if one fails, exit with its status."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise HeedfulError("--nproc starts processes, but torchrun has started this one already: leave it out")
     from torch.distributed.elastic.multiprocessing.api import SignalException

@@ -370,7 +370,7 @@ def recipe(
 
 
 def show_results(results: dict[str, Any]) -> None:
-    """What a person wants to know first."""
+    """Print the metrics of each split, comparisons and the spread over seeds."""
     from heedful.runs.baseline import comparisons, warning
 
     for split, found in results["splits"].items():

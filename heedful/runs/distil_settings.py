@@ -152,7 +152,7 @@ class RelationsSettings(_Weight):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossSettings:
-    """What each loss weighs, as a mean over its own targets."""
+    """Weights of the losses, each of which is a mean over its own targets."""
 
     kd_weight: float = 1.0  # weight of the loss on the teacher's outputs
     temperature: float = 2.0  # of soft labels
@@ -269,7 +269,7 @@ class DistilSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedDistilSettings:
-    """The same of hidden tokens, learned from plain text."""
+    """Settings of the distillation of a masked language model, on plain text."""
 
     teacher: str  # a masked language model: a folder, or NAME[@REVISION] on the hub
     student: StudentSettings = LayersStudent()

@@ -49,7 +49,7 @@ DROPOUTS = ("dropout", "attention_dropout", "attention_out_dropout", "inner_drop
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pieces:
-    """What a run is made of."""
+    """Settings, tokenizer, corpus and models of a run."""
 
     settings: PretrainSettings
     tokenizer: Tokenizer
@@ -102,7 +102,7 @@ def foresee_model(settings: PretrainSettings, started: Loaded | None, teacher: L
 
 
 def foresee_tokens(settings: PretrainSettings, tokenizer: Tokenizer) -> None:
-    """The same of a tokenizer, and of lengths."""
+    """Refuse a tokenizer or lengths that the objective cannot use."""
     for length in settings.lengths:
         _frame(settings, tokenizer).room(length)
     match settings.objective:
@@ -393,7 +393,7 @@ def _frame(settings: PretrainSettings, tokenizer: Tokenizer) -> Frame:
 
 
 def _ended(tokenizer: Tokenizer) -> Frame:
-    """What stands around a document that is written from left to right: a token to begin with, and one that ends it."""
+    """Tokens around a document of a causal language model: one that begins it, and one that ends it."""
     frame, end = Frame.of(tokenizer, pair=False), tokenizer.special.separator
     before, after = frame.runs
     if len(after[0]):
