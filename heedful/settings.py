@@ -125,7 +125,7 @@ def lay(table: dict[str, Any], data: dict[str, Any], *classes: type) -> None:
             table.update(dict.fromkeys(group))
     for key, value in data.items():
         if isinstance(value, dict) and isinstance(table.get(key), dict):
-            lay(table[key], value, *(below for cls in classes for below in _tables(get_type_hints(cls).get(key))))
+            lay(table[key], value, *(below for cls in classes for below in _tables(_type_hints(cls).get(key))))
         else:
             table[key] = value
 
@@ -140,14 +140,20 @@ def is_set(value: object) -> bool:
     return value is not None and value != "none"
 
 
-def exclusive_paths(cls: Any) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """Yield the groups of a dataclass and of the tables in it, as paths."""
-    for group in exclusive(cls):
-        yield tuple((name,) for name in group)
+@cache
+def exclusive_paths(cls: Any) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    """Return the groups of a dataclass and of the tables in it, as paths."""
+    groups = [tuple((name,) for name in group) for group in exclusive(cls)]
     for field in _fields(cls):
-        for table in _tables(get_type_hints(cls)[field.name]):
-            for paths in exclusive_paths(table):
-                yield tuple((field.name, *path) for path in paths)
+        for table in _tables(_type_hints(cls)[field.name]):
+            groups += [tuple((field.name, *path) for path in paths) for paths in exclusive_paths(table)]
+    return tuple(groups)
+
+
+@cache
+def _type_hints(cls: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields; evaluating them takes long."""
+    return get_type_hints(cls)
 
 
 def _tables(kind: Any) -> list[Any]:
@@ -203,7 +209,7 @@ def _form(kind: Any) -> Any:
 
     if dataclasses.is_dataclass(kind):
         cls: Any = kind
-        hints = get_type_hints(cls)
+        hints = _type_hints(cls)
         forms = {}
         for field in _fields(cls):
             form: Any = Annotated[_form(hints[field.name]), BeforeValidator(partial(_laid, field.default))]
@@ -255,7 +261,7 @@ def _by_kind(members: tuple[Any, ...]) -> tuple[dict[str, Any], list[Any]]:
         f"{_MARK}{kind}": member
         for member in members
         if dataclasses.is_dataclass(member)
-        for kind in get_args(get_type_hints(member).get("kind")) or [""]
+        for kind in get_args(_type_hints(member).get("kind")) or [""]
     }
     return tables, [each for each in members if each is not types.NoneType and not dataclasses.is_dataclass(each)]
 
@@ -339,7 +345,7 @@ def _locate(cls: Any, value: Any, loc: Sequence[str | int]) -> tuple[list[str | 
         if isinstance(part, int) and part >= len(value):
             break  # a list that is too short
         if dataclasses.is_dataclass(kind):
-            kind = get_type_hints(kind)[str(part)]
+            kind = _type_hints(kind)[str(part)]
         else:
             arguments = [each for each in get_args(kind) if each is not ...]
             kind = arguments[min(int(part), len(arguments) - 1) if isinstance(part, int) else 1]
