@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pathlib
+import re
 import shutil
 import socket
 import tempfile
@@ -30,6 +31,8 @@ os.environ["HEEDFUL_KERNELS"] = "off"  # but where a test asks for `native`
 os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start, as here, so that sums are alike
 torch.set_num_threads(1)
 
+_SLOW_VARIANTS = pathlib.Path(__file__).with_name("slow_variants.txt")
+
 hypothesis.settings.register_profile("heedful", deadline=None, derandomize=True, database=None, max_examples=50)
 hypothesis.settings.load_profile("heedful")
 
@@ -37,6 +40,22 @@ hypothesis.settings.load_profile("heedful")
 def pytest_collection() -> None:
     """Nothing of what is imported and collected becomes garbage."""
     gc.disable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the parameter sets in slow_variants.txt as slow.
+
+    Raises:
+        pytest.UsageError: If all tests are collected and a pattern matches none of them.
+    """
+    lines = (line.strip() for line in _SLOW_VARIANTS.read_text().splitlines())
+    for line in [line for line in lines if line and not line.startswith("#")]:
+        pattern = re.compile("tests/" + re.escape(line).replace(r"\*", ".*"))
+        matched = [item for item in items if pattern.fullmatch(item.nodeid)]
+        for item in matched:
+            item.add_marker(pytest.mark.slow)
+        if not matched and config.args == config.getini("testpaths"):
+            raise pytest.UsageError(f"{_SLOW_VARIANTS.name}: {line} matches no test; correct or remove that line")
 
 
 def pytest_collection_finish() -> None:

@@ -354,6 +354,7 @@ def test_too_few_rounds_are_refused(script: str) -> None:
     assert "--rounds 4 are too few to say anything: give at least 5" in done.stderr
 
 
+@pytest.mark.slow
 def test_shares_of_the_matrix_rate(benchmarks: Any, tmp_path: Path) -> None:
     work = benchmarks("shares").Work(layers=1, width=2, trained=True, head=5.0)
     assert work.flop([3.0, 1.0]) == 3 * (24 * 4 + 4 * 2 * 10 / 4 + 5)

@@ -615,6 +615,7 @@ def test_evaluate_shows_and_writes(run: Any, tuned: Path, tmp_path: Path, monkey
     assert not list(tmp_path.glob("test=*")), "it is called after the file"
 
 
+@pytest.mark.slow
 def test_data_of_which_no_dev_split_can_be_made(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     as_csv(Path("a.csv"), [{"text": "the cat sat", "label": label} for label in ("bad", "good") * 10])
@@ -638,6 +639,7 @@ def test_data_of_which_no_dev_split_can_be_made(run: Any, tmp_path: Path, monkey
     assert run("finetune", "qa", "b.json", *sets(**{"task.no_answer_threshold": 0})).code == 0
 
 
+@pytest.mark.slow
 def test_several_files_are_splits(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number, (name, count) in enumerate({"train": 24, "dev": 8, "test": 9, "x": 20}.items()):
@@ -779,15 +781,18 @@ def test_a_closed_stdout_is_an_error() -> None:
     assert done.code == 2 and "standard output is closed" in done.err
 
 
+@pytest.mark.slow
 def test_notes_do_not_go_to_stdout_where_stderr_is_closed() -> None:
     assert ended("models", "--json", closed=2).json[0][0]["family"]
     assert ended("recipe", "nothing-like-it", closed=2)[:2] == (2, "")
 
 
+@pytest.mark.slow
 def test_a_closed_stdin_holds_no_text(folders: dict[str, Path]) -> None:
     assert ended("predict", str(folders["single"]), "--json", closed=0)[:2] == (0, "")
 
 
+@pytest.mark.slow
 def test_stdout_escapes_what_it_cannot_encode(folders: dict[str, Path]) -> None:
     done = ended("predict", str(folders["single"]), "café ☃", PYTHONIOENCODING="ascii")
     assert done.code == 0 and done.out.startswith("caf\\xe9 \\u2603\n")

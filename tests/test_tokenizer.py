@@ -161,6 +161,7 @@ def deviating(words: Tokenizer) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_deviation_from_the_published_rules_is_known(deviating: set[str]) -> None:
     """All of Unicode that this Python knows, alone and inside a word (unassigned code points have no rule)."""
     recent = set()

@@ -223,6 +223,7 @@ def run_structured(folder: Path, count: int, seed: int) -> None:
     assert float(slowest) < SECONDS and int(megabytes) < 1_500, (slowest, megabytes, worst)
 
 
+@pytest.mark.slow
 def test_structured_mutations_a_few(tmp_path: Path) -> None:
     run_structured(tmp_path, 100, 0)
 

@@ -747,6 +747,7 @@ for overwrite in (False, True):
 """
 
 
+@pytest.mark.slow
 def test_a_limit_of_the_system_leaves_nothing_or_the_old(folder: Path, tmp_path: Path) -> None:
     heedful.save(heedful.load(folder), tmp_path / "old")
     before = listing(tmp_path)

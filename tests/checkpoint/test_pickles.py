@@ -169,6 +169,7 @@ def test_a_good_pickle_becomes_a_safe_folder(safe: Path, folder: Path, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
 
 
+@pytest.mark.slow
 def test_a_pickle_in_the_old_format_and_of_halves(safe: Path, folder: Path, tmp_path: Path) -> None:
     state = {name: tensor.bfloat16() for name, tensor in load_file(safe / WEIGHTS).items()}
     torch.save(state, folder / PICKLE, _use_new_zipfile_serialization=False)
@@ -202,6 +203,7 @@ def test_pickled_shards_become_safe_shards(safe: Path, folder: Path, tmp_path: P
     assert torch.equal(outputs(tmp_path / "out"), outputs(safe))
 
 
+@pytest.mark.slow
 def test_pickled_shards_that_do_not_fit_their_index(safe: Path, folder: Path, tmp_path: Path) -> None:
     index = shard(safe, folder)
     name = next(iter(index["weight_map"]))
@@ -307,6 +309,7 @@ def test_anything_else_than_tensors_is_refused(case: str, folder: Path, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["model"], "a canary, or something half-written"
 
 
+@pytest.mark.slow
 def test_what_is_not_there_or_elsewhere(safe: Path, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=f"has neither {PICKLE} nor {PICKLE_INDEX}"):
         unpickle(folder, tmp_path / "out")

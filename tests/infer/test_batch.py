@@ -596,6 +596,7 @@ def test_killed_in_the_middle_of_a_part(
     assert contents(out) == contents(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_two_at_once_share_the_parts(
     single: Engine, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -614,6 +615,7 @@ def test_two_at_once_share_the_parts(
     assert contents(out) == expected
 
 
+@pytest.mark.slow
 def test_the_part_of_one_that_was_killed_is_taken_over(
     single: Engine, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -286,6 +286,7 @@ def test_a_file_of_some_layers_and_heads_opens_on_them(chrome: Browser, tmp_path
     assert chrome.complaints() == []
 
 
+@pytest.mark.slow
 def test_a_file_of_one_head_shows_where_it_looked(chrome: Browser, tmp_path: Path) -> None:
     file = tmp_path / "look.html"
     save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", vocab_size=96)
@@ -530,6 +531,7 @@ def make_words() -> Tokenizer:
     return word_tokenizer([f"w{number}" for number in range(400)])
 
 
+@pytest.mark.slow
 def test_numbers_that_are_not_finite_are_said_in_their_place(tmp_path: Path) -> None:
     loaded = heedful.load(make(tmp_path / "single", "single"))
     with torch.no_grad():

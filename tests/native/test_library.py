@@ -57,6 +57,7 @@ def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(monkeypatch: pytes
     assert not list(tmp_path.glob("*.so")) and not list(tmp_path.glob(".kernels*"))
 
 
+@pytest.mark.slow
 def test_several_processes_build_it_once(tmp_path: Path, built: Path) -> None:
     count = tmp_path / "calls"
     made = compiler(tmp_path, f'echo x >> {count}; sleep 0.2; for last; do :; done; cp {built} "$last"')

@@ -181,6 +181,7 @@ def test_batches_without_targets() -> None:
     assert len(SPANS.batch([], []).packed) == 0
 
 
+@pytest.mark.slow
 def test_it_learns() -> None:
     """Two sentences by heart, in any order."""
     config = replace(tiny().config, model=replace(tiny().config.model, initialisation=Normal(std=0.1)))

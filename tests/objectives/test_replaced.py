@@ -289,6 +289,7 @@ def test_it_learns_what_another_generator_replaces() -> None:
     assert everything > 0.96 and replaced > 0.7
 
 
+@pytest.mark.slow
 def test_both_learn() -> None:
     loaded = discriminator()
     objective = made(loaded)

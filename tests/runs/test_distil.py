@@ -197,6 +197,7 @@ def test_each_seed_draws_its_own_maps(
     assert len(drawn) == 2 and len(drawn[0]) == 3 and not {*drawn[0]} & {*drawn[1]}
 
 
+@pytest.mark.slow
 def test_each_seed_of_a_fresh_student_draws_its_own_weights(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     wishes = ["seeds=2", *QUICK[1:], "student.words.width=8"]
     distil(teacher, labelled, tmp_path / "run", student="bilstm", assignments=wishes)
@@ -353,6 +354,7 @@ def test_hidden_tokens_are_distilled_on_text(tmp_path: Path) -> None:
         distil(teacher, text, tmp_path / "no", student="bag")
 
 
+@pytest.mark.slow
 def test_vocabularies_may_be_padded_differently(tmp_path: Path) -> None:
     """Rows of no token are not compared; soft labels are over those that both have."""
     teacher, text = of_text(tmp_path)
@@ -395,6 +397,7 @@ def test_what_pretraining_alone_decides_is_refused(wish: str, tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_hidden_tokens_are_distilled_where_a_text_was_too_short_before(tmp_path: Path) -> None:
     teacher, text = of_text(tmp_path)
     short, wishes = tmp_path / "short.txt", [*MASKED, "verdict.baseline=none"]
@@ -544,6 +547,7 @@ def test_what_can_be_foreseen_is_refused_before_anything_is_written(
     assert not no.exists()
 
 
+@pytest.mark.slow
 def test_bad_rows_of_text_are_left_out_where_that_is_asked_for(tmp_path: Path) -> None:
     teacher, text = of_text(tmp_path)
     lines = [json.dumps({"text": each}) for each in text.read_text().split("\n\n")]
@@ -656,6 +660,7 @@ def planned(teacher: Path, data: Any, *wishes: str, student: str = "layers=1") -
     return prepare(load(teacher), overrides, data, exclude=teacher / "run")
 
 
+@pytest.mark.slow
 def test_dev_is_parted_as_the_teacher_parted_it(tmp_path: Path) -> None:
     """What is parted otherwise, and a file that it has learned from, is told."""
     teacher, rows = make(tmp_path / "teacher", "single"), as_csv(tmp_path / "rows.csv", classified(60))

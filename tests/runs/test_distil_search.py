@@ -144,6 +144,7 @@ def test_a_search_goes_by_the_time_of_what_is_trained(
     assert [each["p50"] for each in found["tried"]] == [6.0, 2.5, 2.75] and found["tried"][0]["parameters"] == 7
 
 
+@pytest.mark.slow
 def test_shapes_of_models_without_one_stack_are_fresh(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     """None has some of the teacher's layers, of which there are none, or two kinds."""
     size = dict(next(iter(FAMILIES["t5"].sizes.values())))
@@ -156,6 +157,7 @@ def test_shapes_of_models_without_one_stack_are_fresh(tmp_path: Path, teacher: P
     assert {each["name"] for each in done.results["search"]["tried"]} == {"bag", "bilstm", "tiny"}
 
 
+@pytest.mark.slow
 def test_shapes_share_what_the_teacher_says(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     """Those that need the same of it, and what is taken, too; a search that was killed goes on with that."""
     given: dict[str, Any] = {"shapes": ["layers=1", "bag"], "assignments": QUICK}

@@ -96,6 +96,7 @@ def test_a_dev_split_that_was_made_is_made_again(tmp_path: Path) -> None:
     assert (everything.split, everything.numbers["count"]) == ("train", 60), "one file is measured whole"
 
 
+@pytest.mark.slow
 def test_a_file_that_the_run_learned_from_is_told(
     single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -385,6 +385,7 @@ def test_scores_of_pairs_have_a_range(tmp_path: Path) -> None:
     assert other.results["metric"] == "accuracy" and "mrr" in other.results["splits"]["dev"]["numbers"]
 
 
+@pytest.mark.slow
 def test_numbers_in_any_unit_are_learned(tmp_path: Path, bare: Path) -> None:
     draw, rows, found = random.Random(0), [], {}
     for number in range(164):
@@ -784,6 +785,7 @@ def test_bad_rows_of_files_that_are_called_the_same(tmp_path: Path) -> None:
 ODD = ["a, b", 'say "yes"', "=cmd()", "@x", "🦊 ü", "two\nlines", "[red]", "</script>"]
 
 
+@pytest.mark.slow
 def test_labels_may_be_called_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: Path) -> None:
     monkeypatch.undo()
     rows = [{"text": f"the cat {number % 8} sat", "label": ODD[number % 8]} for number in range(32)]

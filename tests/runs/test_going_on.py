@@ -411,6 +411,7 @@ for limit in json.loads(sys.argv.pop(1)):
 """
 
 
+@pytest.mark.slow
 def test_t4_files_may_only_be_so_large(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     given, expected = steady
     run = tmp_path / "run"

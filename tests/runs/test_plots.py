@@ -83,6 +83,7 @@ def test_each_task_has_what_applies(tmp_path: Path) -> None:
         assert set(drawn(folder)) == {"curves"} | expected, task
 
 
+@pytest.mark.slow
 def test_the_same_bytes_every_time(tmp_path: Path) -> None:
     (numbers, _), (pairs, scored) = made.classified(THREE), made.scored()
     found = made.results("classify", "accuracy", {"dev": numbers | pairs})
@@ -210,6 +211,7 @@ def test_wilson_is_scipys() -> None:
         assert (low[each], high[each]) == pytest.approx((truth.low, truth.high), abs=1e-7)
 
 
+@pytest.mark.slow
 def test_numbers_against_what_is_right(tmp_path: Path) -> None:
     numbers, lines = made.scored(100)
     pairs = np.array([[line["label"], line["prediction"]] for line in lines])
@@ -266,6 +268,7 @@ def test_a_picture_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert path.read_bytes() == before and [each.name for each in path.parent.iterdir()] == ["curves.png"]
 
 
+@pytest.mark.slow
 def test_no_state_outside(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
     numbers, lines = made.classified(THREE)

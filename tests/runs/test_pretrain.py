@@ -461,6 +461,7 @@ def telling(count: int, seed: int = 0) -> list[Document]:
     return found
 
 
+@pytest.mark.slow
 def test_hidden_tokens_and_what_follows_are_learned(tmp_path: Path) -> None:
     found = telling(200)
     tokenizer = trained(found)
@@ -664,6 +665,7 @@ def test_what_other_heads_have_in_a_folder_goes_on(tmp_path: Path, text: Path) -
     assert found.keys() == known.keys() and all(torch.equal(found[name], known[name]) for name in known)
 
 
+@pytest.mark.slow
 def test_a_generator_goes_on_with_its_model(tmp_path: Path, text: Path) -> None:
     """With what it learned, whether the run or its model is named; a model without one says that it is new."""
     first, more = tmp_path / "first", {"train.optimizer.lr": 1e-9, "train.max_steps": 1}
@@ -1010,6 +1012,7 @@ def test_trap_38_few_sequences_and_repeated_lines(tmp_path: Path, text: Path, kn
 # -- several processes --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_trap_33_two_ranks_are_one(tmp_path: Path, text: Path, known: Path) -> None:
     """With the counts of both terms over all ranks, and no dropout."""
     calm = {

@@ -153,6 +153,7 @@ def test_vectors_are_cached_where_no_hidden_states_are_learned(tmp_path: Path, p
     assert "perplexity" not in done.results["splits"]["validation"]["numbers"]
 
 
+@pytest.mark.slow
 def test_sentence_vectors_come_near_the_teachers(tmp_path: Path, place: Path) -> None:
     more = {"train.max_steps": 60, "train.optimizer.lr": 5e-3, "eval_every_steps": 60}
     first = go(place, tmp_path / "short", "sentence_embedding", more | {"train.max_steps": 1})

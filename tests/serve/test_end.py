@@ -62,6 +62,7 @@ def test_at_a_signal_what_is_there_is_answered(folders: dict[str, str], count: i
     assert late.json["error"] == "this server is stopping" and int(late.headers["retry-after"]) >= 1
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait(folders: dict[str, str]) -> None:
     server = Started(
         f"tag={folders['tag']}",
@@ -77,6 +78,7 @@ def test_a_second_signal_does_not_wait(folders: dict[str, str]) -> None:
     assert time.monotonic() - start < 30  # two seconds on a quiet machine; one signal alone takes 60
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_ends_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     server = Started(str(tmp_path))

@@ -251,6 +251,7 @@ def test_a_part_without_examples_has_no_number(tmp_path: Path) -> None:
     assert study("limits", plan, tmp_path / "out").outcome.about.startswith("16 labelled texts, twice; accuracy on 16")
 
 
+@pytest.mark.slow
 def test_translations_of_real_texts_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each arm is a run that is kept; what is finished is only read."""
     place = tmp_path / "data" / "tasks" / "multi30k"

@@ -63,6 +63,7 @@ def test_trap_33_one_two_and_four_ranks_in_float64(nursery: Nursery, tmp_path: P
         assert told(job)["tokens"] == [step.tokens for step in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["pretrain", pytest.param("finetune", marks=pytest.mark.slow)])
 def test_t9_a_run_of_two_ranks_goes_on_on_one_and_on_four(nursery: Nursery, tmp_path: Path, what: str) -> None:
     if what == "pretrain":

@@ -153,6 +153,7 @@ def test_t1_killed_inside_a_commit(
     print(f"{ranks} ranks: {counts[ranks][1]} runs of {operations} operations, killed before {killed}, all the same")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKS)
 def test_t1_checkpoints_less_often(nursery: Nursery, tmp_path: Path, ranks: int) -> None:
     rare = {"checkpoint_every_minutes": 60.0, "eval_every_epochs": 1.25}

@@ -246,6 +246,7 @@ def test_t14_a_real_limit(halve: str) -> None:
 # -- T15 ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("steps", [600, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_t15_memory_and_open_files_stay(tmp_path: Path, steps: int) -> None:

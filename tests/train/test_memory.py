@@ -47,6 +47,7 @@ print(freed.release())
 """
 
 
+@pytest.mark.slow
 def test_freed_memory_is_used_again() -> None:
     if not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
         pytest.skip("only glibc has the settings")
