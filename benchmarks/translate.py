@@ -32,7 +32,7 @@ from heedful.runs.dry import dry_run
 from heedful.runs.evaluate import task_of
 from heedful.runs.finetune import finetune
 from heedful.study import multi30k
-from heedful.tasks import Writing
+from heedful.tasks.rewrite import Writing
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.journal import records
 from heedful.train.loop import Step, Trainer

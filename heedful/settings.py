@@ -2,7 +2,8 @@
 
 Settings are frozen, keyword-only dataclasses without defaults for what must be given. They may nest and hold text,
 numbers, true or false, Literal, tuple, dict[str, ...], None, and unions of dataclasses told apart by a Literal field
-`kind`. TOML has no null: where None is allowed, the word "none" means it, in every format.
+`kind`. A base class with a list MEMBERS stands for the union of its members, which may grow. TOML has no null: where
+None is allowed, the word "none" means it, in every format.
 """
 
 from __future__ import annotations
@@ -34,10 +35,38 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
 
 Settings = TypeVar("Settings")
+Value = TypeVar("Value")
 Exclusive = tuple[tuple[str, ...], ...]  # the class variable EXCLUSIVE: groups of mutually exclusive fields
 
 LARGEST_FILE = 1_000_000  # bytes
 MOST_PROBLEMS = 10  # that one message lists
+
+
+_FORGET: list[Callable[[], None]] = []  # clears a cache
+
+
+def by_class(function: Callable[[type], Value]) -> Callable[[type], Value]:
+    """Cache what is derived from a class of settings, until `forget_types`."""
+    cached = cache(function)
+    _FORGET.append(cached.cache_clear)
+    return cached
+
+
+def forget_types() -> None:
+    """Clear what was derived from classes of settings, after a union has got another member."""
+    for clear in _FORGET:
+        clear()
+
+
+@by_class
+def type_hints(cls: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields, with unions in place of base classes that have members."""
+    return {name: _members_of(hint) for name, hint in get_type_hints(cls).items()}
+
+
+def _members_of(hint: Any) -> Any:
+    members = getattr(hint, "MEMBERS", None)
+    return hint if members is None or dataclasses.is_dataclass(hint) else Union[tuple(members)]  # noqa: UP007
 
 
 # ---------------------------------------------------------------------------------------------------- reading
@@ -59,7 +88,7 @@ def read(cls: type[Settings], data: object, *, source: str | Callable[[Sequence[
     source_of = source if callable(source) else lambda path: source
     plain = made_plain(data, (), source_of(()))
     try:
-        settings: Settings = _adapter(cls).validate_python(plain)  # type: ignore[arg-type]  # a class is hashable
+        settings: Settings = _adapter(cls).validate_python(plain)
     except ValidationError as error:
         problems = list(islice(_problems(cls, plain, error), MOST_PROBLEMS + 1))
         lines = [
@@ -125,7 +154,7 @@ def lay(table: dict[str, Any], data: dict[str, Any], *classes: type) -> None:
             table.update(dict.fromkeys(group))
     for key, value in data.items():
         if isinstance(value, dict) and isinstance(table.get(key), dict):
-            lay(table[key], value, *(below for cls in classes for below in _tables(_type_hints(cls).get(key))))
+            lay(table[key], value, *(below for cls in classes for below in _tables(type_hints(cls).get(key))))
         else:
             table[key] = value
 
@@ -140,20 +169,14 @@ def is_set(value: object) -> bool:
     return value is not None and value != "none"
 
 
-@cache
+@by_class
 def exclusive_paths(cls: Any) -> tuple[tuple[tuple[str, ...], ...], ...]:
     """Return the groups of a dataclass and of the tables in it, as paths."""
     groups = [tuple((name,) for name in group) for group in exclusive(cls)]
     for field in _fields(cls):
-        for table in _tables(_type_hints(cls)[field.name]):
+        for table in _tables(type_hints(cls)[field.name]):
             groups += [tuple((field.name, *path) for path in paths) for paths in exclusive_paths(table)]
     return tuple(groups)
-
-
-@cache
-def _type_hints(cls: Any) -> dict[str, Any]:
-    """The types of a dataclass's fields; evaluating them takes long."""
-    return get_type_hints(cls)
 
 
 def _tables(kind: Any) -> list[Any]:
@@ -194,7 +217,7 @@ _MARK = "\0"  # begins the name of a union's member in pydantic's places; a sett
 _OTHERS = "\0\0"  # the members that are no dataclass
 
 
-@cache
+@by_class
 def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
@@ -209,7 +232,7 @@ def _form(kind: Any) -> Any:
 
     if dataclasses.is_dataclass(kind):
         cls: Any = kind
-        hints = _type_hints(cls)
+        hints = type_hints(cls)
         forms = {}
         for field in _fields(cls):
             form: Any = Annotated[_form(hints[field.name]), BeforeValidator(partial(_laid, field.default))]
@@ -345,7 +368,7 @@ def _locate(cls: Any, value: Any, loc: Sequence[str | int]) -> tuple[list[str | 
         if isinstance(part, int) and part >= len(value):
             break  # a list that is too short
         if dataclasses.is_dataclass(kind):
-            kind = _type_hints(kind)[str(part)]
+            kind = type_hints(kind)[str(part)]
         else:
             arguments = [each for each in get_args(kind) if each is not ...]
             kind = arguments[min(int(part), len(arguments) - 1) if isinstance(part, int) else 1]

@@ -15,8 +15,9 @@ import heedful
 from heedful import api
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs import timing
-from heedful.runs.settings import ClassifySettings, FinetuneSettings
+from heedful.runs.settings import FinetuneSettings
 from heedful.settings import to_mapping
+from heedful.tasks.specs.classify import ClassifySettings
 from heedful.train.settings import AdamW, TrainSettings
 
 TEXTS = [f"it was {word}" for word in ("good", "fine", "bad", "sad") for _ in range(6)]

@@ -164,16 +164,18 @@ def check(
     """
     from dataclasses import asdict
 
-    from heedful.data import KINDS, DataOptions, DataSettings, LeaveOut, read, source_of
+    from heedful.data import DataOptions, DataSettings, LeaveOut, Plain, read, source_of
     from heedful.data import check as run
     from heedful.data.folders import as_said
     from heedful.runs.overrides import override
+    from heedful.tasks.specs import SPECS
 
-    if task is not None and task not in KINDS:
-        raise HeedfulError(f"--task is {task!r}{did_you_mean(task, list(KINDS))}: use one of {', '.join(KINDS)}")
+    kinds = {name: spec.example for name, spec in SPECS.items()} | {"plain": Plain}
+    if task is not None and task not in kinds:
+        raise HeedfulError(f"--task is {task!r}{did_you_mean(task, list(kinds))}: use one of {', '.join(kinds)}")
     chosen = override(DataOptions(data=DataSettings(dev_fraction=0.0)), assignments_of(context)).data
     given, bad = as_said(data), LeaveOut()
-    source = source_of(task, given, chosen, bad) if task else read(given, None, chosen, on_bad_row=bad)
+    source = source_of(kinds[task], given, chosen, bad) if task else read(given, None, chosen, on_bad_row=bad)
     report = run(source, limit=limit)
     if as_json:
         return write_json(asdict(report))

@@ -162,12 +162,12 @@ def _settings(command: Any, taken: set[str]) -> Iterator[Row]:
 
 def _arguments(command: Any) -> list[Row]:
     """Arguments whose values are known."""
-    from heedful.cli.train import FINETUNED
     from heedful.runs import recipes, template
     from heedful.study import STUDIES
+    from heedful.tasks.specs import task_names
 
     known: dict[str, tuple[tuple[str, ...], ...]] = {
-        "finetune": (FINETUNED,),
+        "finetune": (task_names(),),
         "init": ((*template.names(), "serve"),),
         "recipe": (("ls", "cp"), tuple(offer.name for offer in recipes.offers())),
         "study": (tuple(STUDIES),),
@@ -181,10 +181,11 @@ def _known_values() -> dict[str, tuple[str, ...]]:
     """Values of options whose type is text."""
     from heedful.cli import DTYPES
     from heedful.cli.predict_files import FORMATS
-    from heedful.cli.train import FINETUNED, PRECISIONS
+    from heedful.cli.train import PRECISIONS
     from heedful.runs.distil_settings import CLASSIC, RECIPES
     from heedful.runs.pretrain_settings import OBJECTIVES, SIZES
     from heedful.runs.trackers import PACKAGES
+    from heedful.tasks.specs import SPECS
 
     return {
         "--checkpoint": ("best", "last"),
@@ -199,6 +200,6 @@ def _known_values() -> dict[str, tuple[str, ...]]:
         "--split": ("train", "dev", "test"),
         "--student": (*SIZES, *CLASSIC, "layers=3"),
         "--suite": ("glue",),
-        "--task": (*FINETUNED[:1], "multiple", *FINETUNED[1:]),
+        "--task": tuple(SPECS),
         "--track": tuple(PACKAGES),
     }

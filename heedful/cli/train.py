@@ -18,6 +18,7 @@ from heedful.cli.several import Nproc, several
 from heedful.cli.show import clean, note, note_reading, table, write_json
 from heedful.errors import HeedfulError, did_you_mean
 from heedful.infer.precision import PrecisionOrAuto
+from heedful.tasks.specs import task_names, variants
 
 if TYPE_CHECKING:
     from heedful.runs.overrides import Overrides
@@ -60,10 +61,8 @@ Track = Annotated[
         callback=_check_track,
     ),
 ]
-FINETUNED = ("classify", "regress", "tag", "qa", "multiple-choice", "embed", "seq2seq")
-TASKS_HELP = (
-    "classify, regress (a score of a text or pair), tag (NER), qa (answers in a context, as SQuAD), multiple-choice, "
-    "embed (sentence embeddings), seq2seq (translation, summaries)"
+TASKS_HELP = ", ".join(
+    f"{name} ({variants(name)[0].help})" if variants(name)[0].help else name for name in task_names()
 )
 PRECISIONS: tuple[PrecisionOrAuto, ...] = get_args(PrecisionOrAuto)
 PLAIN = ("loss", "mse", "best_exact_threshold", "best_f1_threshold", "pearson", "spearman", "matthews")  # no shares
@@ -203,7 +202,7 @@ def finetune(
     kept = {"plots": "plots/*.png", "predictions (the worst first)": "predictions-*.jsonl"}
     held = ["model", *(name for name, files in kept.items() if any(folder.glob(files))), "model card"]
     print(f"\nThe run is in {folder}: {', '.join(held)}.\nNext:")
-    print(f"  heedful predict {place} {_example(task)}")
+    print(f"  heedful predict {place} {variants(task)[0].predict_arguments}")
     print(f"  heedful evaluate {place} --data YOUR-DATA")
 
 
@@ -421,10 +420,3 @@ def precision_of(given: str) -> PrecisionOrAuto:
         if given == known:
             return known
     raise HeedfulError(f"--precision is {given!r}{did_you_mean(given, PRECISIONS)}: use one of {', '.join(PRECISIONS)}")
-
-
-def _example(task: str) -> str:
-    return {
-        "qa": '"A long text." --question "What is asked?"',
-        "multiple-choice": '"A prompt." --choice "one" --choice "another"',
-    }.get(task, '"Your text."')

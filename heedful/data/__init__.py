@@ -6,7 +6,6 @@ from heedful.data.bad import BadRow, BadRows, LeaveOut, SetAside, Stop
 from heedful.data.cells import escape_cell
 from heedful.data.check import Report, check
 from heedful.data.examples import (
-    KINDS,
     Choices,
     Example,
     Labelled,
@@ -23,7 +22,6 @@ from heedful.data.parts import DataOptions, DataSettings
 from heedful.data.sources import Source, read, source_of
 
 __all__ = [
-    "KINDS",
     "BadRow",
     "BadRows",
     "Choices",

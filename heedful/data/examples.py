@@ -229,19 +229,6 @@ class Rewritten(Example):
         return self.text
 
 
-KINDS: dict[str, type[Example]] = {
-    "classify": Labelled,
-    "multiple": MultiLabelled,
-    "regress": Scored,
-    "tag": Tagged,
-    "qa": Question,
-    "multiple-choice": Choices,
-    "embed": Pair,
-    "seq2seq": Rewritten,
-    "plain": Plain,
-}
-
-
 def normalised(text: str) -> str:
     """The text without case, punctuation and doubled white space; a text of nothing else stays as it is.
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, overload
 from heedful.data import class_names, conll, glue
 from heedful.data.bad import BadRow, BadRows, LeaveOut, Sieve, Stop, shown
 from heedful.data.columns import MissingColumnError
-from heedful.data.examples import KINDS, Example, Labelled, MultiLabelled, Tagged, in_order, takes
+from heedful.data.examples import Example, Labelled, MultiLabelled, Tagged, in_order, takes
 from heedful.data.folders import SPLITS, split_files, split_several
 from heedful.data.objects import as_data_object, is_object
 from heedful.data.parts import SUFFIXES, DataSettings, Part, bare_name, of_object, open_part
@@ -285,13 +285,13 @@ def _of_classes(
     return source
 
 
-def source_of(task: str, data: Any, settings: DataSettings, on_bad_row: BadRows) -> Source[Any]:
-    """The data of a task; for classify also rows with any number of labels, where that is what they have.
+def source_of(kind: type[Example], data: Any, settings: DataSettings, on_bad_row: BadRows) -> Source[Any]:
+    """Read data as examples of one kind; in place of one label also any number of them, where rows have that.
 
     Settings that were chosen and would change nothing are refused.
     """
-    several = task == "classify" and _have_several(data, settings)
-    source = read(data, MultiLabelled if several else KINDS[task], settings, on_bad_row=on_bad_row)
+    several = kind is Labelled and _have_several(data, settings)
+    source = read(data, MultiLabelled if several else kind, settings, on_bad_row=on_bad_row)
     _refuse_unused(source)
     return source
 

@@ -28,11 +28,11 @@ from heedful.model.stack import Transformer, only
 from heedful.nn.attend import explain
 from heedful.nn.layout import Call, Layout
 from heedful.packed import Packed
-from heedful.tasks import ANSWERERS, Answer, Answerer, Setting, Window, Writing
-from heedful.tasks.base import all_windows, of_windows
+from heedful.tasks.answerers import ANSWERERS
+from heedful.tasks.base import Answer, Answerer, Setting, Window, all_windows, of_windows
 from heedful.tasks.following import FOLLOWING
 from heedful.tasks.predictions import AnyPrediction, predictions
-from heedful.tasks.rewrite import encode_cut, open_ended
+from heedful.tasks.rewrite import Writing, encode_cut, open_ended
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 TOKEN_BUDGET = 4096  # of a batch; benchmarks/results/forward-minilm-batches-2026-11-21.md has it beside 2048

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from heedful.errors import HeedfulError, did_you_mean
+from heedful.tasks.specs import SPECS, task_names
 
 
 class Foreign(NamedTuple):
@@ -200,18 +201,6 @@ def _foreign() -> Iterator[Foreign]:
 
 ALIASES: dict[str, Foreign] = {each.name: each for each in _foreign()}
 
-TASKS: dict[str, str] = {  # tasks by the names of pipelines and of other libraries
-    **dict.fromkeys(("text-classification", "sequence-classification", "sentiment-analysis", "textcat"), "classify"),
-    **dict.fromkeys(("multi-label-classification", "multiclass", "classification"), "classify"),
-    **dict.fromkeys(("regression", "text-regression"), "regress"),
-    **dict.fromkeys(("ner", "token-classification", "pos-tagging", "named-entity-recognition"), "tag"),
-    **dict.fromkeys(("question-answering", "extractive-question-answering", "squad"), "qa"),
-    **dict.fromkeys(("multiple-choice", "multiple_choice", "swag"), "multiple-choice"),
-    **dict.fromkeys(
-        ("sentence-similarity", "feature-extraction", "sentence-embedding", "sentence-embeddings"), "embed"
-    ),
-    **dict.fromkeys(("translation", "summarization", "text2text-generation", "text2text"), "seq2seq"),
-}
 _NO_TASK: dict[str, str] = {  # what is no fine-tuning task
     "fill-mask": "heedful pretrain --objective mlm",
     "masked-lm": "heedful pretrain --objective mlm",
@@ -223,19 +212,25 @@ _NO_TASK: dict[str, str] = {  # what is no fine-tuning task
 }
 
 
-def canonical_task(task: str, known: list[str]) -> str:
+def task_aliases() -> dict[str, str]:
+    """Return tasks by the names of pipelines and of other libraries."""
+    return {alias: spec.public_name for spec in SPECS.values() for alias in spec.aliases}
+
+
+def canonical_task(task: str) -> str:
     """Return the task that a name means.
 
     Raises:
         HeedfulError: If it means none.
     """
     name = task.strip().lower().replace("_", "-")
+    known, aliases = task_names(), task_aliases()
     if task in known:
         return task
-    for found in (name, TASKS.get(name), TASKS.get(task)):
+    for found in (name, aliases.get(name, ""), aliases.get(task, "")):
         if found in known:
             return found
     if name in _NO_TASK:
         raise HeedfulError(f'"{task}" is not a task of finetune: use {_NO_TASK[name]}')
-    close = did_you_mean(name, [*known, *(each for each in TASKS if TASKS[each] in known)])
+    close = did_you_mean(name, [*known, *aliases])
     raise HeedfulError(f'"{task}" is not a task{close}: use one of {", ".join(known)}')

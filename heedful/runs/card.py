@@ -15,8 +15,9 @@ from heedful.checkpoint.files import read_json
 from heedful.durable import put, whole
 from heedful.errors import HeedfulError
 from heedful.runs.baseline import comparisons, warning
-from heedful.runs.card_use import METRICS, TASKS, usage
+from heedful.runs.card_use import METRICS, usage
 from heedful.runs.results import as_float, measured, predictions, read_results
+from heedful.tasks.specs import SPECS
 
 MISTAKES_HEADING = "## The worst mistakes on dev"  # of the section that quotes texts of the data
 MISTAKES = 5  # that are shown
@@ -64,7 +65,7 @@ def _parts(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
 
 def _front(results: dict[str, Any], ours: bool) -> list[str]:
     """YAML as the Hugging Face hub reads it; texts as JSON, which is YAML too."""
-    task = TASKS[results["task"]]
+    task = SPECS[results["task"]].card
     found = measured(results)
     numbers = found[1] if found else {}
     metrics = list(dict.fromkeys(name for key, name in METRICS.items() if key in numbers))
@@ -78,7 +79,7 @@ def _front(results: dict[str, Any], ours: bool) -> list[str]:
 
 
 def _what(results: dict[str, Any]) -> list[str]:
-    task, labels, model = TASKS[results["task"]], results.get("labels") or [], results.get("model", {})
+    task, labels, model = SPECS[results["task"]].card, results.get("labels") or [], results.get("model", {})
     named = ""
     if labels:
         shown = ", ".join(plain(label, 60) for label in labels[:20])

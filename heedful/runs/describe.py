@@ -18,6 +18,8 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from heedful.settings import by_class, type_hints
+
 Kind = Literal["table", "dict", "value"]  # a dict has keys of any name
 
 
@@ -53,7 +55,7 @@ def describe(settings: Any) -> list[Setting]:
     return list(_walk(cls, None if is_class else settings, "", ()))
 
 
-@cache
+@by_class
 def paths(cls: type) -> dict[str, Kind]:
     """All paths of a settings class, tables included."""
     found: dict[str, Kind] = {}
@@ -68,7 +70,7 @@ def paths(cls: type) -> dict[str, Kind]:
 
 
 def _walk(cls: type, instance: Any, prefix: str, when: tuple[str, ...]) -> Iterator[Setting]:
-    hints = get_type_hints(cls)
+    hints = type_hints(cls)
     for field in dataclasses.fields(cls):
         if not field.init:
             continue

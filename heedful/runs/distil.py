@@ -28,7 +28,7 @@ from heedful.objectives import Objective, Sample
 from heedful.objectives.distilled import GROUP, Ask, Distilled, maps
 from heedful.objectives.teaching import Pairing, Reading, Teacher, pair
 from heedful.runs.card import write_card
-from heedful.runs.distil_data import KIND, learned, task_of
+from heedful.runs.distil_data import learned, task_of
 from heedful.runs.distil_more import more_examples
 from heedful.runs.distil_outputs import Form, made, online
 from heedful.runs.distil_plan import (
@@ -47,11 +47,12 @@ from heedful.runs.distil_students import losses_of, student_of, untaught, vector
 from heedful.runs.distil_verdict import VERDICT, verdict
 from heedful.runs.finetune import Finished, Plan, Run
 from heedful.runs.folder import SETTINGS, begin, decided, explained, read_json, refuse_other
-from heedful.runs.making import make_task, tokenizer_of
+from heedful.runs.making import make_task
 from heedful.runs.overrides import Overrides
 from heedful.runs.pin import pin
 from heedful.runs.results import RESULTS, read_results
 from heedful.runs.settings import whole_groups
+from heedful.tasks.base import tokenizer_of
 from heedful.tasks.task import Read, Task
 from heedful.train.fit import Reporter
 from heedful.train.ranks import ALONE, Ranks
@@ -314,7 +315,7 @@ class _Student(Run):
         widths = loaded.config.model.width, self.planned.teacher.config.model.width
         if self._lessons is None:
             self._lessons = self._read(task, loaded)
-        lessons, kind = self._lessons, KIND[self.planned.task]
+        lessons, kind = self._lessons, self.planned.kind
         batch = self.asked.train.batch_size
         alone = GROUP if batch % GROUP == 0 else max(2, batch)
         together = task.together if task.together > 1 else alone  # vectors are compared in the groups of the task
@@ -340,7 +341,7 @@ class _Student(Run):
                 given=bool(unlabelled), ranks=self.ranks, log=self.reporter.message,
             )  # fmt: skip
         own, taught = self._both(task, unlabelled), self._both(self._taught(task), unlabelled)
-        losses, kind = losses_of(self.asked.loss, loaded, self.planned.teacher), KIND[self.planned.task]
+        losses, kind = losses_of(self.asked.loss, loaded, self.planned.teacher), self.planned.kind
         pairing, needs = self._paired(loaded, own[0], taught[0])
         if kind == "tokens" and (lost := sum(not pairing.fits(n) for n in range(len(own[0].samples)))):
             self.reporter.message(f"{lost:,} samples have other words for the teacher, which says nothing of them")
@@ -358,7 +359,7 @@ class _Student(Run):
         """What goes with what, and what is needed of the teacher's inside; refused where tokens do not fit."""
         losses = losses_of(self.asked.loss, loaded, self.planned.teacher)
         needs = [name for name, each in (("states", losses.states), ("relations", losses.relations)) if each]
-        return pair(own, taught, KIND[self.planned.task], needs), needs
+        return pair(own, taught, self.planned.kind, needs), needs
 
     def _both(
         self, task: Task, unlabelled: Sequence[Example], labelled: Sequence[Example] | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.checkpoint import Loaded
-from heedful.data import KINDS, Choices, DataSettings, Example, Labelled, MultiLabelled, Pair, Question, Scored, Tagged
+from heedful.data import Choices, DataSettings, Example, Labelled, MultiLabelled, Pair, Question, Scored, Tagged
 from heedful.data import read as read_data
 from heedful.data.bad import LeaveOut
 from heedful.data.carried import carried
@@ -21,41 +21,20 @@ from heedful.data.files import find, head_of
 from heedful.data.inputs import ASKS, as_given, open_inputs
 from heedful.data.parts import SUFFIXES, bare_name
 from heedful.errors import HeedfulError
-from heedful.model.config import Choice, Classes, MaskedTokens, Pretraining, SentenceEmbedding, Span, TokenClasses
-from heedful.objectives.teaching import Kind
-from heedful.tasks.extract import Extract
+from heedful.model.config import Classes, MaskedTokens, Pretraining
+from heedful.tasks.specs import SPECS, spec_of_head
 from heedful.tasks.task import Read, Task
 
-KIND: dict[str, Kind] = {  # of soft labels, by the task
-    "classify": "classes",
-    "multiple": "multiple",
-    "regress": "numbers",
-    "tag": "tokens",
-    "qa": "span",
-    "multiple-choice": "choice",
-    "embed": "vectors",
-}
 LABELLED = (".conll", ".iob", ".iob2", ".bio")  # formats of which the labels are passed over
 WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def task_of(teacher: Loaded) -> str:
     """The task that a teacher's head answers; "masked": hidden tokens."""
+    spec = spec_of_head(teacher.config.head)
+    if spec is not None and spec.distillation is not None:
+        return spec.name
     match teacher.config.head:
-        case Classes(problem_type="single_label_classification"):
-            return "classify"
-        case Classes(problem_type="multi_label_classification"):
-            return "multiple"
-        case Classes(labels=(_,)):
-            return "regress"
-        case TokenClasses():
-            return "tag"
-        case Span():
-            return "qa"
-        case Choice():
-            return "multiple-choice"
-        case SentenceEmbedding():
-            return "embed"
         case MaskedTokens() | Pretraining():
             return "masked"
         case Classes(labels=labels):
@@ -100,7 +79,7 @@ def read_unlabelled(
         if _labelled(path, task, replace(settings, encoding=holds.encoding)):
             by_number = {role: key for role, key in (settings.columns or {}).items() if str(key).isdigit()}
             how = replace(settings, dev_fraction=0.0, columns=by_number or None, encoding=holds.encoding)
-            source = read_data(path, KINDS[task], how, on_bad_row=LeaveOut())
+            source = read_data(path, SPECS[task].example, how, on_bad_row=LeaveOut())
             given += [_asked(each) for split in source.splits for each in source.examples(split)]
             bad += sum(source.sieve.bad.values())
             said += source.stated
@@ -210,6 +189,5 @@ def _pairs(given: Iterable[Any]) -> Iterator[Example]:
 
 
 def learned(task: Task, labelled: Iterable[Any], unlabelled: Iterable[Any]) -> tuple[Read, Read]:
-    """Samples of both; of questions without answers all windows are kept."""
-    all_windows = replace(task, impossible=True) if isinstance(task, Extract) else task
-    return task.read(labelled), all_windows.read(unlabelled)
+    """Return the samples of both."""
+    return task.read(labelled), task.for_unlabelled().read(unlabelled)

@@ -31,7 +31,6 @@ from heedful.runs.distil_students import losses_of, student_of, untaught, width_
 from heedful.runs.distil_verdict import VERDICT, side_by_side, spread, written
 from heedful.runs.finetune import Finished
 from heedful.runs.folder import CORPUS, START, begin_on, decided, explained, read_json, refuse_other, write
-from heedful.runs.making import tokenizer_of
 from heedful.runs.overrides import Overrides
 from heedful.runs.pin import pin
 from heedful.runs.pretrain import Pretrained, Run
@@ -40,6 +39,7 @@ from heedful.runs.pretrain_making import Pieces, objectives_of, samples_of
 from heedful.runs.pretrain_settings import MlmSettings, PretrainSettings, defaults
 from heedful.runs.results import JOURNAL, read_results
 from heedful.settings import from_file, to_toml
+from heedful.tasks.base import tokenizer_of
 from heedful.tokenizer import Tokenizer
 from heedful.train.fit import Reporter
 from heedful.train.ranks import Ranks

@@ -8,11 +8,13 @@ from typing import Any
 
 from heedful.checkpoint import Loaded
 from heedful.checkpoint.digest import weights_digest
-from heedful.data import KINDS, DataOptions, DataSettings, LeaveOut, Source, Stop, read
+from heedful.data import DataOptions, DataSettings, LeaveOut, Source, Stop, read
 from heedful.data.bad import OnBadRow
 from heedful.data.carried import by_names, files_of
+from heedful.data.survey import Survey, of_splits, refuse_dull, survey, undivided
 from heedful.data.tags import unsaid
 from heedful.errors import HeedfulError
+from heedful.objectives.teaching import Kind
 from heedful.runs.distil_data import Unlabelled, read_unlabelled, task_of, without
 from heedful.runs.distil_more import foresee as foresee_more
 from heedful.runs.distil_settings import (
@@ -32,22 +34,15 @@ from heedful.runs.finetune import Plan
 from heedful.runs.finetune_checks import need_dev, unused_settings
 from heedful.runs.folder import DATA, SETTINGS, read_json, settings_in, trained_on, write
 from heedful.runs.init_settings import Scratch
-from heedful.runs.making import tokenizer_of
 from heedful.runs.overrides import Overrides
 from heedful.runs.reading import reading_of
 from heedful.runs.settings import (
-    TASKS,
     FinetuneSettings,
-    MultipleSettings,
-    QASettings,
-    TaskSettings,
     changed,
-    readable,
-    told_apart,
 )
-from heedful.runs.survey import Survey, of_splits, refuse_dull, survey, undivided
 from heedful.settings import load_mapping, to_mapping, to_toml
-from heedful.tasks.extract import max_answer_tokens_of
+from heedful.tasks.base import tokenizer_of
+from heedful.tasks.specs import SPECS
 
 TAUGHT = "teacher.json"
 USUAL = DataSettings()
@@ -67,6 +62,13 @@ class Planned:
     unlabelled: Unlabelled
     notes: tuple[str, ...]
     labels: tuple[str, ...] | None  # the teacher's
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of soft labels."""
+        kind = SPECS[self.task].distillation
+        assert kind is not None, "task_of refuses other teachers"
+        return kind
 
     def plan(self, **changed: Any) -> Plan:
         """The fine-tuning plan of the student, or of the baseline without the teacher."""
@@ -139,7 +141,7 @@ def prepare(
         extra = without(extra, measured)
     count = found.counts["train"]
     made = 0 if told.augment is None else told.augment.copies * (len(extra.examples) or count)
-    together = told_apart(told.task, found.low is not None)
+    together = told.task.group(scored=found.low is not None)
     texts = count + len(extra.examples) + made
     settings = settled(
         overrides,
@@ -151,7 +153,7 @@ def prepare(
         classic=isinstance(told.student, ClassicStudent),
         together=together,
         data=told.data,
-        given=_as_taught(TASKS[task](), teacher, fits="dev" in found.splits),
+        given=SPECS[task].settings().of_teacher(teacher.thresholds, has_dev="dev" in found.splits),
     )
     need_dev(settings, found, lacking)
     unused_settings(settings, found, classic=isinstance(settings.student, ClassicStudent))
@@ -165,16 +167,6 @@ def prepare(
         notes=(*_read_alike(usual), *_notes(found, extra, source), *_remembered(told.teacher, source, found)),
         labels=labels,
     )
-
-
-def _as_taught(task: TaskSettings, teacher: Loaded, fits: bool) -> TaskSettings:
-    """Answers as long as the teacher's, and thresholds where it has some and there is a dev split to fit them on."""
-    match task:
-        case QASettings():
-            return replace(task, max_answer_tokens=max_answer_tokens_of(teacher.thresholds))
-        case MultipleSettings() if teacher.thresholds and fits:
-            return replace(task, thresholds="tuned")
-    return task
 
 
 def _read_alike(usual: DataSettings) -> list[str]:
@@ -198,7 +190,7 @@ def _notes(found: Survey, extra: Unlabelled, source: Source[Any]) -> tuple[str, 
 def refuse_classic(task: str, student: StudentSettings, precision: str) -> None:
     """Refuse a classic student of which the task would take no more than the rows, and int8, in which none answers."""
     if isinstance(student, ClassicStudent):
-        readable(task, student.reader, "student.reader")
+        SPECS[task].check_reader(student.reader, "student.reader", 2)
         if precision == "int8":
             raise HeedfulError(
                 "verdict.precision is int8, which rounds the linear layers of blocks, and a classic student has none: "
@@ -230,7 +222,7 @@ def _remembered(teacher: str, source: Source[Any], found: Survey) -> tuple[str, 
 
 
 def labelled_source(task: str, data: Any, settings: DistilSettings, on_bad_row: Any) -> Source[Any]:
-    return read(data, KINDS[task], settings.data, on_bad_row=on_bad_row)
+    return read(data, SPECS[task].example, settings.data, on_bad_row=on_bad_row)
 
 
 def same_teacher(folder: Path, planned: Planned) -> None:

@@ -29,8 +29,8 @@ from heedful.runs.evaluate import task_of as evaluating
 from heedful.runs.finetune import Finished
 from heedful.runs.folder import held, read_json, write
 from heedful.runs.overrides import Overrides
-from heedful.runs.settings import TASKS
 from heedful.runs.style import write as write_figure
+from heedful.tasks.specs import SPECS
 from heedful.train.fit import Reporter
 from heedful.train.ranks import ALONE, Ranks
 from heedful.train.resume import LOCK, only_run
@@ -76,7 +76,7 @@ def search(
     known = load(teacher)
     if task_of(known) == "masked":
         raise HeedfulError("a search compares students on a task: give a teacher that was fine-tuned for one")
-    usual_settings = DistilSettings(task=TASKS[task_of(known)](), teacher="?")
+    usual_settings = DistilSettings(task=SPECS[task_of(known)].settings(), teacher="?")
     if given.resolve(usual_settings).has("student"):
         raise HeedfulError("a setting of the student was given, but a search makes its own students: leave it out")
     chosen = list(shapes) or usual(known)
@@ -145,14 +145,7 @@ def usual(teacher: Loaded) -> list[str]:
     stack = one_stack(teacher.config.model)
     layers = 0 if stack is None else stack.layers
     counts = sorted({n for n in (1, round(layers / 3), round(layers / 2)) if 1 <= n < layers})
-    classic = {
-        "classify": ["bag", "bilstm"],
-        "multiple": ["bag", "bilstm"],
-        "regress": ["bag", "bilstm"],
-        "tag": ["bilstm"],
-        "embed": ["bag", "bilstm"],
-    }
-    return [*classic.get(task_of(teacher), []), "tiny", *(f"layers={n}" for n in counts)][:MOST]
+    return [*SPECS[task_of(teacher)].classic_students, "tiny", *(f"layers={n}" for n in counts)][:MOST]
 
 
 def following(

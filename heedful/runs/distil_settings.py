@@ -14,8 +14,10 @@ from heedful.model.classic_config import Attention, Bag, Hierarchical, Recurrent
 from heedful.runs.init_settings import WordSettings, one_name
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain_settings import SIZES, MlmSettings, PretrainSettings, Size
-from heedful.runs.settings import TASKS, TaskSettings, defaults, flat, whole_groups
+from heedful.runs.settings import defaults, flat, whole_groups
 from heedful.settings import to_mapping
+from heedful.tasks.spec import TaskSettings
+from heedful.tasks.specs import SPECS
 from heedful.train.settings import FitSettings, TrainSettings
 
 BAG, WORDS, DATA, PRETRAIN = Bag(), WordSettings(), DataSettings(), PretrainSettings()
@@ -321,7 +323,7 @@ def overrides_of(
 def foresee_any(overrides: Overrides) -> None:
     """Refuse what is wrong with a teacher of any task, before one is read."""
     first: HeedfulError | None = None
-    for kind in TASKS:
+    for kind in SPECS:
         try:
             foresee(overrides, kind)
         except HeedfulError as error:
@@ -337,7 +339,7 @@ def foresee_any(overrides: Overrides) -> None:
 
 def foresee(overrides: Overrides, task: str = "classify", data: DataSettings = DATA) -> DistilSettings:
     """Return the settings as far as they are known before anything is read, and refuse what is wrong already."""
-    return resolve(overrides, DistilSettings(task=TASKS[task](), teacher="?", data=data))
+    return resolve(overrides, DistilSettings(task=SPECS[task].settings(), teacher="?", data=data))
 
 
 def resolve(overrides: Overrides, usual: DistilSettings) -> DistilSettings:

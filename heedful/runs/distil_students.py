@@ -37,9 +37,10 @@ from heedful.runs.distil_settings import (
     StudentSettings,
 )
 from heedful.runs.init_settings import Classic
-from heedful.runs.making import some, tokenizer_of
+from heedful.runs.making import some
 from heedful.runs.pretrain_making import rated, shaped
 from heedful.runs.pretrain_settings import ModelSettings, PretrainSettings
+from heedful.tasks.base import tokenizer_of
 
 LONGEST = 512  # tokens that a fresh student reads, unless the teacher reads fewer
 

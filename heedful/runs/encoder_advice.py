@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from heedful.data import Source
+from heedful.data.survey import Survey
 from heedful.runs.init_settings import named_model
 from heedful.runs.making import notes, some
 from heedful.runs.settings import FinetuneSettings
-from heedful.runs.survey import Survey
 from heedful.shipped import ENCODER
 from heedful.tasks.task import Read, Task
 from heedful.tokenizer import Tokenizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +12,23 @@ from heedful.checkpoint import Loaded, load
 from heedful.checkpoint.files import UnfinishedError
 from heedful.data import DataSettings, Source, Stop, read
 from heedful.data.bad import BadRows
+from heedful.data.survey import survey
 from heedful.data.tags import unsaid
 from heedful.device import device_of
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.precision import Precision, PrecisionOrAuto, check
 from heedful.infer.quantize import fastest, ready, tried
-from heedful.model.config import Choice, Classes, NextToken, SentenceEmbedding, Span, TokenClasses
+from heedful.model.config import Classes, TokenClasses
 from heedful.runs.checkpoints import checkpoint as checkpoint_of
 from heedful.runs.folder import DATA, SETTINGS, read_json, trained_on
-from heedful.runs.making import embedding, on_split, tokenizer_of
 from heedful.runs.reading import reading_of
 from heedful.runs.scoring import measure
-from heedful.runs.settings import LongInputs, Seq2SeqSettings, as_trained
-from heedful.runs.survey import survey
+from heedful.runs.settings import LongInputs, as_trained
 from heedful.settings import load_mapping, overlay
-from heedful.tasks.choose import Choose
-from heedful.tasks.classify import Classify, ClassifyMany
-from heedful.tasks.embed import Embed
-from heedful.tasks.extract import NO_ANSWER, Extract, no_answer_row
+from heedful.tasks.base import tokenizer_of
 from heedful.tasks.metrics import GLUE, has_bleu
-from heedful.tasks.regress import Regress
-from heedful.tasks.rewrite import Rewrite, marks
+from heedful.tasks.specs import spec_of_head
+from heedful.tasks.specs.seq2seq import Seq2SeqSettings
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import Task
 
@@ -172,23 +169,9 @@ def source_for(loaded: Loaded, data: Any, settings: DataSettings, on_bad_row: Ba
 
 def kind_of(loaded: Loaded) -> type[Task]:
     """The task that a model's head does."""
+    if spec := spec_of_head(loaded.config.head):
+        return spec.task
     match loaded.config.head:
-        case Classes(problem_type="single_label_classification"):
-            return Classify
-        case Classes(problem_type="multi_label_classification"):
-            return ClassifyMany
-        case Classes(labels=(_,)):
-            return Regress
-        case TokenClasses():
-            return Tag
-        case Span():
-            return Extract
-        case Choice():
-            return Choose
-        case SentenceEmbedding():
-            return Embed
-        case NextToken():
-            return Rewrite
         case Classes(labels=labels):
             what = f"gives {len(labels)} numbers, and data has one"
         case head:
@@ -217,24 +200,10 @@ def task_of(
     writes: Seq2SeqSettings = WRITES,
 ) -> tuple[Task, Loaded]:
     """The task of the model's head on a split, and the model as it answers there; one that writes does so like that."""
-    kind = kind_of(loaded)
-    more: dict[str, Any] = {}
-    if kind is Extract:
-        more = {"impossible": NO_ANSWER in loaded.thresholds}  # it may find none, as its run has measured it
-        more["null_row"] = no_answer_row(loaded.config.head)
-    elif kind is Embed:
-        more = embedding(survey(source, [split]))
-        more |= loaded.label_scaling if more["scored"] else {}  # the range of those that it learned from
-    elif kind is Rewrite:
-        more = {"mark": marks(loaded.config.model, tokenizer_of(loaded)), "text_suffix": loaded.text_suffix}
-        names = ("max_new_tokens", "num_beams", "metric", "bleu")
-        more |= {name: getattr(writes, name) for name in names}
-        more["limit_written"] = loaded.limit_written
-    elif isinstance(loaded.config.head, Classes | TokenClasses):
-        more = {"labels": loaded.config.head.labels}
-    how: Any = "truncate" if kind is Embed else long_inputs
-    task = kind(tokenizer=tokenizer_of(loaded), limit=loaded.limit, long_inputs=how, **more)
-    return on_split(task, loaded, survey(source, [split]), split) if kind is Extract else (task, loaded)
+    kind, surveyed = kind_of(loaded), cache(lambda: survey(source, [split]))
+    fields = {"long_inputs": long_inputs, **kind.evaluation_fields(loaded, surveyed, writes)}
+    task = kind(tokenizer=tokenizer_of(loaded), limit=loaded.limit, **fields)
+    return task.on_split(loaded, surveyed, split)
 
 
 def suite(

@@ -14,8 +14,9 @@ from typing import Any, Literal
 import torch
 
 from heedful.checkpoint import RUN_MODEL, Loaded, config_of, load, save
-from heedful.data import DataSettings, LeaveOut, MultiLabelled, Source, Stop, source_of
+from heedful.data import DataSettings, LeaveOut, Source, Stop, source_of
 from heedful.data.bad import OnBadRow
+from heedful.data.survey import Survey, of_splits, refuse_dull, survey, undivided
 from heedful.device import idle, precision
 from heedful.durable import put, whole
 from heedful.native import unused
@@ -25,7 +26,7 @@ from heedful.runs.card import write_card
 from heedful.runs.checkpoints import CHECKPOINTS, LAST, STATE, checkpoints, drop_state, extended, undecided
 from heedful.runs.encoder_advice import reading_notes
 from heedful.runs.expected import expected
-from heedful.runs.finetune_checks import calibrates, need_dev, unused_settings
+from heedful.runs.finetune_checks import need_dev, unused_settings
 from heedful.runs.folder import (
     BAD_ROWS,
     DATA,
@@ -40,7 +41,7 @@ from heedful.runs.folder import (
     write,
 )
 from heedful.runs.init_settings import Classic, Pretrained, Recurrent, Seq2Seq, named_model
-from heedful.runs.making import make_task, on_split, start
+from heedful.runs.making import make_task, start
 from heedful.runs.overrides import Overrides
 from heedful.runs.pin import pin
 from heedful.runs.plots import draw
@@ -53,16 +54,14 @@ from heedful.runs.settings import (
     foresee,
     known_task,
     overrides_of,
-    readable,
     resolve,
     summary,
-    told_apart,
     whole_groups,
 )
-from heedful.runs.survey import Survey, of_splits, refuse_dull, survey, undivided
 from heedful.runs.timing import latency, memory
 from heedful.runs.word_baseline import has_word_baseline, score_words, seconds_allowed
 from heedful.settings import to_mapping
+from heedful.tasks.specs import SPECS, variants
 from heedful.tasks.task import Measure, Read, Task
 from heedful.train.fit import Fitted, Reporter, fit
 from heedful.train.loop import Trainer
@@ -114,7 +113,7 @@ def finetune(
     plan = replace(plan, settings=replace(pin(plan.settings, folder), train=train))
     with only_run(folder) if ranks.first else nullcontext(), explained(folder):
         if ranks.first:
-            again = partial(source_of, task, data, plan.settings.data)
+            again = partial(source_of, plan.source.kind, data, plan.settings.data)
             begin(folder, plan.settings, plan.source, plan.survey.counts, again)
         ranks.wait()
         return Run(plan, folder, reporter, ranks).run()
@@ -152,7 +151,7 @@ def prepare(
         reading = replace(reading, dev_fraction=0.0)
         source, found = _looked_at(task, data, reading, on_bad_row)
     refuse_dull(source, found)
-    kind = "multiple" if source.kind is MultiLabelled else task
+    kind = next(spec.name for spec in variants(task) if spec.example is source.kind)
     init = told.init
     named, width = named_model(init), 0
     if isinstance(init, Pretrained | Classic) and named:
@@ -160,7 +159,7 @@ def prepare(
             init = replace(init, model=os.path.normpath(named))  # one folder, however it is written
         width = config_of(init.model, revision=init.revision or None).model.width
     classic, writer = isinstance(init, Classic | Recurrent), init if isinstance(init, Seq2Seq) else None
-    fresh, count, together = not named, found.counts["train"], told_apart(told.task, found.low is not None)
+    fresh, count, together = not named, found.counts["train"], told.task.group(scored=found.low is not None)
     golds = targets(source, found.splits)
     words = bleu_words(golds)
     cut = classic or told.long_inputs == "truncate" or kind == "embed"  # an example is one sample, however long it is
@@ -171,7 +170,7 @@ def prepare(
     resolved = resolve(given, settings)
     settings = replace(resolved.settings, init=init, data=reading)
     if isinstance(init, Classic):
-        readable(kind, init.reader, "init.reader", len(source.labels))
+        SPECS[kind].check_reader(init.reader, "init.reader", len(source.labels))
     whole_groups(settings.train, together)
     need_words(settings.task, golds)
     need_dev(settings, found, lacking)
@@ -183,7 +182,7 @@ def prepare(
 
 
 def _looked_at(task: str, data: Any, settings: DataSettings, on_bad_row: OnBadRow) -> tuple[Source[Any], Survey]:
-    source = source_of(task, data, settings, LeaveOut() if on_bad_row == "skip" else Stop())
+    source = source_of(variants(task)[0].example, data, settings, LeaveOut() if on_bad_row == "skip" else Stop())
     return source, survey(source, ("train", *(split for split in source.splits if split != "train")))
 
 
@@ -307,7 +306,7 @@ class Run:
         """Save what was trained, which no failure in measuring may lose, and measure it."""
         seed, loaded = settings.train.seed, task.answering(loaded)
         self._save(loaded, folder)
-        if calibrates(settings, self.survey):
+        if settings.task.tunes_thresholds(self.survey):
             loaded.thresholds |= calibrate(task, loaded, self.source.examples("dev"))
             self._save(loaded, folder)
         splits = {split: self._measured(task, loaded, split, folder) for split in self.measured}
@@ -370,7 +369,7 @@ class Run:
     def _save_last(self, settings: FinetuneSettings, task: Task, loaded: Loaded, folder: Path) -> None:
         """Save the last weights, with thresholds of their own, beside the best ones, which become the model."""
         loaded = copy(task.answering(loaded))
-        if calibrates(settings, self.survey):
+        if settings.task.tunes_thresholds(self.survey):
             loaded.thresholds = loaded.thresholds | calibrate(task, loaded, self.source.examples("dev"))
         self._save(loaded, folder, f"{CHECKPOINTS}/{LAST}")
 
@@ -393,7 +392,7 @@ class Run:
         self.reporter.message(f"measuring {split}")
         path = folder / f"predictions-{split}.jsonl" if folder and self.ranks.first else None
         how = precision(self.settings.eval_precision, next(loaded.parameters()).device)
-        task, loaded = on_split(task, loaded, self.survey, split)
+        task, loaded = task.on_split(loaded, lambda: self.survey, split)
         measured = measure(task, loaded, self.source.examples(split), precision=how, predictions=path)
         return {"numbers": task.told(measured), "intervals": measured.intervals()}
 

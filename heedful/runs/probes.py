@@ -13,7 +13,7 @@ from torch import Tensor
 
 from heedful.checkpoint import Loaded
 from heedful.data import DataSettings, read
-from heedful.data.examples import KINDS, Labelled, Scored, Tagged
+from heedful.data.examples import Example, Labelled, Scored, Tagged
 from heedful.errors import HeedfulError
 from heedful.model.heads import pool
 from heedful.packed import Packed
@@ -24,7 +24,7 @@ from heedful.tokenizer import Tokenizer
 BATCH_TOKENS = 8192
 MAX_LENGTH = 128  # tokens of a text
 RIDGE = 1e-3  # of the linear classifier, relative to the mean square of the features
-KIND_TASK = {"similarity": "regress", "classify": "classify", "tag": "tag"}
+EXAMPLES: dict[str, type[Example]] = {"similarity": Scored, "classify": Labelled, "tag": Tagged}
 
 
 class ProbeSet:
@@ -35,7 +35,7 @@ class ProbeSet:
         self.probe = probe
         if not Path(probe.data).exists():
             raise HeedfulError(f"probe {probe.name}: {probe.data} does not exist; give a labelled file")
-        source = read(probe.data, KINDS[KIND_TASK[probe.kind]], DataSettings(dev_fraction=0.0))
+        source = read(probe.data, EXAMPLES[probe.kind], DataSettings(dev_fraction=0.0))
         examples = [example for split in source.splits for example in source.examples(split)]
         tokenizer = tokenizer.limited(min(MAX_LENGTH, tokenizer.max_length or MAX_LENGTH))
         self.targets: NDArray[np.float64]

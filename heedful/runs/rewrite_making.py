@@ -23,8 +23,9 @@ from heedful.model.config import (
 )
 from heedful.model.original import original
 from heedful.runs.init_settings import Recurrent, Seq2Seq, Transformer
-from heedful.runs.settings import Seq2SeqSettings, TaskSettings, Words
 from heedful.tasks.metrics.bleu import fits, has_bleu
+from heedful.tasks.spec import TaskSettings
+from heedful.tasks.specs.seq2seq import Seq2SeqSettings, Words
 from heedful.tokenizer import TokenizerSettings, train
 
 LOOKED_AT = 1000  # targets, to see what BLEU can count in them

@@ -19,10 +19,7 @@ from heedful.durable import put, whole
 from heedful.infer.engine import Engine
 from heedful.infer.finite import nulled
 from heedful.tasks.base import Answer
-from heedful.tasks.classify import ClassifyMany
-from heedful.tasks.extract import NO_ANSWER, Extract
 from heedful.tasks.metrics import merge_all
-from heedful.tasks.rewrite import Rewrite
 from heedful.tasks.task import Judged, Measure, Task, evaluate
 from heedful.train.fit import EvalResult
 from heedful.train.ranks import ALONE, Ranks
@@ -40,7 +37,7 @@ def asker(task: Task | None, loaded: Loaded, precision: torch.dtype) -> Callable
     """The engine over a model, its products in that precision."""
     engine = Engine(
         loaded,
-        writing=task.writing if isinstance(task, Rewrite) else None,
+        writing=None if task is None else task.writing,
         cut=task.cut if task is not None else None,
     )
 
@@ -131,38 +128,7 @@ def _line(found: dict[str, Any]) -> bytes:
 
 def calibrate(task: Task, loaded: Loaded, examples: Iterable[Any]) -> dict[str, float]:
     """Thresholds that give the best F1 on these examples, in float32."""
-    ask = asker(task, loaded, torch.float32)
-    if isinstance(task, Extract):
-        found = task.result(evaluate(task, ask, examples))
-        return {NO_ANSWER: found["best_f1_threshold"]}
-    assert isinstance(task, ClassifyMany)
-    rows: list[list[float]] = []
-    golds: list[list[float]] = []
-
-    def note(number: int, example: Any, answer: Answer, judged: Judged) -> None:
-        rows.append(list(answer["probabilities"].values()))
-        golds.append(task.target(example))
-
-    evaluate(task, ask, examples, judged=note)
-    said, gold = np.array(rows), np.array(golds)
-    return {label: best_threshold(said[:, k], gold[:, k]) for k, label in enumerate(task.labels)}
-
-
-def best_threshold(shares: Any, gold: Any) -> float:
-    """The probability from which on saying yes gives the best F1; between two, their middle; 0.5 where nothing is yes.
-
-    >>> best_threshold(np.array([0.1, 0.4, 0.8]), np.array([0, 1, 1]))
-    0.25
-    """
-    if not gold.any():
-        return 0.5
-    order = np.argsort(-shares, kind="stable")
-    shares, gold = shares[order], gold[order]
-    last = np.append(shares[1:] != shares[:-1], True)  # equal ones go together
-    f1 = np.where(last, 2 * np.cumsum(gold) / (gold.sum() + np.arange(1, len(gold) + 1)), -1)
-    best = int(f1.argmax())
-    below = shares[best + 1] if best + 1 < len(shares) else 0.0
-    return float((shares[best] + below) / 2)
+    return task.calibrate(asker(task, loaded, torch.float32), examples)
 
 
 def scored(task: Task, shares: list[Measure]) -> EvalResult:

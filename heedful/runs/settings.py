@@ -7,137 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, SettingError
-from heedful.model.classic_config import Bag, Readers
 from heedful.runs.aliases import canonical_task
 from heedful.runs.init_settings import Classic, Init, Pretrained, Recurrent, Seq2Seq
 from heedful.runs.overrides import Overrides, Resolved
 from heedful.settings import load_mapping, overlay, to_mapping
+from heedful.tasks.spec import TaskSettings
+from heedful.tasks.specs import SPECS, variants
+from heedful.tasks.specs.seq2seq import SEQ2SEQ, Seq2SeqSettings, Words, has_bleu
 from heedful.train.settings import AdamW, FitSettings, Linear, Noam, Schedule, TrainSettings
 
 PRETRAINED = Pretrained()
 LongInputs = Literal["stride", "truncate"]
-ClassWeight = Literal["balanced"] | None  # balanced: examples / (classes * examples of the class)
-Words = Literal["13a", "intl", "zh", "char", "none"]  # into which BLEU parts texts, in the names of sacrebleu
-EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # from so many examples on
-TAG_EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 6.0), (500, 8.0), (0, 15.0))  # results/tag-epochs-2026-11-25.md
 LONG_TEXT = 512  # characters, about 128 tokens: so many of longer texts count as one example when epochs are chosen
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClassifySettings:
-    """One label of several."""
-
-    kind: Literal["classify"] = "classify"
-    class_weight: ClassWeight = None  # balanced: weights each class by the inverse of its frequency
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MultipleSettings:
-    """Any number of labels."""
-
-    kind: Literal["multiple"] = "multiple"
-    class_weight: ClassWeight = None  # balanced: a label's positives weigh as much as its negatives
-    thresholds: float | Literal["tuned"] = 0.5  # probability from which a label is given; tuned: best F1 on dev
-
-    def __post_init__(self) -> None:
-        if self.thresholds != "tuned" and not 0 < self.thresholds < 1:
-            raise HeedfulError(f'thresholds is {self.thresholds}; expected a number between 0 and 1, or "tuned"')
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RegressSettings:
-    """A number."""
-
-    kind: Literal["regress"] = "regress"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TagSettings:
-    """A label for every word."""
-
-    kind: Literal["tag"] = "tag"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QASettings:
-    """A span of the context."""
-
-    kind: Literal["qa"] = "qa"
-    no_answer_threshold: float | Literal["tuned"] = "tuned"  # lead of "no answer" over an answer; tuned: on dev
-    max_answer_tokens: int = 30  # saved with the model
-
-    def __post_init__(self) -> None:
-        if self.max_answer_tokens < 1:
-            raise HeedfulError(f"max_answer_tokens is {self.max_answer_tokens}; expected a whole number from 1")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MultipleChoiceSettings:
-    """One candidate."""
-
-    kind: Literal["multiple-choice"] = "multiple-choice"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EmbedSettings:
-    """A vector."""
-
-    kind: Literal["embed"] = "embed"
-    group_size: int = 32  # pairs in a group of in-batch negatives, for pairs without scores
-    scale: float = 20.0  # of their cosines
-
-    def __post_init__(self) -> None:
-        if self.group_size < 2:
-            raise HeedfulError(f"group_size is {self.group_size}; expected a whole number of pairs from 2")
-        if not 0 < self.scale < float("inf"):
-            raise HeedfulError(f"scale is {self.scale}; expected a number above 0")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Seq2SeqSettings:
-    """A text for a text."""
-
-    kind: Literal["seq2seq"] = "seq2seq"
-    max_new_tokens: int = 128  # per text in evaluations
-    num_beams: int = 1  # in evaluations; 1: greedy
-    label_smoothing: float = 0.0  # share of the target spread over the vocabulary (Szegedy et al. 2016, section 7)
-    metric: Literal["f1", "bleu"] = "f1"  # ranks models; bleu needs sacrebleu
-    bleu: Words = "13a"  # that it counts; char: characters, for texts without spaces or of few words
-
-    def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "num_beams"):
-            if getattr(self, name) < 1:
-                raise HeedfulError(f"{name} is {getattr(self, name)}; expected a whole number from 1")
-        if not 0 <= self.label_smoothing < 1:
-            raise HeedfulError(f"label_smoothing is {self.label_smoothing}; expected a share from 0 to below 1")
-
-
-TaskSettings = (
-    ClassifySettings
-    | MultipleSettings
-    | RegressSettings
-    | TagSettings
-    | QASettings
-    | MultipleChoiceSettings
-    | EmbedSettings
-    | Seq2SeqSettings
-)
-TASKS: dict[str, type] = {
-    "classify": ClassifySettings,
-    "multiple": MultipleSettings,
-    "regress": RegressSettings,
-    "tag": TagSettings,
-    "qa": QASettings,
-    "multiple-choice": MultipleChoiceSettings,
-    "embed": EmbedSettings,
-    "seq2seq": Seq2SeqSettings,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,26 +47,10 @@ class FinetuneSettings:
         if self.max_length is not None and self.max_length < 8:
             raise HeedfulError(f"max_length is {self.max_length}; expected a number of tokens from 8")
         if isinstance(self.init, Seq2Seq) and not isinstance(self.task, Seq2SeqSettings):
-            kind = "classify" if self.task.kind == "multiple" else self.task.kind
+            kind = SPECS[self.task.kind].public_name
             raise SettingError(f'init.kind is "{self.init.kind}", which is for seq2seq, not {kind}', path="init.kind")
         if isinstance(self.init, Classic):
-            readable(self.task.kind, self.init.reader, "init.reader")
-
-
-def readable(task: str, reader: Readers, name: str, labels: int = 2) -> None:
-    """Refuse what nobody would take of a reader, which is set under that name, for so many labels."""
-    if task == "classify" and reader.binary == "sigmoid" and labels != 2:
-        raise HeedfulError(f'{name}.binary is "sigmoid", which is for two labels, but there are {labels}: leave it out')
-    if task == "seq2seq":
-        what = f'{name}.kind is "{reader.kind}", which reads texts and writes none'
-        raise HeedfulError(f'{what}: for seq2seq, set init.kind to "transformer" or "recurrent"')
-    if task in ("multiple", "regress") and reader.binary == "sigmoid":
-        raise HeedfulError(f'{name}.binary is "sigmoid", which is of one label of two: leave it out')
-    if task in ("qa", "multiple-choice"):
-        raise HeedfulError(f'{name}.kind is "{reader.kind}": classic models have no head for {task}')
-    if task in ("tag", "embed") and reader != Bag(over=reader.over):
-        what = f'{name}.kind is "{reader.kind}", or has settings of classes: {task} takes the rows themselves'
-        raise HeedfulError(f'{what}; give kind = "bag", and over')
+            SPECS[self.task.kind].check_reader(self.init.reader, "init.reader", 2)
 
 
 def defaults(
@@ -212,7 +82,7 @@ def defaults(
     batch = max(batch, together) // together * together
     rate = 2e-3 if classic else 5e-4 if fresh else float(f"{0.04 / width:.0e}")
     settings = FinetuneSettings(
-        task=TASKS[kind](),
+        task=SPECS[kind].settings(),
         train=TrainSettings(epochs=epochs, batch_size=batch, optimizer=AdamW(lr=rate)),
         fit=FitSettings(eval_every_epochs=1.0 if epochs > 2 else 0.5),
     )
@@ -222,8 +92,8 @@ def defaults(
 
 
 def _epochs(kind: str, examples: int) -> float:
-    """The default number of epochs; sentences whose words are tagged are short, and want more of them."""
-    return next(count for least, count in (TAG_EPOCHS if kind == "tag" else EPOCHS) if examples >= least)
+    """Return the default number of epochs."""
+    return next(count for least, count in SPECS[kind].epochs if examples >= least)
 
 
 def whole_groups(train: TrainSettings, together: int) -> None:
@@ -241,7 +111,7 @@ def _to_write(writer: Seq2Seq, examples: int, words: Words | None) -> tuple[Fine
     A Transformer has the rate at which the paper's warm-up of 4,000 steps ends, (4000 width)^-0.5, its betas and eps
     (Vaswani et al. 2017, sections 5.3 and 5.4).
     """
-    epochs = 5 * _epochs("seq2seq", examples)
+    epochs = 5 * _epochs(SEQ2SEQ.name, examples)
     batch = 64 if examples >= 2_000 else 16
     schedule: Schedule = Linear(warmup_ratio=0.1)
     if isinstance(writer, Recurrent):
@@ -249,9 +119,9 @@ def _to_write(writer: Seq2Seq, examples: int, words: Words | None) -> tuple[Fine
     else:
         rate = float(f"{(4000 * writer.shape.width) ** -0.5:.1e}")
         what, optimizer, schedule = "a Transformer", AdamW(lr=rate, betas=(0.9, 0.98), eps=1e-9), Noam(warmup_ratio=0.1)
-    metric: Literal["f1", "bleu"] = "bleu" if words is not None and _has_bleu() else "f1"
+    metric: Literal["f1", "bleu"] = "bleu" if words is not None and has_bleu() else "f1"
     if metric == "f1":
-        why = "most targets have fewer than 4 characters" if _has_bleu() else "sacrebleu, for BLEU, is not installed"
+        why = "most targets have fewer than 4 characters" if has_bleu() else "sacrebleu, for BLEU, is not installed"
         by = f", compared by F1 of words, since {why}"
     else:
         by = ", compared by BLEU of characters, since most targets have fewer than 4 words" if words == "char" else ""
@@ -263,17 +133,11 @@ def _to_write(writer: Seq2Seq, examples: int, words: Words | None) -> tuple[Fine
     return settings, f"defaults for {examples:,} examples and {what} with random weights{by}"
 
 
-def _has_bleu() -> bool:
-    return find_spec("sacrebleu") is not None
-
-
 def summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str] = ()) -> str:
     """How a run trains: defaults for what `why` names, but for what was set by hand."""
     train = settings.train
-    smoothing = (
-        f", label smoothing {settings.task.label_smoothing:g}" if isinstance(settings.task, Seq2SeqSettings) else ""
-    )
-    said = f"{why}: {train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}{smoothing}"
+    said = f"{why}: {train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}"
+    said += settings.task.summary()
     return said + (f"; set by hand: {', '.join(by_hand)}" if by_hand else "")
 
 
@@ -310,20 +174,16 @@ def as_trained(run: str | Path) -> tuple[DataSettings, LongInputs]:
     return replace(data, dev_fraction=0.0), table.get("long_inputs", "stride")
 
 
-def told_apart(task: TaskSettings, scored: bool) -> int:
-    """How many samples are learned together."""
-    return task.group_size if isinstance(task, EmbedSettings) and not scored else 1
-
-
 def known_task(task: str) -> str:
     """Return the task that a name means: its own, or that of a pipeline, as "ner".
 
     Raises:
         HeedfulError: If it means none.
     """
-    if task == "multiple":
-        raise HeedfulError('"multiple" is not a task of its own: classify takes one label or any number of them')
-    return canonical_task(task, [name for name in TASKS if name != "multiple"])
+    if task in SPECS and task != SPECS[task].public_name:
+        name = SPECS[task].public_name
+        raise HeedfulError(f'"{task}" is not a task of its own: {name} takes one label or any number of them')
+    return canonical_task(task)
 
 
 def overrides_of(
@@ -342,26 +202,23 @@ def overrides_of(
 def foresee(task: str, overrides: Overrides) -> FinetuneSettings:
     """Return the settings as far as they are known before the data are read, and refuse what is wrong already."""
     task = known_task(task)
-    try:
-        return resolve(overrides, defaults(task, 1, fresh=False)[0]).settings
-    except HeedfulError:
-        if task != "classify":
-            raise
-        return resolve(overrides, defaults("multiple", 1, fresh=False)[0]).settings  # rows with any number of labels
+    last: HeedfulError | None = None
+    for spec in variants(task):
+        try:
+            return resolve(overrides, defaults(spec.name, 1, fresh=False)[0]).settings
+        except HeedfulError as error:
+            last = error
+    assert last is not None
+    raise last
 
 
 def resolve(overrides: Overrides, usual: FinetuneSettings) -> Resolved[FinetuneSettings]:
     """Lay overrides over the defaults of a task, which they may not change."""
     resolved, kind = overrides.resolve(usual), usual.task.kind
     task = resolved.settings.task
-    if isinstance(task, Seq2SeqSettings) and task.metric == "bleu" and not _has_bleu():
-        raise SettingError(
-            "task.metric is bleu, which sacrebleu measures, which is not installed: "
-            "pip install 'heedful[translate]', or let models be compared by F1 of words: task.metric=f1",
-            path="task.metric",
-        )
+    task.check()
     if task.kind != kind:
-        name = "classify" if kind == "multiple" else kind
+        name = SPECS[kind].public_name
         message = f'task.kind is "{task.kind}", but the task, {name}, and its data decide it: leave it out'
         raise SettingError(message, path="task.kind")
     return resolved

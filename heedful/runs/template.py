@@ -9,6 +9,7 @@ from heedful.plain import toml
 from heedful.runs.aliases import canonical_task
 from heedful.runs.describe import Setting, describe
 from heedful.settings import to_mapping
+from heedful.tasks.specs import task_names
 
 EXAMPLES = 1_000  # of the defaults that follow from the size of the data
 RUNS = ("pretrain", "distil")
@@ -16,9 +17,7 @@ RUNS = ("pretrain", "distil")
 
 def names() -> list[str]:
     """What templates exist of: tasks of finetune, pretrain and distil."""
-    from heedful.runs.settings import TASKS
-
-    return [*(task for task in TASKS if task != "multiple"), *RUNS]
+    return [*task_names(), *RUNS]
 
 
 def usual(name: str) -> Any:
@@ -31,7 +30,7 @@ def usual(name: str) -> Any:
 
     if name == "pretrain":
         return pretrain_settings.defaults("mlm", 256, going_on=False)
-    task = canonical_task("classify" if name == "distil" else name, [each for each in names() if each not in RUNS])
+    task = canonical_task(task_names()[0] if name == "distil" else name)
     found = settings.defaults(task, EXAMPLES, fresh=False)[0]
     if name != "distil":
         return found

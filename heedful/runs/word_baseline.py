@@ -23,11 +23,10 @@ from torch import nn
 from heedful.checkpoint import Loaded
 from heedful.data import Source
 from heedful.data.order import mixed, order
+from heedful.data.survey import Survey
 from heedful.runs.results import predictions
-from heedful.runs.scoring import best_threshold
-from heedful.runs.survey import Survey
 from heedful.tasks.base import Answer
-from heedful.tasks.classify import THRESHOLD, Classify, ClassifyMany
+from heedful.tasks.classify import THRESHOLD, Classify, ClassifyMany, best_threshold
 from heedful.tasks.metrics import paired_difference
 from heedful.tasks.regress import Regress
 from heedful.tasks.task import Measure, Task, chunks

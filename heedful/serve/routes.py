@@ -18,7 +18,7 @@ from heedful.serve import schemas as s
 from heedful.serve.call import LETTERS, Call, Turns
 from heedful.serve.count import in_turns
 from heedful.serve.pairs import sequences
-from heedful.tasks import Writing
+from heedful.tasks.rewrite import Writing
 from heedful.tokenizer import Encoded
 
 MOST = 128  # tokens that are written for a text, unless the request says how many

@@ -144,3 +144,12 @@ def of_windows(places: Iterable[Place], count: int) -> list[list[int]]:
     for number, place in places:
         found[number].append(place)
     return found
+
+
+def tokenizer_of(loaded: Loaded) -> Tokenizer:
+    """The tokenizer, without which no text can be read."""
+    if loaded.tokenizer is None:
+        raise HeedfulError(
+            f"{loaded.source} has no tokenizer: put its tokenizer.json, or vocab.txt, beside config.json"
+        )
+    return loaded.tokenizer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
+from heedful.checkpoint import Loaded
 from heedful.data import Example, Labelled, MultiLabelled
 from heedful.model.config import Classes, ProblemType
 from heedful.objectives import Batch, Sample
@@ -31,7 +32,8 @@ from heedful.tasks.metrics import (
     macro_f1_of,
     mean_of,
 )
-from heedful.tasks.task import Judged, Measure, Task, spread, surprise
+from heedful.tasks.specs.classify import ClassifySettings, MultipleSettings
+from heedful.tasks.task import Judged, Measure, Setup, Task, evaluate, spread, surprise
 from heedful.tokenizer import Encoded, Item
 
 Scores = Float[Tensor, "sequences scores"]
@@ -79,6 +81,7 @@ class Texts(Task):
     """What tasks over a text or a pair share; each window of a long text counts 1 / windows."""
 
     head: ClassVar[str] = "sequence_classification"
+    takes_pairs: ClassVar[bool] = True
 
     def items(self, example: Any) -> list[Item]:
         return [example.text if example.text_pair is None else (example.text, example.text_pair)]
@@ -118,6 +121,15 @@ class Classify(Texts):
     example: ClassVar[type[Example]] = Labelled
     metric: str = "accuracy"
     weights: tuple[float, ...] = ()  # of the classes in the loss; (): all 1
+
+    @classmethod
+    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+        assert isinstance(setup.settings, ClassifySettings)
+        weights: tuple[float, ...] = ()
+        if setup.settings.class_weight == "balanced":  # examples / (classes * examples of the class)
+            labels, found = setup.labels, setup.survey.labels
+            weights = tuple(found.total() / (len(labels) * max(1, found[label])) for label in labels)
+        return cls.attached(setup, labels=setup.labels, weights=weights)
 
     def target(self, example: Labelled) -> int:
         return self.labels.index(example.label)
@@ -187,6 +199,31 @@ class ClassifyMany(Texts):
     problem_type: ClassVar[ProblemType] = "multi_label_classification"
     weights: tuple[float, ...] = ()  # of each label's positives; (): all 1
 
+    @classmethod
+    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+        settings, labels = setup.settings, setup.labels
+        assert isinstance(settings, MultipleSettings)
+        weights: tuple[float, ...] = ()
+        if settings.class_weight == "balanced":  # negatives / positives of each label
+            count, found = next(iter(setup.survey.counts.values())), setup.survey.labels
+            weights = tuple(max(1, count - found[label]) / max(1, found[label]) for label in labels)
+        task, made = cls.attached(setup, labels=labels, weights=weights)
+        if settings.thresholds not in (THRESHOLD, "tuned"):
+            made.thresholds = dict.fromkeys(labels, float(settings.thresholds))
+        return task, made
+
+    def calibrate(self, ask: Callable[[list[Any]], list[Answer]], examples: Iterable[Any]) -> dict[str, float]:
+        rows: list[list[float]] = []
+        golds: list[list[float]] = []
+
+        def note(number: int, example: Any, answer: Answer, judged: Judged) -> None:
+            rows.append(list(answer["probabilities"].values()))
+            golds.append(self.target(example))
+
+        evaluate(self, ask, examples, judged=note)
+        said, gold = np.array(rows), np.array(golds)
+        return {label: best_threshold(said[:, k], gold[:, k]) for k, label in enumerate(self.labels)}
+
     def target(self, example: MultiLabelled) -> list[float]:
         return [float(label in example.labels) for label in self.labels]
 
@@ -235,3 +272,20 @@ class ClassifyMany(Texts):
         loss = sum(surprise(shares[label] if label in gold else 1 - shares[label]) for label in self.labels)
         right = set(gold) == set(answer["labels"])
         return Judged(gold, answer["labels"], right, loss / len(self.labels))
+
+
+def best_threshold(shares: Any, gold: Any) -> float:
+    """The probability from which on saying yes gives the best F1; between two, their middle; 0.5 where nothing is yes.
+
+    >>> best_threshold(np.array([0.1, 0.4, 0.8]), np.array([0, 1, 1]))
+    0.25
+    """
+    if not gold.any():
+        return 0.5
+    order = np.argsort(-shares, kind="stable")
+    shares, gold = shares[order], gold[order]
+    last = np.append(shares[1:] != shares[:-1], True)  # equal ones go together
+    f1 = np.where(last, 2 * np.cumsum(gold) / (gold.sum() + np.arange(1, len(gold) + 1)), -1)
+    best = int(f1.argmax())
+    below = shares[best + 1] if best + 1 < len(shares) else 0.0
+    return float((shares[best] + below) / 2)

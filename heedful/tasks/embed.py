@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,14 +11,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from heedful.checkpoint import Loaded
 from heedful.data import Example, Pair
+from heedful.data.survey import Survey
 from heedful.errors import HeedfulError
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import exact, pack, weights, wide
 from heedful.tasks.base import Answer, Answerer, Setting, Window, read_text
 from heedful.tasks.metrics import Result, Retrieval
 from heedful.tasks.regress import correlated, correlation
-from heedful.tasks.task import Judged, LongInputs, Measure, Task
+from heedful.tasks.spec import TaskSettings
+from heedful.tasks.specs.embed import EmbedSettings
+from heedful.tasks.task import Judged, LongInputs, Measure, Setup, Task
 from heedful.tokenizer import Encoded, Item
 
 
@@ -83,6 +87,23 @@ class Embed(Task):
                 f"together is {self.together}: pairs are told apart from others, so 2 or more are needed"
             )
 
+    @classmethod
+    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+        settings = setup.settings
+        assert isinstance(settings, EmbedSettings)
+        how = comparison(setup.survey, settings.group_size)
+        task, made = cls.attached(setup, long_inputs="truncate", scale=settings.scale, **how)  # a text has one vector
+        made.label_scaling = {name: how[name] for name in ("low", "high") if name in how}
+        return task, made
+
+    @classmethod
+    def evaluation_fields(
+        cls, loaded: Loaded, survey: Callable[[], Survey], settings: TaskSettings | None
+    ) -> dict[str, Any]:
+        """As the split's pairs are compared; scores lie in the range of those that the model learned from."""
+        how = comparison(survey()) | {"long_inputs": "truncate"}
+        return how | (loaded.label_scaling if how["scored"] else {})
+
     def items(self, example: Any) -> list[Item]:
         return [example.anchor, example.positive]
 
@@ -143,6 +164,14 @@ class Embed(Task):
 
     def ranks(self, measure: Measure) -> Sequence[int]:
         return () if self.scored else measure.metrics["pairs"].ranks()[1].tolist()
+
+
+def comparison(survey: Survey, group_size: int = 2) -> dict[str, Any]:
+    """Return how pairs are compared: with scores between 0, or the lowest, and the highest; else with each other."""
+    if survey.low is None or survey.high is None:
+        return {"scored": False, "together": group_size}
+    low = min(0.0, survey.low)
+    return {"scored": True, "low": low, "high": survey.high if survey.high > low else 1.0}
 
 
 def _second(sample: Sample) -> bytes:

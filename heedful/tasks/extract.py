@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from heedful.checkpoint import Loaded
 from heedful.data import Example, Question, Span
+from heedful.data.survey import Survey
 from heedful.model.config import Head
 from heedful.model.config import Span as SpanHead
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack, weights
 from heedful.tasks.base import Answer, Answerer, Place, Setting, Window, best_places, named_texts, read_pair, trimmed
 from heedful.tasks.metrics import Result, SquadScore, SquadThreshold, answer_scores, mean_of
-from heedful.tasks.task import Judged, Measure, Task, spread
+from heedful.tasks.spec import TaskSettings
+from heedful.tasks.specs.qa import QASettings
+from heedful.tasks.task import Judged, Measure, Setup, Task, evaluate, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 MAX_ANSWER_TOKENS = 30  # tokens of an answer, unless a threshold says how many
@@ -117,6 +122,39 @@ class Extract(Task):
     impossible: bool  # whether some questions have no answer
     max_answer_tokens: int = MAX_ANSWER_TOKENS
     null_row: int = 0  # of a window: the one that "no answer" is learned at, see `no_answer_row`
+
+    @classmethod
+    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+        settings, impossible = setup.settings, setup.survey.impossible
+        assert isinstance(settings, QASettings)
+        most, threshold = settings.max_answer_tokens, settings.no_answer_threshold
+        task, made = cls.attached(setup, impossible=impossible, max_answer_tokens=most)
+        made.thresholds = {ANSWER_LIMIT: float(most)} if most != cls.max_answer_tokens else {}
+        if impossible:
+            made.thresholds[NO_ANSWER] = 0.0 if threshold == "tuned" else float(threshold)
+        return replace(task, null_row=no_answer_row(made.config.head)), made
+
+    @classmethod
+    def evaluation_fields(
+        cls, loaded: Loaded, survey: Callable[[], Survey], settings: TaskSettings | None
+    ) -> dict[str, Any]:
+        """As its run measured the model: it may find no answer if it has a threshold for that."""
+        return {"impossible": NO_ANSWER in loaded.thresholds, "null_row": no_answer_row(loaded.config.head)}
+
+    def on_split(self, loaded: Loaded, survey: Callable[[], Survey], split: str) -> tuple[Task, Loaded]:
+        """Allow "no answer" where some questions of the split have none."""
+        if self.impossible or split not in survey().unanswered:
+            return self, loaded
+        loaded = copy(loaded)  # the one that was given stays as it is
+        loaded.thresholds = {NO_ANSWER: 0.0, **loaded.thresholds}
+        return replace(self, impossible=True), loaded
+
+    def for_unlabelled(self) -> Task:
+        """Keep all windows of questions, whose answers are not known."""
+        return replace(self, impossible=True)
+
+    def calibrate(self, ask: Callable[[list[Any]], list[Answer]], examples: Iterable[Any]) -> dict[str, float]:
+        return {NO_ANSWER: self.result(evaluate(self, ask, examples))["best_f1_threshold"]}
 
     def items(self, example: Any) -> list[Item]:
         return [(example.question, example.context)]

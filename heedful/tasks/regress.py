@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import hypot
 from typing import ClassVar
 
 import numpy as np
+import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
@@ -18,9 +20,10 @@ from heedful.tasks.base import Answer
 from heedful.tasks.classify import Scores, Texts
 from heedful.tasks.metrics import Bootstrap, RankedRegression, Result
 from heedful.tasks.metrics.numbers import Kept
-from heedful.tasks.task import SEED, Judged, Measure
+from heedful.tasks.task import SEED, Judged, Measure, Setup, Task
 
 Sums = Float64[np.ndarray, "replicates statistics"]
+NUMBER = "score"  # what a regression's one output is called, unless a teacher calls it otherwise
 FARTHEST = 512.0  # standard deviations, or more, are what a bootstrap's sums have room for
 ROUNDED = 1e-7  # a variance below it, of 1, is what rounding left
 
@@ -37,6 +40,20 @@ class Regress(Texts):
     problem_type: ClassVar[ProblemType] = "regression"
     mean: float = 0.0
     deviation: float = 1.0
+
+    @classmethod
+    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+        """Numbers are learned by their distance from the mean, in deviations; without a bias, from 0."""
+        task, made = cls.attached(setup, labels=setup.labels or (NUMBER,))
+        known, now = setup.loaded.named(), made.named()
+        mean, deviation = setup.survey.mean, setup.survey.deviation
+        if "head.out.bias" not in now:
+            mean, deviation = 0.0, hypot(mean, deviation)
+        task = replace(task, mean=mean, deviation=deviation)
+        if "head.out.weight" in known and torch.equal(known["head.out.weight"], now["head.out.weight"]):
+            made = task.learning(made)  # it gave scores before
+        made.label_scaling = {"mean": mean, "std": deviation}
+        return task, made
 
     def target(self, example: Scored) -> float:
         return (example.score - self.mean) / self.deviation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
@@ -13,17 +13,20 @@ from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
 from heedful.data import Example, Rewritten
+from heedful.data.survey import Survey
 from heedful.errors import HeedfulError
 from heedful.model.config import ModelConfig, NextToken
 from heedful.model.decode import Beam, Decoding, Greedy, How, Written, decode
 from heedful.objectives import Batch, Loss, Sample
 from heedful.objectives.base import pack, weighted
 from heedful.packed import Packed
-from heedful.tasks.base import Answer, Answerer, Setting, Window, read_text
+from heedful.tasks.base import Answer, Answerer, Setting, Window, read_text, tokenizer_of
 from heedful.tasks.metrics import Bleu, Result, TextScore, has_bleu, text_scores
 from heedful.tasks.metrics.bleu import NEEDED, ORDER, STATISTICS, Words, bleu_of
 from heedful.tasks.metrics.bootstrap import mean_of
-from heedful.tasks.task import CHUNK, Judged, Measure, Task, chunks, spread
+from heedful.tasks.spec import TaskSettings
+from heedful.tasks.specs.seq2seq import Seq2SeqSettings
+from heedful.tasks.task import CHUNK, Judged, Measure, Setup, Task, chunks, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
 TEXT_SUFFIX = "\n"  # text and rewriting, where one decoder learns both
@@ -172,6 +175,29 @@ class Rewrite(Task):
     def __post_init__(self) -> None:
         if self.metric == "bleu" and not has_bleu():
             raise HeedfulError(f"{NEEDED}; or let models be compared by F1 of words: task.metric=f1")
+
+    @classmethod
+    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+        settings, loaded = setup.settings, setup.loaded
+        assert isinstance(settings, Seq2SeqSettings)
+        mark = marks(loaded.config.model, tokenizer_of(loaded))
+        suffix = "" if mark.start is not None else TEXT_SUFFIX
+        fields = _fields(settings) | {"label_smoothing": settings.label_smoothing}
+        task, made = cls.attached(setup, mark=mark, text_suffix=suffix, **fields)
+        made.text_suffix = suffix
+        return replace(task, limit_written=made.limit_written), made
+
+    @classmethod
+    def evaluation_fields(
+        cls, loaded: Loaded, survey: Callable[[], Survey], settings: TaskSettings | None
+    ) -> dict[str, Any]:
+        """As the settings say, with as many tokens and beams."""
+        settings = settings or Seq2SeqSettings()
+        assert isinstance(settings, Seq2SeqSettings)
+        mark = marks(loaded.config.model, tokenizer_of(loaded))
+        return {"mark": mark, "text_suffix": loaded.text_suffix, "limit_written": loaded.limit_written} | _fields(
+            settings
+        )
 
     @property
     def writing(self) -> Writing:
@@ -322,6 +348,11 @@ class Rewrite(Task):
     def judge(self, example: Rewritten, answer: Answer) -> Judged:
         exact, f1 = text_scores(answer["text"], example.rewritten)
         return Judged(example.rewritten, answer["text"], bool(exact), 1 - f1)
+
+
+def _fields(settings: Seq2SeqSettings) -> dict[str, Any]:
+    """Return the settings of evaluations."""
+    return {name: getattr(settings, name) for name in ("max_new_tokens", "num_beams", "metric", "bleu")}
 
 
 def _part(sample: Sample, number: int) -> Sample:

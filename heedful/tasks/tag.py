@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from heedful.checkpoint import Loaded
 from heedful.data import Example, Tagged
 from heedful.data.tags import OUTSIDE, in_scheme, to_iob2
 from heedful.model.config import TokenClasses
@@ -28,7 +29,7 @@ from heedful.tasks.metrics import (
     precision_of,
     recall_of,
 )
-from heedful.tasks.task import Judged, Measure, Task, spread
+from heedful.tasks.task import Judged, Measure, Setup, Task, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer, Words
 
 BEGIN = ("B", "S", "U")  # IOB2, IOBES, BILOU and BMES: B-x, S-x and U-x begin an entity
@@ -133,6 +134,10 @@ class Tag(Task):
     example: ClassVar[type[Example]] = Tagged
     head: ClassVar[str] = "token_classification"
     metric: str = ""  # "": F1 of entities, or accuracy where labels mark none
+
+    @classmethod
+    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+        return cls.attached(setup, labels=setup.labels)
 
     def __post_init__(self) -> None:
         if not self.metric:

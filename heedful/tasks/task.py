@@ -8,22 +8,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from math import log
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 from jaxtyping import Float64
 from torch import Tensor
 
 from heedful.checkpoint import Loaded
+from heedful.checkpoint.attach import attach
 from heedful.data import Example
+from heedful.data.survey import Survey
 from heedful.errors import HeedfulError, InputError
-from heedful.model.config import ProblemType
+from heedful.model.config import Classes, ProblemType, TokenClasses
 from heedful.model.readers import ReadClasses
 from heedful.objectives import Batch, Loss, Objective, Sample
 from heedful.objectives.base import weighted, wide
-from heedful.tasks.base import Answer, windows
+from heedful.tasks.base import Answer, tokenizer_of, windows
 from heedful.tasks.metrics import Bootstrap, Result, Sure
+from heedful.tasks.spec import TaskSettings
 from heedful.tokenizer import Encoded, Item, Tokenizer
+
+if TYPE_CHECKING:
+    from heedful.tasks.rewrite import Writing
 
 LongInputs = Literal["stride", "truncate"]  # longer than the model reads: windows that overlap by half, or no end
 CHUNK = 512  # examples that are tokenized, or asked, together
@@ -132,6 +138,20 @@ class Read:
     remarks: Counter[str]  # and of how many examples each is true
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What a task for training is made from."""
+
+    settings: TaskSettings
+    loaded: Loaded  # the model to start from
+    labels: tuple[str, ...]
+    survey: Survey
+    seed: int = 0  # of what is drawn of a new head
+    reinit_layers: int = 0
+    max_length: int | None = None  # tokens of a sequence; None: as many as the model reads
+    long_inputs: LongInputs = "stride"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task(Objective, ABC):
     """What is shared by all tasks."""
@@ -139,6 +159,7 @@ class Task(Objective, ABC):
     example: ClassVar[type[Example]]
     head: ClassVar[str]
     problem_type: ClassVar[ProblemType] = "single_label_classification"
+    takes_pairs: ClassVar[bool] = False  # texts may come in pairs, and a model remembers whether they did
 
     tokenizer: Tokenizer
     limit: int | None  # tokens of a sequence
@@ -146,6 +167,59 @@ class Task(Objective, ABC):
     metric: str  # the number of `result` by which models are compared, the larger the better
     together: int = 1
     long_inputs: LongInputs = "stride"  # in training and evaluation
+
+    @classmethod
+    def create(cls, setup: Setup) -> tuple[Task, Loaded]:
+        """Make the task for training, and the model with its head."""
+        return cls.attached(setup)
+
+    @classmethod
+    def attached(cls, setup: Setup, **more: Any) -> tuple[Self, Loaded]:
+        """Make the task from more fields, and the model with its head, which reads `max_length` tokens from now on."""
+        loaded, tokenizer = setup.loaded, tokenizer_of(setup.loaded)
+        made = attach(
+            loaded,
+            cls.head,
+            labels=more.get("labels", ()),
+            problem_type=cls.problem_type,
+            seed=setup.seed,
+            reinit_layers=setup.reinit_layers,
+        )
+        if setup.max_length is not None:
+            if made.limit is not None and setup.max_length > made.limit:
+                raise HeedfulError(f"max_length is {setup.max_length}, but {loaded.source} reads {made.limit} tokens")
+            tokenizer = made.tokenizer = tokenizer.limited(setup.max_length)
+        return cls(**{"tokenizer": tokenizer, "limit": made.limit, "long_inputs": setup.long_inputs, **more}), made
+
+    @classmethod
+    def evaluation_fields(
+        cls, loaded: Loaded, survey: Callable[[], Survey], settings: TaskSettings | None
+    ) -> dict[str, Any]:
+        """Return the fields, beside the tokenizer and limits, of the task by which a trained model is evaluated.
+
+        Args:
+            loaded: The model.
+            survey: Reads the split and surveys it.
+            settings: Settings of the run; None: defaults.
+        """
+        return {"labels": loaded.config.head.labels} if isinstance(loaded.config.head, Classes | TokenClasses) else {}
+
+    def on_split(self, loaded: Loaded, survey: Callable[[], Survey], split: str) -> tuple[Task, Loaded]:
+        """Return task and model as they are evaluated on a split; the given ones stay as they are."""
+        return self, loaded
+
+    def for_unlabelled(self) -> Task:
+        """Return the task as it reads examples without labels."""
+        return self
+
+    def calibrate(self, ask: Callable[[list[Any]], list[Answer]], examples: Iterable[Any]) -> dict[str, float]:
+        """Return thresholds fitted on examples, for a task whose settings may ask for it."""
+        raise NotImplementedError
+
+    @property
+    def writing(self) -> Writing | None:
+        """How an evaluation generates text; None: the task does not."""
+        return None
 
     @abstractmethod
     def items(self, example: Any) -> list[Item]:

@@ -567,7 +567,7 @@ def decoding(work: Path, quick: bool) -> Probes:
     """Texts and tokens of greedy decoding, beams and sampling."""
     from heedful.infer.engine import Engine
     from heedful.model.decode import Beam, Greedy, Sample
-    from heedful.tasks import Writing
+    from heedful.tasks.rewrite import Writing
 
     ways: dict[str, Any] = {
         "greedy": Greedy(),
@@ -706,13 +706,13 @@ def defaults(work: Path, quick: bool) -> Probes:
     from heedful.tokenizer.settings import TokenizerSettings
 
     found: Probes = {}
-    for name in settings.TASKS:
+    for name in SPECS:
         for examples in (100, 30_000):
             made, _ = settings.defaults(name, examples, fresh=False)
             found[f"finetune, {TASKS_BEFORE.get(name, name)}, {examples}"] = to_mapping(made)
     for name in pretrain_settings.OBJECTIVES:
         found[f"pretrain, {KINDS_BEFORE[name]}"] = to_mapping(pretrain_settings.defaults(name, 256, going_on=False))
-    found["distil"] = to_mapping(DistilSettings(task=settings.TASKS["classify"](), teacher="t"))
+    found["distil"] = to_mapping(DistilSettings(task=SPECS["classify"].settings(), teacher="t"))
     found["distil, masked"] = to_mapping(MaskedDistilSettings(teacher="t"))
     found |= {f"losses, {LOSSES_BEFORE[name]}": to_mapping(losses) for name, losses in RECIPES.items()}
     found["limits"], found["timeouts"] = to_mapping(Limits()), to_mapping(Timeouts())

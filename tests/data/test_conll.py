@@ -134,7 +134,7 @@ def test_a_first_line_that_names_the_columns(
     assert [each.words for each in source.examples("train")] == [("The", "dog"), ("A",)]  # type: ignore[attr-defined]
     assert f"{path.name}: its first line names the columns, unless header=false is set" in source.stated
     if tags == "DT NN":
-        kept = source_of("tag", path, DataSettings(dev_fraction=0.0, header=False), LeaveOut())
+        kept = source_of(Tagged, path, DataSettings(dev_fraction=0.0, header=False), LeaveOut())
         assert next(kept.examples("train")).words == (header.split()[-2], "The", "dog")
 
 

@@ -41,27 +41,27 @@ def test_coarse_labels_are_a_setting(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text(QUESTIONS, encoding="utf-8")
     settings = override(DataSettings(dev_fraction=0.0), ["label_until=:"])
-    source = source_of("classify", path, settings, LeaveOut())
+    source = source_of(Labelled, path, settings, LeaveOut())
     assert source.labels == ("DESC", "HUM", "NUM")
     assert [each.label for each in source.examples("train")] == ["DESC", "NUM", "DESC", "HUM"]
     (tmp_path / "a.csv").write_text("text,score\na,1\n")
     with pytest.raises(HeedfulError, match="label_until=: would change nothing"):
-        source_of("regress", tmp_path / "a.csv", settings, LeaveOut())
+        source_of(Scored, tmp_path / "a.csv", settings, LeaveOut())
 
 
 def test_fasttext_labels(tmp_path: Path) -> None:
     path = tmp_path / "cooking.train"
     path.write_text(TAGGED_TEXTS)
-    source = source_of("classify", path, DataSettings(dev_fraction=0.0), LeaveOut())
+    source = source_of(Labelled, path, DataSettings(dev_fraction=0.0), LeaveOut())
     assert list(source.examples("train")) == [
         MultiLabelled(labels=("tea", "milk"), text="Milk first ?"),
         MultiLabelled(labels=("tea",), text="How hot ?"),
         MultiLabelled(labels=("cake",), text="Too dry ?"),
     ]
     path.write_text(TAGGED_TEXTS.replace(" __label__milk", ""))
-    source = source_of("classify", path, DataSettings(dev_fraction=0.0), LeaveOut())
+    source = source_of(Labelled, path, DataSettings(dev_fraction=0.0), LeaveOut())
     assert [each.label for each in source.examples("train")] == ["tea", "tea", "cake"]
-    source = source_of("classify", path, DataSettings(dev_fraction=0.0, columns={"labels": "labels"}), LeaveOut())
+    source = source_of(Labelled, path, DataSettings(dev_fraction=0.0, columns={"labels": "labels"}), LeaveOut())
     assert source.kind is MultiLabelled and source.labels == ("cake", "tea")
 
 

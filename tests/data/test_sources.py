@@ -215,7 +215,7 @@ def test_a_bad_row_that_is_met_in_opening_is_set_aside_once(tmp_path: Path) -> N
     ):
         (tmp_path / name).write_text(data)
         aside = tmp_path / f"aside-{name}"
-        source = source_of("classify", tmp_path / name, DataSettings(dev_fraction=0.0), SetAside(file=aside))
+        source = source_of(Labelled, tmp_path / name, DataSettings(dev_fraction=0.0), SetAside(file=aside))
         assert texts(source, "train") == ["a"] and source.kind is (Labelled if name == "a.jsonl" else MultiLabelled)
         assert len(aside.read_text().splitlines()) == 1 and source.sieve.bad == {str(tmp_path / name): 1}
 
@@ -254,7 +254,7 @@ def test_settings_that_would_change_nothing(
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "label": ["x"]}), tmp_path / "a.parquet")
     given = dict(zip(("train", "dev"), (tmp_path / name for name in files), strict=False))
     with pytest.raises(HeedfulError, match=message) if message else nullcontext():
-        source_of("classify", given, DataSettings(**settings), LeaveOut())
+        source_of(Labelled, given, DataSettings(**settings), LeaveOut())
 
 
 def test_a_path_that_cannot_be_looked_at(tmp_path: Path) -> None:

@@ -24,9 +24,8 @@ from heedful.infer.engine import Asked, Engine, Piece
 from heedful.infer.queue import Queue
 from heedful.infer.refused import Expired, Failed, Full, TooLong, Unavailable
 from heedful.model.decode import Beam, Decoding, Greedy, Sample, Written
-from heedful.tasks import Writing
 from heedful.tasks.embed import EMBED
-from heedful.tasks.rewrite import REWRITE
+from heedful.tasks.rewrite import REWRITE, Writing
 from heedful.tokenizer import Encoded
 
 

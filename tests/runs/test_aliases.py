@@ -8,13 +8,14 @@ import pytest
 
 from heedful.cli import app
 from heedful.errors import HeedfulError, SettingError
-from heedful.runs.aliases import ALIASES, TASKS
+from heedful.runs.aliases import ALIASES, task_aliases
 from heedful.runs.describe import paths
 from heedful.runs.distil_settings import DistilSettings, MaskedDistilSettings
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain_settings import PretrainSettings
 from heedful.runs.pretrain_settings import defaults as pretraining
 from heedful.runs.settings import FinetuneSettings, defaults, known_task
+from heedful.tasks.specs import task_names
 from heedful.tokenizer.settings import TokenizerSettings
 
 CLASSIFY = defaults("classify", 600, fresh=False)[0]
@@ -221,7 +222,7 @@ def test_a_task_may_be_given_by_the_name_of_a_pipeline(name: str, task: str) -> 
 
 
 def test_every_alias_of_a_task_leads_to_one() -> None:
-    assert {known_task(name) for name in TASKS} == set(TASKS.values())
+    assert {known_task(name) for name in task_aliases()} == set(task_names())
 
 
 @pytest.mark.parametrize("name", ["fill-mask", "text-generation", "zero-shot-classification"])

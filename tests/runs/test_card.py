@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 from heedful.cli import app
 from heedful.errors import HeedfulError
 from heedful.runs.card import number, plain, write_card
-from heedful.runs.card_use import TASKS, usage
+from heedful.runs.card_use import usage
+from heedful.tasks.specs import SPECS
 
 EVIL = [
     "<script>alert(1)</script>",
@@ -132,13 +133,13 @@ def test_every_task_has_a_card(tmp_path: Path) -> None:
         "embed": ("spearman", scored, "sentence-similarity", ["pearsonr", "spearmanr", "mse"]),
         "seq2seq": ("f1", {"exact": 0.5, "f1": 0.6, "count": 10}, "text2text-generation", ["exact_match", "f1"]),
     }
-    assert numbers.keys() == TASKS.keys()
+    assert numbers.keys() == SPECS.keys()
     for task, (main, found, pipeline, metrics) in numbers.items():
         text = card(tmp_path / task, made.results(task, main, {"dev": found}))
         front = metadata_load(tmp_path / task / "model" / "README.md")
         assert front["pipeline_tag"] == pipeline and set(metrics) <= set(front["metrics"])
         assert front["library_name"] == ("sentence-transformers" if task == "embed" else "transformers")
-        assert f"# {TASKS[task].name}\n" in text and f"**{main}**" in text
+        assert f"# {SPECS[task].card.name}\n" in text and f"**{main}**" in text
         for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
             compile(code, task, "exec")
             assert "{" not in code.replace('{"', "").replace("{name: each", "")

@@ -22,6 +22,7 @@ from heedful.checkpoint import load, save
 from heedful.checkpoint.attach import attach, rescaled
 from heedful.cli import main
 from heedful.data import DataSettings, Labelled, LeaveOut, SetAside, Stop, read
+from heedful.data.survey import Survey
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.quantize import decide, ready, tried
@@ -29,9 +30,8 @@ from heedful.runs import evaluate as evaluation
 from heedful.runs import finetune as module
 from heedful.runs import scoring
 from heedful.runs.evaluate import GLUE_FOLDERS, evaluate, source_for, suite, task_of
-from heedful.runs.making import embedding
 from heedful.runs.scoring import Book, asker, measure
-from heedful.runs.survey import Survey
+from heedful.tasks.embed import comparison
 from heedful.tasks.metrics import GLUE
 from heedful.tasks.task import Judged
 from heedful.train.ranks import Ranks
@@ -390,7 +390,7 @@ def test_several_numbers_cannot_be_scored(tmp_path: Path) -> None:
 
 def test_pairs_are_compared_on_their_own_scale() -> None:
     def scale(low: float | None, high: float | None) -> Any:
-        return embedding(Survey(counts={"test": 3}, labels=Counter(), low=low, high=high))
+        return comparison(Survey(counts={"test": 3}, labels=Counter(), low=low, high=high))
 
     assert scale(None, None) == {"scored": False, "together": 2}
     assert scale(0.0, 5.0) == scale(1.0, 5.0) == {"scored": True, "low": 0.0, "high": 5.0}

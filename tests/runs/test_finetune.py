@@ -24,6 +24,8 @@ from reporters import Messages
 from heedful.checkpoint import load
 from heedful.data import DataSettings, LeaveOut, Scored, read, source_of
 from heedful.data.cells import escape_cell
+from heedful.data.examples import Labelled
+from heedful.data.survey import of_splits, survey
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.runs import finetune as module
@@ -31,11 +33,11 @@ from heedful.runs.evaluate import evaluate
 from heedful.runs.folder import BAD_ROWS, DATA, begin, read_json
 from heedful.runs.init_settings import Pretrained, Scratch
 from heedful.runs.making import make_task
-from heedful.runs.scoring import best_threshold
-from heedful.runs.settings import ClassifySettings, FinetuneSettings, MultipleSettings
-from heedful.runs.survey import of_splits, survey
+from heedful.runs.settings import FinetuneSettings
 from heedful.settings import from_file
+from heedful.tasks.classify import best_threshold
 from heedful.tasks.extract import NO_ANSWER
+from heedful.tasks.specs.classify import ClassifySettings, MultipleSettings
 from heedful.tokenizer import Words
 from heedful.train.fit import Reporter
 from heedful.train.settings import AdamW
@@ -772,7 +774,7 @@ def test_bad_rows_of_files_that_are_called_the_same(tmp_path: Path) -> None:
         files.append(tmp_path / name / "train.jsonl")
         files[-1].write_text("broken\n" * number + '{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n')
     settings = FinetuneSettings(task=ClassifySettings(), data=DataSettings(dev_fraction=0.0))
-    source = source_of("classify", files, settings.data, LeaveOut())
+    source = source_of(Labelled, files, settings.data, LeaveOut())
     assert len(list(source.examples("train"))) == 4
     (tmp_path / "run").mkdir()
     begin(tmp_path / "run", settings, source, {"train": 4}, partial(source_of, "classify", files, settings.data))

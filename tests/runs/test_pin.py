@@ -14,8 +14,9 @@ from heedful.runs.distil_settings import DistilSettings
 from heedful.runs.init_settings import Pretrained, Scratch
 from heedful.runs.pin import pin
 from heedful.runs.results import read_results
-from heedful.runs.settings import ClassifySettings, FinetuneSettings
+from heedful.runs.settings import FinetuneSettings
 from heedful.settings import load_mapping, to_toml
+from heedful.tasks.specs.classify import ClassifySettings
 
 FIRST, SECOND = "a" * 40, "b" * 40
 

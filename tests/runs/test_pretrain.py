@@ -44,9 +44,10 @@ from heedful.runs.pretrain_card import text_notes
 from heedful.runs.pretrain_making import Pieces, fresh_or_started, objectives_of, samples_of, shaped
 from heedful.runs.pretrain_settings import Phase, PretrainSettings, settled
 from heedful.runs.recipes import copy, offers
-from heedful.runs.settings import ClassifySettings, FinetuneSettings
+from heedful.runs.settings import FinetuneSettings
 from heedful.settings import from_file, to_toml
-from heedful.tasks import Writing
+from heedful.tasks.rewrite import Writing
+from heedful.tasks.specs.classify import ClassifySettings
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.fit import Reporter

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from heedful.cli.train import FINETUNED
-from heedful.data import KINDS, read
+from heedful.data import read
 from heedful.errors import HeedfulError
 from heedful.runs.distil_settings import RECIPES, LayersStudent, MaskedDistilSettings, foresee_any, overrides_of
 from heedful.runs.init_settings import Transformer
@@ -19,6 +18,7 @@ from heedful.runs.pretrain_settings import settled
 from heedful.runs.recipes import SAMPLES, copy, offers
 from heedful.runs.settings import foresee
 from heedful.shipped import ENCODER
+from heedful.tasks.specs import SPECS, task_names
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,10 +56,10 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
             assert foresee("seq2seq", Overrides(recipe=path)).init == Transformer(norm_at="pre", dropout=0.15)
             return
         assert offer.use == "heedful finetune TASK DATA --recipe {}"
-        assert all(foresee(task, Overrides(recipe=path)) for task in FINETUNED)
+        assert all(foresee(task, Overrides(recipe=path)) for task in task_names())
         return
     task = offer.use.split()[2]
-    source = read(path, KINDS[task])
+    source = read(path, SPECS[task].example)
     counts = {split: len(list(source.examples(split))) for split in source.splits}
     assert path == Path(name) and offer.use == f"heedful finetune {task} {{}}" and task == SAMPLES[name][1]
     assert str(sum(counts.values())) in offer.about, "as many as it says"

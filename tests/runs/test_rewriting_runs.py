@@ -33,8 +33,8 @@ from heedful.runs.init_settings import Positions, Transformer
 from heedful.runs.making import make_task, notes, start
 from heedful.runs.plots import draw
 from heedful.runs.rewrite_making import transformer
-from heedful.runs.settings import Seq2SeqSettings
-from heedful.tasks import Writing
+from heedful.tasks.rewrite import Writing
+from heedful.tasks.specs.seq2seq import Seq2SeqSettings
 from heedful.tokenizer import TokenizerSettings, train
 from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer

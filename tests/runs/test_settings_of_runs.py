@@ -13,17 +13,13 @@ from typing import Any
 
 import pytest
 
-from heedful.cli.train import FINETUNED
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs import distil_settings
 from heedful.runs.distil_settings import LayersStudent
 from heedful.runs.finetune import prepare
 from heedful.runs.folder import going_on
 from heedful.runs.settings import (
-    TASKS,
-    EmbedSettings,
     FinetuneSettings,
-    MultipleSettings,
     defaults,
     foresee,
     overrides_of,
@@ -33,6 +29,9 @@ from heedful.runs.settings import (
 )
 from heedful.settings import from_file, load_mapping, overlay, read, to_mapping, to_toml
 from heedful.shipped import ENCODER
+from heedful.tasks.specs import SPECS, task_names
+from heedful.tasks.specs.classify import MultipleSettings
+from heedful.tasks.specs.embed import EmbedSettings
 from heedful.train import fit, loop, optim, settings
 from heedful.train.settings import AdamW, DecayFromStart
 
@@ -157,7 +156,7 @@ def test_every_recipe_that_ships_resolves(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# ") and text.partition("\n")[0].endswith((".", ")"))
     assert re.search(r"^\[|^\w+ = ", text, re.MULTILINE)
-    for task in TASKS:
+    for task in SPECS:
         plain = defaults(task, 600, fresh=False)[0]
         found = wished(task, path)
         assert found != plain and read(FinetuneSettings, tomllib.loads(to_toml(found)), source="") == found
@@ -241,7 +240,7 @@ def test_a_recipe_that_is_not_there_and_a_task_that_is_not_known(tmp_path: Path)
         early("clasify")
     with pytest.raises(HeedfulError, match='"multiple" is not a task of its own'):
         early("multiple")
-    assert set(FINETUNED) == set(TASKS) - {"multiple"}, "which classify finds out by itself"
+    assert set(task_names()) == set(SPECS) - {"multiple"}, "which classify finds out by itself"
 
 
 def test_classify_takes_settings_of_many_labels_before_it_has_seen_the_data() -> None:
@@ -259,7 +258,7 @@ def test_settings_of_a_task_are_checked(given: dict[str, Any]) -> None:
         EmbedSettings(**given)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", SPECS)
 def test_resolved_settings_come_back_from_toml(task: str, tmp_path: Path) -> None:
     for found in (
         defaults(task, 700, fresh=True)[0],

@@ -27,7 +27,7 @@ from heedful.serve.openapi import VIEWS
 from heedful.serve.routes import QUESTIONS, labels_of
 from heedful.serve.run import Running
 from heedful.serve.settings import named
-from heedful.tasks import Writing
+from heedful.tasks.rewrite import Writing
 from heedful.tokenizer import Tokenizer
 
 QUESTION = {"question": "who wrote it ?", "context": "In Paris, Ada wrote the first program ."}

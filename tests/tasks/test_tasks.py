@@ -9,8 +9,8 @@ import torch
 
 from heedful.errors import HeedfulError
 from heedful.model.config import Classes, TokenClasses
-from heedful.tasks import Setting, Window, choose, classify, extract, following, tag
-from heedful.tasks.base import best_places, label_names, of_windows, trimmed, windows
+from heedful.tasks import choose, classify, extract, following, tag
+from heedful.tasks.base import Setting, Window, best_places, label_names, of_windows, trimmed, windows
 from heedful.tasks.fill import likely_tokens, mask_name
 from heedful.tokenizer import Encoded, Tokenizer, TokenizerSettings, Words, train
 

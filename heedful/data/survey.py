@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any
 
-from heedful.data import Choices, Labelled, MultiLabelled, Pair, Question, Scored, Source, Tagged
 from heedful.data.bad import shown
 from heedful.data.check import label_doubt
+from heedful.data.examples import Choices, Labelled, MultiLabelled, Pair, Question, Scored, Tagged
+from heedful.data.sources import Source
 from heedful.data.tags import OUTSIDE
 from heedful.errors import HeedfulError
 

@@ -1,0 +1,117 @@
+"""TaskSpec: everything about a task that the other parts of the library ask for, in one value.
+
+Imports nothing heavy: the command line, errors of settings and templates read specifications without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from heedful.data.examples import Example
+    from heedful.data.survey import Survey
+    from heedful.model.classic_config import Readers
+    from heedful.model.config import Head
+    from heedful.objectives.teaching import Kind
+    from heedful.tasks.task import Task
+
+EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # from so many examples on
+
+
+class TaskSettings:
+    """Base class of the settings of a task; `kind` tells them apart."""
+
+    __slots__ = ()
+    MEMBERS: ClassVar[list[type[TaskSettings]]] = []  # the settings class of each registered task
+    UNTUNED: ClassVar[str] = ""  # the assignment by which no threshold is fitted, if some may be
+    kind: str
+
+    def check(self) -> None:
+        """Refuse settings that cannot be honoured on this machine."""
+
+    def group(self, *, scored: bool) -> int:
+        """Return the number of samples that are learned together; `scored`: the data have scores."""
+        return 1
+
+    def tunes_thresholds(self, survey: Survey) -> bool:
+        """Tell whether thresholds are fitted on dev."""
+        return False
+
+    def of_teacher(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
+        """Return the defaults for a student, from the thresholds of its teacher."""
+        return self
+
+    def unused(self, survey: Survey) -> dict[str, str]:
+        """Return the settings that were changed and would change nothing, each with the reason."""
+        return {}
+
+    def summary(self) -> str:
+        """Return what the summary of a training says about the task."""
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """The parts of a model card that are the same for every model of a task."""
+
+    name: str
+    does: str
+    pipeline: str  # the hub's name of the task
+    library: str = "transformers"  # that loads the folder
+    words: str = '"a text"'  # arguments of `heedful predict FOLDER`
+    given: str = '"a text"'  # an input in Python
+    code: str  # for that library
+    decoder_code: str = ""  # the same for a model without an encoder; "": as `code`
+    has_windows: bool = True  # texts that are longer than the model are read in windows
+
+
+def any_reader(reader: Readers, name: str, labels: int) -> None:
+    """Accept every kind of reader of a classic model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskSpec:
+    """A task: how users name it, what it learns from, how it trains, answers and is described."""
+
+    name: str  # `kind` of its settings, and "task" of results
+    command: str = ""  # the name that users give, where it is another one
+    aliases: tuple[str, ...] = ()  # names in other libraries, pipelines of Hugging Face among them
+    help: str = ""  # what it does, where the name does not say it
+    settings: type[TaskSettings]
+    example_ref: str  # the class of its examples as "module:name", imported when it is needed
+    task_ref: str  # the task's class, likewise
+    recognizes: Callable[[Head], bool]  # whether a model with this head does the task
+    check_reader: Callable[[Readers, str, int], None] = any_reader  # refuses a reader: its setting, number of labels
+    epochs: tuple[tuple[int, float], ...] = EPOCHS  # the default for the number of examples
+    predict_arguments: str = '"Your text."'  # of `heedful predict FOLDER`
+    card: Card
+    distillation: Kind | None = None  # kind of soft labels; None: no student learns it
+    classic_students: tuple[str, ...] = ()  # small students that a search tries
+
+    @property
+    def public_name(self) -> str:
+        """The name that users give."""
+        return self.command or self.name
+
+    @property
+    def example(self) -> type[Example]:
+        """The class of its examples."""
+        example: type[Example] = resolve(self.example_ref)
+        return example
+
+    @property
+    def task(self) -> type[Task]:
+        """The task's class."""
+        task: type[Task] = resolve(self.task_ref)
+        return task
+
+
+@cache
+def resolve(reference: str) -> Any:
+    """Import what "module:name" refers to."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)

@@ -1,0 +1,98 @@
+"""Specifications of classification: one label, or any number of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from heedful.errors import HeedfulError
+from heedful.tasks.spec import Card, TaskSettings, TaskSpec
+
+if TYPE_CHECKING:
+    from heedful.data.survey import Survey
+    from heedful.model.classic_config import Readers
+
+ClassWeight = Literal["balanced"] | None  # balanced: examples / (classes * examples of the class)
+PIPELINE = """from transformers import pipeline
+
+answer = pipeline("{kind}", model="path/to/model"{more})
+print(answer({given}))"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassifySettings(TaskSettings):
+    """One label of several."""
+
+    kind: Literal["classify"] = "classify"
+    class_weight: ClassWeight = None  # balanced: weights each class by the inverse of its frequency
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultipleSettings(TaskSettings):
+    """Any number of labels."""
+
+    UNTUNED: ClassVar[str] = "thresholds=0.5"
+    kind: Literal["multiple"] = "multiple"
+    class_weight: ClassWeight = None  # balanced: a label's positives weigh as much as its negatives
+    thresholds: float | Literal["tuned"] = 0.5  # probability from which a label is given; tuned: best F1 on dev
+
+    def __post_init__(self) -> None:
+        if self.thresholds != "tuned" and not 0 < self.thresholds < 1:
+            raise HeedfulError(f'thresholds is {self.thresholds}; expected a number between 0 and 1, or "tuned"')
+
+    def tunes_thresholds(self, survey: Survey) -> bool:
+        return self.thresholds == "tuned"
+
+    def of_teacher(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
+        return replace(self, thresholds="tuned") if thresholds and has_dev else self
+
+
+def _two_labels(reader: Readers, name: str, labels: int) -> None:
+    if reader.binary == "sigmoid" and labels != 2:
+        raise HeedfulError(f'{name}.binary is "sigmoid", which is for two labels, but there are {labels}: leave it out')
+
+
+def no_sigmoid(reader: Readers, name: str, labels: int) -> None:
+    """Refuse a single output for two classes."""
+    if reader.binary == "sigmoid":
+        raise HeedfulError(f'{name}.binary is "sigmoid", which is of one label of two: leave it out')
+
+
+CLASSIFY = TaskSpec(
+    name="classify",
+    aliases=(
+        *("text-classification", "sequence-classification", "sentiment-analysis", "textcat"),
+        *("multi-label-classification", "multiclass", "classification"),
+    ),
+    settings=ClassifySettings,
+    example_ref="heedful.data.examples:Labelled",
+    task_ref="heedful.tasks.classify:Classify",
+    recognizes=lambda head: getattr(head, "problem_type", None) == "single_label_classification",
+    check_reader=_two_labels,
+    card=Card(
+        name="Text classification",
+        does="Gives a text, or a pair of texts, one label, with a probability",
+        pipeline="text-classification",
+        code=PIPELINE.format(kind="text-classification", more="", given="{given}"),
+    ),
+    distillation="classes",
+    classic_students=("bag", "bilstm"),
+)
+MULTIPLE = TaskSpec(
+    name="multiple",
+    command="classify",
+    settings=MultipleSettings,
+    example_ref="heedful.data.examples:MultiLabelled",
+    task_ref="heedful.tasks.classify:ClassifyMany",
+    recognizes=lambda head: getattr(head, "problem_type", None) == "multi_label_classification",
+    check_reader=no_sigmoid,
+    card=Card(
+        name="Text classification, any number of labels",
+        does="Gives a text, or a pair of texts, any number of labels, with a probability for each",
+        pipeline="text-classification",
+        code=PIPELINE.format(kind="text-classification", more=", top_k=None", given="{given}"),
+    ),
+    distillation="multiple",
+    classic_students=("bag", "bilstm"),
+)

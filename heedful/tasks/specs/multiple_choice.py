@@ -1,0 +1,48 @@
+"""Specification of multiple choice: one candidate that goes with a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from heedful.tasks.spec import Card, TaskSettings, TaskSpec
+from heedful.tasks.specs.qa import no_classic_head
+
+CODE = """import torch
+from transformers import AutoModelForMultipleChoice, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("path/to/model")
+model = AutoModelForMultipleChoice.from_pretrained("path/to/model")
+choices = ["Take a hat.", "Sleep."]
+inputs = tokenizer(["It rains."] * 2, choices, padding=True, return_tensors="pt")
+with torch.inference_mode():
+    scores = model(**{name: each[None] for name, each in inputs.items()}).logits[0]
+print(choices[scores.argmax()])"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultipleChoiceSettings(TaskSettings):
+    """One candidate."""
+
+    kind: Literal["multiple-choice"] = "multiple-choice"
+
+
+MULTIPLE_CHOICE = TaskSpec(
+    name="multiple-choice",
+    aliases=("multiple_choice", "swag"),
+    settings=MultipleChoiceSettings,
+    example_ref="heedful.data.examples:Choices",
+    task_ref="heedful.tasks.choose:Choose",
+    recognizes=lambda head: head.kind == "multiple_choice",
+    check_reader=lambda reader, name, labels: no_classic_head("multiple-choice", reader, name),
+    predict_arguments='"A prompt." --choice "one" --choice "another"',
+    card=Card(
+        name="Choosing among candidates",
+        does="Chooses one of several candidates that go with a prompt",
+        pipeline="multiple-choice",
+        words='--choice "Take a hat." --choice "Sleep." "It rains."',
+        given='{"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}',
+        code=CODE,
+    ),
+    distillation="choice",
+)

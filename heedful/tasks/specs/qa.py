@@ -1,0 +1,74 @@
+"""Specification of question answering: the answer is a span of the context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from heedful.errors import HeedfulError
+from heedful.tasks.spec import Card, TaskSettings, TaskSpec
+
+if TYPE_CHECKING:
+    from heedful.data.survey import Survey
+    from heedful.model.classic_config import Readers
+
+CODE = """import torch
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("path/to/model")
+model = AutoModelForQuestionAnswering.from_pretrained("path/to/model")
+inputs = tokenizer("Who?", "Ada wrote it.", return_tensors="pt")
+with torch.inference_mode():
+    scores = model(**inputs)
+start, end = scores.start_logits.argmax(), scores.end_logits.argmax()
+print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]))"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QASettings(TaskSettings):
+    """A span of the context."""
+
+    UNTUNED: ClassVar[str] = "no_answer_threshold=0"
+    kind: Literal["qa"] = "qa"
+    no_answer_threshold: float | Literal["tuned"] = "tuned"  # lead of "no answer" over an answer; tuned: on dev
+    max_answer_tokens: int = 30  # saved with the model
+
+    def __post_init__(self) -> None:
+        if self.max_answer_tokens < 1:
+            raise HeedfulError(f"max_answer_tokens is {self.max_answer_tokens}; expected a whole number from 1")
+
+    def tunes_thresholds(self, survey: Survey) -> bool:
+        return self.no_answer_threshold == "tuned" and survey.impossible
+
+    def of_teacher(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
+        from heedful.tasks.extract import max_answer_tokens_of
+
+        return replace(self, max_answer_tokens=max_answer_tokens_of(thresholds))
+
+
+def no_classic_head(task: str, reader: Readers, name: str) -> None:
+    """Refuse every reader: classic models have no head for the task."""
+    raise HeedfulError(f'{name}.kind is "{reader.kind}": classic models have no head for {task}')
+
+
+QA = TaskSpec(
+    name="qa",
+    aliases=("question-answering", "extractive-question-answering", "squad"),
+    help="answers in a context, as SQuAD",
+    settings=QASettings,
+    example_ref="heedful.data.examples:Question",
+    task_ref="heedful.tasks.extract:Extract",
+    recognizes=lambda head: head.kind == "question_answering",
+    check_reader=lambda reader, name, labels: no_classic_head("qa", reader, name),
+    predict_arguments='"A long text." --question "What is asked?"',
+    card=Card(
+        name="Answers from a text",
+        does="Finds the answer to a question in a context",
+        pipeline="question-answering",
+        words='--question "Who?" "Ada wrote it."',
+        given='{"question": "Who?", "context": "Ada wrote it."}',
+        code=CODE,
+    ),
+    distillation="span",
+)

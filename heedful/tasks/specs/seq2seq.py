@@ -1,0 +1,88 @@
+"""Specification of sequence to sequence: a text that is written for a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
+
+from heedful.errors import HeedfulError, SettingError
+from heedful.tasks.spec import Card, TaskSettings, TaskSpec
+
+if TYPE_CHECKING:
+    from heedful.model.classic_config import Readers
+
+Words = Literal["13a", "intl", "zh", "char", "none"]  # into which BLEU parts texts, in the names of sacrebleu
+CODE = """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("path/to/model")
+model = AutoModelForSeq2SeqLM.from_pretrained("path/to/model")
+written = model.generate(**tokenizer("a text", return_tensors="pt"), max_new_tokens=128)
+print(tokenizer.decode(written[0], skip_special_tokens=True))"""
+DECODER_CODE = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("path/to/model")
+model = AutoModelForCausalLM.from_pretrained("path/to/model")
+given = tokenizer("a text\\n", return_tensors="pt")
+written = model.generate(**given, max_new_tokens=128)[0, given["input_ids"].shape[1] :]
+print(tokenizer.decode(written, skip_special_tokens=True))"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seq2SeqSettings(TaskSettings):
+    """A text for a text."""
+
+    kind: Literal["seq2seq"] = "seq2seq"
+    max_new_tokens: int = 128  # per text in evaluations
+    num_beams: int = 1  # in evaluations; 1: greedy
+    label_smoothing: float = 0.0  # share of the target spread over the vocabulary (Szegedy et al. 2016, section 7)
+    metric: Literal["f1", "bleu"] = "f1"  # ranks models; bleu needs sacrebleu
+    bleu: Words = "13a"  # that it counts; char: characters, for texts without spaces or of few words
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "num_beams"):
+            if getattr(self, name) < 1:
+                raise HeedfulError(f"{name} is {getattr(self, name)}; expected a whole number from 1")
+        if not 0 <= self.label_smoothing < 1:
+            raise HeedfulError(f"label_smoothing is {self.label_smoothing}; expected a share from 0 to below 1")
+
+    def check(self) -> None:
+        if self.metric == "bleu" and not has_bleu():
+            raise SettingError(
+                "task.metric is bleu, which sacrebleu measures, which is not installed: "
+                "pip install 'heedful[translate]', or let models be compared by F1 of words: task.metric=f1",
+                path="task.metric",
+            )
+
+    def summary(self) -> str:
+        return f", label smoothing {self.label_smoothing:g}"
+
+
+def has_bleu() -> bool:
+    """Whether sacrebleu is installed."""
+    return find_spec("sacrebleu") is not None
+
+
+def _no_reader(reader: Readers, name: str, labels: int) -> None:
+    what = f'{name}.kind is "{reader.kind}", which reads texts and writes none'
+    raise HeedfulError(f'{what}: for seq2seq, set init.kind to "transformer" or "recurrent"')
+
+
+SEQ2SEQ = TaskSpec(
+    name="seq2seq",
+    aliases=("translation", "summarization", "text2text-generation", "text2text"),
+    help="translation, summaries",
+    settings=Seq2SeqSettings,
+    example_ref="heedful.data.examples:Rewritten",
+    task_ref="heedful.tasks.rewrite:Rewrite",
+    recognizes=lambda head: head.kind == "language_model",
+    check_reader=_no_reader,
+    card=Card(
+        name="Rewriting texts",
+        does="Writes a text for a text, as its training data does",
+        pipeline="text2text-generation",
+        code=CODE,
+        decoder_code=DECODER_CODE,
+        has_windows=False,
+    ),
+)

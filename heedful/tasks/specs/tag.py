@@ -1,0 +1,52 @@
+"""Specification of tagging: a label for every word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from heedful.errors import HeedfulError
+from heedful.tasks.spec import Card, TaskSettings, TaskSpec
+from heedful.tasks.specs.classify import PIPELINE
+
+if TYPE_CHECKING:
+    from heedful.model.classic_config import Readers
+
+EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 6.0), (500, 8.0), (0, 15.0))  # results/tag-epochs-2026-11-25.md
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TagSettings(TaskSettings):
+    """A label for every word."""
+
+    kind: Literal["tag"] = "tag"
+
+
+def rows_alone(task: str, reader: Readers, name: str) -> None:
+    """Refuse a reader whose pooled output would not be used."""
+    from heedful.model.classic_config import Bag
+
+    if reader != Bag(over=reader.over):
+        what = f'{name}.kind is "{reader.kind}", or has settings of classes: {task} takes the rows themselves'
+        raise HeedfulError(f'{what}; give kind = "bag", and over')
+
+
+TAG = TaskSpec(
+    name="tag",
+    aliases=("ner", "token-classification", "pos-tagging", "named-entity-recognition"),
+    help="NER",
+    settings=TagSettings,
+    example_ref="heedful.data.examples:Tagged",
+    task_ref="heedful.tasks.tag:Tag",
+    recognizes=lambda head: head.kind == "token_classification",
+    check_reader=lambda reader, name, labels: rows_alone("tag", reader, name),
+    epochs=EPOCHS,
+    card=Card(
+        name="Labels for words",
+        does="Labels every word of a text, and joins labelled words into entities",
+        pipeline="token-classification",
+        code=PIPELINE.format(kind="token-classification", more="", given="{given}"),
+    ),
+    distillation="tokens",
+    classic_students=("bilstm",),
+)
