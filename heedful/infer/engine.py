@@ -28,10 +28,10 @@ from heedful.model.stack import Transformer, only
 from heedful.nn.attend import explain
 from heedful.nn.layout import Call, Layout
 from heedful.packed import Packed
-from heedful.tasks.answerers import ANSWERERS
+from heedful.tasks.answerers import answerers_of
 from heedful.tasks.base import Answer, Answerer, Setting, Window, all_windows, of_windows
 from heedful.tasks.following import FOLLOWING
-from heedful.tasks.predictions import AnyPrediction, predictions
+from heedful.tasks.predictions import AnyPrediction, of_type
 from heedful.tasks.rewrite import Writing, encode_cut, open_ended
 from heedful.tokenizer import Encoded, Item, Tokenizer
 
@@ -147,11 +147,9 @@ class Engine:
         Longer texts than the model reads are windowed; refused where both texts of a pair must be seen at once (does
         the second follow?); or, by sentence embeddings, cut and counted. `top_k` is how many tokens fill-mask lists.
         """
-        if isinstance(inputs, str | dict | tuple) or not hasattr(inputs, "__iter__"):
-            raise HeedfulError(f"inputs is {_shown(inputs)}: give a list; this model's head expects {self.expects}")
+        given = self._listed(inputs)
         if top_k < 1:
             raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
-        given = list(inputs)
         if len(given) <= TOGETHER:
             return self.answers(self.tokenize(given), top_k=top_k)
         parts = [(first, given[first : first + TOGETHER]) for first in range(0, len(given), TOGETHER)]
@@ -178,7 +176,11 @@ class Engine:
         Raises:
             HeedfulError: If an input cannot be used, or the head answers with another class than `answer_type`.
         """
-        return predictions(self(inputs, top_k=top_k), answer_type)
+        given = self._listed(inputs)
+        answers = self(given, top_k=top_k)
+        read = [self._read(number, each)[0] for number, each in enumerate(given)]
+        found = [answerer.prediction(answer) for answerer, answer in zip(read, answers, strict=True)]
+        return of_type(found, answer_type)
 
     def encode(self, texts: str | Iterable[str], *, prompt: str = "") -> NDArray[np.float32]:
         """Return the embeddings of texts, [texts, width]; [width] for a single text. A prompt is put before each.
@@ -323,6 +325,19 @@ class Engine:
         with torch.inference_mode():
             yield f"attention of {count} texts of {length} tokens on {where}:\n{explain(q, q, q, call)}"
 
+    def _listed(self, inputs: Iterable[Any]) -> list[Any]:
+        if isinstance(inputs, str | dict | tuple) or not hasattr(inputs, "__iter__"):
+            raise HeedfulError(f"inputs is {_shown(inputs)}: give a list; this model's head expects {self.expects}")
+        return list(inputs)
+
+    def columns(self, *, pairs: bool) -> dict[str, Any]:
+        """Return the types of the fields of answers, see `Answerer.columns`; `pairs`: inputs may be pairs of texts."""
+        found: dict[str, Any] = {}
+        for answerer in self._answerers:
+            if answerer.pairs in (None, pairs):
+                found |= answerer.columns(self.loaded, self.writing)
+        return found
+
     def _read(self, number: int, given: Any) -> tuple[Answerer, list[Item]]:
         for answerer in self._answerers:
             if (items := answerer.items(given)) is not None:
@@ -421,9 +436,9 @@ def _on_host(scores: Tensor) -> Tensor:
 def _able(loaded: Loaded) -> tuple[Head, tuple[Answerer, ...]]:
     """The head and what answers with it."""
     head = loaded.config.head
-    if head is not None and head.kind in ANSWERERS:
-        return head, ANSWERERS[head.kind]
-    can = [kind for kind in FAMILIES[loaded.config.family].kinds() if kind in ANSWERERS]
+    if head is not None and (answerers := answerers_of(head.kind)):
+        return head, answerers
+    can = [kind for kind in FAMILIES[loaded.config.family].kinds() if answerers_of(kind)]
     has = "no head" if head is None else f'a "{head.kind}" head, which answers nothing by itself'
     raise HeedfulError(
         f"{loaded.source} has {has}: load it with head= (--head-kind on the command line), one of {', '.join(can)}, "

@@ -7,17 +7,14 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
-import torch
 from pyarrow.parquet import ParquetWriter, read_schema
 
 from heedful.data.inputs import Inputs
 from heedful.infer.engine import Engine
 from heedful.infer.finite import nulled
-from heedful.model.config import Classes, TokenClasses
-from heedful.model.decode import Beam
-from heedful.tasks.base import Answer, label_names
-from heedful.tasks.extract import NO_ANSWER
+from heedful.tasks.base import Answer
 
 Format = Literal["parquet", "jsonl", "csv", "conll"]
 GROUP = 64_000_000  # bytes of a row group in memory
@@ -201,60 +198,14 @@ def _kept(kind: pa.DataType) -> pa.DataType:
 
 def answer_types(engine: Engine, *, pair: bool) -> dict[str, pa.DataType]:
     """The fields of an answer of this engine."""
-    found = _of_head(engine, pair=pair)
+    found = {name: _arrow(kind) for name, kind in engine.columns(pairs=pair).items()}
     return found if engine.cut is None else found | {"cut": WHOLE}
 
 
-def _of_head(engine: Engine, *, pair: bool) -> dict[str, pa.DataType]:
-    head, loaded = engine.loaded.config.head, engine.loaded
-    double = next(loaded.parameters()).dtype == torch.float64
-    vector = pa.list_(pa.float64() if double else pa.float32())
-    match engine.kind:
-        case "next_sentence":
-            return {"follows": NUMBER}
-        case "masked_lm":
-            return _masks()
-        case "pretraining":
-            return _masks() | {"follows": NUMBER}
-        case "embedding" if pair:
-            return {"similarity": NUMBER, "vectors": pa.list_(vector), "cut": WHOLE}
-        case "embedding":
-            return {"vector": vector, "tokens": WHOLE, "cut": WHOLE}
-        case "multiple_choice":
-            return {
-                "choice": TEXT,
-                "number": WHOLE,
-                "probability": NUMBER,
-                "probabilities": pa.list_(NUMBER),
-                **_windows(),
-            }
-        case "question_answering":
-            found = {"answer": TEXT, "start": WHOLE, "end": WHOLE, "score": NUMBER, "no_answer_score": NUMBER}
-            return found | ({"best": TEXT} if NO_ANSWER in loaded.thresholds else {}) | _windows()
-        case "language_model":
-            text = {"text": TEXT, "log_probability": NUMBER, "tokens": WHOLE, "complete": pa.bool_()}
-            beams = isinstance(engine.writing.how, Beam)
-            return text | ({"others": pa.list_(pa.struct(list(text.items())))} if beams else {})
-    if isinstance(head, TokenClasses):
-        place = [("start", WHOLE), ("end", WHOLE)]
-        word = pa.struct([("word", TEXT), ("label", TEXT), ("probability", NUMBER), *place])
-        entity = pa.struct([("label", TEXT), ("text", TEXT), *place, ("probability", NUMBER)])
-        return {"words": pa.list_(word), "entities": pa.list_(entity), **_windows()}
-    assert isinstance(head, Classes)
-    each = pa.struct([(name, NUMBER) for name in label_names(head.labels)])
-    match head.problem_type:
-        case "regression":
-            return {"numbers": each, **_windows()}
-        case "multi_label_classification":
-            return {"labels": pa.list_(TEXT), "probabilities": each, **_windows()}
-    return {"label": TEXT, "probability": NUMBER, "probabilities": each, **_windows()}
-
-
-def _windows() -> dict[str, pa.DataType]:
-    return {"windows": WHOLE}
-
-
-def _masks() -> dict[str, pa.DataType]:
-    token = pa.struct([("token", TEXT), ("text", TEXT), ("probability", NUMBER)])
-    mask = pa.struct([("start", WHOLE), ("end", WHOLE), ("tokens", pa.list_(token))])
-    return {"masks": pa.list_(mask), "windows": WHOLE, "note": TEXT}
+def _arrow(kind: Any) -> pa.DataType:
+    """Return the type of a field, see `Answerer.columns`."""
+    if isinstance(kind, list):
+        return pa.list_(_arrow(kind[0]))
+    if isinstance(kind, dict):
+        return pa.struct([(name, _arrow(each)) for name, each in kind.items()])
+    return {str: TEXT, float: NUMBER, int: WHOLE, bool: pa.bool_(), np.float32: pa.float32()}[kind]

@@ -13,7 +13,7 @@ from heedful.infer.engine import Engine
 from heedful.look.attribute import Aim, alike, integrated_gradients, score_of
 from heedful.look.inside import Inside
 from heedful.look.reading import HIERARCHY
-from heedful.tasks.answerers import ANSWERERS
+from heedful.tasks.answerers import answerers_of
 
 
 def prediction(looks: Sequence[Inside], side: int, place: int | None, label: int | None) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def prediction(looks: Sequence[Inside], side: int, place: int | None, label: int
 def answer(inside: Inside, pair: tuple[Inside, Inside] | None = None) -> dict[str, Any] | None:
     """The engine's answer to the text; None: the model has no head that answers it."""
     head = inside.loaded.config.head
-    if head is None or head.kind not in ANSWERERS:
+    if head is None or not answerers_of(head.kind):
         return None
     given: Any = inside.item
     if pair is not None:

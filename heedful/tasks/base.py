@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from heedful.checkpoint import Loaded
 from heedful.errors import HeedfulError
@@ -13,6 +13,10 @@ from heedful.model.decode import Decoding
 from heedful.packed import Packed
 from heedful.tokenizer import Encoded, Item, Tokenizer
 from heedful.tokenizer.encoded import cut_windows, pair_windows
+
+if TYPE_CHECKING:
+    from heedful.tasks.predictions import Prediction
+    from heedful.tasks.rewrite import Writing
 
 Answer = dict[str, Any]  # plain data: text, numbers, lists and dicts of them
 Place = tuple[int, int]  # the number of a window, and a place in it
@@ -50,6 +54,9 @@ class Answerer:
     windows: Callable[[list[Encoded], int | None], list[list[Encoded]]] | None = None  # of items that go together
     writes: Writes | None = None  # texts; None: the head's scores answer
     brief: Callable[[Any, Setting], list[Any]] | None = None  # what is kept of the scores of places; None: all of them
+    prediction: Callable[[Answer], Prediction]  # the typed form of an answer
+    columns: Callable[[Loaded, Writing], dict[str, Any]]  # type of each field: str, [float], {"name": str}
+    pairs: bool | None = None  # True: answers pairs of texts only; False: single texts only; None: either
 
 
 def read_text(given: Any) -> list[Item] | None:

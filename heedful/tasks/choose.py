@@ -16,6 +16,7 @@ from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack, weights
 from heedful.tasks.base import Answer, Answerer, Setting, Window, named_texts, read_pair
 from heedful.tasks.metrics import Accuracy, Result, TokenLoss, mean_of
+from heedful.tasks.predictions import MultipleChoice
 from heedful.tasks.task import Judged, Measure, Task, spread, surprise
 from heedful.tokenizer import Encoded, Item
 from heedful.tokenizer.encoded import window_at, window_starts
@@ -76,11 +77,29 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
     }
 
 
+def _prediction(answer: Answer) -> MultipleChoice:
+    return MultipleChoice(
+        text=answer["choice"],
+        index=answer["number"],
+        probability=answer["probability"],
+        scores=tuple(answer["probabilities"]),
+        truncated_tokens=answer.get("cut", 0),
+    )
+
+
 CHOOSE = Answerer(
     expects='prompts with their candidates, like [{"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}]',
     items=items,
     answer=answer,
     windows=prompt_windows,
+    prediction=_prediction,
+    columns=lambda loaded, writing: {
+        "choice": str,
+        "number": int,
+        "probability": float,
+        "probabilities": [float],
+        "windows": int,
+    },
 )
 
 
@@ -90,6 +109,7 @@ class Choose(Task):
 
     example: ClassVar[type[Example]] = Choices
     head: ClassVar[str] = "multiple_choice"
+    answerers: ClassVar[tuple[Answerer, ...]] = (CHOOSE,)
     metric: str = "accuracy"
 
     def items(self, example: Any) -> list[Item]:

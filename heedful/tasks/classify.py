@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,9 +32,13 @@ from heedful.tasks.metrics import (
     macro_f1_of,
     mean_of,
 )
+from heedful.tasks.predictions import Classification, MultiLabelClassification, Prediction, Regression
 from heedful.tasks.specs.classify import ClassifySettings, MultipleSettings
 from heedful.tasks.task import Judged, Measure, Setup, Task, evaluate, spread, surprise
 from heedful.tokenizer import Encoded, Item
+
+if TYPE_CHECKING:
+    from heedful.tasks.rewrite import Writing
 
 Scores = Float[Tensor, "sequences scores"]
 
@@ -71,8 +75,36 @@ def _named(names: list[str], values: Tensor) -> dict[str, float]:
     return dict(zip(names, values.tolist(), strict=True))
 
 
+def prediction(answer: Answer) -> Prediction:
+    """Return the typed form of an answer."""
+    cut = answer.get("cut", 0)
+    match answer:
+        case {"labels": labels, "probabilities": scores}:
+            return MultiLabelClassification(labels=tuple(labels), scores=scores, truncated_tokens=cut)
+        case {"numbers": values}:
+            return Regression(values=values, truncated_tokens=cut)
+    label, probability, scores = (answer[name] for name in ("label", "probability", "probabilities"))
+    return Classification(label=label, probability=probability, scores=scores, truncated_tokens=cut)
+
+
+def _columns(loaded: Loaded, writing: Writing) -> dict[str, Any]:
+    head = loaded.config.head
+    assert isinstance(head, Classes)
+    each = dict.fromkeys(label_names(head.labels), float)
+    match head.problem_type:
+        case "regression":
+            return {"numbers": each, "windows": int}
+        case "multi_label_classification":
+            return {"labels": [str], "probabilities": each, "windows": int}
+    return {"label": str, "probability": float, "probabilities": each, "windows": int}
+
+
 CLASSIFY = Answerer(
-    expects='texts or pairs of texts, like ["a text", ("first text", "second text")]', items=items, answer=answer
+    expects='texts or pairs of texts, like ["a text", ("first text", "second text")]',
+    items=items,
+    answer=answer,
+    prediction=prediction,
+    columns=_columns,
 )
 
 
@@ -81,6 +113,7 @@ class Texts(Task):
     """What tasks over a text or a pair share; each window of a long text counts 1 / windows."""
 
     head: ClassVar[str] = "sequence_classification"
+    answerers: ClassVar[tuple[Answerer, ...]] = (CLASSIFY,)
     takes_pairs: ClassVar[bool] = True
 
     def items(self, example: Any) -> list[Item]:

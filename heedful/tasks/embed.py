@@ -19,6 +19,7 @@ from heedful.objectives import Batch, Sample
 from heedful.objectives.base import exact, pack, weights, wide
 from heedful.tasks.base import Answer, Answerer, Setting, Window, read_text
 from heedful.tasks.metrics import Result, Retrieval
+from heedful.tasks.predictions import Embedding, Similarity
 from heedful.tasks.regress import correlated, correlation
 from heedful.tasks.spec import TaskSettings
 from heedful.tasks.specs.embed import EmbedSettings
@@ -50,9 +51,33 @@ def compare(given: Any, windows: list[Window], setting: Setting) -> Answer:
     }
 
 
-EMBED = Answerer(expects='texts, like ["a text"]', items=read_text, answer=answer, long_inputs="truncate")
+def _vector(loaded: Loaded) -> list[type]:
+    return [float if next(loaded.parameters()).dtype == torch.float64 else np.float32]
+
+
+EMBED = Answerer(
+    expects='texts, like ["a text"]',
+    items=read_text,
+    answer=answer,
+    long_inputs="truncate",
+    prediction=lambda answer: Embedding(
+        vector=np.asarray(answer["vector"], np.float32), tokens=answer["tokens"], truncated_tokens=answer.get("cut", 0)
+    ),
+    columns=lambda loaded, writing: {"vector": _vector(loaded), "tokens": int, "cut": int},
+    pairs=False,
+)
 COMPARE = Answerer(
-    expects='pairs to compare, like [("a text", "another")]', items=both, answer=compare, long_inputs="truncate"
+    expects='pairs to compare, like [("a text", "another")]',
+    items=both,
+    answer=compare,
+    long_inputs="truncate",
+    prediction=lambda answer: Similarity(
+        similarity=answer["similarity"],
+        vectors=np.asarray(answer["vectors"], np.float32),
+        truncated_tokens=answer.get("cut", 0),
+    ),
+    columns=lambda loaded, writing: {"similarity": float, "vectors": [_vector(loaded)], "cut": int},
+    pairs=True,
 )
 
 
@@ -68,6 +93,7 @@ class Embed(Task):
 
     example: ClassVar[type[Example]] = Pair
     head: ClassVar[str] = "embedding"
+    answerers: ClassVar[tuple[Answerer, ...]] = (EMBED, COMPARE)
     metric: str = ""  # "": Spearman's rho with scores, else the accuracy of finding the second text
     long_inputs: LongInputs = "truncate"
     scored: bool  # whether pairs have scores

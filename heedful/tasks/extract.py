@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,10 +20,14 @@ from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack, weights
 from heedful.tasks.base import Answer, Answerer, Place, Setting, Window, best_places, named_texts, read_pair, trimmed
 from heedful.tasks.metrics import Result, SquadScore, SquadThreshold, answer_scores, mean_of
+from heedful.tasks.predictions import Span as SpanPrediction
 from heedful.tasks.spec import TaskSettings
 from heedful.tasks.specs.qa import QASettings
 from heedful.tasks.task import Judged, Measure, Setup, Task, evaluate, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer
+
+if TYPE_CHECKING:
+    from heedful.tasks.rewrite import Writing
 
 MAX_ANSWER_TOKENS = 30  # tokens of an answer, unless a threshold says how many
 NO_ANSWER = "no_answer"  # the threshold that was calibrated, where some questions have no answer
@@ -98,11 +102,24 @@ def best_span(
     return starts[index], starts[index] + length, float(sums[index, length])
 
 
+def _prediction(answer: Answer) -> SpanPrediction:
+    fields = {name: answer[name] for name in ("start", "end", "score", "no_answer_score")}
+    text, cut = answer["answer"], answer.get("cut", 0)
+    return SpanPrediction(text=text, best_text=str(answer.get("best", text)), truncated_tokens=cut, **fields)
+
+
+def _columns(loaded: Loaded, writing: Writing) -> dict[str, Any]:
+    found = {"answer": str, "start": int, "end": int, "score": float, "no_answer_score": float}
+    return found | ({"best": str} if NO_ANSWER in loaded.thresholds else {}) | {"windows": int}
+
+
 EXTRACT = Answerer(
     expects='questions with their contexts, like [{"question": "Who?", "context": "Ada wrote it."}]',
     items=items,
     places=places,
     answer=answer,
+    prediction=_prediction,
+    columns=_columns,
 )
 
 
@@ -118,6 +135,7 @@ class Extract(Task):
 
     example: ClassVar[type[Example]] = Question
     head: ClassVar[str] = "question_answering"
+    answerers: ClassVar[tuple[Answerer, ...]] = (EXTRACT,)
     metric: str = "f1"
     impossible: bool  # whether some questions have no answer
     max_answer_tokens: int = MAX_ANSWER_TOKENS

@@ -9,6 +9,7 @@ from torch import Tensor
 from heedful.errors import HeedfulError
 from heedful.model.decode import greatest
 from heedful.tasks.base import Answer, Answerer, Place, Setting, Window, best_places, read_text
+from heedful.tasks.predictions import FillMask, Mask, TokenCandidate
 from heedful.tokenizer import Encoded, Tokenizer
 
 
@@ -63,10 +64,21 @@ def mask_name(tokenizer: Tokenizer) -> str:
     return tokenizer.name(tokenizer.special.mask)
 
 
+def _prediction(answer: Answer) -> FillMask:
+    masks = [
+        Mask(start=each["start"], end=each["end"], candidates=tuple(TokenCandidate(**one) for one in each["tokens"]))
+        for each in answer["masks"]
+    ]
+    return FillMask(masks=tuple(masks), truncated_tokens=answer.get("cut", 0))
+
+
+MASK = {"start": int, "end": int, "tokens": [{"token": str, "text": str, "probability": float}]}
 FILL = Answerer(
     expects='texts with the mask written out, like ["the cat [MASK] on the mat"]',
     items=read_text,
     places=places,
     answer=answer,
     brief=brief,
+    prediction=_prediction,
+    columns=lambda loaded, writing: {"masks": [MASK], "windows": int, "note": str},
 )

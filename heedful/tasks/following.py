@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from heedful.tasks.base import Answer, Answerer, Setting, Window, read_pair
+from heedful.tasks.predictions import NextSentence
 
 
 def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
@@ -14,5 +15,10 @@ def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
 
 
 FOLLOWING = Answerer(
-    expects='pairs of texts, like [("first text", "second text")]', items=read_pair, answer=answer, long_inputs="refuse"
+    expects='pairs of texts, like [("first text", "second text")]',
+    items=read_pair,
+    answer=answer,
+    long_inputs="refuse",
+    prediction=lambda answer: NextSentence(probability=answer["follows"], truncated_tokens=answer.get("cut", 0)),
+    columns=lambda loaded, writing: {"follows": float},
 )

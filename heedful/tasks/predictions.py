@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
 from heedful.errors import HeedfulError
-from heedful.tasks.base import Answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,13 +183,12 @@ class GeneratedText(Prediction):
     alternatives: tuple[Generated, ...] = ()  # of the other beams, the best first
 
 
-def predictions(answers: Sequence[Answer], answer_type: type[AnyPrediction] | None = None) -> list[AnyPrediction]:
-    """Convert answers of the engine, which are plain data.
+def of_type(found: Sequence[Prediction], answer_type: type[AnyPrediction] | None) -> list[AnyPrediction]:
+    """Check the class of predictions.
 
     Raises:
         HeedfulError: If they are not of the class that was asked for.
     """
-    found = [prediction(answer) for answer in answers]
     for each in found:
         if answer_type is not None and not isinstance(each, answer_type):
             raise HeedfulError(
@@ -198,46 +196,6 @@ def predictions(answers: Sequence[Answer], answer_type: type[AnyPrediction] | No
                 "that, or leave answer_type out"
             )
     return cast("list[AnyPrediction]", found)
-
-
-def prediction(answer: Answer) -> Prediction:
-    """Convert an answer of the engine, which is plain data."""
-    more: dict[str, Any] = {"truncated_tokens": answer.get("cut", 0)}
-    match answer:
-        case {"words": words, "entities": entities}:
-            tagged = [{"text" if name == "word" else name: value for name, value in word.items()} for word in words]
-            return TokenClassification(
-                entities=tuple(Entity(**each) for each in entities),
-                words=tuple(Word(**each) for each in tagged),
-                **more,
-            )
-        case {"labels": labels, "probabilities": scores}:
-            return MultiLabelClassification(labels=tuple(labels), scores=scores, **more)
-        case {"label": label, "probability": probability, "probabilities": scores}:
-            return Classification(label=label, probability=probability, scores=scores, **more)
-        case {"numbers": values}:
-            return Regression(values=values, **more)
-        case {"answer": text, "start": start, "end": end, "score": score, "no_answer_score": none}:
-            best = str(answer.get("best", text))
-            return Span(text=text, start=start, end=end, score=score, no_answer_score=none, best_text=best, **more)
-        case {"choice": text, "number": index, "probability": probability, "probabilities": scores}:
-            return MultipleChoice(text=text, index=index, probability=probability, scores=tuple(scores), **more)
-        case {"vector": vector, "tokens": tokens}:
-            return Embedding(vector=np.asarray(vector, np.float32), tokens=tokens, **more)
-        case {"similarity": similarity, "vectors": vectors}:
-            return Similarity(similarity=similarity, vectors=np.asarray(vectors, np.float32), **more)
-        case {"masks": masks}:
-            return FillMask(masks=tuple(map(_mask, masks)), **more)
-        case {"follows": probability}:
-            return NextSentence(probability=probability, **more)
-    others = tuple(Generated(**each) for each in answer.get("others", ()))
-    written = {name: answer[name] for name in ("text", "log_probability", "tokens", "complete")}
-    return GeneratedText(**written, alternatives=others, **more)
-
-
-def _mask(mask: Answer) -> Mask:
-    candidates = tuple(TokenCandidate(**each) for each in mask["tokens"])
-    return Mask(start=mask["start"], end=mask["end"], candidates=candidates)
 
 
 def _plain(value: Any) -> Any:

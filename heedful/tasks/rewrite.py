@@ -24,6 +24,7 @@ from heedful.tasks.base import Answer, Answerer, Setting, Window, read_text, tok
 from heedful.tasks.metrics import Bleu, Result, TextScore, has_bleu, text_scores
 from heedful.tasks.metrics.bleu import NEEDED, ORDER, STATISTICS, Words, bleu_of
 from heedful.tasks.metrics.bootstrap import mean_of
+from heedful.tasks.predictions import Generated, GeneratedText
 from heedful.tasks.spec import TaskSettings
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings
 from heedful.tasks.task import CHUNK, Judged, Measure, Setup, Task, chunks, spread
@@ -147,8 +148,25 @@ def _said(written: Written, tokenizer: Tokenizer) -> Answer:
     }
 
 
+def _prediction(answer: Answer) -> GeneratedText:
+    others = tuple(Generated(**each) for each in answer.get("others", ()))
+    written = {name: answer[name] for name in TEXT}
+    return GeneratedText(**written, alternatives=others, truncated_tokens=answer.get("cut", 0))
+
+
+def _columns(loaded: Loaded, writing: Writing) -> dict[str, Any]:
+    return TEXT | ({"others": [TEXT]} if isinstance(writing.how, Beam) else {})
+
+
+TEXT: dict[str, Any] = {"text": str, "log_probability": float, "tokens": int, "complete": bool}
 REWRITE = Answerer(
-    expects='texts, like ["a text"]', items=read_text, answer=answer, long_inputs="refuse", writes=start_writing
+    expects='texts, like ["a text"]',
+    items=read_text,
+    answer=answer,
+    long_inputs="refuse",
+    writes=start_writing,
+    prediction=_prediction,
+    columns=_columns,
 )
 
 
@@ -163,6 +181,7 @@ class Rewrite(Task):
 
     example: ClassVar[type[Example]] = Rewritten
     head: ClassVar[str] = "language_model"
+    answerers: ClassVar[tuple[Answerer, ...]] = (REWRITE,)
     metric: str = "f1"
     mark: Marks
     text_suffix: str = ""  # after the text, where the decoder goes on from it

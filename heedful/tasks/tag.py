@@ -29,6 +29,7 @@ from heedful.tasks.metrics import (
     precision_of,
     recall_of,
 )
+from heedful.tasks.predictions import Entity, TokenClassification, Word
 from heedful.tasks.task import Judged, Measure, Setup, Task, spread
 from heedful.tokenizer import Encoded, Item, Tokenizer, Words
 
@@ -116,11 +117,24 @@ def entities(text: str, words: Sequence[Answer]) -> list[Answer]:
     ]
 
 
+def _prediction(answer: Answer) -> TokenClassification:
+    words = [{"text" if name == "word" else name: value for name, value in each.items()} for each in answer["words"]]
+    return TokenClassification(
+        entities=tuple(Entity(**each) for each in answer["entities"]),
+        words=tuple(Word(**each) for each in words),
+        truncated_tokens=answer.get("cut", 0),
+    )
+
+
+WORD = {"word": str, "label": str, "probability": float, "start": int, "end": int}
+ENTITY = {"label": str, "text": str, "start": int, "end": int, "probability": float}
 TAG = Answerer(
     expects='lists of words or whole texts, like [["Ada", "lives", "here"], "a whole text"]',
     items=items,
     places=places,
     answer=answer,
+    prediction=_prediction,
+    columns=lambda loaded, writing: {"words": [WORD], "entities": [ENTITY], "windows": int},
 )
 
 
@@ -133,6 +147,7 @@ class Tag(Task):
 
     example: ClassVar[type[Example]] = Tagged
     head: ClassVar[str] = "token_classification"
+    answerers: ClassVar[tuple[Answerer, ...]] = (TAG,)
     metric: str = ""  # "": F1 of entities, or accuracy where labels mark none
 
     @classmethod

@@ -23,7 +23,7 @@ from heedful.model.config import Classes, ProblemType, TokenClasses
 from heedful.model.readers import ReadClasses
 from heedful.objectives import Batch, Loss, Objective, Sample
 from heedful.objectives.base import weighted, wide
-from heedful.tasks.base import Answer, tokenizer_of, windows
+from heedful.tasks.base import Answer, Answerer, tokenizer_of, windows
 from heedful.tasks.metrics import Bootstrap, Result, Sure
 from heedful.tasks.spec import TaskSettings
 from heedful.tokenizer import Encoded, Item, Tokenizer
@@ -158,6 +158,7 @@ class Task(Objective, ABC):
 
     example: ClassVar[type[Example]]
     head: ClassVar[str]
+    answerers: ClassVar[tuple[Answerer, ...]]  # the first that knows an input's form answers it
     problem_type: ClassVar[ProblemType] = "single_label_classification"
     takes_pairs: ClassVar[bool] = False  # texts may come in pairs, and a model remembers whether they did
 

@@ -703,6 +703,7 @@ def defaults(work: Path, quick: bool) -> Probes:
     from heedful.runs.distil_settings import RECIPES, DistilSettings, MaskedDistilSettings
     from heedful.serve.settings import Limits, Timeouts
     from heedful.settings import to_mapping
+    from heedful.tasks.specs import SPECS
     from heedful.tokenizer.settings import TokenizerSettings
 
     found: Probes = {}

@@ -777,7 +777,7 @@ def test_bad_rows_of_files_that_are_called_the_same(tmp_path: Path) -> None:
     source = source_of(Labelled, files, settings.data, LeaveOut())
     assert len(list(source.examples("train"))) == 4
     (tmp_path / "run").mkdir()
-    begin(tmp_path / "run", settings, source, {"train": 4}, partial(source_of, "classify", files, settings.data))
+    begin(tmp_path / "run", settings, source, {"train": 4}, partial(source_of, Labelled, files, settings.data))
     assert read_json(tmp_path / "run" / DATA)["bad_rows"] == {"a/train.jsonl": 1, "b/train.jsonl": 2}
     assert len(lines(tmp_path / "run" / BAD_ROWS)) == 3
 

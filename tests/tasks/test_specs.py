@@ -1,0 +1,36 @@
+"""Task specifications: what one is, how it is registered, and that nothing heavy comes with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from heedful.errors import HeedfulError
+from heedful.tasks.specs import QA, SPECS, register, spec_of_head, task_names, variants
+from heedful.tasks.task import Task
+
+
+def test_specifications_import_neither_torch_nor_numpy_nor_pydantic() -> None:
+    code = "import sys, heedful.tasks.specs; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_specification_and_its_task_agree(name: str) -> None:
+    spec = SPECS[name]
+    assert issubclass(spec.task, Task) and spec.task.example is spec.example
+    assert spec.settings().kind == name and spec.task.answerers
+
+
+def test_names_that_users_give_lead_to_the_tasks_of_that_name() -> None:
+    assert task_names() == ("classify", "regress", "tag", "qa", "multiple-choice", "embed", "seq2seq")
+    assert [spec.name for spec in variants("classify")] == ["classify", "multiple"]
+    assert spec_of_head(None) is None
+
+
+def test_a_name_can_be_registered_once() -> None:
+    with pytest.raises(HeedfulError, match='a task named "qa" is registered already'):
+        register(QA)
