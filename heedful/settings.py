@@ -40,12 +40,10 @@ Exclusive = tuple[tuple[str, ...], ...]  # the class variable EXCLUSIVE: groups 
 
 LARGEST_FILE = 1_000_000  # bytes
 MOST_PROBLEMS = 10  # that one message lists
-
-
 _FORGET: list[Callable[[], None]] = []  # clears a cache
 
 
-def by_class(function: Callable[[type], Value]) -> Callable[[type], Value]:
+def by_class(function: Callable[[Any], Value]) -> Callable[[Any], Value]:
     """Cache what is derived from a class of settings, until `forget_types`."""
     cached = cache(function)
     _FORGET.append(cached.cache_clear)
@@ -172,7 +170,7 @@ def is_set(value: object) -> bool:
 @by_class
 def exclusive_paths(cls: Any) -> tuple[tuple[tuple[str, ...], ...], ...]:
     """Return the groups of a dataclass and of the tables in it, as paths."""
-    groups = [tuple((name,) for name in group) for group in exclusive(cls)]
+    groups: list[tuple[tuple[str, ...], ...]] = [tuple((name,) for name in group) for group in exclusive(cls)]
     for field in _fields(cls):
         for table in _tables(type_hints(cls)[field.name]):
             groups += [tuple((field.name, *path) for path in paths) for paths in exclusive_paths(table)]
@@ -284,7 +282,7 @@ def _by_kind(members: tuple[Any, ...]) -> tuple[dict[str, Any], list[Any]]:
         f"{_MARK}{kind}": member
         for member in members
         if dataclasses.is_dataclass(member)
-        for kind in get_args(_type_hints(member).get("kind")) or [""]
+        for kind in get_args(type_hints(member).get("kind")) or [""]
     }
     return tables, [each for each in members if each is not types.NoneType and not dataclasses.is_dataclass(each)]
 

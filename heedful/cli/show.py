@@ -77,6 +77,9 @@ def _rows(given: Any, answer: dict[str, Any], top_k: int) -> Iterator[list[str]]
             yield [f"{similarity:.4f}", "cosine of both vectors"]
         case {"vector": vector, "tokens": tokens}:
             yield [f"{len(vector)} numbers", " ".join(f"{x:.4f}" for x in vector[:6]) + " ...", f"{tokens} tokens"]
+        case _:
+            for name, value in answer.items():
+                yield [f"{value:.4f}" if isinstance(value, float) else clean(str(value)), name]
 
 
 def facts_of(loaded: Loaded) -> dict[str, Any]:

@@ -54,17 +54,6 @@ NAMES: dict[str, tuple[str, ...]] = {  # how columns are called, by what they ar
     "target": ("target", "output", "summary", "rewritten", "translation", "highlights", "tgt"),
 }
 NUMBERED = re.compile(r"(?i)(?:candidate|choice|option|ending)_?(\d+)")
-ROLES: dict[type[Example], tuple[tuple[str, ...], tuple[str, ...]]] = {  # what is needed, what may be there
-    Plain: (("text",), ()),
-    Labelled: (("text", "label"), ("text_pair",)),
-    MultiLabelled: (("text", "labels"), ("text_pair",)),
-    Scored: (("text", "score"), ("text_pair",)),
-    Tagged: (("words", "tags"), ()),
-    Question: (("question", "context", "answers"), ("id", "impossible")),
-    Choices: (("candidates", "answer"), ("prompt", "question")),
-    Pair: (("anchor", "positive"), ("score",)),
-    Rewritten: (("source", "target"), ()),
-}
 GUESSES = (
     Tagged,
     Question,
@@ -158,7 +147,7 @@ def resolve(table: Table, kind: type[Example] | None, given: Given) -> Columns:
             close = did_you_mean(role, list(NAMES))
             raise HeedfulError(f"column {shown(role)} is not one of {', '.join(NAMES)}{close}")
         _given(table, keys)
-    guesses = [guess for guess in GUESSES if set(given) <= {role for roles in ROLES[guess] for role in roles}]
+    guesses = [guess for guess in GUESSES if set(given) <= {*guess.needed, *guess.optional}]
     if not guesses:
         raise HeedfulError(f"columns {', '.join(given)}: no kind of example has all of them")
     for guess in guesses:
@@ -180,7 +169,7 @@ def _is_list(table: Table, columns: Columns, role: str) -> bool:
 
 
 def _resolve(table: Table, kind: type[Example], given: Given) -> Columns:
-    found = find_columns(table, *ROLES[kind], given)
+    found = find_columns(table, kind.needed, kind.optional, given)
     if kind is Choices and not {"prompt", "question"} & set(found):
         raise _missing(table, "prompt")
     columns = Columns(kind=kind, of=found, unused=unused(table, found), proposed=proposed(table, found, given))

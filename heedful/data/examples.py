@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
+
+WORD = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,6 +18,8 @@ class Example:
     """What all kinds share: where it stands, its texts, and what is to be learned of them."""
 
     about: ClassVar[str]  # what one is, in words
+    needed: ClassVar[tuple[str, ...]]  # roles of columns, see data/columns.py
+    optional: ClassVar[tuple[str, ...]] = ()
     file: str = field(default="", compare=False)
     line: int = field(default=0, compare=False)  # from 1; in Parquet and data-set objects the number of the row
 
@@ -33,12 +38,36 @@ class Example:
         """What a split that is made keeps on one side."""
         return "\x1f".join(self.texts)
 
+    @classmethod
+    def from_cells(cls, read: Any, cells: Any) -> Iterator[dict[str, Any]]:
+        """Yield the fields of each example in a row; `read` is a Reader of data/columns.py.
+
+        The classes of this module have theirs in data/fields.py.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def of_inputs(cls, given: Iterable[Any], label: str) -> Iterator[Self]:
+        """Yield examples of inputs of an engine, with any target."""
+        for each in given:
+            yield cls.of_input(each, label)
+
+    @classmethod
+    def of_input(cls, given: Any, label: str) -> Self:
+        """Make an example of one input of an engine, with any target."""
+        raise NotImplementedError
+
+    def as_input(self) -> Any:
+        """Return the input of an engine, of an example that files may hold only with its target."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plain(Example):
     """A text and nothing else."""
 
     about: ClassVar[str] = "a text"
+    needed: ClassVar[tuple[str, ...]] = ("text",)
     text: str
 
     @property
@@ -52,9 +81,15 @@ class Labelled(Example):
     """A text or two with one label."""
 
     about: ClassVar[str] = "a text, or two, with one label"
+    needed: ClassVar[tuple[str, ...]] = ("text", "label")
+    optional: ClassVar[tuple[str, ...]] = ("text_pair",)
     text: str
     text_pair: str | None = None
     label: str
+
+    @classmethod
+    def of_input(cls, given: Any, label: str) -> Self:
+        return cls(**_texts(given), label=label)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -72,9 +107,15 @@ class MultiLabelled(Example):
     """A text or two with any number of labels."""
 
     about: ClassVar[str] = "a text, or two, with any number of labels"
+    needed: ClassVar[tuple[str, ...]] = ("text", "labels")
+    optional: ClassVar[tuple[str, ...]] = ("text_pair",)
     text: str
     text_pair: str | None = None
     labels: tuple[str, ...]
+
+    @classmethod
+    def of_input(cls, given: Any, label: str) -> Self:
+        return cls(**_texts(given), labels=())
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -92,9 +133,15 @@ class Scored(Example):
     """A text or two with a number."""
 
     about: ClassVar[str] = "a text, or two, with a number"
+    needed: ClassVar[tuple[str, ...]] = ("text", "score")
+    optional: ClassVar[tuple[str, ...]] = ("text_pair",)
     text: str
     text_pair: str | None = None
     score: float
+
+    @classmethod
+    def of_input(cls, given: Any, label: str) -> Self:
+        return cls(**_texts(given), score=0.0)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -112,8 +159,17 @@ class Tagged(Example):
     """A sentence in words, a tag for each of them."""
 
     about: ClassVar[str] = "a sentence in words with a tag for each"
+    needed: ClassVar[tuple[str, ...]] = ("words", "tags")
     words: tuple[str, ...]
     tags: tuple[str, ...]
+
+    @classmethod
+    def of_input(cls, given: Any, label: str) -> Self:
+        words = tuple(WORD.findall(given) if isinstance(given, str) else given)
+        return cls(words=words, tags=(label,) * len(words))
+
+    def as_input(self) -> Any:
+        return list(self.words)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -138,11 +194,20 @@ class Question(Example):
     """A question, its context and all answers that count as right; none where it is impossible."""
 
     about: ClassVar[str] = "a question, its context and its right answers"
+    needed: ClassVar[tuple[str, ...]] = ("question", "context", "answers")
+    optional: ClassVar[tuple[str, ...]] = ("id", "impossible")
     id: str
     question: str
     context: str
     answers: tuple[Span, ...]
     impossible: bool = False
+
+    @classmethod
+    def of_input(cls, given: Any, label: str) -> Self:
+        return cls(id="", question=given["question"], context=given["context"], answers=())
+
+    def as_input(self) -> Any:
+        return {"question": self.question, "context": self.context}
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -165,9 +230,15 @@ class Choices(Example):
     """A prompt and candidates of which one is right."""
 
     about: ClassVar[str] = "a prompt with candidates of which one is right"
+    needed: ClassVar[tuple[str, ...]] = ("candidates", "answer")
+    optional: ClassVar[tuple[str, ...]] = ("prompt", "question")
     prompt: str
     candidates: tuple[str, ...]
     answer: int  # from 0
+
+    @classmethod
+    def of_input(cls, given: Any, label: str) -> Self:
+        return cls(prompt=given["prompt"], candidates=tuple(given["choices"]), answer=0)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -190,9 +261,26 @@ class Pair(Example):
     """Two texts that belong together, or as much as the score says."""
 
     about: ClassVar[str] = "two texts that belong together, or as much as their score says"
+    needed: ClassVar[tuple[str, ...]] = ("anchor", "positive")
+    optional: ClassVar[tuple[str, ...]] = ("score",)
     anchor: str
     positive: str
     score: float | None = None
+
+    @classmethod
+    def of_inputs(cls, given: Iterable[Any], label: str) -> Iterator[Self]:
+        """Yield pairs as they are, and single texts two by two; the last one of an odd number beside itself."""
+        waiting: str | None = None
+        for each in given:
+            if not isinstance(each, str):
+                yield cls(anchor=each[0], positive=each[1])
+            elif waiting is None:
+                waiting = each
+            else:
+                yield cls(anchor=waiting, positive=each)
+                waiting = None
+        if waiting is not None:
+            yield cls(anchor=waiting, positive=waiting)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -210,6 +298,7 @@ class Rewritten(Example):
     """A text and what is to be written for it."""
 
     about: ClassVar[str] = "a text and what is to be written for it"
+    needed: ClassVar[tuple[str, ...]] = ("source", "target")
     text: str
     rewritten: str
 
@@ -227,6 +316,10 @@ class Rewritten(Example):
     def group(self) -> str:
         """The text: all that is written for it stays together."""
         return self.text
+
+
+def _texts(given: Any) -> dict[str, Any]:
+    return {"text": given} if isinstance(given, str) else {"text": given[0], "text_pair": given[1]}
 
 
 def normalised(text: str) -> str:

@@ -168,7 +168,8 @@ def _rewritten(read: Reader, cells: Cells) -> Iterator[dict[str, Any]]:
     yield {"text": read.text(cells, "source"), "rewritten": read.text(cells, "target")}
 
 
-FIELDS: dict[type[Example], Callable[[Reader, Cells], Iterator[dict[str, Any]]]] = {
+Fields = Callable[[Reader, Cells], Iterator[dict[str, Any]]]
+FIELDS: dict[type[Example], Fields] = {  # of the classes in data/examples.py; others have `from_cells`
     Plain: _plain,
     Labelled: _labelled,
     MultiLabelled: _multi,
@@ -183,7 +184,8 @@ FIELDS: dict[type[Example], Callable[[Reader, Cells], Iterator[dict[str, Any]]]]
 
 def examples(table: Table, columns: Columns, sieve: Sieve, longest: int) -> Iterator[Example]:
     """The rows of a table as examples; a row that cannot be one is bad."""
-    read, fields = Reader(table, columns, longest), FIELDS[columns.kind]
+    read = Reader(table, columns, longest)
+    fields: Fields = FIELDS.get(columns.kind) or columns.kind.from_cells
     for ordinal, (line, cells) in enumerate(table.rows(sieve)):
         try:
             found = list(fields(read, cells))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from heedful.data import conll, label_text, squad
 from heedful.data.bad import Sieve, shown
-from heedful.data.columns import ROLES, Columns, MissingColumnError, has_number, is_header, resolve
+from heedful.data.columns import Columns, MissingColumnError, has_number, is_header, resolve
 from heedful.data.examples import Example, Labelled, MultiLabelled, Plain, Question, Tagged
 from heedful.data.fields import examples
 from heedful.data.files import LONGEST, PACKED, File, find, head_of, lines, need_file
@@ -201,7 +201,7 @@ def of_table(table: Table, kind: type[Example] | None, settings: DataSettings, s
         return examples(table, columns, sieve, settings.max_row_bytes)
 
     stated = (*(said or ()), *table.said, columns.said)
-    more = frozenset(columns.of) & {"text_pair", "score", "prompt", "question"} - {*ROLES[columns.kind][0]}
+    more = frozenset(columns.of) & {"text_pair", "score", "prompt", "question"} - {*columns.kind.needed}
     return Part(
         shown=table.shown,
         kind=columns.kind,

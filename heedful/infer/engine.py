@@ -179,8 +179,7 @@ class Engine:
         given = self._listed(inputs)
         answers = self(given, top_k=top_k)
         read = [self._read(number, each)[0] for number, each in enumerate(given)]
-        found = [answerer.prediction(answer) for answerer, answer in zip(read, answers, strict=True)]
-        return of_type(found, answer_type)
+        return of_type([each.prediction(answer) for each, answer in zip(read, answers, strict=True)], answer_type)
 
     def encode(self, texts: str | Iterable[str], *, prompt: str = "") -> NDArray[np.float32]:
         """Return the embeddings of texts, [texts, width]; [width] for a single text. A prompt is put before each.

@@ -161,8 +161,8 @@ def _fit(results: dict[str, Any]) -> dict[str, Any]:
 def _tuned(results: dict[str, Any]) -> bool:
     """Whether answers have thresholds that were fitted on dev; those of questions, where some have no answer."""
     task = results.get("settings", {}).get("task", {})
-    some = results["task"] != "qa" or "best_f1_threshold" in results["splits"].get("dev", {}).get("numbers", {})
-    return some and "tuned" in (task.get("thresholds"), task.get("no_answer_threshold"))
+    may_lack_answer = "best_f1_threshold" in results["splits"].get("dev", {}).get("numbers", {})
+    return task.get("thresholds") == "tuned" or (task.get("no_answer_threshold") == "tuned" and may_lack_answer)
 
 
 def _is_score(value: Any) -> bool:
@@ -284,41 +284,21 @@ def _mistakes(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def _mistake(line: dict[str, Any], results: dict[str, Any]) -> list[str]:
-    given, gold, said, task = line["input"], line["label"], line["prediction"], results["task"]
-    match task:
-        case "tag":
-            words = [(each, a, b) for each, a, b in zip(given, gold, said, strict=False) if a != b]
-            shown = [", ".join(f"{word[0]}: {word[side]}" for word in words) for side in (1, 2)]
-        case "multiple-choice":
-            shown = [given["choices"][gold], given["choices"][said]]
-        case "qa":
-            shown = [(gold[0] if gold else "") or "(no answer)", said or "(no answer)"]
-        case "multiple":
-            shown = [", ".join(each) or "(none)" for each in (gold, said)]
-        case "embed" if gold is not None and "label_scaling" in results:
-            low, high = (as_float(results["label_scaling"][name]) for name in ("low", "high"))  # of cosines 0 and 1
-            shown = [number(gold), f"{number(low + as_float(said) * (high - low))} (a cosine of {number(said)})"]
-        case "regress" | "embed":
-            rank = f", found as number {line['rank']:,}" if "rank" in line else ""
-            shown = ["(they belong together)" if gold is None else number(gold), number(said) + rank]
-        case _:
-            shown = [gold, said]
+    about = SPECS[results["task"]].card
+    shown = about.mistake(line, results, number)
     sure = line["answer"].get("probability") if isinstance(line.get("answer"), dict) else None
     sides = [plain(each, 80) for each in shown]
-    return [plain(_asked(given, task), LONGEST), sides[0], sides[1] + (f" ({number(sure)})" if sure else "")]
-
-
-def _asked(given: Any, task: str) -> str:
-    if isinstance(given, dict):
-        first, second = (given.get("question"), given.get("context")) if task == "qa" else (given["prompt"], None)
-        return f"{first} / {second}" if second else str(first)
-    return (" " if task == "tag" else " / ").join(given) if isinstance(given, list) else str(given)
+    return [
+        plain(about.input_text(line["input"]), LONGEST),
+        sides[0],
+        sides[1] + (f" ({number(sure)})" if sure else ""),
+    ]
 
 
 def _pairs(folder: Path, results: dict[str, Any]) -> bool:
     """Whether the texts of this data came in pairs."""
     first = next((line for name in results["splits"] for line in islice(predictions(folder, name), 1)), {"input": ""})
-    return isinstance(first["input"], list) and results["task"] != "tag"
+    return isinstance(first["input"], list) and SPECS[results["task"]].card.takes_pairs
 
 
 # -- limits, data, speed, settings ----------------------------------------------------------------------------
@@ -378,7 +358,7 @@ def _speed(results: dict[str, Any]) -> Iterator[list[str]]:
     yield ["## Speed"]
     machine = f" on {plain(results['machine'], 200)}" if results.get("machine") else ""
     many = f", and {results['throughput']:,.0f} tokens a second in packed batches" if "throughput" in results else ""
-    one = "one pass over a text, all tokens at once" if results["task"] == "seq2seq" else "one text"
+    one = SPECS[results["task"]].card.measured
     yield [f"Milliseconds for {one}{machine}, float32, without tokenizing{many}:"]
     rows = [[f"{int(length):,}", f"{each['p50']:.2f}", f"{each['p99']:.2f}"] for length, each in times.items()]
     yield table(["tokens", "median", "99th percentile"], rows)

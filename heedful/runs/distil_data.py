@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from heedful.checkpoint import Loaded
-from heedful.data import Choices, DataSettings, Example, Labelled, MultiLabelled, Pair, Question, Scored, Tagged
+from heedful.data import DataSettings, Example, Pair, Question, Tagged
 from heedful.data import read as read_data
 from heedful.data.bad import LeaveOut
 from heedful.data.carried import carried
@@ -22,11 +21,10 @@ from heedful.data.inputs import ASKS, as_given, open_inputs
 from heedful.data.parts import SUFFIXES, bare_name
 from heedful.errors import HeedfulError
 from heedful.model.config import Classes, MaskedTokens, Pretraining
-from heedful.tasks.specs import SPECS, spec_of_head
+from heedful.tasks.specs import spec_of_head
 from heedful.tasks.task import Read, Task
 
 LABELLED = (".conll", ".iob", ".iob2", ".bio")  # formats of which the labels are passed over
-WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def task_of(teacher: Loaded) -> str:
@@ -56,7 +54,7 @@ class Unlabelled:
 
 def read_unlabelled(
     files: Sequence[str],
-    task: str,
+    kind: type[Example],
     head: str,
     labels: Sequence[str],
     settings: DataSettings,
@@ -76,11 +74,11 @@ def read_unlabelled(
     bad = 0
     for path, _ in expand([Path(each) for each in files], exclude)[0]:
         holds = carried(settings, names, [path])
-        if _labelled(path, task, replace(settings, encoding=holds.encoding)):
+        if _labelled(path, kind, replace(settings, encoding=holds.encoding)):
             by_number = {role: key for role, key in (settings.columns or {}).items() if str(key).isdigit()}
             how = replace(settings, dev_fraction=0.0, columns=by_number or None, encoding=holds.encoding)
-            source = read_data(path, SPECS[task].example, how, on_bad_row=LeaveOut())
-            given += [_asked(each) for split in source.splits for each in source.examples(split)]
+            source = read_data(path, kind, how, on_bad_row=LeaveOut())
+            given += [each.as_input() for split in source.splits for each in source.examples(split)]
             bad += sum(source.sieve.bad.values())
             said += source.stated
             continue
@@ -110,20 +108,24 @@ def read_unlabelled(
     if not given and not bad:
         raise HeedfulError(f"{', '.join(files)}: no text to learn from, expected texts without labels: give others")
     known = len(given)
-    if task == "embed":
+    if kind is Pair:
         seen = {hashed(normalised(text)) for each in measured for text in each.texts}
-        given = [each for each in given if not any(hashed(normalised(text)) in seen for text in _texts(each).values())]
-    examples = tuple(examples_of(given, task, labels))
+        given = [
+            each
+            for each in given
+            if not any(hashed(normalised(text)) in seen for text in ([each] if isinstance(each, str) else each))
+        ]
+    examples = tuple(kind.of_inputs(given, next(iter(labels), "")))
     return Unlabelled(examples=examples, bad=bad, known=known - len(given), said=tuple(said))
 
 
-def _labelled(path: Path, task: str, settings: DataSettings) -> bool:
+def _labelled(path: Path, kind: type[Example], settings: DataSettings) -> bool:
     """Whether a file has labels that no input has a column for: tags in columns, whatever it is called, and SQuAD's."""
     suffix = bare_name(path)[1]
-    if task == "tag" and SUFFIXES.get(suffix) in (None, "text"):
+    if kind is Tagged and SUFFIXES.get(suffix) in (None, "text"):
         file, _ = find(path, encoding=settings.encoding, longest=settings.max_row_bytes)
         return suffix in LABELLED or settings.format == "conll" or looks_like(head_of(file))
-    return suffix in LABELLED or (task == "qa" and suffix == ".json")
+    return suffix in LABELLED or (kind is Question and suffix == ".json")
 
 
 def without(found: Unlabelled, measured: Iterable[Example]) -> Unlabelled:
@@ -136,56 +138,6 @@ def without(found: Unlabelled, measured: Iterable[Example]) -> Unlabelled:
 def _letters(example: Example) -> int:
     """Of a text, but for how it is parted into words: "do n't" is "don't"."""
     return hashed(normalised(example.group).replace(" ", ""))
-
-
-def _asked(example: Any) -> Any:
-    match example:
-        case Tagged(words=words):
-            return list(words)
-        case Question(question=question, context=context):
-            return {"question": question, "context": context}
-    raise AssertionError(example)
-
-
-def examples_of(given: Iterable[Any], task: str, labels: Sequence[str]) -> Iterator[Example]:
-    """Inputs as examples of the task, with any label."""
-    if task == "embed":
-        yield from _pairs(given)
-        return
-    make: dict[str, Callable[[Any], Example]] = {
-        "classify": lambda text: Labelled(**_texts(text), label=labels[0]),
-        "multiple": lambda text: MultiLabelled(**_texts(text), labels=()),
-        "regress": lambda text: Scored(**_texts(text), score=0.0),
-        "tag": lambda text: _tagged(text, labels[0]),
-        "qa": lambda row: Question(id="", question=row["question"], context=row["context"], answers=()),
-        "multiple-choice": lambda row: Choices(prompt=row["prompt"], candidates=tuple(row["choices"]), answer=0),
-    }
-    for each in given:
-        yield make[task](each)
-
-
-def _texts(given: Any) -> dict[str, Any]:
-    return {"text": given} if isinstance(given, str) else {"text": given[0], "text_pair": given[1]}
-
-
-def _tagged(given: Any, label: str) -> Tagged:
-    words = tuple(WORD.findall(given) if isinstance(given, str) else given)
-    return Tagged(words=words, tags=(label,) * len(words))
-
-
-def _pairs(given: Iterable[Any]) -> Iterator[Example]:
-    """Pairs as they are, and single texts two by two; the last one of an odd number beside itself."""
-    waiting: str | None = None
-    for each in given:
-        if not isinstance(each, str):
-            yield Pair(anchor=each[0], positive=each[1])
-        elif waiting is None:
-            waiting = each
-        else:
-            yield Pair(anchor=waiting, positive=each)
-            waiting = None
-    if waiting is not None:
-        yield Pair(anchor=waiting, positive=waiting)
 
 
 def learned(task: Task, labelled: Iterable[Any], unlabelled: Iterable[Any]) -> tuple[Read, Read]:

@@ -17,13 +17,14 @@ import torch
 from heedful.checkpoint import Loaded, load
 from heedful.data import Example, Tagged
 from heedful.data.order import mixed
+from heedful.data.tags import OUTSIDE
 from heedful.durable import put, whole
 from heedful.errors import HeedfulError
 from heedful.objectives.draw import ordinary, uniform
 from heedful.packed import Packed
-from heedful.runs.distil_data import examples_of
 from heedful.runs.distil_settings import MoreSettings
 from heedful.tasks.base import trimmed
+from heedful.tasks.specs import SPECS
 from heedful.tokenizer import Encoded, Item, Tokenizer, Words
 from heedful.train.ranks import Ranks
 
@@ -58,14 +59,13 @@ def more_examples(
     ranks.wait()
     with path.open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    inputs = [tuple(row) if planned.task != "tag" and isinstance(row, list) else row for row in rows]
-    labels = planned.labels or planned.source.labels or ("O",)
-    return [*(examples if given else ()), *examples_of(inputs, planned.task, labels)]
+    labels = planned.labels or planned.source.labels or (OUTSIDE,)
+    return [*(examples if given else ()), *SPECS[planned.task].example.of_inputs(rows, labels[0])]
 
 
 def foresee(task: str, name: str, settings: MoreSettings) -> None:
     """Refuse what cannot be made, before anything is written."""
-    if task in ("qa", "multiple-choice"):
+    if not SPECS[task].replaceable:
         raise HeedfulError(
             f"more texts cannot be made for {task}: where a word is replaced, the answer may go with it. Leave more out"
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from heedful.checkpoint import Loaded
 from heedful.checkpoint.digest import weights_digest
-from heedful.data import DataOptions, DataSettings, LeaveOut, Source, Stop, read
+from heedful.data import DataOptions, DataSettings, LeaveOut, Source, Stop, Tagged, read
 from heedful.data.bad import OnBadRow
 from heedful.data.carried import by_names, files_of
 from heedful.data.survey import Survey, of_splits, refuse_dull, survey, undivided
@@ -47,7 +47,6 @@ from heedful.tasks.specs import SPECS
 TAUGHT = "teacher.json"
 USUAL = DataSettings()
 BEFORE = "the student as it was before it learned"  # initial weights of the baseline
-LABELLING = ("classify", "multiple", "regress", "tag")  # tasks whose answers have the teacher's names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,8 +122,8 @@ def prepare(
             "there is neither dev nor test to compare student and teacher on: give a file that the teacher has not "
             "learned from, or set data.dev_fraction"
         )
-    labels = getattr(teacher.config.head, "labels", None) if task in LABELLING else None
-    if labels is not None and (unknown := unsaid(source.labels, labels, tags=task == "tag")):
+    labels = getattr(teacher.config.head, "labels", None)
+    if labels is not None and (unknown := unsaid(source.labels, labels, tags=source.kind is Tagged)):
         raise HeedfulError(
             f"the data has the labels {', '.join(source.labels[:10])}, but {teacher.source} knows "
             f"{', '.join(labels[:10])}: nothing is taught of {', '.join(unknown[:5])}. Rename them in the data"
@@ -137,7 +136,8 @@ def prepare(
         known = labels or source.labels or ("O",)
         names = [path.name for path in files_of(source.places)]
         how = by_names(told.data, source.columns)
-        extra = read_unlabelled(told.unlabelled, task, head.kind, known, how, measured, names=names, exclude=exclude)
+        also: dict[str, Any] = {"names": names, "exclude": exclude}
+        extra = read_unlabelled(told.unlabelled, source.kind, head.kind, known, how, measured, **also)
         extra = without(extra, measured)
     count = found.counts["train"]
     made = 0 if told.augment is None else told.augment.copies * (len(extra.examples) or count)

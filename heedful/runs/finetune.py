@@ -162,7 +162,7 @@ def prepare(
     fresh, count, together = not named, found.counts["train"], told.task.group(scored=found.low is not None)
     golds = targets(source, found.splits)
     words = bleu_words(golds)
-    cut = classic or told.long_inputs == "truncate" or kind == "embed"  # an example is one sample, however long it is
+    cut = classic or told.long_inputs == "truncate" or SPECS[kind].truncates  # one sample for each example
     settings, why = defaults(
         kind, count, fresh=fresh, width=width, classic=classic, writer=writer, together=together, words=words,
         characters=0 if cut else found.characters["train"],
@@ -331,8 +331,9 @@ class Run:
         return found
 
     def _before(self, task: Task, loaded: Loaded, folder: Path) -> None:
-        """Score a model that embeds before it is trained, as it may be good already; once for a run that resumes."""
-        if self.settings.task.kind != "embed" or not self.settings.eval_baseline or (folder / BEFORE).exists():
+        """Score a model before it is trained, where it may do the task already; once for a run that resumes."""
+        zero_shot = SPECS[self.settings.task.kind].zero_shot
+        if not zero_shot or not self.settings.eval_baseline or (folder / BEFORE).exists():
             return
         self.reporter.message("the score before training")
         found = scores_before({split: self._measured(task, loaded, split) for split in self.measured})

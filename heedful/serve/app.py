@@ -26,7 +26,7 @@ from heedful.serve import openapi, protocol
 from heedful.serve import schemas as s
 from heedful.serve.call import Call
 from heedful.serve.guard import Gone, Guard, Record, Trouble, check_body, read_body, trouble_of
-from heedful.serve.routes import QUESTIONS, Question
+from heedful.serve.routes import Question, questions
 from heedful.serve.service import Service, kind_of, kinds_of
 from heedful.serve.settings import LOOPBACK
 
@@ -67,7 +67,7 @@ def _questions(service: Service) -> list[Route]:
     def ask(question: Question) -> Ask:
         return lambda call, request, body: question.handler(call, body)
 
-    return [_post(service, each.path, each.body, ask(each)) for each in QUESTIONS]
+    return [_post(service, each.path, each.body, ask(each)) for each in questions()]
 
 
 def _post(service: Service, path: str, body: Any, ask: Ask) -> Route:
@@ -257,7 +257,7 @@ def info(service: Service, name: str | None) -> dict[str, Any]:
         "model_type": model_type,
         "family": loaded.config.family,
         "parameters": engine.parameters,
-        "routes": [each.path for each in QUESTIONS if each.kinds is None or set(kinds_of(lane)) & {*each.kinds}],
+        "routes": [each.path for each in questions() if each.kinds is None or set(kinds_of(lane)) & {*each.kinds}],
         "labels": labels,
         "max_input_length": engine.limit,
         "max_batch_tokens": limits.max_batch_tokens,

@@ -19,6 +19,8 @@ from heedful.serve.call import LETTERS, Call, Turns
 from heedful.serve.count import in_turns
 from heedful.serve.pairs import sequences
 from heedful.tasks.rewrite import Writing
+from heedful.tasks.spec import resolve
+from heedful.tasks.specs import SPECS
 from heedful.tokenizer import Encoded
 
 MOST = 128  # tokens that are written for a text, unless the request says how many
@@ -287,6 +289,11 @@ async def tokenize(call: Call, body: s.TokenizeBody) -> Any:
 
     record, sizes = call.record, [len(text) for text in texts]
     return await lane.read(cut, deadline=record.deadline, left=record.left, sizes=sizes)
+
+
+def questions() -> tuple[Question, ...]:
+    """Return all routes that ask a model something, those of registered tasks last."""
+    return (*QUESTIONS, *(resolve(each) for spec in SPECS.values() for each in spec.routes))
 
 
 QUESTIONS = (

@@ -54,6 +54,19 @@ class TaskSettings:
         return ""
 
 
+Shown = Callable[[Any], str]  # a number as text
+
+
+def _input_text(given: Any) -> str:
+    if isinstance(given, str):
+        return given
+    return " / ".join(map(str, given.values() if isinstance(given, dict) else given))
+
+
+def _mistake(line: dict[str, Any], results: dict[str, Any], shown: Shown) -> tuple[Any, Any]:
+    return line["label"], line["prediction"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
     """The parts of a model card that are the same for every model of a task."""
@@ -67,6 +80,10 @@ class Card:
     code: str  # for that library
     decoder_code: str = ""  # the same for a model without an encoder; "": as `code`
     has_windows: bool = True  # texts that are longer than the model are read in windows
+    takes_pairs: bool = True  # an input that is a list is a pair of texts
+    measured: str = "one text"  # what a latency is that of
+    input_text: Callable[[Any], str] = _input_text  # an input as it is shown
+    mistake: Callable[[dict[str, Any], dict[str, Any], Shown], tuple[Any, Any]] = _mistake  # label and prediction
 
 
 def any_reader(reader: Readers, name: str, labels: int) -> None:
@@ -90,6 +107,10 @@ class TaskSpec:
     predict_arguments: str = '"Your text."'  # of `heedful predict FOLDER`
     card: Card
     distillation: Kind | None = None  # kind of soft labels; None: no student learns it
+    replaceable: bool = True  # an answer stays right where a word of the input is replaced
+    truncates: bool = False  # every text is cut where the model ends, none is read in windows
+    zero_shot: bool = False  # a model may do it before it is trained, and that is the baseline
+    routes: tuple[str, ...] = ()  # of the server, beside those in serve/routes.py, as "module:name"
     classic_students: tuple[str, ...] = ()  # small students that a search tries
 
     @property

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from heedful.checkpoint import Loaded, load, save
 from heedful.checkpoint.attach import attach
-from heedful.data import DataSettings, Pair, Tagged, read
+from heedful.data import DataSettings, Labelled, Pair, Tagged, read
 from heedful.data.carried import by_names
 from heedful.errors import HeedfulError, HeedfulWarning, SettingError
 from heedful.infer.engine import Engine
@@ -573,14 +573,14 @@ def test_texts_without_labels_need_not_have_the_columns_of_others(tmp_path: Path
     (tmp_path / "same.csv").write_text("review,text\nfive,six\n")
     files = [str(tmp_path / name) for name in ("more.txt", "more.csv", "same.csv")]
     settings = DataSettings(columns={"text": "review", "label": "stars"}, format="csv")
-    found = read_unlabelled(files, "classify", "sequence_classification", ("a",), settings, exclude=tmp_path / "run")
+    found = read_unlabelled(files, Labelled, "sequence_classification", ("a",), settings, exclude=tmp_path / "run")
     assert [each.texts for each in found.examples] == [("one two",), ("three",), ("four",), ("five",)]
 
 
 @pytest.mark.parametrize("head", ["message,kind", "message,label"])
 def test_a_column_that_no_setting_can_name_is_to_be_called_otherwise(head: str, tmp_path: Path) -> None:
     (tmp_path / "more.csv").write_text(f"{head}\none two,x\nthree,y\n")
-    given = [str(tmp_path / "more.csv")], "classify", "sequence_classification", ("a",)
+    given = [str(tmp_path / "more.csv")], Labelled, "sequence_classification", ("a",)
     message = r'more\.csv: which column is the text\? Call it "text" in its first row'
     with pytest.raises(HeedfulError, match=message):
         read_unlabelled(*given, DataSettings(), exclude=tmp_path / "run")
@@ -598,7 +598,7 @@ def test_words_in_columns_are_read_as_such_whatever_their_file_is_called(tmp_pat
     bad = "" if name == "more.txt" else "x\n\n"  # of what is only found by what it looks like, all must be alike
     path.write_text(f"1 Ada B-X\n2 wrote O\n\n{bad}3 it O\n")
     settings = DataSettings(columns={"words": 2, "tags": 3}, format="conll" if name == "eng.train" else None)
-    found = read_unlabelled([str(path)], "tag", "token_classification", ("O",), settings, exclude=tmp_path / "run")
+    found = read_unlabelled([str(path)], Tagged, "token_classification", ("O",), settings, exclude=tmp_path / "run")
     assert [each.words for each in found.examples if isinstance(each, Tagged)] == [("Ada", "wrote"), ("it",)]
     assert found.bad == bool(bad)
 
@@ -608,7 +608,7 @@ def test_a_file_of_no_texts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=r"more\.txt: no text to learn from"):
         read_unlabelled(
             [str(tmp_path / "more.txt")],
-            "classify",
+            Labelled,
             "sequence_classification",
             ("a",),
             DataSettings(),
@@ -620,13 +620,13 @@ def test_texts_that_pairs_are_measured_on_are_not_learned(tmp_path: Path) -> Non
     (tmp_path / "more.txt").write_text("one two\nnew\nThree four\nfresh\n")
     measured = [Pair(anchor="one two", positive="x"), Pair(anchor="y", positive="three four")]
     found = read_unlabelled(
-        [str(tmp_path / "more.txt")], "embed", "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
+        [str(tmp_path / "more.txt")], Pair, "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
     )
     assert [each.texts for each in found.examples] == [("new", "fresh")] and found.known == 2
     assert without(found, measured).known == 2
     (tmp_path / "more.csv").write_text("a,b\nX,one two\nnew,Three four\nnew,old\n")
     found = read_unlabelled(
-        [str(tmp_path / "more.csv")], "embed", "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
+        [str(tmp_path / "more.csv")], Pair, "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
     )
     assert [each.texts for each in found.examples] == [("new", "old")] and found.known == 2
 
@@ -636,7 +636,7 @@ def test_words_that_are_measured_on_are_not_learned_however_they_are_parted(tmp_
     measured = [Tagged(words=("I", "do", "n't", "know", "."), tags=("O",) * 5)]
     files, run = [str(tmp_path / "more.csv")], tmp_path / "run"
     found = without(
-        read_unlabelled(files, "tag", "token_classification", ("O",), DataSettings(), exclude=run), measured
+        read_unlabelled(files, Tagged, "token_classification", ("O",), DataSettings(), exclude=run), measured
     )
     assert [each.texts for each in found.examples] == [("I do not know .",)] and found.known == 1
     assert found.said == ('more.csv: columns: text="text"; not used: "id"',)
@@ -718,7 +718,7 @@ def test_texts_without_labels_have_the_encoding_of_their_own_format(tmp_path: Pa
     (tmp_path / "more.tsv").write_bytes(b"text\ncaf\xe9\n")
     files = [str(tmp_path / name) for name in ("more.jsonl", "more.tsv")]
     settings = DataSettings(encoding="latin-1")
-    given = (files, "classify", "sequence_classification", ("a",), settings)
+    given = (files, Labelled, "sequence_classification", ("a",), settings)
     found = read_unlabelled(*given, names=["train.tsv"], exclude=tmp_path / "run")
     assert [each.texts for each in found.examples] == [("café",), ("café",)]
 

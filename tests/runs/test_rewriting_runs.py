@@ -34,6 +34,7 @@ from heedful.runs.making import make_task, notes, start
 from heedful.runs.plots import draw
 from heedful.runs.rewrite_making import transformer
 from heedful.tasks.rewrite import Writing
+from heedful.tasks.specs import seq2seq
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings
 from heedful.tokenizer import TokenizerSettings, train
 from heedful.train.fit import Reporter
@@ -161,7 +162,8 @@ def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch
 
 def test_what_leads_is_known_before_the_work(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without sacrebleu a model from random weights is compared by F1, and BLEU that is asked for is refused."""
-    monkeypatch.setattr(settings, "_has_bleu", lambda: False)
+    for each in (settings, seq2seq):
+        monkeypatch.setattr(each, "has_bleu", lambda: False)
     wishes = ("init.kind=transformer",)
     plan = prepare("seq2seq", given / "data.csv", assignments=wishes)
     assert isinstance(plan.settings.task, Seq2SeqSettings) and plan.settings.task.metric == "f1"

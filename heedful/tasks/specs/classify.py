@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from heedful.errors import HeedfulError
-from heedful.tasks.spec import Card, TaskSettings, TaskSpec
+from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
 
 if TYPE_CHECKING:
     from heedful.data.survey import Survey
@@ -59,6 +59,11 @@ def no_sigmoid(reader: Readers, name: str, labels: int) -> None:
         raise HeedfulError(f'{name}.binary is "sigmoid", which is of one label of two: leave it out')
 
 
+def _several_labels(line: dict[str, Any], results: dict[str, Any], shown: Shown) -> tuple[str, str]:
+    label, prediction = (", ".join(line[side]) or "(none)" for side in ("label", "prediction"))
+    return label, prediction
+
+
 CLASSIFY = TaskSpec(
     name="classify",
     aliases=(
@@ -89,6 +94,7 @@ MULTIPLE = TaskSpec(
     check_reader=no_sigmoid,
     card=Card(
         name="Text classification, any number of labels",
+        mistake=_several_labels,
         does="Gives a text, or a pair of texts, any number of labels, with a probability for each",
         pipeline="text-classification",
         code=PIPELINE.format(kind="text-classification", more=", top_k=None", given="{given}"),

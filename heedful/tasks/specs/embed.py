@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from heedful.errors import HeedfulError
-from heedful.tasks.spec import Card, TaskSettings, TaskSpec
+from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
 from heedful.tasks.specs.tag import rows_alone
 
 if TYPE_CHECKING:
@@ -46,6 +46,17 @@ class EmbedSettings(TaskSettings):
         return {name: why for name, why in reasons.items() if getattr(self, name) != getattr(EmbedSettings(), name)}
 
 
+def _mistake(line: dict[str, Any], results: dict[str, Any], shown: Shown) -> tuple[str, str]:
+    label, cosine = line["label"], line["prediction"]
+    if label is None:
+        rank = f", found as number {line['rank']:,}" if "rank" in line else ""
+        return "(they belong together)", shown(cosine) + rank
+    if "label_scaling" not in results:
+        return shown(label), shown(cosine)
+    low, high = (float(results["label_scaling"][name]) for name in ("low", "high"))  # of cosines 0 and 1
+    return shown(label), f"{shown(low + float(cosine) * (high - low))} (a cosine of {shown(cosine)})"
+
+
 EMBED = TaskSpec(
     name="embed",
     aliases=("sentence-similarity", "feature-extraction", "sentence-embedding", "sentence-embeddings"),
@@ -57,6 +68,7 @@ EMBED = TaskSpec(
     check_reader=lambda reader, name, labels: rows_alone("embed", reader, name),
     card=Card(
         name="Sentence embeddings",
+        mistake=_mistake,
         does="Gives each text a vector; the cosine of two vectors says how alike the texts are",
         pipeline="sentence-similarity",
         library="sentence-transformers",
@@ -65,5 +77,7 @@ EMBED = TaskSpec(
         has_windows=False,
     ),
     distillation="vectors",
+    truncates=True,
+    zero_shot=True,
     classic_students=("bag", "bilstm"),
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from heedful.tasks.spec import Card, TaskSettings, TaskSpec
+from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
 from heedful.tasks.specs.qa import no_classic_head
 
 CODE = """import torch
@@ -27,6 +27,11 @@ class MultipleChoiceSettings(TaskSettings):
     kind: Literal["multiple-choice"] = "multiple-choice"
 
 
+def _mistake(line: dict[str, Any], results: dict[str, Any], shown: Shown) -> tuple[str, str]:
+    choices = line["input"]["choices"]
+    return choices[line["label"]], choices[line["prediction"]]
+
+
 MULTIPLE_CHOICE = TaskSpec(
     name="multiple-choice",
     aliases=("multiple_choice", "swag"),
@@ -40,9 +45,12 @@ MULTIPLE_CHOICE = TaskSpec(
         name="Choosing among candidates",
         does="Chooses one of several candidates that go with a prompt",
         pipeline="multiple-choice",
+        input_text=lambda given: str(given["prompt"]),
+        mistake=_mistake,
         words='--choice "Take a hat." --choice "Sleep." "It rains."',
         given='{"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}',
         code=CODE,
     ),
     distillation="choice",
+    replaceable=False,
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from heedful.errors import HeedfulError
-from heedful.tasks.spec import Card, TaskSettings, TaskSpec
+from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
 
 if TYPE_CHECKING:
     from heedful.data.survey import Survey
@@ -52,6 +52,15 @@ def no_classic_head(task: str, reader: Readers, name: str) -> None:
     raise HeedfulError(f'{name}.kind is "{reader.kind}": classic models have no head for {task}')
 
 
+def _input_text(given: Any) -> str:
+    return f"{given['question']} / {given['context']}" if given["context"] else str(given["question"])
+
+
+def _mistake(line: dict[str, Any], results: dict[str, Any], shown: Shown) -> tuple[str, str]:
+    answers = line["label"]
+    return (answers[0] if answers else "") or "(no answer)", line["prediction"] or "(no answer)"
+
+
 QA = TaskSpec(
     name="qa",
     aliases=("question-answering", "extractive-question-answering", "squad"),
@@ -66,9 +75,12 @@ QA = TaskSpec(
         name="Answers from a text",
         does="Finds the answer to a question in a context",
         pipeline="question-answering",
+        input_text=_input_text,
+        mistake=_mistake,
         words='--question "Who?" "Ada wrote it."',
         given='{"question": "Who?", "context": "Ada wrote it."}',
         code=CODE,
     ),
     distillation="span",
+    replaceable=False,
 )

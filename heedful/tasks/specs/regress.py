@@ -34,6 +34,7 @@ REGRESS = TaskSpec(
     check_reader=no_sigmoid,
     card=Card(
         name="A number for a text",
+        mistake=lambda line, results, shown: (shown(line["label"]), shown(line["prediction"])),
         does="Gives a text, or a pair of texts, a number",
         pipeline="text-classification",
         code=PIPELINE.format(kind="text-classification", more=', function_to_apply="none"', given="{given}"),

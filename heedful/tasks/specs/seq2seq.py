@@ -79,6 +79,7 @@ SEQ2SEQ = TaskSpec(
     check_reader=_no_reader,
     card=Card(
         name="Rewriting texts",
+        measured="one pass over a text, all tokens at once",
         does="Writes a text for a text, as its training data does",
         pipeline="text2text-generation",
         code=CODE,

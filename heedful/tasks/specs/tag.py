@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from heedful.errors import HeedfulError
-from heedful.tasks.spec import Card, TaskSettings, TaskSpec
+from heedful.tasks.spec import Card, Shown, TaskSettings, TaskSpec
 from heedful.tasks.specs.classify import PIPELINE
 
 if TYPE_CHECKING:
@@ -31,6 +31,13 @@ def rows_alone(task: str, reader: Readers, name: str) -> None:
         raise HeedfulError(f'{what}; give kind = "bag", and over')
 
 
+def _mistake(line: dict[str, Any], results: dict[str, Any], shown: Shown) -> tuple[str, str]:
+    rows = zip(line["input"], line["label"], line["prediction"], strict=False)
+    words = [row for row in rows if row[1] != row[2]]
+    label, prediction = (", ".join(f"{word[0]}: {word[side]}" for word in words) for side in (1, 2))
+    return label, prediction
+
+
 TAG = TaskSpec(
     name="tag",
     aliases=("ner", "token-classification", "pos-tagging", "named-entity-recognition"),
@@ -45,6 +52,9 @@ TAG = TaskSpec(
         name="Labels for words",
         does="Labels every word of a text, and joins labelled words into entities",
         pipeline="token-classification",
+        takes_pairs=False,
+        input_text=lambda given: given if isinstance(given, str) else " ".join(given),
+        mistake=_mistake,
         code=PIPELINE.format(kind="token-classification", more="", given="{given}"),
     ),
     distillation="tokens",

@@ -1,0 +1,291 @@
+"""A task that is defined in this file alone, once it is registered, does what every other task does."""
+
+from __future__ import annotations
+
+import csv
+import http.client
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pyarrow.parquet
+import pytest
+import torch
+from folders import make
+from torch import Tensor
+from torch.nn import functional as F
+
+from heedful.cli import main
+from heedful.data.examples import Example
+from heedful.infer.engine import Engine
+from heedful.objectives import Batch, Sample
+from heedful.objectives.base import pack, weights
+from heedful.runs.distil import distil
+from heedful.runs.evaluate import evaluate
+from heedful.runs.finetune import finetune
+from heedful.runs.settings import known_task
+from heedful.runs.template import template
+from heedful.serve.routes import Question
+from heedful.serve.run import background
+from heedful.serve.schemas import FollowsBody
+from heedful.tasks.base import Answer, Answerer, Setting, Window, read_pair
+from heedful.tasks.metrics import Accuracy, Result, TokenLoss, mean_of
+from heedful.tasks.predictions import Prediction
+from heedful.tasks.spec import Card, TaskSettings, TaskSpec
+from heedful.tasks.specs import register, unregister
+from heedful.tasks.task import Judged, Measure, Task, spread, surprise
+from heedful.tokenizer import Encoded, Item
+
+pytestmark = pytest.mark.usefixtures("quick", "registered")
+
+
+# -- the task -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OrderSettings(TaskSettings):
+    """Whether two texts are in the right order."""
+
+    kind: Literal["order"] = "order"
+    label_smoothing: float = 0.0  # share of the target spread over both answers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ordered(Example):
+    """Two texts, and whether they are in the right order."""
+
+    about: ClassVar[str] = "two texts, and whether they are in the right order"
+    needed: ClassVar[tuple[str, ...]] = ("text", "text_pair", "label")
+    text: str
+    text_pair: str
+    right: bool
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.text, self.text_pair)
+
+    @property
+    def target(self) -> str:
+        return str(self.right)
+
+    @classmethod
+    def from_cells(cls, read: Any, cells: Any) -> Iterator[dict[str, Any]]:
+        right = read.text(cells, "label") == "yes"
+        yield {"text": read.text(cells, "text"), "text_pair": read.text(cells, "text_pair"), "right": right}
+
+    @classmethod
+    def of_input(cls, given: Any, label: str) -> Ordered:
+        return cls(text=given[0], text_pair=given[1], right=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InOrder(Prediction):
+    """Whether two texts are in the right order."""
+
+    right: bool
+    probability: float  # that they are
+
+
+def answer(given: Any, windows: list[Window], setting: Setting) -> Answer:
+    """{"right", "in_order"}."""
+    (window,) = windows
+    probability = float(window.scores.softmax(-1)[0])
+    return {"right": probability >= 0.5, "in_order": probability}
+
+
+ORDERS = Answerer(
+    expects='pairs of texts, like [("first text", "second text")]',
+    items=read_pair,
+    answer=answer,
+    long_inputs="refuse",
+    prediction=lambda answer: InOrder(right=answer["right"], probability=answer["in_order"]),
+    columns=lambda loaded, writing: {"right": bool, "in_order": float},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order(Task):
+    """Cross-entropy over the two scores of a head for the next sentence."""
+
+    example: ClassVar[type[Example]] = Ordered
+    head: ClassVar[str] = "next_sentence"
+    answerers: ClassVar[tuple[Answerer, ...]] = (ORDERS,)
+    metric: str = "accuracy"
+
+    def items(self, example: Any) -> list[Item]:
+        return [(example.text, example.text_pair)]
+
+    def ask(self, example: Any) -> Any:
+        return (example.text, example.text_pair)
+
+    def learn(self, example: Any, seen: list[list[Encoded]]) -> list[Sample]:
+        ((encoded,),) = seen
+        return [Sample.of([encoded.ids], [encoded.types], target=int(not example.right))]
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        targets = torch.tensor([sample.target for sample in samples])
+        return Batch(packed=pack(samples), targets=targets, weights=weights(samples))
+
+    def lost(self, scores: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(scores, batch.targets, reduction="none")
+
+    def measure(self) -> Measure:
+        return Measure(metrics={"accuracy": Accuracy(), "loss": TokenLoss()}, spreads={"accuracy": spread(2, mean_of)})
+
+    def measured(
+        self, measure: Measure, examples: Sequence[Any], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> Measure:
+        judged = [self.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
+        said, gold, losses = ([getattr(one, name) for one in judged] for name in ("prediction", "label", "loss"))
+        return Measure(
+            metrics={
+                "accuracy": measure.metrics["accuracy"].updated(said, gold),
+                "loss": measure.metrics["loss"].updated(losses, [1] * len(judged)),
+            },
+            spreads={"accuracy": measure.spreads["accuracy"].updated(ids, [(one.correct, 1) for one in judged])},
+        )
+
+    def result(self, measure: Measure) -> Result:
+        found: Result = measure.metrics["accuracy"].result()
+        return found | {"loss": measure.metrics["loss"].result()["loss"]}
+
+    def judge(self, example: Any, answer: Answer) -> Judged:
+        label, prediction = ("yes" if right else "no" for right in (example.right, answer["right"]))
+        loss = surprise(answer["in_order"] if example.right else 1 - answer["in_order"])
+        return Judged(label, prediction, label == prediction, loss)
+
+
+async def in_order(call: Any, body: FollowsBody) -> Any:
+    """Whether the texts of each pair are in the right order."""
+    _, lane = call.lane(body.model, ("next_sentence",))
+    call.texts(*(text for pair in body.inputs for text in pair))
+    return await call.ask(lane, [tuple(pair) for pair in body.inputs])
+
+
+ROUTE = Question(
+    path="/in-order", handler=in_order, body=FollowsBody, answer=list[dict[str, float]], kinds=("next_sentence",)
+)
+SPEC = TaskSpec(
+    name="order",
+    aliases=("sentence-order",),
+    help="whether two texts are in order",
+    settings=OrderSettings,
+    example_ref=f"{__name__}:Ordered",
+    task_ref=f"{__name__}:Order",
+    recognizes=lambda head: head.kind == "next_sentence",
+    card=Card(
+        name="Order of two texts",
+        does="Says whether two texts are in the right order",
+        pipeline="text-classification",
+        given='("a text", "another")',
+        words='"a text" --pair "another"',
+        code="# code of another library",
+    ),
+    distillation="classes",
+    routes=(f"{__name__}:ROUTE",),
+)
+
+
+# -- what it does ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def registered() -> Iterator[None]:
+    register(SPEC)
+    yield
+    unregister(SPEC.name)
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with three splits: the second text ends in "here" where both are in order."""
+    folder = tmp_path_factory.mktemp("data")
+    for split, count in (("train", 24), ("dev", 8), ("test", 8)):
+        with (folder / f"{split}.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["text", "text_pair", "label"])
+            rows.writerows(
+                (f"the cat {'sat ' * (n % 5)}", "she lives here" if n % 2 else "he ran", ("no", "yes")[n % 2])
+                for n in range(count)
+            )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("bare"), "bare")
+
+
+@pytest.fixture(scope="module")
+def run(registered: None, bare: Path, labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    overrides = {"epochs": 2, "lr": 1e-3, "precision": "float32", "task.label_smoothing": 0.0}
+    assert finetune("sentence-order", labelled, folder, model=bare, overrides=overrides).stop_reason == "completed"
+    return folder
+
+
+def test_it_is_fine_tuned_and_evaluated(run: Path, labelled: Path) -> None:
+    results = json.loads((run / "results.json").read_text())
+    assert results["task"] == "order" and results["settings"]["task"] == {"kind": "order", "label_smoothing": 0.0}
+    found = evaluate(run, labelled, split="test")
+    assert found.numbers["count"] == 8
+    assert found.numbers["accuracy"] == results["splits"]["test"]["numbers"]["accuracy"]
+
+
+def command(*arguments: Any) -> None:
+    """Run a command that ends well."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(each) for each in arguments])
+    assert ended.value.code == 0
+
+
+def test_it_predicts(run: Path, labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = Engine(run)
+    (found,) = engine.predict([("the cat", "he ran")], InOrder)
+    (plain,) = engine([("the cat", "he ran")])
+    assert plain == {"right": found.right, "in_order": found.probability}
+    command("predict", run, "the cat", "--pair", "he ran")
+    assert f"{found.probability:.4f}" in capsys.readouterr().out
+    command("predict", run, "--file", labelled / "test.csv", "--output", tmp_path / "out")
+    (part,) = (tmp_path / "out").glob("*.parquet")
+    assert pyarrow.parquet.read_table(part).to_pylist()[0]["in_order"] == pytest.approx(
+        engine([("the cat ", "he ran")])[0]["in_order"], abs=1e-6
+    )
+
+
+def test_the_server_has_its_route(run: Path) -> None:
+    with background({"order": str(run)}) as served:
+        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+        body = json.dumps({"inputs": [["the cat", "he ran"]]})
+        connection.request("POST", "/in-order", body, {"Content-Type": "application/json"})
+        assert json.loads(connection.getresponse().read()) == Engine(run)([("the cat", "he ran")])
+        connection.request("GET", "/info")
+        assert "/in-order" in json.loads(connection.getresponse().read())["routes"]
+        connection.close()
+
+
+def test_it_has_a_model_card(run: Path) -> None:
+    card = (run / "model" / "README.md").read_text()
+    assert "# Order of two texts\n" in card and '--pair "another"' in card and "# code of another library" in card
+
+
+def test_it_has_a_name_and_a_template() -> None:
+    assert known_task("sentence-order") == "order"
+    assert "#label_smoothing = 0.0  # share of the target spread over both answers" in template("order")
+
+
+def test_it_is_distilled(run: Path, labelled: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.csv").write_text("text,text_pair\nthe dog ran,she lives here\nada wrote it,he ran\n")
+    done = distil(
+        run,
+        labelled,
+        tmp_path / "student",
+        student="layers=1",
+        unlabelled=[tmp_path / "more.csv"],
+        overrides=None,
+        assignments=("train.epochs=1", "train.precision=float32", "verdict.texts=4"),
+    )
+    assert set(done.results["verdict"]["models"]) >= {"teacher", "student"}
