@@ -131,7 +131,8 @@ class Overrides:
             settings = read(type(defaults), mapping, source=lambda path: _source(entries, path))
         except SettingError as error:
             raise _of_other_kind(type(defaults), error) or error from None
-        replaced = {path for group in exclusive_paths(type(defaults)) for path in group if not _has(mapping, path)}
+        cls: type = type(defaults)
+        replaced = {path for group in exclusive_paths(cls) for path in group if not _has(mapping, path)}
         given = {".".join(entry.path): entry.text for entry in entries if entry.path not in replaced}
         resolved = Resolved(settings=settings, given=given, renamed=renamed)
         self._resolved.append((defaults, resolved))

@@ -196,6 +196,7 @@ class Run:
             run = TeacherRun(
                 settings=settings.objective, train=settings.train, loaded=teacher, tokenizer=tokenizer,
                 folder=self.folder, ranks=self.ranks, on_message=self.reporter.message, shortest=min(settings.lengths),
+                init_from=settings.model.init_from,
             )  # fmt: skip
         return Pieces(settings=settings, tokenizer=tokenizer, corpus=corpus, started=started, teacher=run)
 

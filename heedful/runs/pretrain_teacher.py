@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from heedful.checkpoint import Loaded
+from heedful.checkpoint import RUN_MODEL, Loaded
 from heedful.checkpoint.digest import weights_digest
 from heedful.data.order import mixed
 from heedful.data.shards import Corpus
@@ -33,6 +34,7 @@ from heedful.tokenizer import Tokenizer
 from heedful.train.ranks import Ranks
 from heedful.train.settings import TrainSettings
 
+STATISTICS = "statistics.safetensors"
 FOLDER = "teacher"  # in a run's folder: statistics and cached vectors of the teacher
 MODULES = 6  # mixed into the seed of the modules that learn beside the model
 STATISTICS_ROWS = 128  # rows from which the teacher's statistics are estimated
@@ -54,6 +56,7 @@ class TeacherRun:
     loaded: Loaded
     tokenizer: Tokenizer
     folder: Path  # of the run
+    init_from: str  # the folder of the model or run that training continues from, "" if from random weights
     shortest: int  # the least length of all phases, in tokens
     ranks: Ranks
     on_message: Callable[[str], None]
@@ -177,13 +180,28 @@ class TeacherRun:
         return self._filled(self.folder / FOLDER / name, rows.corpus, rows.windows, f"windows ({name})")
 
     def _estimate(self, rows: Sequence[Sample]) -> None:
-        """Statistics of the teacher's outputs: estimated once, then read, so that a resumed run has the same ones."""
-        folder = self.folder / FOLDER
-        path, about = folder / "statistics.safetensors", {"teacher": self._digest}
+        """Statistics of the teacher's outputs: estimated once, then read, so that a resumed run has the same ones.
+
+        A run that continues from one with the same teacher takes over its statistics: its model learned vectors in the
+        basis of those principal components.
+        """
+        path, about = self.folder / FOLDER / STATISTICS, {"teacher": self._digest}
         if self.ranks.first and not path.exists():
-            put_folder(folder)
-            self.teacher.prepare([rows[number] for number in range(min(STATISTICS_ROWS, len(rows)))], self._ordinary)
+            put_folder(path.parent)
+            start = Path(self.init_from)
+            earlier = (start.parent if start.name == RUN_MODEL else start) / FOLDER / STATISTICS
+            if self.init_from and earlier.is_file() and _about(earlier) == about:
+                self.teacher.load_statistics(load_file(earlier))
+            else:
+                some = range(min(STATISTICS_ROWS, len(rows)))
+                self.teacher.prepare([rows[number] for number in some], self._ordinary)
             with whole(path) as part:
                 save_file(self.teacher.statistics(), part, metadata={"about": json.dumps(about)})
         self.ranks.wait()
         self.teacher.load_statistics(load_file(path))
+
+
+def _about(path: Path) -> Any:
+    """What a file of statistics says about its teacher."""
+    with safe_open(path, framework="pt") as file:
+        return json.loads((file.metadata() or {}).get("about", "null"))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from corpora import documents, trained, write
+from safetensors.torch import load_file
 from tiny_teacher import make_teacher
 
 import heedful
@@ -108,6 +109,21 @@ def everything(place: Path) -> dict[str, Any]:
         for kind, file in (("similarity", "pairs.csv"), ("classify", "labels.csv"), ("tag", "tags.conll"))
     )
     return {"phases": PHASES, "train.ema_decay": 0.9, "objective.neighbour_texts": 20, "probes": f"[{probes}]"}
+
+
+def test_a_run_that_continues_another_keeps_the_basis_of_its_sentence_vectors(tmp_path: Path, place: Path) -> None:
+    """The teacher's principal components are those of the first run, and not estimated anew from other rows."""
+    go(place, tmp_path / "first", "sentence_embedding", {"train.max_steps": 1})
+    more = {"train.max_steps": 1, "train.seed": 5, "max_seq_length": 40}
+    go(place, tmp_path / "other", "sentence_embedding", more)
+    given = [f"{name}={value}" for name, value in (SMALL | more).items() if not name.startswith("model.")]
+    how = {"model": str(tmp_path / "first"), "teacher": str(place / "teacher"), "assignments": given}
+    run(settled([place / "text.txt"], objective="sentence_embedding", **how), tmp_path / "second")
+    first, other, second = (
+        load_file(tmp_path / name / "teacher" / "statistics.safetensors") for name in ("first", "other", "second")
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
 def test_all_terms_phases_and_probes_in_one_run(tmp_path: Path, place: Path) -> None:
