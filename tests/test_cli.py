@@ -308,6 +308,7 @@ def test_convert_writes_a_clean_folder(run: Any, folders: dict[str, Path], tmp_p
     assert "has safetensors already" in run("convert", out, tmp_path / "b", "--pickle").err
 
 
+@pytest.mark.slow
 def test_convert_reads_pickles_when_asked(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
     torch, safetensors = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
     shutil.copytree(folders["single"], tmp_path / "old")
@@ -662,6 +663,7 @@ def test_several_files_are_splits(run: Any, tmp_path: Path, monkeypatch: pytest.
     assert done.code == 0, done.err
 
 
+@pytest.mark.slow
 def test_evaluate_reads_data_as_the_run_did(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = as_csv(Path("a.csv"), [{"my review": row["text"], "label": row["label"]} for row in classified(30)])

@@ -163,6 +163,7 @@ def test_values_are_of_options_that_exist() -> None:
     assert set(_known_values()) <= options
 
 
+@pytest.mark.slow
 def test_a_script_is_printed_without_torch() -> None:
     code = "import sys; from heedful.cli import main\nmain(['completion', 'zsh'])\nassert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

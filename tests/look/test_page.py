@@ -447,6 +447,7 @@ def test_a_notebook_asks_its_kernel(chrome: Browser, tmp_path: Path, asks: Asks)
     assert chrome.complaints() == []
 
 
+@pytest.mark.slow
 def test_alignment_has_what_was_written_down_its_side(chrome: Browser, tmp_path: Path) -> None:
     save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", vocab_size=96)
     loaded = heedful.load(tmp_path)

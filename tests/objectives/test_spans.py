@@ -182,6 +182,7 @@ def test_batches_without_targets(tmp_path: Path) -> None:
     assert len(empty.packed) == len(empty.targets) == 0 and isinstance(empty.target, Packed)
 
 
+@pytest.mark.slow
 def test_it_learns() -> None:
     """A few sentences by heart, whatever is taken out of them."""
     stack = {"width": 48, "layers": 2, "heads": 4, "head_width": 12, "inner_width": 96, "norm_at": "pre"}

@@ -138,6 +138,7 @@ def test_test_is_shown_rather_than_dev() -> None:
         assert "on test" in words(figure)
 
 
+@pytest.mark.slow
 def test_test_split_is_preferred(tmp_path: Path) -> None:
     dev, test = made.classified(THREE, seed=1)[0], made.classified(THREE, seed=2)[0]
     both = drawn(made.write(tmp_path / "both", made.results("classify", "accuracy", {"dev": dev, "test": test})))

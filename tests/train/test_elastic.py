@@ -46,6 +46,7 @@ def nursery() -> Iterator[Nursery]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["packed", pytest.param("half", marks=pytest.mark.slow)])
 def test_trap_33_one_two_and_four_ranks_in_float64(nursery: Nursery, tmp_path: Path, task: str) -> None:
     """Ragged packed rows, in micro-batches; ranks without a sample, or without a gradient."""
