@@ -124,7 +124,7 @@ STOPPED = pytest.param({"stop": 2}, marks=pytest.mark.slow)
 @pytest.mark.parametrize("how", [{"die": 3}, STOPPED], ids=["killed", "stopped"])
 def test_a_run_goes_on_to_the_same_bits(how: dict[str, int], tmp_path: Path, teacher: Path, labelled: Path) -> None:
     wishes = [*NO_BASELINE, "fit.checkpoint_every_minutes=0", "student.width=32", "student.heads=2"]
-    more: dict[str, Any] = {"student": "tiny", "losses": "tinybert", "assignments": [*wishes, "loss.relations.heads=2"]}
+    more: dict[str, Any] = {"student": "tiny", "loss": "tinybert", "assignments": [*wishes, "loss.relations.heads=2"]}
     distil(teacher, labelled, tmp_path / "whole", **more)
     reporter = Told(**how)
     if reporter.stop:
