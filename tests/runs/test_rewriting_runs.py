@@ -205,7 +205,7 @@ def test_bleu_leads_only_where_it_can(tmp_path: Path, targets: list[str], leads:
 
 @pytest.mark.parametrize(
     ("wishes", "changed", "case"),
-    [((), 0, "mixed"), (("algorithm=wordpiece",), 1, "mixed"), (("kind=wordpiece", "lower_case=true"), 2, "lc")],
+    [((), 0, "mixed"), (("algorithm=wordpiece",), 1, "mixed"), (("algorithm=wordpiece", "lower_case=true"), 2, "lc")],
 )
 def test_pieces_that_do_not_give_texts_back(tmp_path: Path, wishes: tuple[str, ...], changed: int, case: str) -> None:
     """How many rewritings come back otherwise is told; BLEU is in lower case where nothing else can be written."""
