@@ -354,6 +354,15 @@ def test_predict_shows(
     assert len(answers) == 1 and len(answers[0]) > 1
 
 
+def test_predict_says_that_a_text_is_also_the_name_of_a_file(
+    run: Any, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("new.csv").write_text("text\na text\n")
+    done = run("predict", folders["single"], "new.csv", "x" * 5000, "a\0b")
+    assert done.code == 0 and done.err.count("use --file") == 1 and "use --file new.csv" in done.err
+
+
 def test_predict_reads_lines_and_answers_each(run: Any, folders: dict[str, Path]) -> None:
     lines = ["\ufeffthe cat", "", "emoji 🦊", "a\0b", "\x1b[31mred", *["a"] * CHUNK, long_text()]
     done = run("predict", folders["single"], "--json", stdin="\n".join(lines).encode() + b"\r\n")

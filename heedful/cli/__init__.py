@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -315,6 +316,9 @@ def predict(
             top_k=top_k,
             as_json=as_json,
         )
+    for text in texts or ():
+        if os.path.isfile(text):
+            note(f"{text} is answered as a text; to predict on the file of that name, use --file {quote(text)}")
     if not as_json:
         facts = facts_of(engine.loaded) | {"parameters": engine.parameters}
         note(f"{facts['read']}: {facts['family']}, {facts['head']}, {facts['parameters']:,} parameters\n")

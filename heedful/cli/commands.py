@@ -70,17 +70,27 @@ def _flags(max_length: str) -> tuple[Flag, ...]:
     return (
         Flag("--epochs", "train.epochs={}", "NUMBER", "Passes over the training data (train.epochs)."),
         Flag("--max-steps", "train.max_steps={}", "NUMBER", "Optimizer steps (train.max_steps)."),
-        Flag("--time-budget", "train.time_budget={}", "TIME", "Training time, as 10m or 2h (train.time_budget)."),
+        Flag(
+            "--time-budget",
+            "train.time_budget={}",
+            "TIME",
+            "Training time, as 45s, 10m or 2h; minutes if without a unit (train.time_budget).",
+        ),
         Flag("--lr", "train.optimizer.lr={}", "NUMBER", "Peak learning rate (train.optimizer.lr)."),
         Flag("--batch-size", "train.batch_size={}", "NUMBER", "Samples of an update (train.batch_size)."),
         Flag("--max-length", f"{max_length}={{}}", "TOKENS", f"Longest sequence ({max_length})."),
-        Flag("--seed", "train.seed={}", "NUMBER", "Of the sample order, dropout and new heads (train.seed)."),
+        Flag("--seed", "train.seed={}", "NUMBER", "Seed of the sample order, dropout and new heads (train.seed)."),
         Flag("--device", "train.device={}", "cpu|cuda", "Where it trains (train.device)."),
         Flag("--precision", "train.precision={}", "PRECISION", "auto, float32 or bfloat16 (train.precision)."),
     )
 
 
-PATIENCE = Flag("--patience", "fit.patience={}", "NUMBER", "Evaluations without progress; 0: never (fit.patience).")
+PATIENCE = Flag(
+    "--patience",
+    "fit.patience={}",
+    "NUMBER",
+    "Stop after so many evaluations without a better metric; 0: never (fit.patience).",
+)
 SEEDS = Flag("--seeds", "seeds={}", "NUMBER", "Runs with train.seed, train.seed + 1, ... (seeds).")
 
 

@@ -60,8 +60,8 @@ def distil(
 ) -> None:
     """Distil a large model into a small one.
 
-    Ends in a verdict: quality kept, speed gained, size, beside the same student trained without the teacher. Ctrl-C
-    saves; the same command resumes.
+    Trains the student with the teacher and without it, with three seeds each unless --seeds is given. Ends in a
+    verdict: quality kept, speed gained, size. Ctrl-C saves; the same command resumes.
     """
     from heedful.data.folders import as_said
     from heedful.runs.distil_settings import foresee_any, milliseconds, overrides_of, share

@@ -224,7 +224,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on labelled data.
 
-    With the official definitions, in memory that does not grow with the data, whatever the batches.
+    With the official definitions, in memory that does not grow with the data, whatever the batches. --json has the
+    scores of each class too.
     """
     from heedful.data import DataOptions, SetAside, Stop
     from heedful.data.bad import forget

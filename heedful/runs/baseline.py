@@ -67,6 +67,9 @@ def warning(results: Mapping[str, Any]) -> str:
     low, high = (as_float(difference[end]) for end in ("low", "high"))
     if low > 0:
         return ""
+    if low == high == 0:
+        both = f"the model and {found['name']} score the same"
+        return f"On {shown[0]} {both}: the split is too small or too easy to compare them"
     how = "is worse than" if high < 0 else "is not measurably better than"
     within = f"{results['metric']} differs by {low:+.3f} to {high:+.3f}, a {100 * difference['level']:g} % interval"
     return f"On {shown[0]} the model {how} {found['name']} ({within}): {NEXT}"

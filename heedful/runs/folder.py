@@ -146,10 +146,10 @@ def going_on(folder: Path, settings: Any) -> bool:
     if before != settings:
         more = ""
         if (folder / RESULTS).exists():
-            more = f"; to train a finished one further, give --model {folder} too: the optimizer starts anew"
+            more = f". To train its model further, give --model {folder} and another --output"
         raise HeedfulError(
             f"{folder} holds a run with other settings: {_differences(before, settings)}. Give another folder with "
-            f"--output, or the same settings to resume it{more}"
+            f"--output, the same settings to resume it, or --overwrite to replace it{more}"
         )
     return True
 

@@ -175,6 +175,8 @@ class _Run:
                 for step in self.trainer:
                     self._after(step)
                     if not self._patient():
+                        waited = f"{self.since} evaluation{'s' * (self.since > 1)}"
+                        self.reporter.message(f"early stopping: {waited} without a better metric (fit.patience)")
                         break
         except DivergedError as error:
             if error.step is not None:

@@ -172,7 +172,9 @@ def test_a_finished_run_that_is_trained_further_says_that_the_optimizer_starts_a
 
     run = tmp_path / "run"
     tune("classify", given, run, {"train.epochs": 1})
-    with pytest.raises(HeedfulError, match=r"train.epochs was 1.* --model .*: the optimizer starts anew"):
+    with pytest.raises(
+        HeedfulError, match=r"train.epochs was 1.* --overwrite to replace it.* --model .* and another --output"
+    ):
         tune("classify", given, run, {"train.epochs": 2})
     tune("classify", given, tmp_path / "more", {"train.epochs": 1}, model=run, reporter=told)
     assert any("the optimizer and its schedule start anew" in each for each in told.messages)

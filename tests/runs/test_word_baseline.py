@@ -291,6 +291,11 @@ def test_a_model_that_is_not_better_is_told_with_what_to_do(low: float, high: fl
     assert bool(sentence) == bool(said) and said in sentence and ("--model" in sentence) == bool(said)
 
 
+def test_equal_scores_ask_for_a_harder_split_and_not_for_more_training() -> None:
+    sentence = warning(results(0.0, 0.0))
+    assert "score the same" in sentence and "too small or too easy" in sentence and "--model" not in sentence
+
+
 # -- what is imported -------------------------------------------------------------------------------------------
 
 

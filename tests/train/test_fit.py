@@ -153,7 +153,9 @@ def test_when_it_evaluates(tmp_path: Path, evaluate: float, length: int, expecte
 def test_patience_ends_it(tmp_path: Path) -> None:
     scores = iter([0.1, 0.3, 0.2, 0.3, 0.2, 0.9])
     run = Run(tmp_path, lambda trainer: EvalResult(metric_value=next(scores), numbers={}))
-    end = run.fit(patience=3)
+    seen = Told()
+    end = run.fit(seen, patience=3)
+    assert seen.texts == ["early stopping: 3 evaluations without a better metric (fit.patience)"]
     assert end == Fitted(stop_reason="early_stopping", best_step=8, best=0.3, last=0.2, resumed_from=0)  # 8 is as good
     assert run.trainer.step == 10 and steps(tmp_path)[-1] == "step-00000010"
     assert same(run.now(), run.weights[8])
