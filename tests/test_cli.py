@@ -499,6 +499,12 @@ def test_finetune_shows_what_came_of_it(run: Any, tmp_path: Path) -> None:
     assert results == {"folder": str(folder)} | json.loads((folder / "results.json").read_text())
 
 
+def test_what_is_next_after_pairs_has_a_pair(run: Any, tmp_path: Path) -> None:
+    invented.data("pair", tmp_path / "data")
+    done = run("finetune", "classify", tmp_path / "data", "--output", tmp_path / "run", *sets())
+    assert done.code == 0 and '/run "Your text." --pair "Its pair."' in done.out
+
+
 def test_finetune_writes_one_json_document(run: Any, tmp_path: Path) -> None:
     given = as_csv(tmp_path / "a.csv", [*classified(40), {"text": "x", "label": ""}])
     done = run("finetune", "classify", given, "--output", tmp_path / "run", "--on-bad-row", "skip", "--json", *sets())

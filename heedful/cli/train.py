@@ -178,6 +178,7 @@ def finetune(
         return write_json(facts.plain()) if as_json else table(facts.rows())
 
     from heedful.cli.progress import Progress
+    from heedful.runs.card import learned_pairs
     from heedful.runs.finetune import finetune as run
     from heedful.train.ranks import ranks
 
@@ -202,7 +203,8 @@ def finetune(
     kept = {"plots": "plots/*.png", "predictions (the worst first)": "predictions-*.jsonl"}
     held = ["model", *(name for name, files in kept.items() if any(folder.glob(files))), "model card"]
     print(f"\nThe run is in {folder}: {', '.join(held)}.\nNext:")
-    print(f"  heedful predict {place} {variants(task)[0].predict_arguments}")
+    pair = ' --pair "Its pair."' if learned_pairs(folder, done.results) else ""
+    print(f"  heedful predict {place} {variants(task)[0].predict_arguments}{pair}")
     print(f"  heedful evaluate {place} --data YOUR-DATA")
 
 

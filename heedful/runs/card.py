@@ -56,7 +56,7 @@ def _parts(folder: Path, results: dict[str, Any]) -> Iterator[list[str]]:
     yield [f"- {sentence}" for sentence in _limits(results)]
     yield from _data(results)
     yield from _speed(results)
-    yield from usage(results["task"], ours=ours, pairs=_pairs(folder, results), reads=reads)
+    yield from usage(results["task"], ours=ours, pairs=learned_pairs(folder, results), reads=reads)
     yield from _settings(results)
 
 
@@ -295,8 +295,8 @@ def _mistake(line: dict[str, Any], results: dict[str, Any]) -> list[str]:
     ]
 
 
-def _pairs(folder: Path, results: dict[str, Any]) -> bool:
-    """Whether the texts of this data came in pairs."""
+def learned_pairs(folder: Path, results: dict[str, Any]) -> bool:
+    """Whether the texts of a run's data came in pairs, by the predictions in its folder."""
     first = next((line for name in results["splits"] for line in islice(predictions(folder, name), 1)), {"input": ""})
     return isinstance(first["input"], list) and SPECS[results["task"]].card.takes_pairs
 

@@ -190,10 +190,15 @@ class TrainSettings:
         ('3 epochs', '20,000 steps')
         >>> TrainSettings(time_budget="1h30m").duration
         '90 minutes'
+        >>> TrainSettings(time_budget="20s").duration
+        '20 seconds'
         """
         if self.epochs is not None:
             return f"{self.epochs:g} epochs"
-        return f"{self.time_budget:g} minutes" if self.max_steps is None else f"{self.max_steps:,} steps"
+        if self.max_steps is not None:
+            return f"{self.max_steps:,} steps"
+        length = float(self.time_budget or 0)
+        return f"{length:g} minutes" if length >= 1 else f"{60 * length:g} seconds"
 
     def lasting(
         self, *, epochs: float | None = None, max_steps: int | None = None, time_budget: float | str | None = None
