@@ -56,8 +56,8 @@ def read_value(path: Path, *, folder: Path | None = None, most: int | None = Non
     except (FileNotFoundError, NotADirectoryError):
         if (path.parent / "run.lock").exists():
             raise UnfinishedError(
-                f"{path.parent} is a run that is not finished and has no model yet: the command that began it goes on "
-                f"with it, heedful finetune, distil or pretrain with --output {path.parent} and its other options"
+                f"{path.parent} is a run that is not finished and has no model yet: the command that began it resumes "
+                f"it, heedful finetune, distil or pretrain with --output {path.parent} and its other options"
             ) from None
         raise HeedfulError(f"{path} does not exist: a model folder holds config.json and {WEIGHTS}") from None
 
