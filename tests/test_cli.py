@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES
 from heedful.runs import finetune as finetune_module
 from heedful.runs.finetune import Finished
+from heedful.tasks.specs import SPECS
 
 ROOT = Path(__file__).parent.parent
 VERBS = (
@@ -226,7 +228,7 @@ def test_threads_do_not_spin_for_long(
 
 @pytest.mark.timeout(600)  # under a minute on two cores that do nothing else
 def test_quickstart_does_the_main_job(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heedful.runs.settings.EPOCHS", ((0, 4.0),))
+    monkeypatch.setitem(SPECS, "classify", replace(SPECS["classify"], epochs=((0, 4.0),)))
     monkeypatch.setattr("heedful.runs.timing.ROUNDS", 5)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "activate").touch()
