@@ -207,6 +207,7 @@ def random_texts(count: int, excluded: set[str]) -> list[str]:
     return texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lower", [True, False])
 def test_wordpiece_equals_the_published_rules_on_random_unicode(
     lower: bool, deviating: set[str], tmp_path: Path

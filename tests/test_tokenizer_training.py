@@ -90,6 +90,7 @@ print(trained.fingerprint if sys.argv[2] != "unigram" else names)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_in_two_processes_gives_one_tokenizer(kind: Any, tmp_path: Path) -> None:
     """The library's own WordPiece trainer does not: it breaks ties in the order of a hash table."""

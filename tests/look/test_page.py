@@ -259,6 +259,7 @@ def test_a_file_keeps_what_was_asked_for_and_tells_the_rest(asks: Asks) -> None:
     assert small.bytes <= 30_000 and small.left_out["steps"] > 0 and "about?" in small.answers
 
 
+@pytest.mark.slow
 def test_a_file_of_some_layers_and_heads_opens_on_them(chrome: Browser, tmp_path: Path, asks: Asks) -> None:
     """Each view shows what was kept, and offers nothing else to choose."""
     file = tmp_path / "look.html"

@@ -993,6 +993,7 @@ def _places(corpus: Any) -> list[float]:
     return [next(share for share, side in zip(steps, sides, strict=True) if side[n]) for n in range(len(corpus))]
 
 
+@pytest.mark.slow
 def test_trap_38_few_sequences_and_repeated_lines(tmp_path: Path, text: Path, known: Path) -> None:
     few = {"train.batch_size": 4, "pack_length": 32, "train.max_steps": 1}
     with pytest.warns(

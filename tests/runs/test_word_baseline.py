@@ -299,6 +299,7 @@ def test_equal_scores_ask_for_a_harder_split_and_not_for_more_training() -> None
 # -- what is imported -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nothing_but_fine_tuning_imports_scikit_learn(tmp_path: Path) -> None:
     tune("classify", data("single", tmp_path / "data"), tmp_path / "run")
     code = (

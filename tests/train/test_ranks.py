@@ -188,6 +188,7 @@ def wait_for(path: Path, text: bytes) -> None:
     raise AssertionError(f"{path.name} did not come to {text!r}")
 
 
+@pytest.mark.slow
 def test_t14_all_ranks_make_their_micro_batches_smaller(nursery: Nursery, job: Job, tmp_path: Path) -> None:
     how = {"shrink_batch_on_oom": True, "max_tokens_per_microbatch": 40}
     whole = replace(job, folder=str(tmp_path / "whole"), train=how, fault="full", at=2, rank=1)
@@ -332,6 +333,7 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "how", "shard"),
     [
