@@ -450,7 +450,7 @@ def taught(work: Path, text: Path) -> Probes:
     terms = "mlm+hidden_states+sentence_embedding+pair_similarity"
     given = ["--objective", terms, "--teacher", teacher, "--tokenizer", teacher, *settings(phases=phase)]
     out = work / "taught"
-    small = [word for word in SMALL if not word.startswith("--vocabulary")]
+    small = [word for word in SMALL if not word.startswith("--tokenizer.vocab_size")]
     call("pretrain", text, *given, "--output", out, *small)
     return run_of(out)
 
@@ -497,7 +497,7 @@ def distilled_masks(work: Path, few: list[str]) -> Probes:
     """A masked language model's distillation on plain text."""
     text = shared.write_text(work / "text.txt")
     verdict = [word for word in few if not word.startswith("--seeds=")]
-    inner = [f"--pretrain.{word[2:]}" for word in SMALL if not word.startswith(("--model.", "--vocabulary"))]
+    inner = [f"--pretrain.{word[2:]}" for word in SMALL if not word.startswith(("--model.", "--tokenizer.vocab_size"))]
     out = work / "run-masked"
     call("distil", work / "masked", text, "--student", "layers=1", "--output", out, *inner, *verdict)
     return run_of(out)
