@@ -2,7 +2,7 @@
 
 Settings are frozen, keyword-only dataclasses without defaults for what must be given. They may nest and hold text,
 numbers, true or false, Literal, tuple, dict[str, ...], None, and unions of dataclasses told apart by a Literal field
-`kind`. A base class with a list MEMBERS stands for the union of its members, which may grow. TOML has no null: where
+`kind`. A base class with a list MEMBERS stands for the union of the listed classes. TOML has no null: where
 None is allowed, the word "none" means it, in every format.
 """
 

@@ -1,4 +1,4 @@
-"""What tests of distillation share: little to do, and a reporter that stops, or dies."""
+"""Helpers for tests of distillation: quick settings, and reporters that stop or kill the run."""
 
 from __future__ import annotations
 

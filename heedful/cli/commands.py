@@ -89,7 +89,7 @@ PATIENCE = Flag(
     "--patience",
     "fit.patience={}",
     "NUMBER",
-    "Stop after so many evaluations without a better metric; 0: never (fit.patience).",
+    "Evaluations without a better metric before training stops; 0: no early stopping (fit.patience).",
 )
 SEEDS = Flag("--seeds", "seeds={}", "NUMBER", "Runs with train.seed, train.seed + 1, ... (seeds).")
 

@@ -154,7 +154,7 @@ class RelationsSettings(_Weight):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossSettings:
-    """Weights of the losses, each of which is a mean over its own targets."""
+    """Weights of the loss terms; each term is the mean over its own targets."""
 
     kd_weight: float = 1.0  # weight of the loss on the teacher's outputs
     temperature: float = 2.0  # of soft labels

@@ -202,6 +202,6 @@ class TeacherRun:
 
 
 def _about(path: Path) -> Any:
-    """What a file of statistics says about its teacher."""
+    """Read which teacher a file of statistics belongs to; None if it does not say."""
     with safe_open(path, framework="pt") as file:
         return json.loads((file.metadata() or {}).get("about", "null"))

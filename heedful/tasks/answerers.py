@@ -1,4 +1,4 @@
-"""What answers an input, by the kind of head."""
+"""Answerers by kind of head: each turns the scores of a head into answers."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class Embed(Task):
     def evaluation_fields(
         cls, loaded: Loaded, survey: Callable[[], Survey], settings: TaskSettings | None
     ) -> dict[str, Any]:
-        """As the split's pairs are compared; scores lie in the range of those that the model learned from."""
+        """Return the fields for evaluation: how pairs are compared, with scores on the scale of the training data."""
         how = comparison(survey()) | {"long_inputs": "truncate"}
         return how | (loaded.label_scaling if how["scored"] else {})
 

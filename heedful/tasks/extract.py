@@ -156,7 +156,7 @@ class Extract(Task):
     def evaluation_fields(
         cls, loaded: Loaded, survey: Callable[[], Survey], settings: TaskSettings | None
     ) -> dict[str, Any]:
-        """As its run measured the model: it may find no answer if it has a threshold for that."""
+        """Return the fields for evaluation: "no answer" is allowed if the model has a threshold for it."""
         return {"impossible": NO_ANSWER in loaded.thresholds, "null_row": no_answer_row(loaded.config.head)}
 
     def on_split(self, loaded: Loaded, survey: Callable[[], Survey], split: str) -> tuple[Task, Loaded]:

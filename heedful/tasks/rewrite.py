@@ -210,7 +210,7 @@ class Rewrite(Task):
     def evaluation_fields(
         cls, loaded: Loaded, survey: Callable[[], Survey], settings: TaskSettings | None
     ) -> dict[str, Any]:
-        """As the settings say, with as many tokens and beams."""
+        """Return the fields for evaluation: the generation settings, and how the model begins and ends a text."""
         settings = settings or Seq2SeqSettings()
         assert isinstance(settings, Seq2SeqSettings)
         mark = marks(loaded.config.model, tokenizer_of(loaded))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from heedful.objectives.teaching import Kind
     from heedful.tasks.task import Task
 
-EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # from so many examples on
+EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # (smallest number of examples, epochs)
 
 
 class TaskSettings:

@@ -140,7 +140,7 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What a task for training is made from."""
+    """Settings, model, labels and data statistics from which a task is created for training."""
 
     settings: TaskSettings
     loaded: Loaded  # the model to start from
