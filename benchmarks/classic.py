@@ -26,7 +26,7 @@ from report import RESULTS, facts, grid, write
 import heedful
 from heedful.data import Labelled
 from heedful.runs import timing
-from heedful.runs.finetune import finetune
+from heedful.runs.finetune.run import finetune
 from heedful.runs.results import RESULTS as RUN_RESULTS
 from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer

@@ -30,9 +30,9 @@ from report import RESULTS, grid
 from report import write as write_record
 
 from heedful.data import Labelled, Scored, Tagged
-from heedful.runs.distil import distil
-from heedful.runs.distil_verdict import VERDICT
-from heedful.runs.finetune import finetune
+from heedful.runs.distil.run import distil
+from heedful.runs.distil.verdict import VERDICT
+from heedful.runs.finetune.run import finetune
 
 KINDS = {"SST-2": "classify", "CoNLL-2003": "tag", "STS-B": "embed"}
 STUDENTS = {

@@ -30,7 +30,7 @@ from torch import Tensor
 import heedful
 from heedful.checkpoint import create, save
 from heedful.model.heads import pool
-from heedful.runs.finetune import finetune
+from heedful.runs.finetune.run import finetune
 from heedful.shipped import ENCODER
 from heedful.tasks.metrics.numbers import ranks
 

@@ -28,9 +28,9 @@ from report import RESULTS, facts, grid, write
 import heedful
 from heedful.data import Rewritten, read
 from heedful.model.decode import Beam
-from heedful.runs.dry import dry_run
 from heedful.runs.evaluate import task_of
-from heedful.runs.finetune import finetune
+from heedful.runs.finetune.dry_run import dry_run
+from heedful.runs.finetune.run import finetune
 from heedful.study import multi30k
 from heedful.tasks.rewrite import Writing
 from heedful.train.fit import EvalResult, Reporter

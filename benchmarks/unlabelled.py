@@ -22,8 +22,8 @@ import torch
 from engines import minilm
 from report import RESULTS, facts
 
-from heedful.runs.finetune import finetune
-from heedful.runs.pretrain import pretrain
+from heedful.runs.finetune.run import finetune
+from heedful.runs.pretrain.run import pretrain
 
 LABELLED, MEASURED = 1000, 2000  # reviews
 LONGEST = 128  # tokens of a review that are read when learning from labels, and when measured

@@ -21,7 +21,7 @@ from finetune_data import load
 from report import RESULTS, grid, write
 
 import heedful
-from heedful.runs.word_baseline import ROWS, SECONDS, WordBaseline, drawn, measure_words, rows_of_splits
+from heedful.runs.finetune.word_baseline import ROWS, SECONDS, WordBaseline, drawn, measure_words, rows_of_splits
 from heedful.shipped import ENCODER
 from heedful.tasks.classify import Classify
 

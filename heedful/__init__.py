@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from heedful.infer.engine import Engine as Engine
     from heedful.look.notebook import look as look
     from heedful.packed import Packed as Packed
-    from heedful.runs.distil_settings import DistilSettings as DistilSettings
+    from heedful.runs.distil.settings import DistilSettings as DistilSettings
     from heedful.runs.evaluate import Evaluated as Evaluated
     from heedful.runs.evaluate import evaluate as evaluate
-    from heedful.runs.pretrain_settings import PretrainSettings as PretrainSettings
+    from heedful.runs.finetune.settings import FinetuneSettings as FinetuneSettings
+    from heedful.runs.pretrain.settings import PretrainSettings as PretrainSettings
     from heedful.runs.results import RunResult as RunResult
-    from heedful.runs.settings import FinetuneSettings as FinetuneSettings
     from heedful.tasks.predictions import Classification as Classification
     from heedful.tasks.predictions import Embedding as Embedding
     from heedful.tasks.predictions import Entity as Entity
@@ -52,9 +52,9 @@ _HOMES = {
     "predict": "heedful.api",
     "RunResult": "heedful.runs.results",
     "Evaluated": "heedful.runs.evaluate",
-    "FinetuneSettings": "heedful.runs.settings",
-    "PretrainSettings": "heedful.runs.pretrain_settings",
-    "DistilSettings": "heedful.runs.distil_settings",
+    "FinetuneSettings": "heedful.runs.finetune.settings",
+    "PretrainSettings": "heedful.runs.pretrain.settings",
+    "DistilSettings": "heedful.runs.distil.settings",
     "Classification": "heedful.tasks.predictions",
     "Embedding": "heedful.tasks.predictions",
     "Entity": "heedful.tasks.predictions",

@@ -10,13 +10,13 @@ from heedful.data.bad import OnBadRow
 from heedful.errors import HeedfulError, SettingError
 from heedful.infer.engine import Engine
 from heedful.infer.precision import PrecisionOrAuto
-from heedful.runs import distil as distil_run
-from heedful.runs import finetune as finetune_run
-from heedful.runs import pretrain as pretrain_run
-from heedful.runs.distil_settings import DistilSettings
-from heedful.runs.pretrain_settings import PretrainSettings
+from heedful.runs.distil import run as distil_run
+from heedful.runs.distil.settings import DistilSettings
+from heedful.runs.finetune import run as finetune_run
+from heedful.runs.finetune.settings import FinetuneSettings
+from heedful.runs.pretrain import run as pretrain_run
+from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.runs.results import RunResult
-from heedful.runs.settings import FinetuneSettings
 from heedful.settings import to_mapping
 from heedful.tasks.predictions import AnyPrediction
 from heedful.train.fit import Reporter

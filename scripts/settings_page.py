@@ -13,11 +13,11 @@ from typing import Any, Literal, Union, get_args, get_origin
 from heedful.cli.commands import Distil, Finetune, Pretrain, SettingsCommand
 from heedful.plain import toml
 from heedful.runs.aliases import ALIASES
-from heedful.runs.describe import Setting, describe, paths
-from heedful.runs.distil_settings import DistilSettings, MaskedDistilSettings
+from heedful.runs.distil.settings import DistilSettings, MaskedDistilSettings
+from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.overrides import find_setting
-from heedful.runs.pretrain_settings import PretrainSettings
-from heedful.runs.settings import FinetuneSettings
+from heedful.runs.pretrain.settings import PretrainSettings
+from heedful.runs.settings_schema import Setting, describe, paths
 from heedful.serve.settings import ServeSettings
 from heedful.tokenizer.settings import TokenizerSettings
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from heedful.runs.finetune import Finished, finetune
+from heedful.runs.finetune.run import Finished, finetune
 
 WORDS = [
     *("the", "a", "cat", "dog", "sat", "on", "mat", "ran", "to", "is", "in", "of", "capital"),

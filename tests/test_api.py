@@ -15,7 +15,7 @@ import heedful
 from heedful import api
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs import timing
-from heedful.runs.settings import FinetuneSettings
+from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.settings import to_mapping
 from heedful.tasks.specs.classify import ClassifySettings
 from heedful.train.settings import AdamW, TrainSettings
@@ -47,7 +47,7 @@ print(heedful.evaluate("run", "data.csv").to_dict())
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "ROUNDS", 3)
-    monkeypatch.setattr("heedful.runs.finetune.draw", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.finetune.run.draw", lambda folder: [])
 
 
 @pytest.mark.usefixtures("quick")
@@ -91,7 +91,7 @@ def test_settings_decide_everything_that_is_not_given(monkeypatch: pytest.Monkey
 
 
 def finished() -> Any:
-    from heedful.runs.finetune import Finished
+    from heedful.runs.finetune.run import Finished
 
     return Finished(folder=Path("run"), stop_reason="interrupted", results={})
 

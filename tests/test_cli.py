@@ -31,8 +31,8 @@ from heedful.cli.show import write_json
 from heedful.data.examples import hashed
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES
-from heedful.runs import finetune as finetune_module
-from heedful.runs.finetune import Finished
+from heedful.runs.finetune import run as finetune_module
+from heedful.runs.finetune.run import Finished
 from heedful.tasks.specs import SPECS
 
 ROOT = Path(__file__).parent.parent

@@ -22,7 +22,7 @@ import typer
 from heedful.cli import app
 from heedful.cli.commands import SettingsCommand, assignments_of
 from heedful.cli.completion import SHELLS, _known_values, script, tables
-from heedful.runs.describe import describe
+from heedful.runs.settings_schema import describe
 
 GROUP: Any = typer.main.get_command(app)
 SECONDS = 30.0  # that a shell may take on a busy machine

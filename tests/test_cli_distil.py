@@ -10,7 +10,8 @@ from folders import make
 from invented import data
 
 from heedful.cli import main
-from heedful.runs import finetune, timing
+from heedful.runs import timing
+from heedful.runs.finetune import run as finetune
 
 
 def run(*words: object) -> int:

@@ -16,8 +16,8 @@ import torch
 from corpora import documents, write
 
 from heedful.cli import main
-from heedful.runs import pretrain as module
-from heedful.runs.pretrain_settings import PretrainSettings
+from heedful.runs.pretrain import run as module
+from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.settings import from_file
 
 ROOT = Path(__file__).parent.parent

@@ -12,9 +12,9 @@ import typer
 from heedful.cli import app, main
 from heedful.cli.commands import ADVICE, SECTIONS, VERBS, SettingsCommand, assignments_of
 from heedful.errors import HeedfulError, SettingError
+from heedful.runs.finetune.settings import defaults
 from heedful.runs.overrides import Overrides, find_setting
-from heedful.runs.pretrain_settings import defaults as pretraining
-from heedful.runs.settings import defaults
+from heedful.runs.pretrain.settings import defaults as pretraining
 from heedful.serve.settings import ServeSettings
 from heedful.settings import from_file
 

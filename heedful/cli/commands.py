@@ -182,8 +182,8 @@ class SettingsCommand(TyperCommand):
         Raises:
             SettingError: If there is no setting of that name.
         """
-        from heedful.runs.describe import describe
         from heedful.runs.overrides import find_setting
+        from heedful.runs.settings_schema import describe
 
         first: SettingError | None = None
         for cls in self.classes():
@@ -197,7 +197,7 @@ class SettingsCommand(TyperCommand):
 
     def _refuse(self, name: str, given: str, error: SettingError | None) -> NoReturn:
         from heedful.runs.aliases import ALIASES
-        from heedful.runs.describe import paths
+        from heedful.runs.settings_schema import paths
 
         if name == "set":
             raise HeedfulError("--set is not needed: write a setting as --train.batch_size 8")
@@ -235,20 +235,20 @@ def with_settings(
 
 
 Finetune = with_settings(
-    "heedful.runs.settings:FinetuneSettings",
+    "heedful.runs.finetune.settings:FinetuneSettings",
     words=True,
     flags=(*_flags("max_length"), PATIENCE, SEEDS),
     listed="heedful init TASK",
 )
 Pretrain = with_settings(
-    "heedful.runs.pretrain_settings:PretrainSettings",
+    "heedful.runs.pretrain.settings:PretrainSettings",
     words=True,
     flags=_flags("max_seq_length"),
     listed="heedful init pretrain",
 )
 Distil = with_settings(
-    "heedful.runs.distil_settings:DistilSettings",
-    "heedful.runs.distil_settings:MaskedDistilSettings",
+    "heedful.runs.distil.settings:DistilSettings",
+    "heedful.runs.distil.settings:MaskedDistilSettings",
     words=True,
     flags=(*_flags("max_length"), PATIENCE, SEEDS),
     listed="heedful init distil",

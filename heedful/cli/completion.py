@@ -99,8 +99,8 @@ def tables() -> dict[str, list[Row]]:
 
 def _options(command: Any) -> Iterator[Row]:
     """Options of a command, and its flags of settings."""
-    from heedful.runs.describe import describe
     from heedful.runs.overrides import find_setting
+    from heedful.runs.settings_schema import describe
 
     known, hints = _known_values(), get_type_hints(unwrap(command.callback))
     for param in command.params:
@@ -124,8 +124,8 @@ def _settings(command: Any, taken: set[str]) -> Iterator[Row]:
     """Yield settings of a command by path, by the end of the path where it is unique, and as NAME=VALUE."""
     from heedful.data.columns import NAMES
     from heedful.errors import SettingError
-    from heedful.runs.describe import describe
     from heedful.runs.overrides import find_setting
+    from heedful.runs.settings_schema import describe
 
     rows: dict[str, Row] = {}
     ends: dict[str, Row] = {}
@@ -162,7 +162,8 @@ def _settings(command: Any, taken: set[str]) -> Iterator[Row]:
 
 def _arguments(command: Any) -> list[Row]:
     """Arguments whose values are known."""
-    from heedful.runs import recipes, template
+    from heedful.runs import recipe_template as template
+    from heedful.runs import recipes
     from heedful.study import STUDIES
     from heedful.tasks.specs import task_names
 
@@ -182,8 +183,8 @@ def _known_values() -> dict[str, tuple[str, ...]]:
     from heedful.cli import DTYPES
     from heedful.cli.predict_files import FORMATS
     from heedful.cli.train import PRECISIONS
-    from heedful.runs.distil_settings import CLASSIC, RECIPES
-    from heedful.runs.pretrain_settings import OBJECTIVES, SIZES
+    from heedful.runs.distil.settings import CLASSIC, RECIPES
+    from heedful.runs.pretrain.settings import OBJECTIVES, SIZES
     from heedful.runs.trackers import PACKAGES
     from heedful.tasks.specs import SPECS
 

@@ -64,7 +64,7 @@ def distil(
     verdict: quality kept, speed gained, size. Ctrl-C saves; the same command resumes.
     """
     from heedful.data.folders import as_said
-    from heedful.runs.distil_settings import foresee_any, milliseconds, overrides_of, share
+    from heedful.runs.distil.settings import foresee_any, milliseconds, overrides_of, share
 
     least, most = share(min_quality) if min_quality else None, milliseconds(max_latency) if max_latency else None
     if (min_quality or max_latency) and student:
@@ -99,13 +99,13 @@ def distil(
     ):
         reporter = tracked(progress, track)
         if min_quality or max_latency:
-            from heedful.runs.distil_search import search
+            from heedful.runs.distil.search import search
 
             done = search(
                 teacher, given, folder, max_latency=most, min_quality=least, reporter=reporter, ranks=group, **options
             )
         else:
-            from heedful.runs.distil import distil as run
+            from heedful.runs.distil.run import distil as run
 
             done = run(teacher, given, folder, reporter=reporter, ranks=group, **options)
     if done.stop_reason == "interrupted":
@@ -124,8 +124,8 @@ def distil(
 
 def show(results: dict[str, Any]) -> None:
     """The frontier of a search, and the verdict."""
-    from heedful.runs.distil_search import FLATTERED
-    from heedful.runs.distil_verdict import rows
+    from heedful.runs.distil.search import FLATTERED
+    from heedful.runs.distil.verdict import rows
 
     if found := results.get("search"):
         print(f"Students that were tried, the fastest first; kept of {clean(found['metric'])} on {found['split']}")

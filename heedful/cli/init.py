@@ -16,7 +16,7 @@ def init(
 
     Each setting is commented out, with its default, its unit and its meaning: heedful init classify > run.toml.
     """
-    from heedful.runs import template
+    from heedful.runs import recipe_template as template
 
     if name == "serve":
         from heedful.serve.settings import ServeSettings

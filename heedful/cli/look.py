@@ -168,7 +168,7 @@ def _report(
     from heedful.look.inside import Inside
     from heedful.look.page import html as page
     from heedful.look.report import report
-    from heedful.runs.reading import reading_of
+    from heedful.runs.data_settings import reading_of
 
     loaded = _load(place)
     given = [Inside(loaded, text, name=place) for text in texts or ()]  # refused, if at all, before the work begins

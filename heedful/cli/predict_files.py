@@ -42,9 +42,9 @@ def predict_files(
     from heedful.infer.batch import BatchSettings
     from heedful.infer.batch import predict_files as answer
     from heedful.infer.one_file import parts_folder
-    from heedful.runs.folder import layout_of
+    from heedful.runs.data_settings import settings_and_files
     from heedful.runs.overrides import override
-    from heedful.runs.reading import settings_and_files
+    from heedful.runs.run_folder import layout_of
 
     settings = BatchSettings(rows=rows, format=_format(form, out), inputs=not without_inputs)
     folder = out or Path(f"{bare_name(files[0].absolute())[0]}-answers")

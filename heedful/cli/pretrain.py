@@ -64,7 +64,7 @@ def pretrain(
 
     Ends in a run folder with the model, its curves and a card. Ctrl-C saves; the same command resumes.
     """
-    from heedful.runs.pretrain_settings import overrides_of, settled
+    from heedful.runs.pretrain.settings import overrides_of, settled
     from heedful.train.memory import keep_freed
 
     given = list(data or [])
@@ -93,8 +93,8 @@ def pretrain(
     keep_freed()
 
     from heedful.cli.progress import Progress
-    from heedful.runs.baseline import comparisons
-    from heedful.runs.pretrain import run
+    from heedful.runs.card.baseline import comparisons
+    from heedful.runs.pretrain.run import run
     from heedful.train.ranks import ranks
 
     with (

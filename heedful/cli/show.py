@@ -149,7 +149,7 @@ def note(text: str) -> None:
 def note_reading(usual: DataSettings) -> None:
     """How data are read since a run read its own so."""
     from heedful.data import DataOptions, DataSettings
-    from heedful.runs.settings import changed
+    from heedful.runs.finetune.settings import changed
 
     if kept := changed(DataOptions(data=usual), DataOptions(data=DataSettings(dev_fraction=0.0))):
         note(clean(f"data are read as the run read its own: {', '.join(kept)}; change that by --data.NAME=VALUE"))

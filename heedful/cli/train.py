@@ -78,7 +78,7 @@ def quickstart(
     Fine-tunes a small classifier on 600 messages to a lending library, measures it, and answers a few more.
     """
     from heedful.cli.progress import Progress
-    from heedful.runs.quickstart import quickstart as run
+    from heedful.runs.finetune.quickstart import quickstart as run
     from heedful.train.memory import keep_freed
 
     keep_freed()
@@ -151,7 +151,7 @@ def finetune(
     worst mistakes first, and a model card. Ctrl-C saves; the same command resumes.
     """
     from heedful.data.folders import as_said
-    from heedful.runs.settings import foresee, known_task, overrides_of
+    from heedful.runs.finetune.settings import foresee, known_task, overrides_of
 
     overrides = overrides_of(
         model=model, recipe=recipe, assignments=assignments_of(context), flags=keeping(keep_checkpoints)
@@ -172,14 +172,14 @@ def finetune(
 
     keep_freed()
     if dry_run:
-        from heedful.runs.dry import dry_run as estimate
+        from heedful.runs.finetune.dry_run import dry_run as estimate
 
         facts = estimate(task, given, folder, **options)
         return write_json(facts.plain()) if as_json else table(facts.rows())
 
     from heedful.cli.progress import Progress
-    from heedful.runs.card import learned_pairs
-    from heedful.runs.finetune import finetune as run
+    from heedful.runs.card.finetuned import learned_pairs
+    from heedful.runs.finetune.run import finetune as run
     from heedful.train.ranks import ranks
 
     with (
@@ -232,8 +232,8 @@ def evaluate(
     from heedful.data import DataOptions, SetAside, Stop
     from heedful.data.bad import forget
     from heedful.data.folders import as_said
+    from heedful.runs.data_settings import reading_of
     from heedful.runs.overrides import override
-    from heedful.runs.reading import reading_of
 
     how = precision_of(precision)
     if overwrite and predictions is None:
@@ -297,7 +297,7 @@ def keeping(checkpoints: bool) -> dict[str, dict[str, Any]]:
 
 def replacing(folder: Path, group: Ranks, overwrite: bool) -> AbstractContextManager[None]:
     """Keep the run that --overwrite replaces until the new one has finished; without --overwrite nothing happens."""
-    from heedful.runs.replacing import replacing as replace_run
+    from heedful.runs.overwrite import replacing as replace_run
 
     return replace_run(folder, group, note) if overwrite else nullcontext()
 
@@ -373,7 +373,7 @@ def recipe(
 
 def show_results(results: dict[str, Any]) -> None:
     """Print the metrics of each split, comparisons and the spread over seeds."""
-    from heedful.runs.baseline import comparisons, warning
+    from heedful.runs.card.baseline import comparisons, warning
 
     for split, found in results["splits"].items():
         show_split(split, found["numbers"], found["intervals"])

@@ -18,9 +18,9 @@ from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
 from heedful.infer.quantize import Trial, fastest, ready, tried
 from heedful.native import unused
+from heedful.runs.data_settings import reading_of
 from heedful.runs.evaluate import evaluate, writes_of
-from heedful.runs.folder import SETTINGS, write
-from heedful.runs.reading import reading_of
+from heedful.runs.run_folder import SETTINGS, write
 from heedful.runs.timing import latency
 
 BENCH = "bench.json"

@@ -20,10 +20,10 @@ from heedful.infer.precision import Precision, PrecisionOrAuto, check
 from heedful.infer.quantize import fastest, ready, tried
 from heedful.model.config import Classes, TokenClasses
 from heedful.runs.checkpoints import checkpoint as checkpoint_of
-from heedful.runs.folder import DATA, SETTINGS, read_json, trained_on
-from heedful.runs.reading import reading_of
+from heedful.runs.data_settings import reading_of
+from heedful.runs.finetune.settings import LongInputs, as_trained
+from heedful.runs.run_folder import DATA, SETTINGS, read_json, trained_on
 from heedful.runs.scoring import measure
-from heedful.runs.settings import LongInputs, as_trained
 from heedful.settings import load_mapping, overlay
 from heedful.tasks.base import tokenizer_of
 from heedful.tasks.metrics import GLUE, has_bleu

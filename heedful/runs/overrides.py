@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from heedful.errors import HeedfulError, SettingError
 from heedful.plain import DEEPEST, cut, made_plain, parse, shown
 from heedful.runs.aliases import ALIASES, Foreign
-from heedful.runs.describe import Kind, describe, paths
+from heedful.runs.settings_schema import Kind, describe, paths
 from heedful.settings import exclusive_paths, is_set, lay, load_mapping, read, to_mapping
 
 Settings = TypeVar("Settings")

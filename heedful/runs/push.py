@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.errors import HeedfulError
-from heedful.runs.card import MISTAKES_HEADING
+from heedful.runs.card.finetuned import MISTAKES_HEADING
 from heedful.runs.results import RESULTS
 
 MODEL, CARD = "model", "README.md"

@@ -58,8 +58,8 @@ class _Csv:
     run_id = ""
 
     def __init__(self, folder: Path, run_id: str, step: int, settings: dict[str, Any]) -> None:
-        from heedful.runs.folder import as_table, write
         from heedful.runs.results import JOURNAL
+        from heedful.runs.run_folder import as_table, write
 
         def rewrite() -> None:
             write(folder / "metrics.csv", as_table(folder / JOURNAL))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from heedful.errors import HeedfulError
-from heedful.runs.folder import SETTINGS, read_json, write
 from heedful.runs.results import JOURNAL, as_float
+from heedful.runs.run_folder import SETTINGS, read_json, write
 from heedful.runs.trackers import TRACKERS, Tracker
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.loop import Step, Trainer

@@ -8,8 +8,8 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from heedful.runs.seeds import counted, paired, spread
-from heedful.runs.style import BLUE, GREY, INK, ORANGE, PALE, SKY, blank, prepare, title
+from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, PALE, SKY, blank, prepare, title
+from heedful.runs.statistics import counted, paired, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from heedful import __version__
 from heedful.durable import put_folder, writable
 from heedful.errors import HeedfulError, did_you_mean
-from heedful.runs import style
-from heedful.runs.folder import environment, read_json, write
-from heedful.runs.seeds import Unit, counted, spread, verdict
+from heedful.runs.plots import style
+from heedful.runs.run_folder import environment, read_json, write
+from heedful.runs.statistics import Unit, counted, spread, verdict
 from heedful.study import STUDIES
 
 if TYPE_CHECKING:

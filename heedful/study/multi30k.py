@@ -14,7 +14,7 @@ from typing import Any
 
 from heedful.durable import put, put_folder, whole
 from heedful.errors import HeedfulError
-from heedful.runs.finetune import finetune
+from heedful.runs.finetune.run import finetune
 from heedful.study import charts
 from heedful.study.frame import Bench, Outcome, Plan, compared
 from heedful.study.translation import ARMS, LOOKS, NONE, PAIRS, WHOLE

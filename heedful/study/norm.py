@@ -9,7 +9,7 @@ from __future__ import annotations
 from heedful.checkpoint import Loaded
 from heedful.data import Labelled
 from heedful.model.config import Learned
-from heedful.runs.seeds import counted
+from heedful.runs.statistics import counted
 from heedful.study import charts
 from heedful.study.frame import Bench, Outcome, Plan, compared
 from heedful.study.limits import LONGEST

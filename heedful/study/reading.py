@@ -20,10 +20,10 @@ from heedful.errors import HeedfulError
 from heedful.families import USUAL
 from heedful.model.classic_config import Attention
 from heedful.objectives import Pretext
-from heedful.runs.classic_making import classic_start
-from heedful.runs.init_settings import Classic
-from heedful.runs.pretrain_making import Pieces, fresh_or_started, objectives_of, samples_of, saved
-from heedful.runs.pretrain_settings import PretrainSettings, settled
+from heedful.runs.finetune.classic import classic_start
+from heedful.runs.finetune.init_settings import Classic
+from heedful.runs.pretrain.build import Pieces, fresh_or_started, objectives_of, samples_of, saved
+from heedful.runs.pretrain.settings import PretrainSettings, settled
 from heedful.study.frame import Plan, quiet
 from heedful.study.limits import SST2
 from heedful.study.making import accuracy, classify, learn

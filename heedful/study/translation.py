@@ -17,9 +17,9 @@ from heedful.checkpoint.attach import attach
 from heedful.data.examples import Rewritten
 from heedful.infer.engine import Engine
 from heedful.model.classic_config import Everywhere, Writer
-from heedful.runs.init_settings import Transformer
-from heedful.runs.rewrite_making import transformer, two_nets
-from heedful.runs.seeds import counted
+from heedful.runs.finetune.init_settings import Transformer
+from heedful.runs.finetune.seq2seq import transformer, two_nets
+from heedful.runs.statistics import counted
 from heedful.study import charts
 from heedful.study.frame import Bench, Outcome, Plan, compared
 from heedful.study.making import CLASSIC

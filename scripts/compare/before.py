@@ -640,8 +640,9 @@ def resuming(work: Path, quick: bool) -> Probes:
 
 def defaults(work: Path, quick: bool) -> Probes:
     """Default settings of every task, objective and command."""
-    from heedful.runs import pretrain_settings, settings
     from heedful.runs.distil_settings import RECIPES, DistilSettings, MaskedDistilSettings
+
+    from heedful.runs import pretrain_settings, settings
     from heedful.serve.settings import Deadlines, Limits
     from heedful.settings import to_mapping
     from heedful.tokenizer.settings import TokenizerSettings

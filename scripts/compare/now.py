@@ -94,7 +94,11 @@ def call(*words: object) -> str:
 @cache
 def skip_plots_and_timing() -> None:
     """Replace what costs seconds and decides nothing that is compared."""
-    from heedful.runs import distil_search, distil_verdict, finetune, pretrain, timing
+    from heedful.runs import timing
+    from heedful.runs.distil import search as distil_search
+    from heedful.runs.distil import verdict as distil_verdict
+    from heedful.runs.finetune import run as finetune
+    from heedful.runs.pretrain import run as pretrain
 
     def nothing(*given: Any) -> list[Any]:
         return []
@@ -699,8 +703,9 @@ def resuming(work: Path, quick: bool) -> Probes:
 
 def defaults(work: Path, quick: bool) -> Probes:
     """Default settings of every task, objective and command."""
-    from heedful.runs import pretrain_settings, settings
-    from heedful.runs.distil_settings import RECIPES, DistilSettings, MaskedDistilSettings
+    from heedful.runs.distil.settings import RECIPES, DistilSettings, MaskedDistilSettings
+    from heedful.runs.finetune import settings
+    from heedful.runs.pretrain import settings as pretrain_settings
     from heedful.serve.settings import Limits, Timeouts
     from heedful.settings import to_mapping
     from heedful.tasks.specs import SPECS

@@ -24,10 +24,10 @@ from heedful.objectives.distilled import Distilled, Losses, Relations, States, m
 from heedful.objectives.masked import Masked
 from heedful.objectives.teaching import Inside, Kind, Pairing, Reading, Teacher, Wanted, look, pair
 from heedful.packed import Packed
-from heedful.runs import distil_outputs as outputs
-from heedful.runs.distil_outputs import Form, made, online
-from heedful.runs.distil_settings import LayersStudent
-from heedful.runs.distil_students import _fitting, cut, spread
+from heedful.runs.distil import teacher_cache as outputs
+from heedful.runs.distil.settings import LayersStudent
+from heedful.runs.distil.students import _fitting, cut, spread
+from heedful.runs.distil.teacher_cache import Form, made, online
 from heedful.tasks.choose import Choose
 from heedful.tasks.classify import Classify, ClassifyMany
 from heedful.tasks.embed import Embed

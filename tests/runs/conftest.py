@@ -10,7 +10,11 @@ import torch
 from folders import make
 from invented import data
 
-from heedful.runs import distil_search, distil_verdict, finetune, pretrain, timing
+from heedful.runs import timing
+from heedful.runs.distil import search as distil_search
+from heedful.runs.distil import verdict as distil_verdict
+from heedful.runs.finetune import run as finetune
+from heedful.runs.pretrain import run as pretrain
 
 
 @pytest.fixture

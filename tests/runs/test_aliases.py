@@ -9,12 +9,12 @@ import pytest
 from heedful.cli import app
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs.aliases import ALIASES, task_aliases
-from heedful.runs.describe import paths
-from heedful.runs.distil_settings import DistilSettings, MaskedDistilSettings
+from heedful.runs.distil.settings import DistilSettings, MaskedDistilSettings
+from heedful.runs.finetune.settings import FinetuneSettings, defaults, known_task
 from heedful.runs.overrides import Overrides
-from heedful.runs.pretrain_settings import PretrainSettings
-from heedful.runs.pretrain_settings import defaults as pretraining
-from heedful.runs.settings import FinetuneSettings, defaults, known_task
+from heedful.runs.pretrain.settings import PretrainSettings
+from heedful.runs.pretrain.settings import defaults as pretraining
+from heedful.runs.settings_schema import paths
 from heedful.tasks.specs import task_names
 from heedful.tokenizer.settings import TokenizerSettings
 

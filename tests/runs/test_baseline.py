@@ -18,11 +18,11 @@ from invented import data, tune
 import heedful
 from heedful.data import read
 from heedful.data.survey import survey
-from heedful.runs import finetune as module
-from heedful.runs.baseline import comparisons
-from heedful.runs.making import make_task
+from heedful.runs.card.baseline import comparisons
+from heedful.runs.finetune import run as module
+from heedful.runs.finetune.build import make_task
+from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.scoring import measure
-from heedful.runs.settings import FinetuneSettings
 from heedful.tasks.specs.embed import EmbedSettings
 from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from heedful.cli import app
 from heedful.errors import HeedfulError
-from heedful.runs.card import number, plain, write_card
-from heedful.runs.card_use import usage
+from heedful.runs.card.finetuned import number, plain, write_card
+from heedful.runs.card.usage import usage
 from heedful.tasks.specs import SPECS
 
 EVIL = [

@@ -13,9 +13,9 @@ from reporters import Messages
 
 from heedful import Engine, HeedfulError, load
 from heedful.cli import main
-from heedful.runs import finetune as module
 from heedful.runs.checkpoints import checkpoint, checkpoints, drop_state, extended, undecided
 from heedful.runs.evaluate import evaluate
+from heedful.runs.finetune import run as module
 from heedful.train.fit import EvalResult
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -19,10 +19,10 @@ from heedful.errors import HeedfulError
 from heedful.model.classic import sentences
 from heedful.model.classic_config import Bag, ClassicConfig, Hierarchical
 from heedful.packed import Packed
-from heedful.runs import classic_making
-from heedful.runs import finetune as module
-from heedful.runs.classic_making import classic_start, ended, parts
-from heedful.runs.init_settings import Classic, WordSettings
+from heedful.runs.finetune import classic as classic_making
+from heedful.runs.finetune import run as module
+from heedful.runs.finetune.classic import classic_start, ended, parts
+from heedful.runs.finetune.init_settings import Classic, WordSettings
 from heedful.serve.attention import attention
 from heedful.shipped import ENCODER
 from heedful.tokenizer import TokenizerSettings, train

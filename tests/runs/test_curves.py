@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import run_folders as made
 
-from heedful.runs.curves import Course, curves, ranges, smoothed
-from heedful.runs.plots import draw
+from heedful.runs.plots.curves import Course, curves, ranges, smoothed
+from heedful.runs.plots.figures import draw
 
 NAN, INFINITY = float("nan"), float("inf")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, replace
 from typing import Literal
 
-from heedful.runs.describe import describe, paths
-from heedful.runs.distil_settings import DistilSettings, MaskedDistilSettings
-from heedful.runs.pretrain_settings import PretrainSettings
-from heedful.runs.settings import FinetuneSettings
+from heedful.runs.distil.settings import DistilSettings, MaskedDistilSettings
+from heedful.runs.finetune.settings import FinetuneSettings
+from heedful.runs.pretrain.settings import PretrainSettings
+from heedful.runs.settings_schema import describe, paths
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,14 +26,15 @@ from heedful.errors import HeedfulError, HeedfulWarning, SettingError
 from heedful.infer.engine import Engine
 from heedful.infer.quantize import ready
 from heedful.objectives.distilled import maps
-from heedful.runs import distil as distil_run
-from heedful.runs import distil_masked, distil_more, distil_verdict
-from heedful.runs.distil import distil
-from heedful.runs.distil_data import read_unlabelled, without
-from heedful.runs.distil_more import Replacer
-from heedful.runs.distil_plan import prepare
-from heedful.runs.distil_search import search
-from heedful.runs.distil_settings import (
+from heedful.runs.distil import augment as distil_more
+from heedful.runs.distil import mlm as distil_masked
+from heedful.runs.distil import run as distil_run
+from heedful.runs.distil import verdict as distil_verdict
+from heedful.runs.distil.augment import Replacer
+from heedful.runs.distil.plan import prepare
+from heedful.runs.distil.run import distil
+from heedful.runs.distil.search import search
+from heedful.runs.distil.settings import (
     DistilSettings,
     LayersStudent,
     MoreSettings,
@@ -43,11 +44,12 @@ from heedful.runs.distil_settings import (
     overrides_of,
     student_of,
 )
-from heedful.runs.distil_students import cut, losses_of, vector
-from heedful.runs.distil_verdict import Speed, compared, side_by_side, spread
-from heedful.runs.distil_verdict import plot as drawn
-from heedful.runs.folder import file_hash
-from heedful.runs.making import make_task
+from heedful.runs.distil.students import cut, losses_of, vector
+from heedful.runs.distil.unlabelled import read_unlabelled, without
+from heedful.runs.distil.verdict import Speed, compared, side_by_side, spread
+from heedful.runs.distil.verdict import plot as drawn
+from heedful.runs.finetune.build import make_task
+from heedful.runs.run_folder import file_hash
 from heedful.settings import from_file
 from heedful.tasks.task import Cut, evaluate
 from heedful.tokenizer import Encoded, Words

@@ -20,12 +20,12 @@ from heedful.checkpoint.attach import attach
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.infer.quantize import Trial
-from heedful.runs import distil_search
-from heedful.runs.distil import distil
-from heedful.runs.distil_search import quickest, search, usual
-from heedful.runs.distil_settings import foresee, student_of
-from heedful.runs.distil_students import one_stack
-from heedful.runs.finetune import Finished
+from heedful.runs.distil import search as distil_search
+from heedful.runs.distil.run import distil
+from heedful.runs.distil.search import quickest, search, usual
+from heedful.runs.distil.settings import foresee, student_of
+from heedful.runs.distil.students import one_stack
+from heedful.runs.finetune.run import Finished
 from heedful.runs.overrides import Overrides
 from heedful.train.resume import only_run
 

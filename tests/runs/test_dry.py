@@ -11,9 +11,9 @@ import pytest
 from invented import SIZES, as_csv, assignments, classified, data, tune
 
 from heedful.errors import HeedfulError
-from heedful.runs import dry
-from heedful.runs import finetune as module
-from heedful.runs.dry import Estimate, dry_run
+from heedful.runs.finetune import dry_run as dry
+from heedful.runs.finetune import run as module
+from heedful.runs.finetune.dry_run import Estimate, dry_run
 
 
 def estimated(given: Path, settings: dict[str, Any] | None = None, **more: Any) -> Estimate:

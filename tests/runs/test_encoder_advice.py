@@ -11,11 +11,12 @@ from invented import as_csv, tune
 
 import heedful
 from heedful.data import read
-from heedful.runs import dry, expected
-from heedful.runs import finetune as module
-from heedful.runs.encoder_advice import encoder_advice, reading_notes
-from heedful.runs.finetune import finetune, prepare
-from heedful.runs.making import make_task
+from heedful.runs.finetune import dry_run as dry
+from heedful.runs.finetune import run as module
+from heedful.runs.finetune import training_time as expected
+from heedful.runs.finetune.build import make_task
+from heedful.runs.finetune.encoder_advice import encoder_advice, reading_notes
+from heedful.runs.finetune.run import finetune, prepare
 from heedful.shipped import ENCODER
 from heedful.tasks.task import Read
 from heedful.tokenizer import Tokenizer

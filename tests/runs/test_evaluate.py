@@ -27,9 +27,9 @@ from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.quantize import decide, ready, tried
 from heedful.runs import evaluate as evaluation
-from heedful.runs import finetune as module
 from heedful.runs import scoring
 from heedful.runs.evaluate import GLUE_FOLDERS, evaluate, source_for, suite, task_of
+from heedful.runs.finetune import run as module
 from heedful.runs.scoring import Book, asker, measure
 from heedful.tasks.embed import comparison
 from heedful.tasks.metrics import GLUE

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from invented import data, tune
 
-from heedful.runs import expected as module
+from heedful.runs.finetune import training_time as module
 from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer
 

@@ -28,12 +28,12 @@ from heedful.data.examples import Labelled
 from heedful.data.survey import of_splits, survey
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.runs import finetune as module
 from heedful.runs.evaluate import evaluate
-from heedful.runs.folder import BAD_ROWS, DATA, begin, read_json
-from heedful.runs.init_settings import Pretrained, Scratch
-from heedful.runs.making import make_task
-from heedful.runs.settings import FinetuneSettings
+from heedful.runs.finetune import run as module
+from heedful.runs.finetune.build import make_task
+from heedful.runs.finetune.init_settings import Pretrained, Scratch
+from heedful.runs.finetune.settings import FinetuneSettings
+from heedful.runs.run_folder import BAD_ROWS, DATA, begin, read_json
 from heedful.settings import from_file
 from heedful.tasks.classify import best_threshold
 from heedful.tasks.extract import NO_ANSWER

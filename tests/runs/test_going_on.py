@@ -27,9 +27,9 @@ from heedful.checkpoint.files import UnfinishedError
 from heedful.data import MultiLabelled
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.precision import PrecisionOrAuto
-from heedful.runs import finetune as module
-from heedful.runs import folder as folder_module
+from heedful.runs import run_folder as folder_module
 from heedful.runs.evaluate import suite
+from heedful.runs.finetune import run as module
 from heedful.train.fit import Reporter
 from heedful.train.loop import DivergedError, Step, Trainer
 from heedful.train.ranks import Ranks
@@ -400,7 +400,7 @@ def test_t10_the_command_goes_on(tmp_path: Path, steady: tuple[Path, Any]) -> No
 LIMITED = """
 import json, os, resource, sys
 from heedful.cli import main
-import heedful.runs.finetune
+import heedful.runs.finetune.run
 for limit in json.loads(sys.argv.pop(1)):
     if not (child := os.fork()):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

@@ -8,7 +8,7 @@ import matplotlib
 import matplotlib.font_manager as fonts
 import pytest
 
-from heedful.runs.labels import BOX, FONT, LONGEST, drawable, shortened
+from heedful.runs.plots.labels import BOX, FONT, LONGEST, drawable, shortened
 
 GOTHIC = "\U00010331\U00010332"
 

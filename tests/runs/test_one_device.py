@@ -18,7 +18,12 @@ from torch.utils._pytree import tree_leaves
 
 from heedful.objectives.distilled import Asked, Distilled, Losses
 from heedful.objectives.teaching import Pairing
-from heedful.runs import distil, distil_masked, finetune, folder, pretrain, pretrain_teacher
+from heedful.runs import run_folder as folder
+from heedful.runs.distil import mlm as distil_masked
+from heedful.runs.distil import run as distil
+from heedful.runs.finetune import run as finetune
+from heedful.runs.pretrain import run as pretrain
+from heedful.runs.pretrain import teacher as pretrain_teacher
 from heedful.train import loop
 from heedful.train.loop import Trainer
 

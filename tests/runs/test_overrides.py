@@ -12,12 +12,12 @@ import pytest
 
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError, SettingError
-from heedful.runs.finetune import prepare
+from heedful.runs.finetune.run import prepare
+from heedful.runs.finetune.settings import FinetuneSettings, defaults
 from heedful.runs.overrides import Overrides, Resolved
-from heedful.runs.pretrain_settings import PretrainSettings
-from heedful.runs.pretrain_settings import defaults as pretraining
-from heedful.runs.pretrain_settings import settled as pretrain_settings
-from heedful.runs.settings import FinetuneSettings, defaults
+from heedful.runs.pretrain.settings import PretrainSettings
+from heedful.runs.pretrain.settings import defaults as pretraining
+from heedful.runs.pretrain.settings import settled as pretrain_settings
 from heedful.train.settings import Cosine, TrainSettings
 
 USUAL = defaults("classify", 600, fresh=False)[0]

@@ -10,11 +10,11 @@ from invented import data, tune
 
 from heedful.checkpoint import hub
 from heedful.errors import HeedfulWarning
-from heedful.runs.distil_settings import DistilSettings
-from heedful.runs.init_settings import Pretrained, Scratch
-from heedful.runs.pin import pin
+from heedful.runs.distil.settings import DistilSettings
+from heedful.runs.finetune.init_settings import Pretrained, Scratch
+from heedful.runs.finetune.settings import FinetuneSettings
+from heedful.runs.pin_models import pin
 from heedful.runs.results import read_results
-from heedful.runs.settings import FinetuneSettings
 from heedful.settings import load_mapping, to_toml
 from heedful.tasks.specs.classify import ClassifySettings
 

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from heedful.errors import HeedfulError
-from heedful.runs.plots import _ideal, calibration, confusion, draw, most_confused, scatter, scores, wilson
-from heedful.runs.style import write
+from heedful.runs.plots.figures import _ideal, calibration, confusion, draw, most_confused, scatter, scores, wilson
+from heedful.runs.plots.style import write
 
 ROOT = Path(__file__).parents[2]
 THREE = ["negative", "neutral", "positive"]
@@ -277,8 +277,8 @@ def test_no_state_outside(tmp_path: Path) -> None:
     draw(folder)
     assert dict(matplotlib.rcParams) == before
     code = (
-        "import sys; from pathlib import Path; from heedful.runs.card import write_card\n"
-        "from heedful.runs.plots import draw\n"
+        "import sys; from pathlib import Path; from heedful.runs.card.finetuned import write_card\n"
+        "from heedful.runs.plots.figures import draw\n"
         "assert 'matplotlib' not in sys.modules\n"
         f"draw(Path({str(folder)!r}))\n"
         "assert 'matplotlib.pyplot' not in sys.modules and 'tkinter' not in sys.modules"

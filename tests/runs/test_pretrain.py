@@ -34,17 +34,17 @@ from heedful.model.config import Normal, TruncatedNormal
 from heedful.objectives.causal import Causal
 from heedful.objectives.masked import Masked
 from heedful.objectives.rows import held_out
-from heedful.runs import pretrain as module
-from heedful.runs.baseline import comparisons
-from heedful.runs.card import plain
-from heedful.runs.distillation_settings import DistillationSettings
-from heedful.runs.folder import BEGUN, going_on, refuse_other
-from heedful.runs.pretrain import Pretrained, run
-from heedful.runs.pretrain_card import text_notes
-from heedful.runs.pretrain_making import Pieces, fresh_or_started, objectives_of, samples_of, shaped
-from heedful.runs.pretrain_settings import Phase, PretrainSettings, settled
+from heedful.runs.card.baseline import comparisons
+from heedful.runs.card.finetuned import plain
+from heedful.runs.card.pretrained import text_notes
+from heedful.runs.finetune.settings import FinetuneSettings
+from heedful.runs.pretrain import run as module
+from heedful.runs.pretrain.build import Pieces, fresh_or_started, objectives_of, samples_of, shaped
+from heedful.runs.pretrain.distillation_settings import DistillationSettings
+from heedful.runs.pretrain.run import Pretrained, run
+from heedful.runs.pretrain.settings import Phase, PretrainSettings, settled
 from heedful.runs.recipes import copy, offers
-from heedful.runs.settings import FinetuneSettings
+from heedful.runs.run_folder import BEGUN, going_on, refuse_other
 from heedful.settings import from_file, to_toml
 from heedful.tasks.rewrite import Writing
 from heedful.tasks.specs.classify import ClassifySettings

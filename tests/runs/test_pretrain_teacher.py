@@ -17,11 +17,11 @@ from tiny_teacher import make_teacher
 
 import heedful
 from heedful.errors import HeedfulError
-from heedful.runs import pretrain as module
-from heedful.runs.distillation_settings import DistillationSettings, Probe, TermWeights
-from heedful.runs.pretrain import Pretrained, run
-from heedful.runs.pretrain_settings import Phase, PretrainSettings, settled
-from heedful.runs.probes import ProbeSet
+from heedful.runs.pretrain import run as module
+from heedful.runs.pretrain.distillation_settings import DistillationSettings, Probe, TermWeights
+from heedful.runs.pretrain.probes import ProbeSet
+from heedful.runs.pretrain.run import Pretrained, run
+from heedful.runs.pretrain.settings import Phase, PretrainSettings, settled
 from heedful.tokenizer import Tokenizer
 from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer
@@ -199,7 +199,7 @@ def test_probe_scores_do_not_depend_on_batches(tmp_path: Path, place: Path, monk
     for kind, file in (("similarity", "pairs.csv"), ("classify", "labels.csv"), ("tag", "tags.conll")):
         probe = ProbeSet(Probe(name="x", kind=kind, data=str(place / file)), loaded.tokenizer)  # type: ignore[arg-type]
         whole = probe.score(loaded)
-        monkeypatch.setattr("heedful.runs.probes.BATCH_TOKENS", 64)
+        monkeypatch.setattr("heedful.runs.pretrain.probes.BATCH_TOKENS", 64)
         assert probe.score(loaded) == pytest.approx(whole, abs=0.02)
         monkeypatch.undo()
 

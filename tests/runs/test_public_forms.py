@@ -14,9 +14,9 @@ from invented import classified, tune
 from heedful.cli import main
 from heedful.data import DataSettings, read
 from heedful.errors import HeedfulError
-from heedful.runs import finetune as module
 from heedful.runs.evaluate import evaluate
-from heedful.runs.folder import read_json
+from heedful.runs.finetune import run as module
+from heedful.runs.run_folder import read_json
 
 LATIN_1 = {"data.encoding": "latin-1"}
 Given = dict[str, Path] | Path

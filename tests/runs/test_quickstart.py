@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from heedful.errors import HeedfulError
-from heedful.runs import quickstart as module
-from heedful.runs.finetune import Finished
-from heedful.runs.quickstart import MARK, MARKED, quickstart
+from heedful.runs.finetune import quickstart as module
+from heedful.runs.finetune.quickstart import MARK, MARKED, quickstart
+from heedful.runs.finetune.run import Finished
 from heedful.train.resume import only_run
 
 

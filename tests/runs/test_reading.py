@@ -9,7 +9,7 @@ import pytest
 
 from heedful.data import DataSettings, Labelled, read
 from heedful.data.carried import by_names
-from heedful.runs.reading import reading_of, settings_and_files
+from heedful.runs.data_settings import reading_of, settings_and_files
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import pytest
 
 from heedful.data import read
 from heedful.errors import HeedfulError
-from heedful.runs.distil_settings import RECIPES, LayersStudent, MaskedDistilSettings, foresee_any, overrides_of
-from heedful.runs.init_settings import Transformer
+from heedful.runs.distil.settings import RECIPES, LayersStudent, MaskedDistilSettings, foresee_any, overrides_of
+from heedful.runs.finetune.init_settings import Transformer
+from heedful.runs.finetune.settings import foresee
 from heedful.runs.overrides import Overrides
-from heedful.runs.pretrain_settings import settled
+from heedful.runs.pretrain.settings import settled
 from heedful.runs.recipes import SAMPLES, copy, offers
-from heedful.runs.settings import foresee
 from heedful.shipped import ENCODER
 from heedful.tasks.specs import SPECS, task_names
 

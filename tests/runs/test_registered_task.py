@@ -22,11 +22,11 @@ from heedful.data.examples import Example
 from heedful.infer.engine import Engine
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack, weights
-from heedful.runs.distil import distil
+from heedful.runs.distil.run import distil
 from heedful.runs.evaluate import evaluate
-from heedful.runs.finetune import finetune
-from heedful.runs.settings import known_task
-from heedful.runs.template import template
+from heedful.runs.finetune.run import finetune
+from heedful.runs.finetune.settings import known_task
+from heedful.runs.recipe_template import template
 from heedful.serve.routes import Question
 from heedful.serve.run import background
 from heedful.serve.schemas import FollowsBody

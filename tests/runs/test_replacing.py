@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from heedful.errors import HeedfulError
-from heedful.runs.folder import SETTINGS
-from heedful.runs.replacing import replacing
+from heedful.runs.overwrite import replacing
 from heedful.runs.results import RESULTS
+from heedful.runs.run_folder import SETTINGS
 from heedful.train.ranks import ALONE
 from heedful.train.resume import LOCK, only_run
 

@@ -24,15 +24,15 @@ from heedful.model.decode import Sample, stream
 from heedful.model.initialise import undrawn
 from heedful.packed import Packed
 from heedful.runs import evaluate as evaluation
-from heedful.runs import finetune as module
-from heedful.runs import settings
-from heedful.runs.alignments import LONGEST, SPACE, _names, alignment, alignments
 from heedful.runs.evaluate import Evaluated, evaluate
-from heedful.runs.finetune import Finished, finetune, prepare
-from heedful.runs.init_settings import Positions, Transformer
-from heedful.runs.making import make_task, notes, start
-from heedful.runs.plots import draw
-from heedful.runs.rewrite_making import transformer
+from heedful.runs.finetune import run as module
+from heedful.runs.finetune import settings
+from heedful.runs.finetune.build import make_task, notes, start
+from heedful.runs.finetune.init_settings import Positions, Transformer
+from heedful.runs.finetune.run import Finished, finetune, prepare
+from heedful.runs.finetune.seq2seq import transformer
+from heedful.runs.plots.alignments import LONGEST, SPACE, _names, alignment, alignments
+from heedful.runs.plots.figures import draw
 from heedful.tasks.rewrite import Writing
 from heedful.tasks.specs import seq2seq
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings

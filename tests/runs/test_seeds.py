@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from heedful.runs.seeds import paired, spread, t_quantile, verdict
+from heedful.runs.statistics import paired, spread, t_quantile, verdict
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 4, 30])

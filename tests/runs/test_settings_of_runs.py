@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from heedful.errors import HeedfulError, SettingError
-from heedful.runs import distil_settings
-from heedful.runs.distil_settings import LayersStudent
-from heedful.runs.finetune import prepare
-from heedful.runs.folder import going_on
-from heedful.runs.settings import (
+from heedful.runs.distil import settings as distil_settings
+from heedful.runs.distil.settings import LayersStudent
+from heedful.runs.finetune.run import prepare
+from heedful.runs.finetune.settings import (
     FinetuneSettings,
     defaults,
     foresee,
@@ -27,6 +26,7 @@ from heedful.runs.settings import (
     summary,
     whole_groups,
 )
+from heedful.runs.run_folder import going_on
 from heedful.settings import from_file, load_mapping, overlay, read, to_mapping, to_toml
 from heedful.shipped import ENCODER
 from heedful.tasks.specs import SPECS, task_names
@@ -300,7 +300,7 @@ def test_a_revision_is_of_a_name_alone(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_settings_import_no_torch_and_keep_their_old_names() -> None:
-    code = "import sys, heedful.runs.settings; print({'torch', 'pyarrow', 'tokenizers'} & set(sys.modules))"
+    code = "import sys, heedful.runs.finetune.settings; print({'torch', 'pyarrow', 'tokenizers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
     for module in (fit, loop, optim):

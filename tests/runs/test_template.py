@@ -10,9 +10,9 @@ import pytest
 
 from heedful.cli import main
 from heedful.errors import HeedfulError
-from heedful.runs.describe import describe
 from heedful.runs.overrides import Overrides
-from heedful.runs.template import names, template, usual
+from heedful.runs.recipe_template import names, template, usual
+from heedful.runs.settings_schema import describe
 from heedful.settings import to_mapping
 
 LINE = re.compile(r"^#(?=\w)", re.MULTILINE)
@@ -71,9 +71,9 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_setting_of_a_run_has_a_meaning() -> None:
-    from heedful.runs.distil_settings import DistilSettings, MaskedDistilSettings
-    from heedful.runs.pretrain_settings import PretrainSettings
-    from heedful.runs.settings import FinetuneSettings
+    from heedful.runs.distil.settings import DistilSettings, MaskedDistilSettings
+    from heedful.runs.finetune.settings import FinetuneSettings
+    from heedful.runs.pretrain.settings import PretrainSettings
     from heedful.serve.settings import ServeSettings
     from heedful.tokenizer.settings import TokenizerSettings
 

@@ -19,7 +19,7 @@ import heedful
 from heedful.cli import main
 from heedful.errors import HeedfulError
 from heedful.runs import trackers
-from heedful.runs.finetune import finetune
+from heedful.runs.finetune.run import finetune
 from heedful.runs.tracking import TRACKING, Tracking
 from heedful.train.fit import Reporter
 from heedful.train.journal import records

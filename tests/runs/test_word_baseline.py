@@ -21,10 +21,10 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from heedful.data import Labelled, MultiLabelled, Scored, read
-from heedful.runs import finetune as module
-from heedful.runs import word_baseline
-from heedful.runs.baseline import comparisons, table_rows, warning
-from heedful.runs.word_baseline import WordBaseline, rows_of_splits, seconds_allowed
+from heedful.runs.card.baseline import comparisons, table_rows, warning
+from heedful.runs.finetune import run as module
+from heedful.runs.finetune import word_baseline
+from heedful.runs.finetune.word_baseline import WordBaseline, rows_of_splits, seconds_allowed
 from heedful.tasks.classify import Classify, ClassifyMany
 from heedful.tasks.regress import Regress
 from heedful.tasks.task import Task
@@ -306,7 +306,7 @@ def test_nothing_but_fine_tuning_imports_scikit_learn(tmp_path: Path) -> None:
         "import sys\n"
         "from contextlib import suppress\n"
         "from heedful.cli import main\n"
-        "import heedful.serve.app, heedful.runs.finetune\n"
+        "import heedful.serve.app, heedful.runs.finetune.run\n"
         "for words in (['--help'], ['finetune', '--help'], ['predict', sys.argv[1], 'a cat']):\n"
         "    with suppress(SystemExit):\n"
         "        main(words)\n"

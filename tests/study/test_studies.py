@@ -19,7 +19,7 @@ from heedful.data import Labelled
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample
 from heedful.objectives.masked import Masked
-from heedful.runs import style
+from heedful.runs.plots import style
 from heedful.study import REAL, STUDIES, charts, complexity, frame, multi30k, scores
 from heedful.study.complexity import NEAR, THEORY, exponent, kept, layer
 from heedful.study.frame import Measure, Outcome, Plan, study
@@ -264,14 +264,14 @@ def test_translations_of_real_texts_go_on(tmp_path: Path, monkeypatch: pytest.Mo
     whole = (*few, *(f"init.{each}" for each in ("kind=transformer", "layers=1", "width=16", "heads=2", "inner=16")))
     arms = (*nets, "init.rnn.look=none"), nets, whole
     monkeypatch.setattr(multi30k, "RECIPES", dict(zip(multi30k.ARMS, arms, strict=True)))
-    monkeypatch.setattr("heedful.runs.finetune.draw", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.finetune.run.draw", lambda folder: [])
     plan = Plan(seeds=(1,), scale="full", data=tmp_path / "data", log=lambda text: None)
     first = study("translation", plan, tmp_path / "out").outcome
     assert [each.name for each in first.measures] == ["BLEU", "right"] and first.arms == multi30k.ARMS
     names = {each.name for each in (tmp_path / "out" / "runs").iterdir()}
     assert names == {"data", "recurrent-no-attention-1", "recurrent-attention-1", "transformer-1"}
     assert '"source": "ein hund sehr  rennt' in (tmp_path / "out" / "runs" / "data" / "train.jsonl").read_text()
-    monkeypatch.setattr("heedful.runs.finetune.Trainer", None)
+    monkeypatch.setattr("heedful.runs.finetune.run.Trainer", None)
     assert study("translation", plan, tmp_path / "out").outcome.table() == first.table()
     with pytest.raises(HeedfulError, match=r"none lacks train\.de: give --data a folder that has tasks/multi30k"):
         multi30k.pairs(tmp_path / "none", tmp_path / "made")

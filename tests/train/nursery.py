@@ -140,7 +140,8 @@ class Stop(Reporter):
 
 def whole_run(job: Job, ranks: Ranks) -> dict[str, Any]:
     """pretrain or finetune, from files to a folder; without plots and timing."""
-    from heedful.runs import finetune, pretrain
+    from heedful.runs.finetune import run as finetune
+    from heedful.runs.pretrain import run as pretrain
 
     for module in (finetune, pretrain):
         module.draw = lambda folder: []  # type: ignore[attr-defined]

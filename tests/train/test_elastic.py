@@ -17,7 +17,7 @@ from tiny_runs import CALM, MADE, distance, same, settings
 from heedful.checkpoint import save
 from heedful.train.loop import Trainer
 
-NAMES = ("heedful.runs.pretrain", "heedful.runs.finetune")  # modules
+NAMES = ("heedful.runs.pretrain.run", "heedful.runs.finetune.run")  # modules
 CALMLY = {"train.optimizer.lr": 2e-2, "train.optimizer.eps": 1e-2, "train.precision": "float32"}
 PRETRAINED = {
     "model.layers": 1,

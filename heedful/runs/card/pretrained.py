@@ -1,0 +1,117 @@
+"""The model card of a pre-trained model: what it read, how it learned, what it reached, and what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from heedful.durable import put, whole
+from heedful.runs.card.finetuned import local, plain, table
+from heedful.runs.results import read_results
+
+MOST = 20  # files, or sentences on how they were read
+UNKNOWN = 0.001  # the share of tokens from which it is told
+ABOUT = ("files", "counts", "repeated", "stated", "left_out", "cut", "bad_rows")  # what results keep of a manifest
+GONE = {  # what is counted there, in words
+    "exact": "repeated",
+    "near": "nearly repeated",
+    "short": "too short",
+    "empty": "without text",
+}
+CODE = """import heedful
+
+loaded = heedful.load("path/to/model")
+batch = loaded.tokenizer.pack(["a text"])
+rows = loaded.model(batch)  # [rows, width]"""
+
+
+def text_notes(corpus: Mapping[str, Any]) -> list[str]:
+    """How the text of a corpus was parted, and what of it was left out, cut or lost, of its manifest or results."""
+    stated = list(corpus.get("stated", ()))
+    found = stated[:MOST]
+    if stated[MOST:]:
+        found.append(f"and {len(stated) - MOST:,} more such sentences, which the corpus's manifest.json has")
+    gone = corpus.get("left_out", {})
+    if several := [f"{gone[name]:,} {what}" for name, what in GONE.items() if gone.get(name)]:
+        found.append(f"documents that are left out: {', '.join(several)}")
+    if corpus.get("cut"):
+        found.append(f"documents that were split because of their size: {corpus['cut']:,}")
+    counts = corpus.get("counts", {})
+    if (share := counts.get("unknown", 0) / max(counts.get("tokens", 0), 1)) >= UNKNOWN:
+        found.append(f"{100 * share:.1f} % of the tokens stand for what the tokenizer does not know, and is lost")
+    rows = corpus.get("bad_rows", {})
+    return [*found, *(f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in rows.items())]
+
+
+def write_card(folder: Path) -> Path:
+    """Write folder/model/README.md from what the run found."""
+    text = "\n\n".join("\n".join(part) for part in _parts(folder, read_results(folder))) + "\n"
+    path = folder / "model" / "README.md"
+    with whole(path) as part:
+        put(part, [text.encode("utf-8", "replace")])
+    return path
+
+
+def _beside(folder: Path) -> list[list[str]]:
+    """The verdict on a student, where this is one."""
+    from heedful.runs.distil.verdict import card_part
+
+    return card_part(folder)
+
+
+def _parts(folder: Path, results: dict[str, Any]) -> list[list[str]]:
+    settings, counts, model = results["settings"], results["corpus"]["counts"], results["model"]
+    base = f", further training of {plain(Path(results['base']).name)}" if results["base"] else ""
+    numbers = results["splits"]["validation"]["numbers"]
+    started = results.get("baseline", {"splits": {}})["splits"].get("validation", {}).get("numbers")
+    heads, columns = ["", "validation"], [numbers]
+    if started is not None:
+        heads, columns = ["", "validation", "before training"], [numbers, started]
+    rows = [
+        [plain(name), *(f"{each[name]:.4f}" if name in each else "" for each in columns)]
+        for name in numbers
+        if name != "count"
+    ]
+    rows.append(["targets", *(f"{each['count']:,.0f}" for each in columns)])
+    files = [[plain(each["name"]), f"{each['bytes']:,}", each["sha256"][:16]] for each in results["corpus"]["files"]]
+    times = [[length, f"{each['p50']:g}", f"{each['p99']:g}"] for length, each in results["latency"].items()]
+    hours, notes = results["seconds"] / 3600, text_notes(results["corpus"])
+    return [
+        ["---", "library_name: transformers", "tags:", "- heedful", "---"],
+        [
+            "# A pre-trained model",
+            "",
+            f"Pre-trained with Heedful{base}: objective `{results['objective']}`, {results['steps']:,} steps over "
+            f"{results['epochs']:.2f} epochs in {hours:.2f} h. It has {model['parameters']:,} parameters and takes "
+            f"{model['bytes'] / 1e6:,.1f} MB on the disk.",
+        ],
+        ["## Quality on validation documents"],
+        table(heads, rows),
+        *_beside(folder),
+        ["## Text", "", f"{counts['documents']:,} documents, {counts['tokens']:,} tokens."],
+        table(["file", "bytes", "SHA-256 begins"], files[:MOST]),
+        *([[f"- {plain(sentence, 400)}" for sentence in notes]] if notes else []),
+        [
+            "## Limits",
+            "",
+            "- It has learned what stands in its texts, their errors and prejudices among it.",
+            "- It was measured on held-out documents of the same kind alone: what it is worth for a task, fine-tuning "
+            "tells.",
+        ],
+        [
+            "## Speed",
+            "",
+            f"Forward passes in float32 on {plain(results['machine'])}, without tokenizing, milliseconds:",
+        ],
+        table(["tokens", "p50", "p99"], times),
+        ["## Use", "", "```python", *CODE.splitlines(), "```"],
+        ["## Settings", "", "```", *_flat(local(settings)), "```"],
+    ]
+
+
+def _flat(table: dict[str, Any], path: str = "") -> list[str]:
+    found = []
+    for name, value in table.items():
+        found += _flat(value, f"{path}{name}.") if isinstance(value, dict) else [f"{path}{name} = {value}"]
+    return found

@@ -1,0 +1,418 @@
+"""Settings of a distillation; imports nothing heavy, so that a wrong one is told at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from heedful.data import DataSettings
+from heedful.errors import HeedfulError, SettingError, did_you_mean
+from heedful.model.classic_config import Attention, Bag, Hierarchical, Recurrent, Structured
+from heedful.runs.finetune.init_settings import WordSettings, one_name
+from heedful.runs.finetune.settings import defaults, flat, whole_groups
+from heedful.runs.overrides import Overrides
+from heedful.runs.pretrain.settings import SIZES, MlmSettings, PretrainSettings, Size
+from heedful.settings import to_mapping
+from heedful.tasks.spec import TaskSettings
+from heedful.tasks.specs import SPECS
+from heedful.train.settings import FitSettings, TrainSettings
+
+BAG, WORDS, DATA, PRETRAIN = Bag(), WordSettings(), DataSettings(), PretrainSettings()
+
+# -- the student --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayersStudent:
+    """The teacher with fewer layers, which begins with some of the teacher's."""
+
+    kind: Literal["layers"] = "layers"
+    layers: int = 3  # Transformer blocks of the student
+    teacher_layers: tuple[int, ...] = ()  # teacher's layers that are copied, from 0; (): evenly spread
+    family: str = ""  # "": the teacher's; one without token types gets those of the first segment in its positions
+
+    def __post_init__(self) -> None:
+        if self.layers < 1:
+            raise HeedfulError(f"layers is {self.layers}; expected a whole number from 1")
+        if self.teacher_layers and len(self.teacher_layers) != self.layers:
+            raise HeedfulError(
+                f"teacher_layers names {len(self.teacher_layers)} layers, but the student has {self.layers}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizeStudent:
+    """A fresh model of a size, over the teacher's vocabulary."""
+
+    kind: Literal["size"] = "size"
+    size: Size = "tiny"  # named shape: layers, width and heads
+    family: str = ""  # "": the teacher's
+    layers: int | None = None  # instead of the size's
+    width: int | None = None  # width of the hidden states; None: that of the size
+    heads: int | None = None  # attention heads; None: those of the size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FolderStudent:
+    """A trained model."""
+
+    kind: Literal["folder"] = "folder"
+    model: str  # a folder, or NAME[@REVISION] on the hub
+    revision: str = ""  # of the name, in place of one that stands there
+
+    def __post_init__(self) -> None:
+        for name, value in zip(("model", "revision"), one_name(self.model, self.revision), strict=True):
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassicStudent:
+    """A model from before the Transformer, over the words of the texts."""
+
+    kind: Literal["classic"] = "classic"
+    reader: Bag | Attention | Structured | Hierarchical = BAG
+    words: WordSettings = WORDS
+    skipgram_steps: int = 0  # steps that learn the vectors of words first, 64 texts each
+
+
+StudentSettings = LayersStudent | SizeStudent | FolderStudent | ClassicStudent
+CLASSIC: dict[str, Bag | Attention | Structured | Hierarchical] = {
+    "bag": Bag(),
+    "attention": Attention(keys="tanh"),
+    "bilstm": Bag(over=Recurrent()),
+    "structured": Structured(),
+    "hierarchical": Hierarchical(),
+}
+
+SAID = {  # settings that a student says when it is named
+    "layers": ("student.kind", "student.layers"),
+    "size": ("student.kind", "student.size"),
+    "folder": ("student.kind", "student.model", "student.revision"),
+    "classic": ("student.kind", "student.reader.kind"),
+}
+
+
+def student_of(given: str) -> StudentSettings:
+    """A student as it is named on the command line.
+
+    >>> student_of("layers=3").layers, student_of("mini").size, student_of("bilstm").kind
+    (3, 'mini', 'classic')
+    """
+    if found := re.fullmatch(r"layers=(\d{1,3})", given):
+        return LayersStudent(layers=int(found[1]))
+    if given in SIZES:
+        return SizeStudent(size=given)  # type: ignore[arg-type]
+    if given in CLASSIC:
+        return ClassicStudent(reader=CLASSIC[given])
+    if re.fullmatch(r"\w+(=.*)?", given) and not Path(given).exists() and (close := _close(given)):
+        raise HeedfulError(f'"{given}" is no student{close}')
+    return FolderStudent(model=given)
+
+
+def _close(given: str) -> str:
+    known = [*SIZES, *CLASSIC, "layers=3"]
+    return f"{did_you_mean(given, known)}: use one of {', '.join(known)}, or the folder of a model"
+
+
+# -- what is learned ----------------------------------------------------------------------------------------------
+
+
+class _Weight:
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < getattr(self, "weight", 1.0) < float("inf"):
+            raise HeedfulError(f"weight is {getattr(self, 'weight', None)}; expected a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatesSettings(_Weight):
+    """Hidden states of layers: 0 is what enters the first one, the number of layers what leaves the last."""
+
+    weight: float = 1.0  # weight of the loss on hidden states
+    how: Literal["mse", "cosine"] = "mse"  # distance of hidden states: squared error, or 1 - cosine
+    layers: Literal["last", "spread"] = "last"  # spread: each of the student's, and 0, over the teacher's
+    pairs: tuple[tuple[int, int], ...] = ()  # instead: student's and teacher's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelationsSettings(_Weight):
+    """How tokens are related in an attention layer: "qk" is attention; "qq", "kk" and "vv" those of MiniLMv2."""
+
+    weight: float = 1.0  # weight of the loss on attention relations
+    # vectors whose scaled products are compared: queries, keys, values
+    of: tuple[Literal["qk", "qq", "kk", "vv"], ...] = ("qq", "kk", "vv")
+    layers: Literal["last", "spread"] = "last"  # spread: each of the student's, over the teacher's
+    layer: int | None = None  # instead: of the student, from 0
+    teacher: int | None = None  # of the teacher
+    heads: int | None = None  # into which both are regrouped; none: as many as the teacher has
+    squares: bool = False  # squared differences before the softmax, instead of KL after it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossSettings:
+    """Weights of the loss terms; each term is the mean over its own targets."""
+
+    kd_weight: float = 1.0  # weight of the loss on the teacher's outputs
+    temperature: float = 2.0  # of soft labels
+    label_weight: float = 1.0  # weight of the loss on labels, or on masked tokens
+    states: StatesSettings | None = None  # loss on hidden states; None: none
+    relations: RelationsSettings | None = None  # loss on attention relations; None: none
+
+    def __post_init__(self) -> None:
+        for name in ("kd_weight", "label_weight"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise HeedfulError(f"{name} is {getattr(self, name)}; expected a number from 0")
+        if not 0 < self.temperature < float("inf"):
+            raise HeedfulError(f"temperature is {self.temperature}; expected a number above 0")
+        if not self.kd_weight and self.states is None and self.relations is None:
+            raise HeedfulError(
+                "kd_weight is 0, and neither states nor relations are learned: nothing is learned of a teacher"
+            )
+
+
+RECIPES: dict[str, LossSettings] = {  # of papers, with the weights that they give
+    "logits": LossSettings(),
+    "distilbert": LossSettings(kd_weight=5.0, label_weight=2.0, states=StatesSettings(weight=1.0, how="cosine")),
+    "minilm": LossSettings(kd_weight=0.0, label_weight=0.0, relations=RelationsSettings(of=("qk", "vv"))),
+    "minilmv2": LossSettings(kd_weight=0.0, label_weight=0.0, relations=RelationsSettings()),
+    "tinybert": LossSettings(
+        temperature=1.0,
+        label_weight=0.0,
+        states=StatesSettings(layers="spread"),
+        relations=RelationsSettings(of=("qk",), layers="spread", squares=True),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputSettings:
+    """Where what the teacher says is kept."""
+
+    enabled: bool = True  # write the teacher's outputs to the disk once; false: run the teacher in each step
+    precision: Literal["float16", "float32"] = "float16"  # number format of the teacher's outputs on the disk
+    top_k: int | None = None  # tokens of the vocabulary kept per masked token, all others as one; none: all
+
+    def __post_init__(self) -> None:
+        if self.top_k is not None and self.top_k < 1:
+            raise HeedfulError(f"top_k is {self.top_k}; expected a whole number from 1")
+        if not self.enabled and (self.top_k is not None or self.precision != "float16"):
+            name = "precision" if self.top_k is None else "top_k"
+            raise HeedfulError(f"teacher_cache.{name} has no effect with teacher_cache.enabled=false: leave it out")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoreSettings:
+    """More texts without labels: words of those that there are, replaced by what a masked language model finds."""
+
+    copies: int = 1  # new texts made of each text
+    replace_prob: float = 0.15  # share of the words that are replaced
+    top_k: int = 20  # likeliest tokens of the masked language model to sample from
+    model: str = ""  # a folder, or NAME[@REVISION], with a masked head; "": the teacher's own
+
+    def __post_init__(self) -> None:
+        for name, right, expected in (
+            ("copies", self.copies >= 1, "a whole number from 1"),
+            ("replace_prob", 0 < self.replace_prob < 1, "a share between 0 and 1"),
+            ("top_k", self.top_k >= 1, "a whole number from 1"),
+        ):
+            if not right:
+                raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerdictSettings:
+    """Settings of the student's evaluation: baseline, metric and speed. `baseline` alone adds a training run."""
+
+    baseline: Literal["steps", "epochs", "none"] = (
+        "steps"  # train the student without the teacher too, for as many steps or epochs; the same for masked tokens
+    )
+    precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # in which both are served
+    texts: int = 64  # that are answered for it, or as many as there are
+    split: Literal["test", "dev"] = "test"  # on which quality is measured; the other one where there is none
+    rounds: int | None = None  # of each text alone; none: as many as bench has
+
+    def __post_init__(self) -> None:
+        for name in ("texts", "rounds"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise HeedfulError(f"{name} is {value}; expected a whole number from 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistilSettings:
+    """Everything that decides what a run does."""
+
+    task: TaskSettings
+    teacher: str  # a run, a model folder, or NAME[@REVISION] on the hub
+    student: StudentSettings = LayersStudent()
+    unlabelled: tuple[str, ...] = ()  # files and folders
+    augment: MoreSettings | None = None  # make more texts by replacing words; None: no more texts
+    loss: LossSettings = LossSettings()
+    teacher_cache: OutputSettings = OutputSettings()
+    verdict: VerdictSettings = VerdictSettings()
+    data: DataSettings = DataSettings()
+    train: TrainSettings = TrainSettings(epochs=3.0)
+    fit: FitSettings = FitSettings()
+    seeds: int = 3  # runs with train.seed, train.seed + 1, ...; as many without the teacher
+    max_length: int | None = None  # tokens of a sequence; None: as many as the student reads
+    long_inputs: Literal["stride", "truncate"] = "stride"  # texts over max_length: overlapping windows, or cut off
+    eval_precision: Literal["float32", "bfloat16"] = "float32"  # precision of the last evaluation
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise HeedfulError(f"seeds is {self.seeds}; expected a whole number from 1")
+        if self.max_length is not None and self.max_length < 8:
+            raise HeedfulError(f"max_length is {self.max_length}; expected a number of tokens from 8")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskedDistilSettings:
+    """Settings of the distillation of a masked language model, on plain text."""
+
+    teacher: str  # a masked language model: a folder, or NAME[@REVISION] on the hub
+    student: StudentSettings = LayersStudent()
+    loss: LossSettings = LossSettings()
+    teacher_cache: OutputSettings = OutputSettings(enabled=False)  # true needs pretrain.objective.num_static_masks
+    verdict: VerdictSettings = VerdictSettings()
+    pretrain: PretrainSettings = PRETRAIN
+
+    def __post_init__(self) -> None:
+        objective = self.pretrain.objective
+        if not isinstance(objective, MlmSettings):
+            raise HeedfulError(f'pretrain.objective.kind is "{objective.kind}"; expected "mlm"')
+        if self.teacher_cache.enabled and (objective.num_static_masks is None or self.pretrain.phases):
+            raise HeedfulError(
+                "teacher_cache.enabled is true, but masks are new in each epoch, or rows change with phases: set "
+                "pretrain.objective.num_static_masks to the number of static masks, and no phases, or "
+                "teacher_cache.enabled=false"
+            )
+
+
+def overrides_of(
+    teacher: str,
+    *,
+    student: str = "",
+    loss: str = "",
+    unlabelled: Sequence[str | Path] = (),
+    recipe: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    overrides: Mapping[str, Any] | Overrides | None = None,
+) -> Overrides:
+    """Collect what was given by hand; overrides that were collected before are returned as they are."""
+    if isinstance(overrides, Overrides):
+        return overrides
+    presets: dict[str, dict[str, Any]] = {}
+    flags: dict[str, dict[str, Any]] = {f"TEACHER {teacher}": {"teacher": teacher}}
+    if student:
+        name, table = f"--student {student}", to_mapping(student_of(student))
+        presets[name] = {"student": table}
+        given = {path: value for path, value in flat({"student": table}) if path in SAID[table["kind"]]}
+        flags[name] = given
+    if loss:
+        presets[f"--loss {loss}"] = {"loss": to_mapping(_recipe(loss))}
+    if unlabelled:
+        places = [str(each) for each in unlabelled]
+        flags[f"--unlabelled {', '.join(places)}"] = {"unlabelled": places}
+    return Overrides.of(overrides, recipe=recipe, presets=presets, flags=flags, assignments=assignments)
+
+
+def foresee_any(overrides: Overrides) -> None:
+    """Refuse what is wrong with a teacher of any task, before one is read."""
+    first: HeedfulError | None = None
+    for kind in SPECS:
+        try:
+            foresee(overrides, kind)
+        except HeedfulError as error:
+            first = first or error
+        else:
+            return
+    try:
+        overrides.resolve(MaskedDistilSettings(teacher="?"))
+    except HeedfulError:
+        assert first is not None
+        raise first from None
+
+
+def foresee(overrides: Overrides, task: str = "classify", data: DataSettings = DATA) -> DistilSettings:
+    """Return the settings as far as they are known before anything is read, and refuse what is wrong already."""
+    return resolve(overrides, DistilSettings(task=SPECS[task].settings(), teacher="?", data=data))
+
+
+def resolve(overrides: Overrides, usual: DistilSettings) -> DistilSettings:
+    """Lay overrides over defaults, whose task they may not change."""
+    settings, kind = overrides.resolve(usual).settings, usual.task.kind
+    if settings.task.kind != kind:
+        raise SettingError(
+            f'task.kind is "{settings.task.kind}", but the teacher\'s head decides it ("{kind}"): leave it out',
+            path="task.kind",
+        )
+    return settings
+
+
+def _recipe(given: str) -> LossSettings:
+    if given not in RECIPES:
+        close = did_you_mean(given, list(RECIPES))
+        raise HeedfulError(f'"{given}" is no recipe of losses{close}: use one of {", ".join(RECIPES)}')
+    return RECIPES[given]
+
+
+def settled(
+    overrides: Overrides,
+    task: str,
+    examples: int,
+    texts: int,
+    *,
+    fresh: bool,
+    width: int,
+    classic: bool,
+    together: int = 1,
+    data: DataSettings = DATA,
+    given: TaskSettings | None = None,
+) -> DistilSettings:
+    """Defaults for so many labelled examples and texts in all, and what was asked for over them.
+
+    Of the task they are what is `given`, or those of fine-tuning, as all other numbers are; a longer training suits a
+    student, which sees each text with its whole distribution, so that it has twice the epochs.
+    """
+    usual, _ = defaults(task, max(examples, texts), fresh=fresh, width=width, classic=classic, together=together)
+    assert usual.train.epochs is not None
+    settings = DistilSettings(
+        task=given or usual.task,
+        teacher="?",
+        data=data,
+        train=usual.train.lasting(epochs=2 * usual.train.epochs),
+        fit=replace(usual.fit, eval_every_epochs=1.0),
+    )
+    settings = resolve(overrides, settings)
+    whole_groups(settings.train, together)
+    return settings
+
+
+def share(given: str) -> float:
+    """97% as 0.97.
+
+    >>> share("97%"), share("0.9")
+    (0.97, 0.9)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", given.strip())
+    value = float(found[1]) / (100 if found[2] else 1) if found else 0.0
+    if not 0 < value <= 1:
+        raise HeedfulError(f'"{given}" is no share of the quality: write 97% or 0.97')
+    return value
+
+
+def milliseconds(given: str) -> float:
+    """5ms as 5.0.
+
+    >>> milliseconds("5ms"), milliseconds("0.5"), milliseconds("1s")
+    (5.0, 0.5, 1000.0)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|)", given.strip())
+    value = float(found[1]) * (1000 if found[2] == "s" else 1) if found else 0.0
+    if not value > 0:
+        raise HeedfulError(f'"{given}" is no time of an answer: write 5ms')
+    return value

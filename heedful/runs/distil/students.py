@@ -1,0 +1,330 @@
+"""From a teacher and settings to the student that begins: some of its layers, a size, a folder, or a classic model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import floor
+from typing import Any
+
+from torch import Tensor
+
+from heedful.checkpoint import Config, Loaded, assign, config_of, create, load, read_config
+from heedful.checkpoint.attach import attach
+from heedful.errors import HeedfulError, did_you_mean
+from heedful.families import FAMILIES, USUAL
+from heedful.model.classic_config import ClassicConfig
+from heedful.model.config import (
+    Learned,
+    MaskedTokens,
+    ModelConfig,
+    SentenceEmbedding,
+    Shaw,
+    StackConfig,
+    TransformerXl,
+)
+from heedful.model.initialise import undrawn
+from heedful.objectives.distilled import Losses, Relations, States
+from heedful.runs.distil.settings import (
+    ClassicStudent,
+    FolderStudent,
+    LayersStudent,
+    LossSettings,
+    RelationsSettings,
+    SizeStudent,
+    StatesSettings,
+    StudentSettings,
+)
+from heedful.runs.finetune.build import some
+from heedful.runs.finetune.classic import classic_start
+from heedful.runs.finetune.init_settings import Classic
+from heedful.runs.pretrain.build import rated, shaped
+from heedful.runs.pretrain.settings import ModelSettings, PretrainSettings
+from heedful.tasks.base import tokenizer_of
+
+LONGEST = 512  # tokens that a fresh student reads, unless the teacher reads fewer
+
+
+def student_of(
+    asked: StudentSettings,
+    teacher: Loaded,
+    texts: Sequence[str],
+    *,
+    longest: int | None,
+    seed: int,
+    log: Callable[[str], None],
+) -> Loaded:
+    """The student before it learns; one that is made of the teacher's layers has the teacher's head, too."""
+    match asked:
+        case LayersStudent():
+            return cut(teacher, asked)
+        case SizeStudent():
+            return sized(teacher, asked, longest, seed)
+        case FolderStudent(model=model, revision=revision):
+            return load(model, revision=revision or None)
+        case ClassicStudent(reader=reader, words=words, skipgram_steps=steps):
+            settings = Classic(reader=reader, words=words, skipgram_steps=steps)
+            try:
+                return classic_start(settings, list(some(texts, len(texts))), seed, log, every=texts)
+            except HeedfulError as error:  # which names settings as fine-tuning has them
+                told = str(error).replace("init.", "student.")
+                raise HeedfulError(told) from None
+
+
+def one_stack(config: ModelConfig) -> StackConfig | None:
+    """The stack of a model that has just one."""
+    if type(config) is ClassicConfig or (config.encoder is None) == (config.decoder is None):
+        return None
+    return config.encoder or config.decoder
+
+
+def stack_of(config: ModelConfig, who: str) -> StackConfig:
+    """The same, where there has to be one."""
+    stack = one_stack(config)
+    if stack is None:
+        raise HeedfulError(f"{who} has not one stack of layers: layers, states and relations are of a Transformer")
+    return stack
+
+
+# -- some of the teacher's layers ---------------------------------------------------------------------------------
+
+
+def spread(layers: int, count: int) -> tuple[int, ...]:
+    """So many of the layers, the first and the last among them.
+
+    >>> spread(12, 6), spread(6, 3), spread(4, 1)
+    ((0, 2, 4, 7, 9, 11), (0, 3, 5), (0,))
+    """
+    return tuple(floor(n * (layers - 1) / max(1, count - 1) + 0.5) for n in range(count))
+
+
+def _near(stack: StackConfig, layer: int) -> bool:
+    """Whether a layer sees what is near alone, which its number decides."""
+    return stack.window is not None and not (stack.global_every and layer % stack.global_every == 0)
+
+
+def _fitting(stack: StackConfig, wanted: Sequence[int]) -> tuple[int, ...]:
+    """The layers nearest to those that see as far as the layer whose place they take."""
+    period = (stack.global_every or 1) if stack.window is not None else 1
+    room = (stack.layers - len(wanted)) // period * period  # by how far all may move up and stay of their kinds
+    found: list[int] = []
+    for place, layer in enumerate(wanted):
+        first = found[-1] + 1 if found else 0
+        alike = [each for each in range(first, place + room + 1) if _near(stack, each) == _near(stack, place)]
+        found.append(min(alike, key=lambda each: (abs(each - layer), each)))
+    return tuple(found)
+
+
+def cut(teacher: Loaded, asked: LayersStudent) -> Loaded:
+    """The teacher with those of its layers, in another family if one is named."""
+    model, stack = teacher.config.model, stack_of(teacher.config.model, teacher.source)
+    if asked.layers > stack.layers:
+        raise HeedfulError(
+            f"layers is {asked.layers}, but {teacher.source} has {stack.layers}: give a number from 1 to {stack.layers}"
+        )
+    take = asked.teacher_layers or _fitting(stack, spread(stack.layers, asked.layers))
+    if wrong := [number for number in take if not 0 <= number < stack.layers]:
+        raise HeedfulError(f"teacher_layers names the layers {wrong}, but {teacher.source} has {stack.layers}, from 0")
+    if strangers := [(taken, n) for n, taken in enumerate(take) if _near(stack, n) != _near(stack, taken)]:
+        raise HeedfulError(
+            "take puts layer {} in the place of layer {}, but of these two one sees all of the text and the other what "
+            "is near: name layers of one kind, or leave take out".format(*strangers[0])
+        )
+    shared = stack.blocks is not None and stack.blocks < stack.layers
+    blocks = list(take) if not shared else list(range(min(stack.blocks or 1, len(take))))
+    part = "encoder" if model.encoder is not None else "decoder"
+    small = replace(stack, layers=len(take), blocks=len(blocks) if shared else None)
+    parts: dict[str, Any] = {part: small}
+    config = Config(family=teacher.config.family, model=replace(model, **parts), head=teacher.config.head)
+    if asked.family not in ("", config.family):
+        config = _in_family(asked.family, config)
+    with undrawn():
+        made = Loaded(config, teacher.tokenizer, teacher.source)
+    known = teacher.named()
+    if config.head is None and isinstance(teacher.config.head, MaskedTokens):  # of another family, whose head is alike
+        made = attach(_given(made, known, part, blocks, stack), "masked_lm")
+    tensors = _tensors(made, known, part, blocks, stack)
+    if config.model.embedding.types == 0 < model.embedding.types and "embedding.positions.weight" in tensors:
+        tensors["embedding.positions.weight"] += known["embedding.types.weight"].detach()[0]
+    assign(made, tensors, "cpu")
+    made.thresholds, made.text_suffix = dict(teacher.thresholds), teacher.text_suffix
+    made.source = f"layers {' '.join(map(str, take))} of {teacher.source}"
+    return made.eval()
+
+
+def _tensors(
+    made: Loaded, known: dict[str, Tensor], part: str, blocks: Sequence[int], stack: StackConfig
+) -> dict[str, Tensor]:
+    names = {name: _theirs(name, part, blocks, stack) for name in made.named()}
+    taken = {name for name in known if any(name.startswith(f"{part}.blocks.{block}.") for block in blocks)}
+    asked = {name for name in names.values() if name.startswith(f"{part}.blocks.")}
+    if different := sorted(taken ^ asked):
+        raise HeedfulError(
+            f"the layers {' '.join(map(str, blocks))} cannot stand in this order: {different[0]} would be lacking "
+            "or lost, since this teacher's first layer is of another form, and has to come first and nowhere else"
+        )
+    return {name: known[theirs].detach().clone() for name, theirs in names.items()}
+
+
+def _given(made: Loaded, known: dict[str, Tensor], part: str, blocks: Sequence[int], stack: StackConfig) -> Loaded:
+    assign(made, _tensors(made, known, part, blocks, stack), "cpu")
+    return made
+
+
+def _theirs(name: str, part: str, blocks: Sequence[int], stack: StackConfig) -> str:
+    """The teacher's name of a tensor of the student."""
+    each = ["blocks", *(["relations"] if isinstance(stack.relation, Shaw | TransformerXl) else [])]
+    pieces = name.split(".")
+    if pieces[0] == part and pieces[1] in each:
+        pieces[2] = str(blocks[int(pieces[2])])
+    return ".".join(pieces)
+
+
+def _in_family(family: str, config: Config) -> Config:
+    """The same body as another family has it: without its types, if that has none, and with that one's dropout."""
+    if family not in FAMILIES:
+        raise HeedfulError(f'"{family}" is no family{did_you_mean(family, list(FAMILIES))}: {", ".join(FAMILIES)}')
+    wanted = config.model
+    if _parts(family) == (wanted.encoder is None, wanted.decoder is None):
+        found = read_config(dict(FAMILIES[family].write(wanted)) | {"model_type": family}, family).model
+        if found.embedding.types == 0 and isinstance(wanted.embedding.positions, Learned):
+            wanted = replace(wanted, embedding=replace(wanted.embedding, types=0))
+        if rated(found, wanted) == wanted:
+            return Config(family=family, model=found)
+    raise HeedfulError(
+        f"the teacher's layers are computed in another way than {family} does: leave student.family out, or take a "
+        "student of a size, which begins with fresh weights"
+    )
+
+
+def _parts(family: str) -> tuple[bool, bool] | None:
+    """Whether its first published size is without an encoder, and without a decoder; None: it has no sizes."""
+    sizes = FAMILIES[family].sizes
+    if not sizes:
+        return None
+    usual = read_config(dict(next(iter(sizes.values()))) | {"model_type": family}, family).model
+    return usual.encoder is None, usual.decoder is None
+
+
+# -- a size -------------------------------------------------------------------------------------------------------
+
+
+def sized(teacher: Loaded, asked: SizeStudent, longest: int | None, seed: int) -> Loaded:
+    """A fresh model over the teacher's vocabulary."""
+    tokenizer = tokenizer_of(teacher)
+    longest = longest or min(teacher.limit or LONGEST, LONGEST)
+    settings = PretrainSettings(
+        model=ModelSettings(size=asked.size, layers=asked.layers, width=asked.width, heads=asked.heads),
+        max_seq_length=longest,
+    )
+    family = asked.family or _like(teacher.config)
+    if family not in FAMILIES or not FAMILIES[family].sizes:
+        known = [name for name, each in FAMILIES.items() if each.sizes]
+        raise HeedfulError(f'"{family}" is no family{did_you_mean(family, known)}: {", ".join(known)}')
+    made = create(shaped(family, settings, tokenizer), tokenizer.limited(longest), seed=seed)
+    made.source = f"a fresh model of size {asked.size}"
+    return made.eval()
+
+
+def _like(config: Config) -> str:
+    """The teacher's family, where a size of it has the same parts."""
+    if _parts(config.family) == (config.model.encoder is None, config.model.decoder is None):
+        return config.family
+    return USUAL["mlm"]
+
+
+# -- what it learns of the teacher --------------------------------------------------------------------------------
+
+
+def losses_of(asked: LossSettings, student: Loaded, teacher: Loaded) -> Losses:
+    """The losses with the layers and heads of these two."""
+    states: list[States] = []
+    relations: tuple[Relations, ...] = ()
+    if asked.states is not None or asked.relations is not None:
+        stacks = stack_of(student.config.model, student.source), stack_of(teacher.config.model, teacher.source)
+        if asked.states is not None:
+            states.append(_states(asked.states, *stacks))
+        if asked.relations is not None:
+            relations = _relations(asked.relations, *stacks)
+    return Losses(
+        kd=asked.kd_weight,
+        temperature=asked.temperature,
+        label=asked.label_weight,
+        states=tuple(states),
+        relations=relations,
+    )
+
+
+def untaught(asked: LossSettings, student: Loaded, teacher: Loaded) -> bool:
+    """Whether the student's head is not the teacher's, and no loss reaches it."""
+    learns = (
+        asked.kd_weight
+        or asked.label_weight
+        or teacher.head is None
+        or not any(True for _ in teacher.head.parameters())
+    )
+    return not learns and student.config.head != teacher.config.head
+
+
+def _states(asked: StatesSettings, mine: StackConfig, theirs: StackConfig) -> States:
+    pairs = asked.pairs or ((mine.layers, theirs.layers),)
+    if not asked.pairs and asked.layers == "spread":
+        pairs = tuple((n, floor(n * theirs.layers / mine.layers + 0.5)) for n in range(mine.layers + 1))
+    for ours, taught in pairs:
+        if not (0 <= ours <= mine.layers and 0 <= taught <= theirs.layers):
+            raise HeedfulError(
+                f"states.pairs has ({ours}, {taught}), but the student has {mine.layers} layers and the teacher "
+                f"{theirs.layers}: give numbers from 0, what enters the first, to these"
+            )
+    if asked.how == "cosine" or asked.how == "mse":
+        return States(weight=asked.weight, how=asked.how, pairs=tuple(pairs))
+    raise AssertionError(asked.how)
+
+
+def _relations(asked: RelationsSettings, mine: StackConfig, theirs: StackConfig) -> tuple[Relations, ...]:
+    """One, or one for each of the student's layers, which then share the weight."""
+    heads = asked.heads or theirs.heads
+    if asked.layers == "spread" and asked.layer is None and asked.teacher is None:
+        pairs = [(n - 1, floor(n * theirs.layers / mine.layers + 0.5) - 1) for n in range(1, mine.layers + 1)]
+        pairs = [(ours, max(0, taught)) for ours, taught in pairs]
+    else:
+        pairs = [
+            (
+                mine.layers - 1 if asked.layer is None else asked.layer,
+                theirs.layers - 1 if asked.teacher is None else asked.teacher,
+            )
+        ]
+    for who, numbers, stack in (
+        ("student", [one for one, _ in pairs], mine),
+        ("teacher", [one for _, one in pairs], theirs),
+    ):
+        if wrong := [number for number in numbers if not 0 <= number < stack.layers]:
+            raise HeedfulError(f"relations: layer {wrong[0]} of the {who} was named, but it has {stack.layers}, from 0")
+        if stack.heads * stack.head_width % heads:
+            raise HeedfulError(
+                f"relations: the {who}'s {stack.heads * stack.head_width} numbers of queries and keys cannot be parted "
+                f"into {heads} heads: set loss.relations.heads to a number that divides both"
+            )
+        plain = stack.relation is None and not stack.causal and stack.window is None
+        if "qk" in asked.of and not plain:
+            raise HeedfulError(
+                f'relations: "qk" is attention where nothing is added to the scores and all tokens see each other, and '
+                f"that is not so in the {who}: use qq, kk and vv"
+            )
+    share = asked.weight / len(pairs)
+    return tuple(
+        Relations(weight=share, of=tuple(asked.of), pair=pair, heads=heads, squares=asked.squares) for pair in pairs
+    )
+
+
+def vector(loaded: Loaded) -> int:
+    """How wide a text's vector is: poolings of an embedding head stand side by side."""
+    head = loaded.config.head
+    return loaded.config.model.width * (len(head.pooling) if isinstance(head, SentenceEmbedding) else 1)
+
+
+def width_of(asked: StudentSettings, teacher: Loaded) -> int:
+    """Of the model by whose width the usual rate is chosen: the teacher, or the folder that goes on."""
+    if isinstance(asked, FolderStudent):
+        return config_of(asked.model, revision=asked.revision or None).model.width
+    return teacher.config.model.width

@@ -1,0 +1,326 @@
+"""The verdict on a student: quality kept, speed gained, size, and whether the teacher was worth it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from heedful.checkpoint import RUN_MODEL, Loaded
+from heedful.data import Source, Tagged
+from heedful.durable import put_folder
+from heedful.infer.engine import Engine
+from heedful.infer.precision import Precision
+from heedful.infer.quantize import Trial, fastest, ready, sample, tried
+from heedful.runs import timing
+from heedful.runs.card.finetuned import number as shown
+from heedful.runs.card.finetuned import plain, table
+from heedful.runs.distil.settings import DistilSettings, VerdictSettings
+from heedful.runs.evaluate import task_of
+from heedful.runs.finetune.settings import LongInputs
+from heedful.runs.plots.style import BLUE, GREY, ORANGE, blank, prepare, title
+from heedful.runs.plots.style import write as write_figure
+from heedful.runs.results import read_results
+from heedful.runs.run_folder import environment, read_json, write
+from heedful.runs.statistics import ENOUGH, paired
+from heedful.tasks.task import evaluate
+from heedful.train.fit import Reporter
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VERDICT, PLOT = "verdict.json", "verdict.png"
+BATCHES = 3, 50  # times that all texts are answered at once: from so few to so many
+LONG = 1.0  # seconds of the slowest model after which it is enough
+NAMES = {"teacher": "teacher", "student": "student", "baseline": "the same student without the teacher"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """Of an engine, from text to answer, tokenizing included."""
+
+    precision: Precision
+    p50: float  # milliseconds of one text
+    p99: float
+    texts_per_second: float  # of all of them at once
+    tokens_per_second: float  # in the model's own tokens
+
+
+def verdict(
+    folder: Path,
+    teacher: Loaded,
+    source: Source[Any],
+    settings: DistilSettings,
+    baseline: Path | None,
+    reporter: Reporter,
+) -> dict[str, Any]:
+    """Measure, compare, and write verdict.json and its plot; `baseline`: folder of the run without the teacher."""
+    results = read_results(folder)
+    split = next(name for name in (settings.verdict.split, "test", "dev") if name in results["splits"])
+    reporter.message("measuring speed, side by side")
+    places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
+    speeds = side_by_side(places, settings.verdict)
+    seeds = [each["seed"] for each in results["seeds"]]
+    served = {
+        "teacher": ([settings.teacher], speeds["teacher"].precision),
+        "student": (_models(folder, seeds), speeds["student"].precision),
+    }
+    if baseline is not None:
+        served["baseline"] = (_models(baseline, seeds), speeds["student"].precision)
+    quality = {}
+    for name, (models, precision) in served.items():
+        reporter.message(f"measuring {NAMES[name]} on {split} in {precision}")
+        ask = partial(_asked, source=source, split=split, metric=results["metric"], long_inputs=settings.long_inputs)
+        quality[name] = spread([ask(each, precision) for each in models], precision)
+    counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
+    shares = results["metric"] == "accuracy" and source.kind is not Tagged  # of the examples
+    grain = 1 / results["splits"][split]["numbers"]["count"] if shares else 0.0
+    return written(folder, (results["metric"], split), quality, counts, speeds, grain)
+
+
+def _models(run: Path, seeds: Sequence[int]) -> list[str]:
+    """Of each seed, as fine-tuning leaves them."""
+    return [str((run / f"seed-{seed}" if len(seeds) > 1 else run) / RUN_MODEL) for seed in seeds]
+
+
+def _asked(
+    place: str, precision: Precision, *, source: Source[Any], split: str, metric: str, long_inputs: LongInputs
+) -> float:
+    """The metric of a model in the precision in which it is served."""
+    engine = ready(place, precision)
+    task, engine.loaded = task_of(engine.loaded, source, split, long_inputs)
+    engine.cut = task.cut
+    return float(task.result(evaluate(task, engine, source.examples(split)))[metric])
+
+
+def spread(numbers: Sequence[float], precision: str) -> dict[str, Any]:
+    """The metric with each seed, their mean and their standard deviation.
+
+    >>> spread([0.75], "int8")
+    {'mean': 0.75, 'std': None, 'seeds': 1, 'numbers': [0.75], 'precision': 'int8'}
+    """
+    deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
+    found = {"mean": statistics.fmean(numbers), "std": deviation, "seeds": len(numbers)}
+    return found | {"numbers": list(numbers), "precision": precision}
+
+
+def written(
+    folder: Path,
+    measured: tuple[str, str],
+    quality: dict[str, Any],
+    counts: dict[str, int],
+    speeds: dict[str, Speed],
+    grain: float = 0.0,
+) -> dict[str, Any]:
+    """Compare, and write everything down, beside what was measured: a number of a split."""
+    made = compared(*measured, quality, speeds, counts, grain) | {"machine": environment()["machine"]}
+    put_folder(folder / "plots")
+    write_figure(folder / "plots" / PLOT, plot(made))
+    write(folder / VERDICT, made)  # last: a verdict has all of it
+    return made
+
+
+# -- speed ----------------------------------------------------------------------------------------------------
+
+
+def side_by_side(
+    places: dict[str, str],
+    settings: VerdictSettings,
+    inputs: Sequence[Any] | None = None,
+    choose: Callable[[Sequence[Trial]], Precision] = fastest,
+) -> dict[str, Speed]:
+    """Each engine in the precision in which it would be served, in turns, so that the machine is the same for all."""
+    engines: dict[str, Engine] = {}
+    precisions: dict[str, Precision] = {}
+    for name, place in places.items():
+        asked = settings.precision
+        precisions[name] = choose(tried(place)) if asked == "auto" else asked
+        engines[name] = ready(place, precisions[name])
+    given = list(inputs if inputs is not None else sample(engines["student"], settings.texts))[: settings.texts]
+    return {
+        name: Speed(precision=precisions[name], **each) for name, each in timed(engines, given, settings.rounds).items()
+    }
+
+
+def timed(engines: dict[str, Engine], inputs: Sequence[Any], rounds: int | None = None) -> dict[str, dict[str, float]]:
+    """p50 and p99 of one input, and inputs and tokens a second of all at once; engines take turns."""
+    one: dict[str, list[float]] = {name: [] for name in engines}
+    many: dict[str, list[float]] = {name: [] for name in engines}
+    names = list(engines)
+    with timing.uncollected():
+        for turn in range(2 + (rounds or timing.ROUNDS)):  # the first two warm up
+            for name in names if turn % 2 else names[::-1]:
+                one[name].append(_seconds(engines[name], [inputs[turn % len(inputs)]]))
+        least, most = BATCHES
+        for turn in range(1 + most):
+            if turn > least and max(sum(each[1:]) for each in many.values()) > LONG:
+                break
+            for name in names if turn % 2 else names[::-1]:
+                many[name].append(_seconds(engines[name], inputs))
+    found = {}
+    for name, engine in engines.items():
+        each, whole = sorted(one[name][2:]), statistics.median(many[name][1:])
+        found[name] = {
+            "p50": round(1000 * statistics.median(each), 3),
+            "p99": round(1000 * timing.percentile(each, 99), 3),
+            "texts_per_second": round(len(inputs) / whole, 1),
+            "tokens_per_second": round(sum(asked.tokens for asked in engine.tokenize(inputs)) / whole),
+        }
+    return found
+
+
+def _seconds(engine: Engine, inputs: Sequence[Any]) -> float:
+    start = time.perf_counter()
+    engine(list(inputs))
+    return time.perf_counter() - start
+
+
+# -- what follows ---------------------------------------------------------------------------------------------
+
+
+def compared(
+    metric: str,
+    split: str,
+    quality: dict[str, Any],
+    speeds: dict[str, Speed],
+    counts: dict[str, int],
+    grain: float = 0.0,
+) -> dict[str, Any]:
+    """All figures side by side, and the sentence; `grain` is the least that the number can change by."""
+    models = {
+        name: {"quality": each} | (asdict(speeds[name]) | {"parameters": counts[name]} if name in speeds else {})
+        for name, each in quality.items()
+    }
+    teacher, student = models["teacher"], models["student"]
+    best, mine = teacher["quality"]["mean"], student["quality"]["mean"]
+    found: dict[str, Any] = {
+        "metric": metric,
+        "split": split,
+        "models": models,
+        "quality_ratio": mine / best if best > 0 else None,
+        "throughput_ratio": student["texts_per_second"] / teacher["texts_per_second"],
+        "latency_ratio": student["p50"] / teacher["p50"],
+        "parameter_ratio": student["parameters"] / teacher["parameters"],
+    }
+    if "baseline" in models:
+        found["delta_vs_baseline"] = gain(student["quality"], models["baseline"]["quality"], grain)
+    return found | {"sentence": sentence(found)}
+
+
+def gain(student: dict[str, Any], baseline: dict[str, Any], grain: float) -> dict[str, Any]:
+    """Difference of student and baseline, paired by seed; with a 95 % interval from ENOUGH seeds on."""
+    found = paired(student["numbers"], baseline["numbers"], grain=grain)
+    sure = len(student["numbers"]) >= ENOUGH
+    return {
+        "difference": found.mean,
+        "low": found.low if sure else None,
+        "high": found.high if sure else None,
+        "seeds": len(student["numbers"]),
+    }
+
+
+def sentence(found: dict[str, Any]) -> str:
+    """What it comes to."""
+    teacher, student = (_with_precision(found["models"][name]["quality"]) for name in ("teacher", "student"))
+    said = f"{found['metric']} on {found['split']}"
+    quality = f"reaches {student} beside the teacher's {teacher} ({said})"
+    if found["quality_ratio"] is not None:
+        quality = f"keeps {100 * found['quality_ratio']:.1f} % of the teacher's {said} ({student} of {teacher})"
+    text = (
+        f"The student {quality}, answers {_times(found['throughput_ratio'])} times as many texts a second and one text "
+        f"{_times(1 / found['latency_ratio'])} times as fast, and has {100 * found['parameter_ratio']:.0f} % of the "
+        "parameters"
+    )
+    if "delta_vs_baseline" not in found:
+        return f"{text}; what it would have learned without the teacher was not measured."
+    gained = found["delta_vs_baseline"]
+    by = f"{gained['difference']:+.4f} beside the same student without the teacher"
+    if gained["seeds"] < ENOUGH:
+        few = "1 seed" if gained["seeds"] == 1 else f"{gained['seeds']} seeds"
+        return f"{text}; {by}, from {few} each, too few for a verdict: {ENOUGH} or more tell."
+    by += f" (95 % interval {gained['low']:+.4f} to {gained['high']:+.4f})"
+    if gained["low"] <= 0 <= gained["high"]:
+        return f"{text}; {by}: no difference seen."
+    return f"{text}; {by}: {'the teacher was worth it' if gained['low'] > 0 else 'the teacher made it worse'}."
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.1f}" if factor >= 1 else f"{factor:.2f}"
+
+
+def _with_precision(quality: dict[str, Any]) -> str:
+    return f"{shown(quality['mean'])} in {quality['precision']}"
+
+
+def rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The table: its head, and a row for each model."""
+    head = ["", f"{found['metric']} on {found['split']}", "kept", "parameters", "served in", "tokens/s", "texts/s"]
+    lines = []
+    best = found["models"]["teacher"]["quality"]["mean"]
+    for name, each in found["models"].items():
+        quality, like = each["quality"], each if "p50" in each else found["models"]["student"]
+        spread = "" if quality["std"] is None else f" ± {shown(quality['std'])} ({quality['seeds']} seeds)"
+        spread += "" if quality["precision"] == like["precision"] else f" in {quality['precision']}"
+        kept = f"{100 * quality['mean'] / best:.1f} %" if best > 0 else ""
+        times = [f"{like['tokens_per_second']:,.0f}", f"{like['texts_per_second']:,.0f}"]
+        times += [f"{like['p50']:.2f} / {like['p99']:.2f}"]
+        lines.append(
+            [
+                NAMES.get(name, name),
+                shown(quality["mean"]) + spread,
+                kept,
+                f"{like['parameters']:,}",
+                like["precision"],
+                *times,
+            ]
+        )
+    return [*head, "ms, p50 / p99"], lines
+
+
+def card_part(folder: Path) -> list[list[str]]:
+    """What the model card says of it; nothing where there is no verdict."""
+    if not (folder / VERDICT).is_file():
+        return []
+    found = read_json(folder / VERDICT)
+    head, lines = rows(found)
+    return [
+        ["## Beside its teacher"],
+        table(list(map(plain, head)), [list(map(plain, line)) for line in lines]),
+        [plain(found["sentence"], 1000)],
+    ]
+
+
+def plot(found: dict[str, Any], frontier: Sequence[dict[str, Any]] = ()) -> Figure:
+    """Quality over the time of one text; bars are one standard deviation over seeds."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    figure = blank(6.4, 4.2)
+    axes = figure.subplots()
+    models = found["models"]
+    for (name, each), colour, mark in zip(models.items(), (ORANGE, BLUE, GREY), "sov", strict=False):
+        when = (each if "p50" in each else models["student"])["p50"]
+        quality = each["quality"]
+        bar = quality["std"] or 0.0
+        looks: dict[str, Any] = {"color": colour, "marker": mark, "capsize": 3, "ls": "none"}
+        axes.errorbar([when], [quality["mean"]], yerr=[bar], label=NAMES.get(name, name), **looks)
+    for shape in frontier:
+        axes.plot([shape["p50"]], [shape["quality"]], marker=".", color=GREY, ls="none")
+        axes.annotate(
+            shape["name"], (shape["p50"], shape["quality"]), fontsize=7, xytext=(4, 4), textcoords="offset points"
+        )
+    times = [each["p50"] for each in (*models.values(), *frontier) if "p50" in each]
+    axes.set_xscale("log")
+    axes.set_xlim(min(times) / 1.5, max(times) * 1.5)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("milliseconds of one text, median")
+    axes.set_ylabel(f"{found['metric']} on {found['split']}")
+    prepare(axes, grid="both")
+    figure.legend(loc="outside lower right", ncols=3, fontsize=8, frameon=False)
+    title(figure, "Student and teacher")
+    return figure

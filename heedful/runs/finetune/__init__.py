@@ -1,0 +1,1 @@
+"""Fine-tuning: settings, what is trained, the run and its dry run."""

@@ -1,0 +1,77 @@
+"""Say where the encoder that ships is not the best start: texts in another language, or longer than it reads."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+from heedful.data import Source
+from heedful.data.survey import Survey
+from heedful.runs.finetune.build import notes, some
+from heedful.runs.finetune.init_settings import named_model
+from heedful.runs.finetune.settings import FinetuneSettings
+from heedful.shipped import ENCODER
+from heedful.tasks.task import Read, Task
+from heedful.tokenizer import Tokenizer
+
+TEXTS, CHARACTERS = 500, 1000  # that are looked at: examples, and the beginning of each text
+TOKENS = 1.6  # per word or sign; English has 1.1 to 1.2, other languages in Latin letters 1.7 to 2.9
+FOREIGN = 0.2  # share of letters that are not Latin
+LONG = 0.5  # share of the examples that are longer than the encoder reads
+UNIT = re.compile(r"\w+|[^\w\s]")
+
+
+def reading_notes(
+    settings: FinetuneSettings, source: Source[Any], found: Survey, task: Task, learned: Read
+) -> list[str]:
+    """Say what reading the training examples cost, and where another encoder than the one that ships may do better."""
+    said = notes(learned)
+    if named_model(settings.init) != ENCODER:
+        return said
+    examples = some(source.examples("train"), found.counts["train"], TEXTS)
+    texts = [text for example in examples for text in example.texts]
+    limit = task.limit if settings.max_length is None else None
+    return [*said, *encoder_advice(texts, task.tokenizer, learned, limit)]
+
+
+def encoder_advice(texts: Sequence[str], tokenizer: Tokenizer, learned: Read, limit: int | None) -> list[str]:
+    """Return a sentence for each reason to start from another encoder than the one that ships.
+
+    Args:
+        texts: Of training examples, from all over the data.
+        tokenizer: Of the encoder.
+        learned: What reading all training examples gave.
+        limit: Tokens that the encoder reads at once; None: it was told to read fewer than it can.
+    """
+    found = []
+    if why := _not_english([text[:CHARACTERS] for text in texts], tokenizer):
+        found.append(
+            f"the training texts do not look English ({why}), and {ENCODER} knows English alone: start from an encoder "
+            "of their language with --model FOLDER or NAME[@REVISION]"
+        )
+    long = learned.windowed + learned.cut
+    if limit is not None and long > LONG * learned.examples:
+        how = "read in windows" if learned.windowed else "cut"
+        found.append(
+            f"{long:,} of {learned.examples:,} training examples are longer than the {limit:,} tokens that {ENCODER} "
+            f"reads at once, and are {how}: an encoder that reads more, given with --model, may do better"
+        )
+    return found
+
+
+def _not_english(texts: Sequence[str], tokenizer: Tokenizer) -> str:
+    """Say what tells that texts are not English; "" where nothing does.
+
+    An English vocabulary has most English words whole, and cuts those of other languages into pieces.
+    """
+    letters = [each for text in texts for each in text if each.isalpha()]
+    foreign = sum(not each.isascii() and not unicodedata.name(each, "").startswith("LATIN") for each in letters)
+    if letters and foreign > FOREIGN * len(letters):
+        return f"{100 * foreign / len(letters):.0f} % of their letters are not Latin"
+    units = sum(len(UNIT.findall(text)) for text in texts)
+    tokens = sum(map(len, tokenizer.ids(texts)))
+    if units and tokens > TOKENS * units:
+        return f"{tokens / units:.1f} tokens per word, where English has about 1.2"
+    return ""

@@ -1,0 +1,107 @@
+"""A model that is to learn to write, made on the spot: one vocabulary of both texts, and random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from heedful.checkpoint import Config, Loaded, create
+from heedful.data import Rewritten, Source
+from heedful.errors import HeedfulError
+from heedful.model.classic_config import ClassicConfig, Writer
+from heedful.model.config import (
+    Buckets,
+    EmbeddingConfig,
+    Learned,
+    ModelConfig,
+    Rotary,
+    Shaw,
+    Sinusoidal,
+    TransformerXl,
+)
+from heedful.model.original import original
+from heedful.runs.finetune.init_settings import Recurrent, Seq2Seq, Transformer
+from heedful.tasks.metrics.bleu import fits, has_bleu
+from heedful.tasks.spec import TaskSettings
+from heedful.tasks.specs.seq2seq import Seq2SeqSettings, Words
+from heedful.tokenizer import TokenizerSettings, train
+
+LOOKED_AT = 1000  # targets, to see what BLEU can count in them
+RELATIONS: dict[str, Rotary | Buckets | Shaw | TransformerXl] = {
+    "rotary": Rotary(),
+    "shaw": Shaw(),
+    "buckets": Buckets(),
+    "transformer_xl": TransformerXl(),
+}
+
+
+def writer_start(
+    init: Seq2Seq, texts: Sequence[str], seed: int, longest: int | None, log: Callable[[str], None]
+) -> Loaded:
+    """The model that training starts from, without a head."""
+    pieces = init.tokenizer
+    places = init.longest if isinstance(init, Transformer) and init.positions == "learned" else None
+    limits = [most for most in (longest, places) if most is not None]
+    names = TokenizerSettings(
+        algorithm=pieces.algorithm,
+        vocab_size=pieces.vocab_size,
+        lower_case=pieces.lower_case,
+        strip_accents=False,
+        max_length=min(limits, default=None),
+    )
+    tokenizer = train(texts, names)
+    if isinstance(init, Recurrent):
+        family, model = "heedful-classic", two_nets(init.rnn, tokenizer.size, init.embedding_width)
+    else:
+        family, model = "heedful", transformer(init, tokenizer.size)
+    made = create(Config(family=family, model=model), tokenizer, seed=seed)
+    what = "two recurrent nets" if isinstance(init, Recurrent) else "a Transformer"
+    log(f"{what} of {made.count():,} parameters with random weights, over {tokenizer.size:,} pieces of both texts")
+    return made
+
+
+def two_nets(writer: Writer, vocabulary: int, width: int | None = None) -> ModelConfig:
+    """One embedding of source, target and output, with vectors of unit variance per number."""
+    width = width or writer.width // 2
+    words = EmbeddingConfig(vocabulary=vocabulary, width=width, scale=width**0.5, dropout=writer.dropout)
+    return ClassicConfig(embedding=words, reader=writer)
+
+
+def transformer(settings: Transformer, vocabulary: int) -> ModelConfig:
+    """The original Transformer, or one with other norms or positions."""
+    made = original(settings.shape, vocabulary)
+    places: dict[str, Learned | Sinusoidal] = {"learned": Learned(count=settings.longest), "sine": Sinusoidal()}
+    more: dict[str, Any] = {"norm_at": settings.norm_at, "final_norm": settings.norm_at == "pre"}
+    more["relation"] = RELATIONS.get(settings.positions)
+    assert made.encoder is not None and made.decoder is not None
+    return replace(
+        made,
+        embedding=replace(made.embedding, positions=places.get(settings.positions)),
+        encoder=replace(made.encoder, **more),
+        decoder=replace(made.decoder, **more),
+    )
+
+
+def targets(source: Source[Any], splits: Sequence[str]) -> list[str]:
+    """Those that BLEU would be measured on, or the first of them: of dev, or else of train; none where it cannot be."""
+    if source.kind is not Rewritten or not has_bleu():
+        return []
+    examples = source.examples("dev" if "dev" in splits else "train")
+    return [example.rewritten for example in islice(examples, LOOKED_AT)]
+
+
+def bleu_words(golds: Sequence[str]) -> Words | None:
+    """What BLEU counts unless it is said: words, or characters where most targets have too few; None: of both."""
+    ways: tuple[Words, ...] = ("13a", "char")
+    return next((words for words in ways if fits(golds, words)), None)
+
+
+def need_words(task: TaskSettings, golds: Sequence[str]) -> None:
+    """Refuse to compare models by a BLEU that is 0 for all of them, or a matter of few targets."""
+    if isinstance(task, Seq2SeqSettings) and task.metric == "bleu" and not fits(golds, task.bleu):
+        raise HeedfulError(
+            f"task.metric is bleu, which counts up to 4 words in a row, but most targets have fewer as task.bleu="
+            f"{task.bleu} parts them: set task.bleu=char, for Chinese zh, or let F1 of words compare: task.metric=f1"
+        )

@@ -1,0 +1,224 @@
+"""Settings of a fine-tuning run: defaults that follow from its data, a recipe over them, assignments over both.
+
+Imports nothing heavy, so that a wrong one is told at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from heedful.data import DataSettings
+from heedful.errors import HeedfulError, SettingError
+from heedful.runs.aliases import canonical_task
+from heedful.runs.finetune.init_settings import Classic, Init, Pretrained, Recurrent, Seq2Seq
+from heedful.runs.overrides import Overrides, Resolved
+from heedful.settings import load_mapping, overlay, to_mapping
+from heedful.tasks.spec import TaskSettings
+from heedful.tasks.specs import SPECS, variants
+from heedful.tasks.specs.seq2seq import SEQ2SEQ, Seq2SeqSettings, Words, has_bleu
+from heedful.train.settings import AdamW, FitSettings, Linear, Noam, Schedule, TrainSettings
+
+PRETRAINED = Pretrained()
+LongInputs = Literal["stride", "truncate"]
+LONG_TEXT = 512  # characters, about 128 tokens: so many of longer texts count as one example when epochs are chosen
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinetuneSettings:
+    """Everything that decides what a run does."""
+
+    task: TaskSettings
+    init: Init = PRETRAINED  # where training starts from
+    data: DataSettings = DataSettings()
+    train: TrainSettings = TrainSettings(epochs=3.0)
+    fit: FitSettings = FitSettings()
+    seeds: int = 1  # runs with train.seed, train.seed + 1, ...
+    max_length: int | None = None  # tokens of a sequence, in training and afterwards; None: as many as the model reads
+    long_inputs: LongInputs = "stride"  # longer texts: windows that overlap by half, or the end is dropped
+    eval_precision: Literal["float32", "bfloat16"] = "float32"  # precision of the final evaluation
+    eval_baseline: bool = True  # also score a bag of words (classify, regress) or the untrained model (embed)
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise HeedfulError(f"seeds is {self.seeds}; expected a whole number from 1")
+        if self.max_length is not None and self.max_length < 8:
+            raise HeedfulError(f"max_length is {self.max_length}; expected a number of tokens from 8")
+        if isinstance(self.init, Seq2Seq) and not isinstance(self.task, Seq2SeqSettings):
+            kind = SPECS[self.task.kind].public_name
+            raise SettingError(f'init.kind is "{self.init.kind}", which is for seq2seq, not {kind}', path="init.kind")
+        if isinstance(self.init, Classic):
+            SPECS[self.task.kind].check_reader(self.init.reader, "init.reader", 2)
+
+
+def defaults(
+    kind: str,
+    examples: int,
+    *,
+    fresh: bool,
+    width: int = 768,
+    classic: bool = False,
+    writer: Seq2Seq | None = None,
+    together: int = 1,
+    words: Words | None = "13a",
+    characters: int = 0,
+) -> tuple[FinetuneSettings, str]:
+    """Settings for so many training examples, and why, in words; `fresh`: the encoder has seen little text.
+
+    Epochs follow from the number of examples, or from the characters of all texts where these are long: 512 of them
+    count as one example. 0: by examples alone.
+
+    So many samples as are learned `together` are never parted: a batch has whole groups of them.
+    What is written is compared by BLEU of those `words`, or, with None, by F1.
+    Small data needs more passes to converge and a smaller batch (Mosbach et al. 2021); a fresh encoder a higher rate,
+    and so does a narrow one: 0.04 / width is 5e-5 for the published base sizes (Devlin et al. 2019, appendix A.3).
+    """
+    if writer is not None:
+        return _to_write(writer, examples, words)
+    epochs = min(_epochs(kind, examples), _epochs(kind, characters // LONG_TEXT))
+    batch = 32 if examples >= 10_000 else 16
+    batch = max(batch, together) // together * together
+    rate = 2e-3 if classic else 5e-4 if fresh else float(f"{0.04 / width:.0e}")
+    settings = FinetuneSettings(
+        task=SPECS[kind].settings(),
+        train=TrainSettings(epochs=epochs, batch_size=batch, optimizer=AdamW(lr=rate)),
+        fit=FitSettings(eval_every_epochs=1.0 if epochs > 2 else 0.5),
+    )
+    start = "a classic model" if classic else "a fresh encoder" if fresh else f"a trained model {width} wide"
+    long = f" of {characters:,} characters" if epochs < _epochs(kind, examples) else ""
+    return settings, f"defaults for {examples:,} examples{long} and {start}"
+
+
+def _epochs(kind: str, examples: int) -> float:
+    """Return the default number of epochs."""
+    return next(count for least, count in SPECS[kind].epochs if examples >= least)
+
+
+def whole_groups(train: TrainSettings, together: int) -> None:
+    """Refuse a batch that would part samples that are learned together."""
+    if train.batch_size % together:
+        raise HeedfulError(
+            f"train.batch_size is {train.batch_size}, but an update takes whole groups of {together} pairs "
+            f"(task.group_size): set train.batch_size to {together} or a multiple of it"
+        )
+
+
+def _to_write(writer: Seq2Seq, examples: int, words: Words | None) -> tuple[FinetuneSettings, str]:
+    """Of a model that learns to write from random weights: five times the passes, and smoothed targets.
+
+    A Transformer has the rate at which the paper's warm-up of 4,000 steps ends, (4000 width)^-0.5, its betas and eps
+    (Vaswani et al. 2017, sections 5.3 and 5.4).
+    """
+    epochs = 5 * _epochs(SEQ2SEQ.name, examples)
+    batch = 64 if examples >= 2_000 else 16
+    schedule: Schedule = Linear(warmup_ratio=0.1)
+    if isinstance(writer, Recurrent):
+        what, optimizer = "two recurrent nets", AdamW(lr=1e-3)
+    else:
+        rate = float(f"{(4000 * writer.shape.width) ** -0.5:.1e}")
+        what, optimizer, schedule = "a Transformer", AdamW(lr=rate, betas=(0.9, 0.98), eps=1e-9), Noam(warmup_ratio=0.1)
+    metric: Literal["f1", "bleu"] = "bleu" if words is not None and has_bleu() else "f1"
+    if metric == "f1":
+        why = "most targets have fewer than 4 characters" if has_bleu() else "sacrebleu, for BLEU, is not installed"
+        by = f", compared by F1 of words, since {why}"
+    else:
+        by = ", compared by BLEU of characters, since most targets have fewer than 4 words" if words == "char" else ""
+    settings = FinetuneSettings(
+        task=Seq2SeqSettings(label_smoothing=0.1, metric=metric, bleu=words or "13a"),
+        train=TrainSettings(epochs=epochs, batch_size=batch, optimizer=optimizer, schedule=schedule),
+        fit=FitSettings(eval_every_epochs=max(1.0, epochs / 15)),
+    )
+    return settings, f"defaults for {examples:,} examples and {what} with random weights{by}"
+
+
+def summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str] = ()) -> str:
+    """How a run trains: defaults for what `why` names, but for what was set by hand."""
+    train = settings.train
+    said = f"{why}: {train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}"
+    said += settings.task.summary()
+    return said + (f"; set by hand: {', '.join(by_hand)}" if by_hand else "")
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by their whole names.
+
+    >>> list(flat({"seeds": 1, "train": {"optimizer": {"lr": 0.1}}}))
+    [('seeds', 1), ('train.optimizer.lr', 0.1)]
+    """
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def changed(settings: Any, usual: Any) -> list[str]:
+    """What is not as usual, as arguments of a command.
+
+    >>> changed(DataSettings(dev_fraction=0.2, columns={"text": "review"}), DataSettings())
+    ['columns.text=review', 'dev_fraction=0.2']
+    """
+    now, before = (dict(flat(to_mapping(each))) for each in (settings, usual))
+    return [f"{name}={value}" for name, value in now.items() if name not in before or value != before[name]]
+
+
+def as_trained(run: str | Path) -> tuple[DataSettings, LongInputs]:
+    """How a run read its data and long texts, without a dev split that is made; what is no run has the usual."""
+    path = Path(run) / "settings.toml"
+    table = load_mapping(path) if path.is_file() else {}
+    data, given = DataSettings(), table.get("data")
+    if isinstance(given, Mapping):  # text to pre-train on is named
+        data = overlay(data, given, source=f"{path}: data")
+    return replace(data, dev_fraction=0.0), table.get("long_inputs", "stride")
+
+
+def known_task(task: str) -> str:
+    """Return the task that a name means: its own, or that of a pipeline, as "ner".
+
+    Raises:
+        HeedfulError: If it means none.
+    """
+    if task in SPECS and task != SPECS[task].public_name:
+        name = SPECS[task].public_name
+        raise HeedfulError(f'"{task}" is not a task of its own: {name} takes one label or any number of them')
+    return canonical_task(task)
+
+
+def overrides_of(
+    overrides: Mapping[str, Any] | Overrides | None = None,
+    *,
+    model: str | Path = "",
+    recipe: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    flags: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Overrides:
+    """Collect what was given by hand; overrides that were collected before are returned as they are."""
+    named = {f"--model {model}": {"init.model": str(model), "init.revision": ""}} if str(model) else {}
+    return Overrides.of(overrides, recipe=recipe, flags={**named, **(flags or {})}, assignments=assignments)
+
+
+def foresee(task: str, overrides: Overrides) -> FinetuneSettings:
+    """Return the settings as far as they are known before the data are read, and refuse what is wrong already."""
+    task = known_task(task)
+    last: HeedfulError | None = None
+    for spec in variants(task):
+        try:
+            return resolve(overrides, defaults(spec.name, 1, fresh=False)[0]).settings
+        except HeedfulError as error:
+            last = error
+    assert last is not None
+    raise last
+
+
+def resolve(overrides: Overrides, usual: FinetuneSettings) -> Resolved[FinetuneSettings]:
+    """Lay overrides over the defaults of a task, which they may not change."""
+    resolved, kind = overrides.resolve(usual), usual.task.kind
+    task = resolved.settings.task
+    task.check()
+    if task.kind != kind:
+        name = SPECS[kind].public_name
+        message = f'task.kind is "{task.kind}", but the task, {name}, and its data decide it: leave it out'
+        raise SettingError(message, path="task.kind")
+    return resolved

@@ -1,0 +1,51 @@
+"""Pin models that settings name on the hub without a revision, so that a run records the commit it started from."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from heedful.checkpoint import hub
+from heedful.errors import HeedfulError
+from heedful.runs.finetune.settings import flat
+from heedful.settings import load_mapping
+
+Settings = TypeVar("Settings")
+SETTINGS = "settings.toml"  # of a run's folder
+MODELS = (
+    "init.model",
+    "model.init_from",
+    "objective.teacher",
+    "teacher",
+    "student.model",
+)  # settings that name a model
+
+
+def pin(settings: Settings, folder: Path) -> Settings:
+    """Return settings in which names on the hub have a commit: that of the run in `folder`, else that of `main`."""
+    known: dict[str, Any] = {}
+    with suppress(OSError, HeedfulError):
+        known = dict(flat(load_mapping(folder / SETTINGS)))
+    for path in MODELS:
+        value = _get(settings, path)
+        if isinstance(value, str) and hub.unpinned(value):
+            before = known.get(path, "")
+            pinned = before if isinstance(before, str) and before.startswith(f"{value}@") else hub.pinned(value)
+            settings = _replaced(settings, path, pinned)
+    return settings
+
+
+def _get(settings: Any, path: str) -> Any:
+    """Return the value at a path, None where there is no such setting."""
+    for name in path.split("."):
+        settings = getattr(settings, name, None)
+    return settings
+
+
+def _replaced(settings: Any, path: str, value: str) -> Any:
+    """Return frozen settings with another value at a path."""
+    assert is_dataclass(settings) and not isinstance(settings, type)
+    name, _, rest = path.partition(".")
+    return replace(settings, **{name: _replaced(getattr(settings, name), rest, value) if rest else value})

@@ -1,0 +1,118 @@
+"""Alignments: what a model that reads one text and writes another looked at, for each token that it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from heedful.checkpoint import RUN_MODEL, Loaded, load
+from heedful.model.trace import Trace
+from heedful.packed import Packed
+from heedful.runs.plots.labels import drawable
+from heedful.runs.plots.style import blank, prepare, title
+from heedful.runs.results import predictions
+from heedful.tasks.rewrite import marks
+from heedful.tokenizer import Encoded
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN = 4  # texts
+LONGEST = 28  # tokens of a text that is shown
+LOOKED = 2000  # predictions among which they are looked for
+SPACE = "\u2581"  # how a token that stands for white space alone is shown
+
+
+class Alignment(NamedTuple):
+    """The weights that each written token gave to the tokens of the text, which sum to 1 or less."""
+
+    read: tuple[str, ...]
+    written: tuple[str, ...]
+    weights: Float[np.ndarray, "written read"]
+
+
+def alignment(loaded: Loaded, text: str, written: str) -> Alignment | None:
+    """Of the decoder's last layer, the mean over its heads; None: the model looks at nothing.
+
+    The written text is tokenized anew, and each token's row is the one from which it was told.
+    """
+    tokenizer, model = loaded.tokenizer, loaded.config.model
+    if tokenizer is None or not loaded.needs_target or "weights" not in loaded.model.gives:
+        return None
+    mark = marks(model, tokenizer)
+    assert mark.start is not None
+    given, said = tokenizer.encode_batch([text, written])
+    inner = [id for id, special in zip(said.ids, said.special, strict=True) if not special]
+    layer = 0 if model.decoder is None else model.decoder.layers - 1
+    trace = Trace(parts=("cross",), layers=[layer])
+    with torch.inference_mode():
+        loaded.rows(Packed.of([given.ids], [given.types]), Packed.of([[mark.start, *inner]]), trace=trace)
+    looked = trace.attention["cross", layer, 0].weights
+    assert looked is not None
+    names = [name for name, special in zip(_names(said, written), said.special, strict=True) if not special]
+    weights = looked.float().mean(0).numpy()
+    return Alignment(_names(given, text, loaded), (*names, tokenizer.name(mark.stop)), weights)
+
+
+def _names(encoded: Encoded, text: str, loaded: Loaded | None = None) -> tuple[str, ...]:
+    """The characters that each token stands for, or SPACE; of those around the text their own names."""
+    return tuple(
+        (loaded.tokenizer.name(id) if loaded is not None and loaded.tokenizer is not None else "")
+        if special
+        else text[start:stop].strip() or SPACE
+        for id, special, (start, stop) in zip(encoded.ids, encoded.special, encoded.offsets, strict=True)
+    )
+
+
+def alignments(folder: Path, split: str) -> Figure | None:
+    """A picture of the first few short texts of a split's predictions; None: there is nothing to show."""
+    if not (folder / RUN_MODEL / "config.json").is_file():
+        return None
+    lines = islice(predictions(folder, split), LOOKED)
+    told = sorted(
+        (line["id"], line["input"], line["prediction"]) for line in lines if isinstance(line["prediction"], str)
+    )
+    loaded = load(folder / RUN_MODEL)
+    if loaded.tokenizer is None or not loaded.needs_target:
+        return None
+    chosen: list[Alignment] = []
+    most = LONGEST if loaded.limit is None else min(LONGEST, loaded.limit - 1)  # one more begins what was written
+    for _, text, said in told:
+        if said and max(map(len, loaded.tokenizer.encode_batch([text, said]))) <= most:
+            found = alignment(loaded, text, said)
+            if found is None:
+                return None
+            chosen.append(found)
+        if len(chosen) == SHOWN:
+            break
+    about = "rows: what was written; columns: what was read; dark: looked at; last layer, mean of its heads"
+    return draw_alignments(chosen, f"What was looked at on {split}", about) if chosen else None
+
+
+def draw_alignments(found: Sequence[Alignment], *lines: str) -> Figure:
+    """Each as a grid of weights, two beside each other."""
+    columns = min(2, len(found))
+    rows = -(-len(found) // columns)
+    size = 0.22 * max(max(len(each.read), len(each.written)) for each in found)
+    figure = blank(columns * (size + 1.5), rows * (size + 1.3) + 0.6)
+    grid = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes, each in zip(grid, found, strict=False):
+        axes.imshow(each.weights, cmap="Blues", vmin=0, vmax=1, aspect="equal")
+        prepare(axes)
+        for names, put in ((each.read, axes.set_xticks), (each.written, axes.set_yticks)):
+            different = list(dict.fromkeys(names))
+            shown = drawable(different)
+            as_shown = dict(zip(different, shown.names, strict=True))
+            text: dict[str, Any] = {"parse_math": False, "fontfamily": list(shown.fonts), "fontsize": 7}
+            turned = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"} if names is each.read else {}
+            put(range(len(names)), [as_shown[name] for name in names], **text, **turned)
+    for axes in grid[len(found) :]:
+        axes.set_axis_off()
+    title(figure, *lines)
+    return figure

@@ -1,0 +1,182 @@
+"""The course of a run: loss, score on dev and learning rate, over steps and epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from heedful.runs.plots.style import BLUE, GREY, ORANGE, SKY, blank, prepare
+from heedful.runs.results import as_float
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Values = Float64[np.ndarray, " points"]
+Updates = Float64[np.ndarray, " updates"]
+Looks = Float64[np.ndarray, " looks"]
+Parts = Float64[np.ndarray, " parts"]
+FEW = 30  # points up to which each is marked
+MANY = 2000  # steps from which the raw loss is drawn as the range of neighbours
+SMOOTHED = 40  # the smoothed loss is a mean over one part in so many of the run
+STEEP = 50  # times the median: a loss that is as high somewhere is drawn on a logarithmic axis
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """The journal in columns; NaN where a record has no such number."""
+
+    step: Updates
+    epoch: Updates
+    loss: Updates
+    rate: Updates
+    looked: Looks  # steps after which dev was looked at
+    dev_loss: Looks
+    score: Looks
+    best: float  # the step of the best score; NaN: none
+
+    @classmethod
+    def of(cls, lines: Iterable[dict[str, Any]]) -> Course:
+        """From the records of a journal, read once."""
+        updates, looks, best = [], [], float("nan")
+        for line in lines:
+            if "loss" in line:
+                updates.append([as_float(line.get(name)) for name in ("step", "epoch", "loss", "lr")])
+            elif "dev" in line:
+                looks.append(
+                    [as_float(each) for each in (line["step"], line["dev"].get("loss"), line.get("metric_value"))]
+                )
+                best = looks[-1][0] if line.get("best") else best
+        step, epoch, loss, rate = np.array(updates, dtype=np.float64).reshape(-1, 4).T
+        looked, dev_loss, score = np.array(looks, dtype=np.float64).reshape(-1, 3).T
+        return cls(
+            step=step, epoch=epoch, loss=loss, rate=rate, looked=looked, dev_loss=dev_loss, score=score, best=best
+        )
+
+
+def curves(lines: Iterable[dict[str, Any]], metric: str) -> Figure | None:
+    """Two or three panels over one axis of steps; None: the journal has no update.
+
+    `metric` names the score on dev.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    course = Course.of(lines)
+    if not len(course.step):
+        return None
+    heights = [3.0, 2.2, 1.3] if len(course.looked) else [3.0, 1.3]
+    figure = blank(8.0, sum(heights) + 1.0)
+    panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    _loss(panels[0], course)
+    if len(course.looked):
+        _score(panels[1], course, metric)
+    _rate(panels[-1], course)
+    for axes in panels:
+        prepare(axes, grid="both")
+    _epochs(panels[0], course)
+    named = panels[0].get_legend_handles_labels()
+    figure.legend(*named, loc="outside upper right", ncols=4, fontsize=8, frameon=False)
+    panels[-1].set_xlabel("step")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[-1].xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    panels[-1].set_xlim(0, 1.02 * course.step[-1])
+    figure.align_ylabels()
+    return figure
+
+
+def _loss(axes: Axes, course: Course) -> None:
+    step, loss = course.step, course.loss
+    finite = np.isfinite(loss)
+    width = max(1, len(step) // SMOOTHED)
+    if len(step) > MANY:
+        parts = -(-len(step) // (MANY // 2))
+        low, high, at = ranges(loss, step, parts)
+        axes.fill_between(at, low, high, color=SKY, alpha=0.5, lw=0, label=f"training, range of {parts} steps")
+    else:
+        shown = "training, each step"
+        axes.plot(step, np.where(finite, loss, np.nan), color=SKY, lw=0.8, **_dots(step), label=shown)
+    if width > 1:
+        axes.plot(step, smoothed(loss, width), color=BLUE, lw=1.6, label=f"training, mean of {2 * width + 1} steps")
+    if np.isfinite(course.dev_loss).any():
+        axes.plot(course.looked, course.dev_loss, color=ORANGE, lw=1.4, **_dots(course.looked, "o"), label="dev")
+    if not finite.all():
+        marks: dict[str, Any] = {"color": ORANGE, "marker": "x", "ls": "none", "clip_on": False}
+        at, zero = step[~finite], np.zeros((~finite).sum())
+        axes.plot(at, zero, transform=axes.get_xaxis_transform(), label="not finite: left out", **marks)
+    usual = loss[finite]
+    steep = len(usual) and usual.min() > 0 and usual.max() > STEEP * np.median(usual)
+    if steep:
+        axes.set_yscale("log")
+    axes.set_ylabel("loss (log)" if steep else "loss")
+
+
+def _score(axes: Axes, course: Course, metric: str) -> None:
+    axes.plot(course.looked, course.score, color=ORANGE, lw=1.4, **_dots(course.looked, "o"))
+    axes.set_ylabel(f"{metric} on dev", parse_math=False)
+    axes.margins(y=0.25)
+    found = np.flatnonzero(course.looked == course.best)
+    if len(found):
+        best = float(course.score[found[-1]])
+        axes.plot([course.best], [best], marker="*", ms=15, color=BLUE, ls="none", mec="white", zorder=5)
+        left = course.best > course.step[-1] / 2
+        axes.annotate(
+            f"best: {best:.4g}, step {course.best:,.0f}",
+            (course.best, best),
+            xytext=(-9 if left else 9, 9),
+            textcoords="offset points",
+            ha="right" if left else "left",
+            fontsize=8,
+            color=BLUE,
+        )
+
+
+def _rate(axes: Axes, course: Course) -> None:
+    axes.plot(course.step, course.rate, color=GREY, lw=1.4, **_dots(course.step))
+    axes.set_ylabel("learning rate")
+    axes.margins(y=0.15)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+
+
+def _epochs(axes: Axes, course: Course) -> None:
+    """A second axis on top: a step is the same share of every epoch."""
+    share = course.epoch[-1] / course.step[-1]
+    if np.isfinite(share) and share > 0:
+        top = axes.secondary_xaxis("top", functions=(lambda step: step * share, lambda epoch: epoch / share))
+        top.set_xlabel("epoch", fontsize=9)
+        prepare(top)
+
+
+def _dots(points: Values, marker: str = ".") -> dict[str, Any]:
+    """Few points are marked, so that one alone is seen."""
+    return {"marker": marker, "ms": 4 if marker == "o" else 6} if len(points) <= FEW else {}
+
+
+def smoothed(values: Values, width: int) -> Values:
+    """At each place the mean of the finite values up to `width` places before and after; NaN where there is none.
+
+    >>> smoothed(np.array([1.0, np.nan, 3.0, 4.0]), 1)
+    array([1. , 2. , 3.5, 3.5])
+    """
+    finite: Bool[np.ndarray, " points"] = np.isfinite(values)
+    places = np.arange(len(values))
+    low, high = np.maximum(places - width, 0), np.minimum(places + width + 1, len(values))
+    sums = np.concatenate(([0.0], np.cumsum(np.where(finite, values, 0.0))))
+    counts = np.concatenate(([0], np.cumsum(finite)))
+    count = counts[high] - counts[low]
+    return np.where(count > 0, (sums[high] - sums[low]) / np.maximum(count, 1), np.nan)
+
+
+def ranges(values: Values, at: Values, size: int) -> tuple[Parts, Parts, Parts]:
+    """The least and the greatest finite value of each `size` neighbours, and their middle; NaN where there is none."""
+    starts = np.arange(0, len(values), size)
+    finite = np.isfinite(values)
+    some = np.logical_or.reduceat(finite, starts)
+    low = np.where(some, np.minimum.reduceat(np.where(finite, values, np.inf), starts), np.nan)
+    high = np.where(some, np.maximum.reduceat(np.where(finite, values, -np.inf), starts), np.nan)
+    middles = [float(at[start : start + size].mean()) for start in starts]
+    return low, high, np.array(middles)

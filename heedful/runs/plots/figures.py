@@ -1,0 +1,244 @@
+"""Pictures of a run: its course, and how good its model is on the test split, or on dev where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from heedful.durable import put_folder
+from heedful.errors import HeedfulError
+from heedful.runs.plots.curves import curves
+from heedful.runs.plots.labels import drawable
+from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, SKY, blank, prepare, title, write
+from heedful.runs.results import JOURNAL, RESULTS, as_float, measured, predictions, read_results
+from heedful.tasks.metrics import Result
+from heedful.train.journal import records
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Pairs = Float64[np.ndarray, "examples 2"]  # what is right, what was said
+Ideal = tuple[tuple[float, float], tuple[float, float]]  # two points of a line
+MOST_CONFUSED = 30  # labels of a confusion matrix
+MOST_SCORED = 50  # rows of scores
+
+
+def draw(folder: Path) -> list[Path]:
+    """Write what applies to the run into its folder plots/ as .png.
+
+    Curves, confusion, calibration, scores, numbers, alignments. A run that has not come to its end has curves alone.
+    """
+    if not (folder / JOURNAL).is_file() and not (folder / RESULTS).is_file():
+        raise HeedfulError(f"{folder} has neither {JOURNAL} nor {RESULTS}: it is no run folder")
+    put_folder(folder / "plots")
+    return [write(folder / "plots" / f"{name}.png", figure) for name, figure in _figures(folder)]
+
+
+def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
+    results: dict[str, Any] = {"task": "", "metric": "score", "splits": {}}
+    if (folder / RESULTS).is_file():
+        results = read_results(folder)
+    if (folder / JOURNAL).is_file() and (figure := curves(records(folder / JOURNAL), results["metric"])):
+        yield "curves", figure
+    found = measured(results)
+    if found is None:
+        return
+    split, numbers = found
+    if results["task"] == "seq2seq":
+        from heedful.runs.plots.alignments import alignments  # it loads the model
+
+        if figure := alignments(folder, split):
+            yield "alignments", figure
+    if "confusion" in numbers:
+        yield "confusion", confusion(numbers, split)
+    if numbers.get("calibration"):
+        yield "calibration", calibration(numbers, split)
+    for kind, what in (("classes", "class"), ("labels", "label"), ("types", "type of entity")):
+        if numbers.get(kind):
+            yield "scores", scores(numbers[kind], split, what)
+    if "pearson" in numbers:
+        pairs = [(as_float(line["label"]), as_float(line["prediction"])) for line in predictions(folder, split)]
+        if pairs:
+            yield "numbers", scatter(np.array(pairs), numbers, split, _ideal(results, pairs))
+
+
+def confusion(numbers: Result, split: str) -> Figure:
+    """How often each label was given for each right one, coloured by the share of the right label's examples."""
+    from matplotlib import colormaps
+
+    labels, counts = drawable(numbers["classes"]), np.array(numbers["confusion"], dtype=np.int64)
+    chosen, about = most_confused(counts), ""
+    if len(chosen) < len(counts):
+        about = f"the {len(chosen)} most confused of {len(counts)} labels; shares and sums are of all examples"
+    support, size = counts.sum(1)[chosen], len(chosen)
+    shown = counts[np.ix_(chosen, chosen)]
+    shares = np.where(support[:, None] > 0, shown / np.maximum(support[:, None], 1), np.nan)
+    cell = min(1.1, max(0.38, 4 / size))
+    names = [labels.names[number] for number in chosen]
+    longest = max(map(len, names))
+    figure = blank(max(6.0, cell * size + 0.07 * longest + 2.4), cell * size + 0.055 * longest + 1.5)
+    axes = figure.subplots()
+    image = axes.imshow(shares, cmap=colormaps["Blues"].with_extremes(bad="#F4F4F4"), vmin=0, vmax=1)
+    prepare(axes)
+    text: dict[str, Any] = {"parse_math": False, "fontfamily": list(labels.fonts), "fontsize": 8}
+    turned: dict[str, Any] = (
+        {"rotation": 55, "ha": "right", "rotation_mode": "anchor"} if size > 4 or longest > 10 else {}
+    )
+    axes.set_xticks(range(size), names, **text, **turned)
+    sides = [f"{name}  ({count:,})" for name, count in zip(names, support, strict=True)]
+    axes.set_yticks(range(size), sides, **text)
+    axes.set_xlabel("what the model said")
+    axes.set_ylabel("what is right (examples)", labelpad=8)
+    axes.hlines(np.arange(size - 1) + 0.5, -0.5, size - 0.5, color="white", lw=1)
+    axes.vlines(np.arange(size - 1) + 0.5, -0.5, size - 0.5, color="white", lw=1)
+    _cells(axes, shown, shares, cell)
+    bar = figure.colorbar(image, ax=axes, shrink=0.6, pad=0.02)
+    bar.set_label("share of the right label's examples", fontsize=9)
+    prepare(bar.ax)
+    title(figure, f"Confusion on {split}, {numbers['count']:,} examples", about, labels.note)
+    return figure
+
+
+def most_confused(counts: Any, most: int = MOST_CONFUSED) -> list[int]:
+    """The classes of the most frequent confusions, pair by pair, in the order of the matrix; all, where they are few.
+
+    >>> most_confused(np.array([[9, 0, 2], [0, 9, 0], [1, 0, 9]]), 2)
+    [0, 2]
+    """
+    if len(counts) <= most:
+        return list(range(len(counts)))
+    wrong = np.triu(counts + counts.T, 1)
+    order = np.argsort(-wrong, axis=None, kind="stable")
+    chosen: dict[int, None] = {}
+    for pair in zip(*np.unravel_index(order, wrong.shape), strict=True):
+        for each in pair:
+            if len(chosen) < most:
+                chosen[int(each)] = None
+    return sorted(chosen)
+
+
+def _cells(axes: Axes, counts: Any, shares: Any, cell: float) -> None:
+    """The count in each cell; zeros only where there is room for them."""
+    longest = len(f"{counts.max():,}")
+    size = min(9.0, cell * 72 / (0.66 * longest + 0.8))
+    for row, column in np.ndindex(counts.shape):
+        if counts[row, column] or len(counts) <= 10:
+            dark = shares[row, column] > 0.55
+            colour = "white" if dark else INK if counts[row, column] else "#A0A0A0"
+            axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", fontsize=size, color=colour)
+
+
+def calibration(numbers: Result, split: str) -> Figure:
+    """How often the answer is right for each confidence, and how many answers have it."""
+    table = numbers["calibration"]
+    count = np.array([row["count"] for row in table], dtype=np.float64)
+    said, right = (np.array([as_float(row[name]) for row in table]) for name in ("confidence", "accuracy"))
+    low, high = wilson(right, count)
+    figure = blank(5.6, 6.8)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1.0])
+    above.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--", label="as often right as it says")
+    above.vlines(said, low, high, color=SKY, lw=2.5, label="95 % interval")
+    above.plot(said, right, color=BLUE, marker="o", ms=5.5, ls="none", label="answers, by confidence")
+    above.set_ylim(-0.02, 1.02)
+    above.set_xlim(-0.02, 1.02)
+    above.set_ylabel("share of right answers")
+    figure.legend(loc="outside lower right", ncols=3, fontsize=8, frameon=False)
+    edges = [as_float(row["low"]) for row in table]
+    widths = [as_float(row["high"]) - as_float(row["low"]) for row in table]
+    bars = below.bar(edges, count, width=widths, align="edge", color=SKY, edgecolor="white")
+    below.bar_label(bars, [f"{int(each):,}" for each in count], fontsize=7, padding=2, color=INK)
+    below.margins(y=0.25)
+    below.set_ylabel("answers")
+    below.set_xlabel("confidence: the probability of the answer")
+    for axes in (above, below):
+        prepare(axes, grid="both" if axes is above else "y")
+    title(figure, f"Calibration on {split}: ECE {numbers['ece']:.3f}, {int(count.sum()):,} examples")
+    return figure
+
+
+def wilson(shares: Any, counts: Any, z: float = 1.959964) -> tuple[Any, Any]:
+    """95 % of a share p among n: (p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n) (Wilson 1927).
+
+    >>> low, high = wilson(np.array([0.5]), np.array([10.0]))
+    >>> round(float(low[0]), 4), round(float(high[0]), 4)
+    (0.2366, 0.7634)
+    """
+    middle = shares + z**2 / (2 * counts)
+    half = z * np.sqrt(shares * (1 - shares) / counts + z**2 / (4 * counts**2))
+    whole = 1 + z**2 / counts
+    return (middle - half) / whole, (middle + half) / whole
+
+
+def scores(found: dict[str, dict[str, Any]], split: str, what: str) -> Figure:
+    """Precision, recall and F1 of each label, the best on top."""
+    labels = drawable(found)
+    rows = list(zip(labels.names, found.values(), strict=True))
+    rows.sort(key=lambda row: as_float(row[1]["f1"]))
+    shown = rows[:MOST_SCORED]
+    longest = max(len(name) for name, _ in shown)
+    figure = blank(6.4 + 0.085 * longest, max(2.5, 1.5 + 0.27 * len(shown)))
+    axes = figure.subplots()
+    places = np.arange(len(shown))
+    precision, recall, f1 = (
+        np.array([as_float(row[name]) for _, row in shown]) for name in ("precision", "recall", "f1")
+    )
+    axes.barh(places, f1, height=0.62, color=SKY, alpha=0.55, label="F1")
+    marks: dict[str, Any] = {"ls": "none", "clip_on": False, "ms": 5, "mec": "white", "mew": 0.5}
+    axes.plot(precision, places + 0.17, marker="v", color=BLUE, label="precision", **marks)
+    axes.plot(recall, places - 0.17, marker="^", color=ORANGE, label="recall", **marks)
+    axes.set_yticks(places, [name for name, _ in shown], parse_math=False, fontfamily=list(labels.fonts))
+    axes.set_ylim(-0.6, len(shown) - 0.4)
+    axes.set_xlim(0, 1.02)
+    prepare(axes, grid="x")
+    sides = [f"{each:.3f}{_of(row)}" for each, (_, row) in zip(f1, shown, strict=True)]
+    beside = axes.twinx()
+    prepare(beside)
+    beside.set_ylim(axes.get_ylim())
+    beside.set_yticks(places, sides)
+    beside.tick_params(length=0)
+    beside.set_ylabel("F1 (how many there are)" if _of(shown[0][1]) else "F1", fontsize=9)
+    figure.legend(loc="outside lower right", ncols=3, fontsize=8, frameon=False)
+    about = f"the {len(shown)} lowest of {len(rows)}" if len(shown) < len(rows) else ""
+    title(figure, f"Precision, recall and F1 of each {what} on {split}", about, labels.note)
+    return figure
+
+
+def _of(row: dict[str, Any]) -> str:
+    """How many examples, or entities, have the label; "" where that was not kept."""
+    count = row.get("count", row.get("gold"))
+    return "" if count is None else f"  ({count:,})"
+
+
+def _ideal(results: dict[str, Any], pairs: list[tuple[float, float]]) -> Ideal | None:
+    """Where the points would lie if all were right; cosines against scores of which the range is not kept: unknown."""
+    if results["task"] != "embed":
+        values = [each for pair in pairs if np.isfinite(pair).all() for each in pair] or [0.0, 1.0]
+        return (min(values), min(values)), (max(values), max(values))
+    found = results.get("label_scaling")  # those that stand for a cosine of 0 and of 1
+    return ((found["low"], 0.0), (found["high"], 1.0)) if found else None
+
+
+def scatter(pairs: Pairs, numbers: Result, split: str, ideal: Ideal | None) -> Figure:
+    """What was said against what is right, and a line where the points should lie."""
+    finite = np.isfinite(pairs).all(1)
+    gold, said = pairs[finite].T
+    figure = blank(6.0, 6.4)
+    axes = figure.subplots()
+    alpha = float(np.clip(600 / max(1, len(gold)), 0.1, 0.75))
+    axes.plot(gold, said, marker="o", ms=4.5, mec="none", ls="none", color=BLUE, alpha=alpha)
+    if ideal is not None:
+        axes.plot(*np.transpose(ideal), color=GREY, lw=1, ls="--", label="said = right")
+        figure.legend(loc="outside lower right", fontsize=8, frameon=False)
+    prepare(axes, grid="both")
+    axes.set_xlabel("what is right")
+    axes.set_ylabel("what the model said")
+    rank = f", Spearman's ρ {numbers['spearman']:.3f}" if "spearman" in numbers else ""
+    count, kept = numbers["count"], int(finite.sum())
+    shown = f"{kept:,} examples" if kept == count else f"{kept:,} of {count:,} examples are shown"
+    title(figure, f"Numbers on {split}: Pearson's r {numbers['pearson']:.3f}{rank}", shown)
+    return figure

@@ -1,0 +1,1 @@
+"""Pre-training: settings, what is trained, the run, its probes and its teacher."""

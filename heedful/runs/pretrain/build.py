@@ -1,0 +1,403 @@
+"""From settings and text to what is pre-trained: a model of a family and a size, an objective, rows of the corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from heedful.checkpoint import RUN_MODEL, Config, Loaded, assign, create, load, read_config
+from heedful.checkpoint.attach import attach, new_head
+from heedful.data.documents import CorpusSettings
+from heedful.data.order import mixed, order
+from heedful.data.shards import Corpus
+from heedful.errors import HeedfulError, did_you_mean
+from heedful.families import FAMILIES, USUAL
+from heedful.model.config import Learned, ModelConfig, StackConfig
+from heedful.model.initialise import undrawn
+from heedful.objectives import Pretext, Sample
+from heedful.objectives.causal import Causal
+from heedful.objectives.frame import Frame, run_of
+from heedful.objectives.masked import Masked, MaskedPairs
+from heedful.objectives.permuted import Permuted
+from heedful.objectives.replaced import Replaced, tied_generator
+from heedful.objectives.rows import HELD, Pairs, Rows, Steady, held_out, windows
+from heedful.objectives.spans import Spans
+from heedful.runs.pretrain.distillation_settings import DistillationSettings
+from heedful.runs.pretrain.settings import (
+    ClmSettings,
+    MlmNspSettings,
+    MlmSettings,
+    MlmSopSettings,
+    PlmSettings,
+    PretrainSettings,
+    RtdSettings,
+    SpanCorruptionSettings,
+    defaults,
+)
+from heedful.runs.pretrain.teacher import TeacherRun, WindowRows
+from heedful.tokenizer import Tokenizer
+from heedful.tokenizer.settings import PretrainTokenizer
+
+GENERATOR = "generator"  # in a run's folder: the model that learned beside the other
+DROPOUTS = ("dropout", "attention_dropout", "attention_out_dropout", "inner_dropout", "final_dropout")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pieces:
+    """Settings, tokenizer, corpus and models of a run."""
+
+    settings: PretrainSettings
+    tokenizer: Tokenizer
+    corpus: Corpus
+    started: Loaded | None  # the trained model that goes on
+    teacher: TeacherRun | None = None
+
+
+# -- what can be told before a text is read -----------------------------------------------------------------------
+
+
+def unused_settings(settings: PretrainSettings, *, made: bool) -> None:
+    """Refuse what was asked for and would change nothing; `made`: the data is a corpus that was made before."""
+    start, usual = settings.model.init_from, defaults(settings.objective.kind, 1, going_on=False)
+    own = "--tokenizer names one" if settings.tokenizer.path else f"{start or 'the corpus'} has its own"
+    of_new_one = [each.name for each in fields(PretrainTokenizer) if each.name != "path"]
+    trained = not (made or start or settings.tokenizer.path)
+    for table, names, used, why in (
+        ("fit", ("eval_every_epochs",), False, "set eval_every_steps instead"),
+        ("tokenizer", ("max_length",), False, "the greatest max_seq_length of all phases is used"),
+        ("tokenizer", of_new_one, trained, f"no tokenizer is trained, {own}"),
+        ("corpus", [each.name for each in fields(CorpusSettings)], not made, "the corpus was made before"),
+        ("model", ("family", "size", "layers", "width", "heads"), not start, f"{start} has a shape of its own"),
+    ):
+        given, known = (getattr(each, table) for each in (settings, usual))
+        for name in names:
+            if not used and getattr(given, name) != getattr(known, name):
+                raise HeedfulError(f"{table}.{name} would change nothing: {why}; leave it out")
+
+
+def foresee_model(settings: PretrainSettings, started: Loaded | None, teacher: Loaded | None) -> None:
+    """Refuse a model that cannot learn this, or a teacher that cannot teach it, before a text is read."""
+    if started is None:
+        config, who = Config(family=_family(settings), model=_usual(_family(settings))), _family(settings)
+    else:
+        config, who, longest = started.config, started.source, max(settings.lengths)
+        if started.limit is not None and longest > started.limit:
+            raise HeedfulError(f"max_seq_length is {longest}, but {started.source} reads {started.limit} tokens")
+    new_head(config, _head(settings))
+    both = config.model.reads and config.model.writes
+    if isinstance(settings.objective, ClmSettings) and both:
+        told = "has an encoder beside its decoder, and next tokens are learned by a decoder alone"
+        raise HeedfulError(f"{who} {told}: take --objective span_corruption, or another model")
+    if isinstance(settings.objective, SpanCorruptionSettings) and not both:
+        told = "is a decoder alone, and spans are taken out of what an encoder reads"
+        raise HeedfulError(f"{who} {told}: take --objective clm, or another model")
+    if teacher is not None and teacher.config.model.reads and teacher.config.model.writes:
+        told = "has a decoder beside its encoder, and what is taught is how a text is read"
+        raise HeedfulError(f"{teacher.source} {told}: write its encoder alone with heedful convert --head-kind encoder")
+
+
+def foresee_tokens(settings: PretrainSettings, tokenizer: Tokenizer) -> None:
+    """Refuse a tokenizer or lengths that the objective cannot use."""
+    for length in settings.lengths:
+        _frame(settings, tokenizer).room(length)
+    match settings.objective:
+        case MlmSettings(mask_unit=unit) | MlmNspSettings(mask_unit=unit) | MlmSopSettings(mask_unit=unit):
+            Masked(tokenizer=tokenizer, mask_unit=unit)
+        case DistillationSettings(mask_unit=unit):
+            Masked(tokenizer=tokenizer, mask_unit=unit)
+        case RtdSettings():
+            Masked(tokenizer=tokenizer)
+        case SpanCorruptionSettings(mask_prob=rate, mean_noise_span_length=mean):
+            Spans(tokenizer=tokenizer, mask_prob=rate, mean_noise_span_length=mean, start=0)
+
+
+def _family(settings: PretrainSettings) -> str:
+    family = settings.model.family or USUAL[settings.objective.kind]
+    known = [name for name, each in FAMILIES.items() if each.sizes]  # the others are made for a task
+    if family not in known:
+        raise HeedfulError(f'"{family}" is no family{did_you_mean(family, known)}: {", ".join(known)}')
+    return family
+
+
+# -- the model ----------------------------------------------------------------------------------------------------
+
+
+def fresh_or_started(pieces: Pieces) -> Loaded:
+    """The model with the head of the objective."""
+    settings, seed = pieces.settings, pieces.settings.train.seed
+    head = _head(settings)
+    if pieces.started is not None:
+        usual = pieces.started.config.model
+        started = _remade(pieces.started, rated(usual, usual, settings.model.dropout))
+        return attach(started, head, seed=seed)
+    config = shaped(_family(settings), settings, pieces.tokenizer)
+    config = replace(config, model=rated(config.model, config.model, settings.model.dropout))
+    bare = create(config, pieces.tokenizer.limited(max(settings.lengths)), seed=seed)
+    return attach(bare, head, seed=seed)
+
+
+def _head(settings: PretrainSettings) -> str:
+    match settings.objective:
+        case MlmNspSettings() | MlmSopSettings():
+            return "pretraining"
+        case PlmSettings():
+            return "permutation_lm"
+        case SpanCorruptionSettings() | ClmSettings():
+            return "language_model"
+        case RtdSettings():
+            return "replaced_token_detection"
+    return "masked_lm"
+
+
+def _usual(family: str) -> ModelConfig:
+    """The first published size."""
+    values = next(iter(FAMILIES[family].sizes.values()))
+    return read_config(dict(values) | {"model_type": family}, family).model
+
+
+def shaped(family: str, settings: PretrainSettings, tokenizer: Tokenizer) -> Config:
+    """The first published size of a family, of other layers, width, heads, vocabulary, types and positions."""
+    model = _usual(family)
+    layers, width, heads = settings.model.shape
+
+    def stack(given: StackConfig | None) -> StackConfig | None:
+        if given is None:
+            return None
+        return replace(
+            given,
+            width=width,
+            layers=layers,
+            heads=heads,
+            head_width=width // heads,
+            inner_width=round(given.inner_width / given.width * width),
+            blocks=None if given.blocks is None else min(given.blocks, layers),
+        )
+
+    embedding, place = model.embedding, model.embedding.positions
+    if isinstance(place, Learned):
+        padding = None if place.padding is None else tokenizer.special.pad
+        offset = place.offset if padding is None else padding + 1
+        place = replace(place, count=max(settings.lengths) + offset, offset=offset, padding=padding)
+    embedding = replace(
+        embedding,
+        vocabulary=tokenizer.size,
+        width=width if embedding.width == model.width else min(embedding.width, max(1, width // 2)),  # stays narrower
+        positions=place,
+        types=embedding.types and max(embedding.types, 1 + max(tokenizer.encode(("a", "a")).types)),
+        padding=None if embedding.padding is None else tokenizer.special.pad,
+    )
+    model = replace(
+        model,
+        embedding=embedding,
+        encoder=stack(model.encoder),
+        decoder=stack(model.decoder),
+        start=None if model.start is None else tokenizer.special.pad,
+    )
+    told = read_config(dict(FAMILIES[family].write(model)) | {"model_type": family}, family).model
+    return Config(family=family, model=replace(model, initialisation=told.initialisation))  # by its own layers
+
+
+def rated(model: ModelConfig, like: ModelConfig, rate: float | None = None) -> ModelConfig:
+    """The same with the dropout of another one, or with that rate wherever the other one has some."""
+
+    def of(given: Any, usual: Any) -> Any:
+        if given is None or usual is None:
+            return given
+        found = {name: getattr(usual, name) for name in DROPOUTS if hasattr(usual, name)}
+        return replace(given, **{name: rate if each and rate is not None else each for name, each in found.items()})
+
+    parts = ("embedding", "encoder", "decoder", "decoder_embedding")
+    return replace(model, **{name: of(getattr(model, name), getattr(like, name)) for name in parts})
+
+
+def _remade(loaded: Loaded, model: ModelConfig) -> Loaded:
+    """The same weights under another config."""
+    with undrawn():
+        made = Loaded(replace(loaded.config, model=model), loaded.tokenizer, loaded.source)
+    assign(made, {name: each.detach() for name, each in loaded.named().items()}, "cpu")
+    made.spare = loaded.spare
+    return made.eval()
+
+
+def saved(loaded: Loaded, pieces: Pieces) -> Loaded:
+    """The model as it is kept: with the dropout that fine-tuning wants, its family's own or the started model's."""
+    usual = pieces.started.config.model if pieces.started is not None else _usual(loaded.config.family)
+    return _remade(loaded, rated(loaded.config.model, usual))
+
+
+# -- the objective ------------------------------------------------------------------------------------------------
+
+
+def objectives_of(pieces: Pieces, loaded: Loaded, samples: Sequence[Sequence[Sample]]) -> list[Pretext]:
+    """The objective of each phase."""
+    settings = pieces.settings.objectives()
+    if pieces.teacher is not None:
+        width, rows = loaded.config.model.width, [cast(WindowRows, each) for each in samples]
+        phases = [each for each in settings if isinstance(each, DistillationSettings)]
+        return list(pieces.teacher.objectives(phases, rows, width, _masks(pieces)))
+    first = _objective_of(pieces, loaded)
+    others = [
+        first if asked == settings[0] else replace(first, mask_prob=cast(Any, asked).mask_prob)
+        for asked in settings[1:]
+    ]
+    return [first, *others]
+
+
+def _objective_of(pieces: Pieces, loaded: Loaded) -> Any:
+    """The objective of the first phase."""
+    tokenizer, asked = pieces.tokenizer, pieces.settings.objective
+    match asked:
+        case MlmSettings():
+            return Masked(tokenizer=tokenizer, num_static_masks=asked.num_static_masks, **_masks(pieces))
+        case MlmNspSettings() | MlmSopSettings():
+            name: Any = "nsp" if isinstance(asked, MlmNspSettings) else "sop"
+            return MaskedPairs(
+                tokenizer=tokenizer, num_static_masks=asked.num_static_masks, name=name, **_masks(pieces)
+            )
+        case PlmSettings():
+            return Permuted(tokenizer=tokenizer)
+        case SpanCorruptionSettings():
+            start = loaded.config.model.start
+            if start is None:
+                raise HeedfulError("this model has no token with which its decoder starts: spans need one")
+            return Spans(
+                tokenizer=tokenizer,
+                mask_prob=asked.mask_prob,
+                mean_noise_span_length=asked.mean_noise_span_length,
+                start=start,
+            )
+        case ClmSettings():
+            return Causal(tokenizer=tokenizer)
+        case RtdSettings():
+            generator = _generator(pieces, loaded, asked.generator_size)
+            return Replaced(
+                tokenizer=tokenizer, generator=generator, mask_prob=asked.mask_prob, disc_weight=asked.disc_weight
+            )
+    raise AssertionError(asked)
+
+
+def generator_of(settings: PretrainSettings) -> Path | None:
+    """The folder of the generator that learned beside the model that goes on; None: there is none."""
+    start = Path(settings.model.init_from)
+    place = (start.parent if start.name == RUN_MODEL else start) / GENERATOR
+    return place if settings.model.init_from and place.is_dir() else None
+
+
+def _generator(pieces: Pieces, loaded: Loaded, part: float) -> Loaded:
+    """A generator that shares the model's embeddings; the rest of it is what it learned beside it, where it did."""
+    made = tied_generator(loaded, generator_size=part, seed=pieces.settings.train.seed)
+    if (place := generator_of(pieces.settings)) is None:
+        return made
+    shared = {id(each) for each in loaded.parameters()}
+    own = {name: each for name, each in made.named().items() if id(each) not in shared}
+    learned = load(place, head="masked_lm").named()
+    if other := [name for name, each in own.items() if name not in learned or learned[name].shape != each.shape]:
+        raise HeedfulError(
+            f"{place} is of another shape than a generator with objective.generator_size = {part:g} ({other[0]} "
+            "differs): set it as it was when that learned, or move the folder away to begin with a new one"
+        )
+    with torch.no_grad():
+        for name, each in own.items():
+            each.copy_(learned[name])
+    return made
+
+
+def _masks(pieces: Pieces) -> dict[str, Any]:
+    """How tokens are chosen; rows of one shape have places for as many as the rate gives of the most text."""
+    settings, count = pieces.settings, None
+    asked: Any = settings.objective
+    if settings.sequences_per_pack is not None:
+        width = _frame(settings, pieces.tokenizer).width
+        longest = max(settings.pack_length, *settings.lengths)
+        most = longest - settings.sequences_per_pack - width  # where one sequence is all text
+        count = max(1, round(asked.mask_prob * most))
+    return {"mask_prob": asked.mask_prob, "mask_unit": asked.mask_unit, "count": count}
+
+
+# -- the samples --------------------------------------------------------------------------------------------------
+
+
+def samples_of(pieces: Pieces) -> tuple[list[Sequence[Sample]], list[Sample]]:
+    """Rows to learn from, for each phase, and those that are held out, in the shape of the first phase."""
+    settings, corpus = pieces.settings, pieces.corpus
+    held = held_out(corpus, settings.eval_fraction)
+    learned, kept = np.flatnonzero(~held), np.flatnonzero(held)
+    if not len(learned) or not len(kept):
+        raise HeedfulError(
+            f"the number of documents, {len(corpus):,}, is too small to hold out a share of "
+            f"{settings.eval_fraction:g}: {len(kept)} would be held out. Give more documents, raise eval_fraction, or "
+            "set corpus.sample_by: a line, a paragraph (up to an empty line) or the whole document is one"
+        )
+    if isinstance(settings.objective, MlmNspSettings) and min(len(learned), len(kept)) < 2:
+        raise HeedfulError(
+            f"a second segment of another document needs two documents at least, but of {len(corpus):,} there are "
+            f"{len(learned):,} to learn from and {len(kept):,} held out: give more documents, or change eval_fraction"
+        )
+    steady = _steady(pieces)
+    found = [_rows(pieces, learned, length, settings.train.seed, steady) for length in settings.lengths]
+    measured = _rows(pieces, kept, settings.lengths[0], mixed(settings.train.seed, HELD), held=True)
+    rows: list[Sample] = []
+    left = settings.eval_tokens
+    for number in order(len(measured), mixed(settings.train.seed, HELD), 0).tolist():  # as made, long ones are together
+        if left <= 0:
+            break
+        rows.append(measured[number])
+        left -= len(rows[-1])
+    return found, rows
+
+
+def _steady(pieces: Pieces) -> Steady | None:
+    sequences, pad = pieces.settings.sequences_per_pack, pieces.tokenizer.special.pad
+    if sequences is None:
+        return None
+    if not hasattr(pieces.settings.objective, "mask_unit"):
+        kind = pieces.settings.objective.kind
+        raise HeedfulError(
+            f'sequences_per_pack is for objectives with masked tokens, but this one is "{kind}": unset it'
+        )
+    if pad is None:
+        raise HeedfulError("this tokenizer has no padding token, to fill up rows with: unset sequences_per_pack")
+    return Steady(sequences=sequences, pad=pad, longest=max(pieces.settings.lengths))
+
+
+def _rows(
+    pieces: Pieces, documents: Any, length: int, seed: int, steady: Steady | None = None, *, held: bool = False
+) -> Sequence[Sample]:
+    settings, corpus, frame = pieces.settings, pieces.corpus, _frame(pieces.settings, pieces.tokenizer)
+    size = max(settings.pack_length, length)
+    match settings.objective:
+        case MlmNspSettings(short_seq_prob=short) | MlmSopSettings(short_seq_prob=short) as asked:
+            swapped = isinstance(asked, MlmSopSettings)
+            return Pairs(
+                corpus=corpus, documents=documents, frame=frame, length=length, size=size, seed=seed,
+                swapped=swapped, short_seq_prob=short, steady=steady,
+            )  # fmt: skip
+    if pieces.teacher is not None:
+        return pieces.teacher.rows(corpus, documents, size, length, seed, steady, held_out=held)
+    inner = frame.opening if isinstance(settings.objective, ClmSettings) else None
+    return Rows(corpus, frame, windows(corpus, documents, frame.room(length)), size, seed, steady=steady, inner=inner)
+
+
+def _frame(settings: PretrainSettings, tokenizer: Tokenizer) -> Frame:
+    match settings.objective:
+        case ClmSettings():
+            return _ended(tokenizer)
+        case MlmNspSettings() | MlmSopSettings():
+            return Frame.of(tokenizer, pair=True)
+    return Frame.of(tokenizer, pair=False)
+
+
+def _ended(tokenizer: Tokenizer) -> Frame:
+    """Tokens around a document of a causal language model: one that begins it, and one that ends it."""
+    frame, end = Frame.of(tokenizer, pair=False), tokenizer.special.separator
+    before, after = frame.runs
+    if len(after[0]):
+        return frame
+    if end is None:
+        raise HeedfulError("this tokenizer has no token for the end of a text, which a model has to learn")
+    return replace(frame, runs=(before if len(before[0]) else run_of([(end, 0)]), run_of([(end, 0)])))

@@ -1,0 +1,54 @@
+"""Measuring a model that is being pre-trained: losses on validation rows, and probes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from heedful.data.order import mixed
+from heedful.errors import HeedfulError
+from heedful.objectives import Pretext, Sample
+from heedful.objectives.rows import HELD
+from heedful.runs.pretrain.probes import ProbeSet, probe_scores
+from heedful.train.fit import EvalResult
+from heedful.train.loop import Trainer
+
+
+def measured_share(
+    trainer: Trainer, objective: Pretext, held: Sequence[Sample], probes: Sequence[ProbeSet]
+) -> dict[str, tuple[float, float]]:
+    """Sums and counts of this rank's share of the validation rows, with the same masks every time; scores of probes."""
+    found: dict[str, tuple[float, float]] = {}
+    ranks, device = trainer.ranks, trainer.device
+    for number in range(ranks.rank, len(held), ranks.size):
+        batch = objective.batch([held[number]], [mixed(trainer.settings.seed, HELD, number)]).to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=trainer.precision == torch.bfloat16):
+            for name, (total, count) in objective.measure(trainer.loaded, batch).items():
+                before = found.get(name, (0.0, 0.0))
+                found[name] = before[0] + total, before[1] + count
+    if ranks.first:
+        found |= {name: (score, 1.0) for name, score in probe_scores(probes, trainer.loaded).items()}
+    return found
+
+
+def scored(objective: Pretext, shares: Sequence[dict[str, tuple[float, float]]]) -> EvalResult:
+    """Means over all ranks, and the perplexity, exp of the first term's loss, where that is over a vocabulary.
+
+    Evaluations are compared by the first term's accuracy; by the loss, negated, where it has none.
+    """
+    names = list(dict.fromkeys(name for share in shares for name in share))
+    sums = {name: [sum(each.get(name, (0.0, 0.0))[at] for each in shares) for at in (0, 1)] for name in names}
+    numbers: dict[str, Any] = {name: total / count for name, (total, count) in sums.items() if count}
+    terms = [name for name in names if name.endswith("_loss")]
+    if not terms or terms[0] not in numbers:
+        raise HeedfulError("the validation split has no target: raise eval_fraction, or give longer documents")
+    loss = sum(balance * numbers.get(name, 0.0) for balance, name in zip(objective.balance, terms, strict=True))
+    total = {"loss": loss}
+    if (accuracy := terms[0].removesuffix("_loss") + "_accuracy") in numbers:
+        total["perplexity"] = math.exp(min(numbers[terms[0]], 700.0))
+    return EvalResult(
+        metric_value=numbers.get(accuracy, -loss), tie=-loss, numbers=total | numbers | {"count": sums[terms[0]][1]}
+    )

@@ -1,0 +1,100 @@
+"""All settings of a kind of run as a recipe to fill in: each one commented out, with its default and its meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from heedful.plain import toml
+from heedful.runs.aliases import canonical_task
+from heedful.runs.settings_schema import Setting, describe
+from heedful.settings import to_mapping
+from heedful.tasks.specs import task_names
+
+EXAMPLES = 1_000  # of the defaults that follow from the size of the data
+RUNS = ("pretrain", "distil")
+
+
+def names() -> list[str]:
+    """What templates exist of: tasks of finetune, pretrain and distil."""
+    return [*task_names(), *RUNS]
+
+
+def usual(name: str) -> Any:
+    """Default settings of a task of finetune, of pretrain, or of distil.
+
+    Raises:
+        HeedfulError: If the name is none of these.
+    """
+    from heedful.runs.distil import settings as distil_settings
+    from heedful.runs.finetune import settings
+    from heedful.runs.pretrain import settings as pretrain_settings
+
+    if name == "pretrain":
+        return pretrain_settings.defaults("mlm", 256, going_on=False)
+    task = canonical_task(task_names()[0] if name == "distil" else name)
+    found = settings.defaults(task, EXAMPLES, fresh=False)[0]
+    if name != "distil":
+        return found
+    return distil_settings.DistilSettings(task=found.task, teacher="TEACHER", train=found.train, fit=found.fit)
+
+
+def template(name: str) -> str:
+    """Return the text of a recipe in which each setting is a line that begins with "#", directly before its name.
+
+    Raises:
+        HeedfulError: If there is no such task or run.
+    """
+    command = name if name in RUNS else f"finetune {name}"
+    head = [
+        f"# Settings of heedful {command}, each with its default. To change one, remove the # in front of it.",
+        "# Give this file to the command with --recipe FILE.",
+    ]
+    if name != "pretrain":
+        head.append(f"# Defaults of train and fit follow from the data; those below are for {EXAMPLES:,} examples.")
+    return commented(usual(name), head)
+
+
+def commented(settings: Any, head: Sequence[str]) -> str:
+    """Return a TOML file of settings in which each is commented out, below the lines of a head."""
+    known = {setting.path: setting for setting in reversed(describe(settings)) if _is_chosen(setting, settings)}
+    lines, table = list(head), ""
+    for line in "\n".join(toml(to_mapping(settings), ())).split("\n"):
+        if line.startswith("["):
+            table = line.strip("[]")
+            lines += [line, *(_other_kinds(settings, table) if table != "task" else ())]
+        elif not line:
+            lines.append("")
+        else:
+            path = ".".join(filter(None, (table, line.partition(" = ")[0])))
+            lines.append(f"#{line}{_comment(known.get(path))}")
+    return "\n".join(lines) + "\n"
+
+
+def _comment(setting: Setting | None) -> str:
+    if setting is None:
+        return ""
+    choices = f" ({', '.join(map(str, setting.choices))})" if setting.choices else ""
+    return f"  # {setting.doc}{choices}"
+
+
+def _is_chosen(setting: Setting, settings: Any) -> bool:
+    """Whether the kinds that have a setting are those of the defaults."""
+    for condition in setting.when:
+        path, kind = condition.split(" = ")
+        value = settings
+        for part in path.split("."):
+            value = getattr(value, part, None)
+        if f'"{value}"' != kind:
+            return False
+    return True
+
+
+def _other_kinds(settings: Any, table: str) -> Iterator[str]:
+    """The settings of kinds that are not the default of a table, in comments."""
+    found: dict[str, list[str]] = {}
+    for setting in describe(settings):
+        if setting.when and setting.when[-1].startswith(f"{table}.kind = ") and not _is_chosen(setting, settings):
+            found.setdefault(setting.when[-1].removeprefix(f"{table}."), []).append(setting.path[len(table) + 1 :])
+    for kind, paths in found.items():
+        yield f"# with {kind}: {', '.join(dict.fromkeys(paths))}"
