@@ -23,7 +23,7 @@ import torch
 _CHECKED = [f"heedful.{each}" for each in ("packed", "nn.attend", "nn.positions", "model.heads", "objectives.base")]
 _PARTS = (path.stem for path in (pathlib.Path(__file__).parents[1] / "heedful").iterdir())
 _ALL = [f"heedful.{part}" for part in _PARTS if part not in ("__init__", "cli")]  # typer gives cli contexts of its own
-jaxtyping.install_import_hook(_ALL if "HEEDFUL_CHECK_ALL" in os.environ else _CHECKED, "checking.check")
+jaxtyping.install_import_hook(_ALL if "HEEDFUL_CHECK_ALL" in os.environ else _CHECKED, "type_checks.check")
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["HEEDFUL_AUTOTUNE"] = "off"  # how a model is computed does not depend on the moment
 os.environ["HEEDFUL_CACHE"] = ""

@@ -19,7 +19,7 @@ import pytest
 from heedful import cache
 from heedful.cache import CacheError
 from heedful.errors import HeedfulWarning
-from tests.other_user import OTHER, as_root, as_user, give, shared_folder
+from tests.support.other_user import OTHER, as_root, as_user, give, shared_folder
 
 USER = 54321  # has no entry in the passwd file
 

@@ -16,11 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import invented
 import pytest
 import torch
-from folders import HEADS, LIMIT, long_text, make
-from invented import as_csv, assignments, classified
 from safetensors.torch import load_file, save_file
 
 import heedful
@@ -34,6 +31,9 @@ from heedful.families import FAMILIES
 from heedful.runs.finetune import run as finetune_module
 from heedful.runs.finetune.run import Finished
 from heedful.tasks.specs import SPECS
+from tests.support import generated_data
+from tests.support.generated_data import as_csv, assignments, classified
+from tests.support.model_folders import HEADS, LIMIT, long_text, make
 
 ROOT = Path(__file__).parent.parent
 VERBS = (
@@ -483,12 +483,12 @@ def sets(**settings: Any) -> list[str]:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the folders data and run."""
     folder = tmp_path_factory.mktemp("tuned")
-    invented.tune("classify", invented.data("single", folder / "data"), folder / "run")
+    generated_data.tune("classify", generated_data.data("single", folder / "data"), folder / "run")
     return folder
 
 
 def test_finetune_shows_what_came_of_it(run: Any, tmp_path: Path) -> None:
-    invented.data("single", tmp_path / "data")
+    generated_data.data("single", tmp_path / "data")
     folder = tmp_path / "my run"
     done = run("finetune", "classify", tmp_path / "data", "--output", folder, *sets(seeds=2))
     assert done.code == 0
@@ -502,7 +502,7 @@ def test_finetune_shows_what_came_of_it(run: Any, tmp_path: Path) -> None:
 
 
 def test_what_is_next_after_pairs_has_a_pair(run: Any, tmp_path: Path) -> None:
-    invented.data("pair", tmp_path / "data")
+    generated_data.data("pair", tmp_path / "data")
     done = run("finetune", "classify", tmp_path / "data", "--output", tmp_path / "run", *sets())
     assert done.code == 0 and '/run "Your text." --pair "Its pair."' in done.out
 
@@ -646,7 +646,7 @@ def test_data_of_which_no_dev_split_can_be_made(run: Any, tmp_path: Path, monkey
         assert f"The run is in {share}: model, plots, model card." in done.out
         assert "no dev split was given" not in done.err and "20 training examples are 20 samples" in done.err
         assert run("finetune", "classify", "a.csv", "--output", share, *given).code == 0
-    found = invented.questions(9, impossible=True)
+    found = generated_data.questions(9, impossible=True)
     paragraphs = found["data"][0]["paragraphs"]
     paragraphs[:] = [{"context": paragraphs[1]["context"], "qas": [paragraphs[0]["qas"][0], paragraphs[1]["qas"][0]]}]
     Path("b.json").write_text(json.dumps(found))

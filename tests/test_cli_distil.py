@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from folders import make
-from invented import data
 
 from heedful.cli import main
 from heedful.runs import timing
 from heedful.runs.finetune import run as finetune
+from tests.support.generated_data import data
+from tests.support.model_folders import make
 
 
 def run(*words: object) -> int:

@@ -13,13 +13,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from folders import make
 
 from heedful.cli import main, predict_files
 from heedful.cli.predict_files import line
 from heedful.data import DataSettings
 from heedful.data.inputs import as_asked
 from heedful.infer.batch import Progress
+from tests.support.model_folders import make
 
 ROOT = Path(__file__).parent.parent
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from corpora import documents, write
 
 from heedful.cli import main
 from heedful.runs.pretrain import run as module
 from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.settings import from_file
+from tests.support.corpora import documents, write
 
 ROOT = Path(__file__).parent.parent
 SMALL = {

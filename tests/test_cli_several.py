@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import corpus_of, documents, trained
-from invented import as_csv, classified
 from safetensors.torch import load
 
 from heedful.cli import main
+from tests.support.corpora import corpus_of, documents, trained
+from tests.support.generated_data import as_csv, classified
 
 PRETRAIN = ["--model.layers=1", "--model.width=16", "--model.heads=2"]
 PRETRAIN += ["--max_seq_length=32", "--pack_length=64", "--eval_fraction=0.1"]

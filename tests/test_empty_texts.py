@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from folders import make
 
 from heedful.cli import main
 from heedful.infer.batch import BatchSettings, predict_files
 from heedful.infer.engine import Engine
 from heedful.serve.run import background
-from tests.serve.asking import ask
+from tests.support.http_client import ask
+from tests.support.model_folders import make
 
 
 @pytest.fixture(scope="module")

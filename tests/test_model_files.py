@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from test_tokenizer import ANGLED, pieces, write_bytes, write_pieces
 from test_tokenizer_pieces import trained
-from tiny import save_tiny
 
 import heedful
 from heedful.checkpoint import sentences
@@ -19,6 +18,7 @@ from heedful.errors import MAX_MESSAGE, HeedfulError, quoted
 from heedful.model.config import SentenceEmbedding
 from heedful.model_files import MAX_VALUES, check_inside, check_name, parse_json, read_bytes, size_limit
 from heedful.tokenizer import Tokenizer
+from tests.support.tiny_models import save_tiny
 
 
 @pytest.fixture(scope="module")

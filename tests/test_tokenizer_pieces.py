@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from tiny import save_tiny
 
 import heedful
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.pieces import read
+from tests.support.tiny_models import save_tiny
 
 TEXTS = [
     f"{who} {does} the {what}, {when}."

@@ -30,7 +30,7 @@ from heedful.model.config import (
     SentenceEmbedding,
     StackConfig,
 )
-from tests.tiny import LABELS, TINY, our_outputs, packed, save_tiny, sequences, their_outputs
+from tests.support.tiny_models import LABELS, TINY, our_outputs, packed, save_tiny, sequences, their_outputs
 
 NAMES = tuple(LABELS.values())
 OTHER = ("up", "down")

@@ -15,7 +15,7 @@ from heedful.errors import HeedfulError
 from heedful.model.classic_config import ClassicConfig
 from heedful.model.config import StackConfig
 from heedful.packed import Packed
-from tests.classics import BATCH, READERS, bare
+from tests.support.classic_models import BATCH, READERS, bare
 
 TEXTS = ["the film was good . very good .", "", "unheard of", ("the end", "not bad")]
 

@@ -14,7 +14,7 @@ import pytest
 
 import heedful
 from heedful.errors import HeedfulError
-from tests.tiny import save_tiny
+from tests.support.tiny_models import save_tiny
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
 

@@ -31,7 +31,7 @@ import heedful
 from heedful.checkpoint import files, folder_of, hub
 from heedful.checkpoint.files import INDEX, WEIGHTS, find_tensors, read_json, read_tensors
 from heedful.errors import HeedfulError, HeedfulWarning
-from tests.tiny import packed, save_tiny
+from tests.support.tiny_models import packed, save_tiny
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 1, "vocab_size": 31, "max_position_embeddings": 12}
 ROOT = Path(__file__).parent.parent.parent

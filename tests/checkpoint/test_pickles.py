@@ -26,7 +26,7 @@ from heedful.checkpoint import pickles, pickles_child
 from heedful.checkpoint.files import INDEX, WEIGHTS
 from heedful.checkpoint.pickles import PICKLE, PICKLE_INDEX, Unpickled, unpickle
 from heedful.errors import HeedfulError, HeedfulWarning
-from tests.tiny import packed, save_tiny
+from tests.support.tiny_models import packed, save_tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*with the network in reach:heedful.errors.HeedfulWarning")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tiny import save_tiny
 
 import heedful
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
+from tests.support.tiny_models import save_tiny
 
 PAIR = ("the ferry left", "a boat came late")
 ARCHITECTURES = {

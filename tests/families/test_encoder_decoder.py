@@ -15,7 +15,7 @@ import heedful
 from heedful.checkpoint.attach import attach
 from heedful.model.config import NextToken
 from heedful.packed import Packed
-from tests.tiny import Exact, eager, our_outputs, packed, save_tiny, sequences, their_outputs
+from tests.support.tiny_models import Exact, eager, our_outputs, packed, save_tiny, sequences, their_outputs
 
 GATED = {"feed_forward_proj": "gated-gelu"}
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import heedful
 from heedful.checkpoint import read_config
-from tests.tiny import TINY
+from tests.support.tiny_models import TINY
 
 BODIES = {family: kind.__name__.removesuffix("Config") + "Model" for family, (kind, _) in TINY.items()}
 

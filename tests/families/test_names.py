@@ -16,7 +16,7 @@ from heedful.checkpoint import read_config, write_config
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.families.table import _pattern
-from tests.tiny import MODELS, eager, our_outputs, packed, save_tiny, sequences, their_outputs, tiny
+from tests.support.tiny_models import MODELS, eager, our_outputs, packed, save_tiny, sequences, their_outputs, tiny
 
 each_model = pytest.mark.parametrize(("family", "architecture"), MODELS)
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import heedful
 from heedful.nn.dropout import STEPS
 from heedful.packed import Packed
-from tests.tiny import (
+from tests.support.tiny_models import (
     MODELS,
     our_outputs,
     our_rows,

@@ -9,7 +9,7 @@ import torch
 
 import heedful
 from heedful.packed import Packed
-from tests.tiny import Exact, save_tiny
+from tests.support.tiny_models import Exact, save_tiny
 
 
 def permuted(lengths: tuple[int, ...], last: int = 3) -> tuple[Packed, list[dict[str, torch.Tensor]]]:

@@ -16,7 +16,7 @@ from heedful.checkpoint import create, read_config
 from heedful.families import FAMILIES
 from heedful.model.config import Learned, Normal
 from heedful.packed import Packed
-from tests.tiny import TINY, Exact, our_outputs, packed, save_tiny, sequences, their_outputs, tiny
+from tests.support.tiny_models import TINY, Exact, our_outputs, packed, save_tiny, sequences, their_outputs, tiny
 
 
 def _values(family: str, architecture: str, **changed: object) -> dict[str, object]:

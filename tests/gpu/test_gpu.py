@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from invented import classified, data, tune
 from torch import Tensor
 
 import heedful
@@ -26,7 +25,8 @@ from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer
 from heedful.train.optim import AdamW, Optimizer
 from tests.nn.test_kernels import HEADS, LENGTHS, draw_bias, layout_of, outcome, worst
-from tests.tiny import save_tiny, sequences
+from tests.support.generated_data import classified, data, tune
+from tests.support.tiny_models import save_tiny, sequences
 from tests.train.test_compiled import learn_compiled
 
 pytestmark = [

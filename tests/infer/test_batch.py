@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from folders import HEADS, LIMIT, VOCABULARY, long_text, make
 
 from heedful import durable
 from heedful.checkpoint import Loaded, load
@@ -31,6 +30,7 @@ from heedful.infer.batch import BatchSettings, Progress, predict_files
 from heedful.infer.engine import Engine
 from heedful.infer.quantize import ready
 from heedful.infer.ray import Predict
+from tests.support.model_folders import HEADS, LIMIT, VOCABULARY, long_text, make
 
 TEXTS = [
     "the cat sat on the mat .",

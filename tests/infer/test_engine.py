@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from folders import HEADS, LIMIT, NAMES, VOCABULARY, long_text, make, their_logits, theirs
 
 import heedful
 import heedful.infer.engine as module
@@ -23,6 +22,7 @@ from heedful.infer.engine import TOKEN_BUDGET, Engine
 from heedful.infer.quantize import ready
 from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, StackConfig
 from heedful.tokenizer import Words
+from tests.support.model_folders import HEADS, LIMIT, NAMES, VOCABULARY, long_text, make, their_logits, theirs
 
 TEXTS = ["the cat sat on the mat .", "", "ada", "she lives in paris !", "the dog ran here and there , who knows why ?"]
 MASKED = ["the [MASK] sat .", "[MASK]", "ada wrote the first [MASK] and the [MASK] .", "in paris"]

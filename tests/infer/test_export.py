@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from folders import make
-from tiny import randomise, save_tiny, sequences, their_outputs
 
 import heedful
 from heedful.checkpoint import Config, create
@@ -34,6 +32,8 @@ from heedful.model.config import (
     Sinusoidal,
     StackConfig,
 )
+from tests.support.model_folders import make
+from tests.support.tiny_models import randomise, save_tiny, sequences, their_outputs
 
 pytest.importorskip("onnx", reason="onnx is not installed: pip install 'heedful[export]'")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'heedful[export]'")

@@ -19,7 +19,7 @@ from heedful.model.classic_config import Bag, ClassicConfig, SelfAttention
 from heedful.model.config import EmbeddingConfig
 from heedful.model.stack import Transformer
 from heedful.packed import Packed
-from tests.tiny import save_tiny
+from tests.support.tiny_models import save_tiny
 
 MODELS = {"bert": "BertModel", "xlnet": "XLNetModel", "modernbert": "ModernBertModel", "gpt2": "GPT2Model"}
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from folders import make
-from tiny import our_rows, packed, save_tiny
 
 import heedful.infer.prepare as module
 from heedful.checkpoint import load, save
@@ -26,6 +24,8 @@ from heedful.model.decode import Beam, Greedy, write
 from heedful.nn.layout import Call, Distance
 from heedful.nn.linear import Laid, cannot_lay
 from heedful.packed import Packed
+from tests.support.model_folders import make
+from tests.support.tiny_models import our_rows, packed, save_tiny
 
 LAID = not cannot_lay(torch.float32)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import HEADS, long_text, make, make_writer
 
 import heedful.infer.quantize as module
 from heedful import cache
@@ -19,6 +18,7 @@ from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.engine import Engine
 from heedful.infer.quantize import Bounds, Trial, decide, fastest, pieces_of, ready, sample, tried
 from heedful.runs.bench import RESIDENT
+from tests.support.model_folders import HEADS, long_text, make, make_writer
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from folders import make, make_writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from heedful.model.decode import Beam, Decoding, Greedy, Sample, Written
 from heedful.tasks.embed import EMBED
 from heedful.tasks.rewrite import REWRITE, Writing
 from heedful.tokenizer import Encoded
+from tests.support.model_folders import make, make_writer
 
 
 class Fake:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import make
 
 from heedful.data import DataSettings
 from heedful.errors import HeedfulError
 from heedful.infer.batch import BatchSettings, predict_files
 from heedful.infer.engine import Engine
+from tests.support.model_folders import make
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from heedful.look.asks import Asks
 from heedful.look.inside import Inside, among
 from heedful.look.local import background
 from heedful.look.report import report
-from tests.look.browser import browser
+from tests.support.browser import browser
 
 ROOT = Path(__file__).parents[2]
 PAIR = ("The cat sat on the mat because it was tired.", "A tired cat rested on the mat.")

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from classics import READERS, bare, classic
-from folders import make
 
 import heedful
 from heedful.checkpoint import Config, create
@@ -34,7 +32,9 @@ from heedful.packed import Packed
 from heedful.tasks.rewrite import Writing
 from heedful.tokenizer import Special
 from heedful.tokenizer.words import word_tokenizer
-from tests.tiny import TINY, save_tiny
+from tests.support.classic_models import READERS, bare, classic
+from tests.support.model_folders import make
+from tests.support.tiny_models import TINY, save_tiny
 
 QUICK = ("t5", "xlnet")
 WORDS = [f"w{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(95)]

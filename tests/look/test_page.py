@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from classics import classic
-from folders import make
 from tokenizers import models, pre_tokenizers
 
 import heedful
@@ -30,9 +28,11 @@ from heedful.look.notebook import answered, widget
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import word_tokenizer
-from tests.look.browser import Browser, browser
 from tests.look.test_inside import TEXT, WORDS, ending
-from tests.tiny import save_tiny
+from tests.support.browser import Browser, browser
+from tests.support.classic_models import classic
+from tests.support.model_folders import make
+from tests.support.tiny_models import save_tiny
 
 PAIR = ("The cat sat on the mat.", "A dog ran to the mat in Paris.")
 HOSTILE = (

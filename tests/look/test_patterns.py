@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from classics import classic
-from folders import make
 
 import heedful
 from heedful.checkpoint import Config, create
@@ -19,7 +17,9 @@ from heedful.look.gates import gated, ones
 from heedful.look.report import report, worth
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.packed import Packed
-from tests.look.known import KNOWN, PLACES, known, pairs, tokenizer
+from tests.support.classic_models import classic
+from tests.support.known_heads import KNOWN, PLACES, known, pairs, tokenizer
+from tests.support.model_folders import make
 
 
 def test_54_known_heads_are_named(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from classics import bare, classic
-from folders import make, theirs
 
 import heedful
 from heedful.checkpoint import Config, create
@@ -27,6 +25,8 @@ from heedful.tokenizer import TokenizerSettings, train
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.resume import Store
 from tests.look.test_inside import TEXT, WORDS, ending, numbers
+from tests.support.classic_models import bare, classic
+from tests.support.model_folders import make, theirs
 
 PROMPT, CHOICES = "the cat sat on the mat", ["a dog ran", "she lives in france", "the program"]
 

@@ -30,7 +30,7 @@ from heedful.packed import Packed
 from heedful.tasks.classify import Classify
 from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.settings import AdamW
-from tests.classics import BATCH, END, READERS, TOKENIZER, bare, classic, recurrent
+from tests.support.classic_models import BATCH, END, READERS, TOKENIZER, bare, classic, recurrent
 
 
 def softmax(scores: list[Tensor]) -> list[Tensor]:

@@ -16,7 +16,7 @@ from heedful.model.config import EmbeddingConfig, ModelConfig, NextToken, Rotary
 from heedful.model.decode import Beam, Greedy, How, Sample, Written, decode, draw, search, stream, write
 from heedful.model.original import Shape, original
 from heedful.packed import Packed
-from tests.tiny import Exact, save_tiny
+from tests.support.tiny_models import Exact, save_tiny
 
 MOST = 12
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [17, 18]]

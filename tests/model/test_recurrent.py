@@ -17,7 +17,7 @@ from heedful.model.config import EmbeddingConfig, NextToken, StackConfig
 from heedful.model.decode import Beam, Sample, stream, write
 from heedful.model.trace import Trace
 from heedful.packed import Packed
-from tests.classics import recurrent, step
+from tests.support.classic_models import recurrent, step
 
 SOURCE = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [], [17, 18]]
 TARGET = [[1, 5, 6], [1, 3, 4, 5, 6, 7, 8], [1], [1, 9], [1, 2]]

@@ -13,7 +13,7 @@ from heedful.model import trace as trace_module
 from heedful.model.decode import Greedy, write
 from heedful.model.trace import Trace
 from heedful.packed import Packed
-from tests.tiny import TINY, Exact, packed, save_tiny, sequences, target, their_inputs
+from tests.support.tiny_models import TINY, Exact, packed, save_tiny, sequences, target, their_inputs
 
 EVERYTHING = ("q", "k", "v", "scores", "weights", "states")
 BARE = {family: next(iter(heedful.families.FAMILIES[family].heads)) for family in TINY}

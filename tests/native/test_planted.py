@@ -16,7 +16,7 @@ from heedful import cache
 from heedful.cli.kernels import kernels as shown
 from heedful.errors import HeedfulError
 from heedful.native import kernels, library, why
-from tests.other_user import OTHER, as_root, as_user, give, shared_folder
+from tests.support.other_user import OTHER, as_root, as_user, give, shared_folder
 
 CODE = '__attribute__((constructor)) static void run(void) { FILE *f = fopen(CANARY, "w"); if (f) fclose(f); }'
 USER = 54321

@@ -19,9 +19,9 @@ from heedful.objectives import Sample
 from heedful.objectives.causal import Causal
 from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.optim import AdamW
-from tests.learning import same_gradients
-from tests.tiny import Exact, save_tiny, sequences
-from tests.train.tiny_runs import LINES, tokenizer
+from tests.support.task_parity import same_gradients
+from tests.support.tiny_models import Exact, save_tiny, sequences
+from tests.support.tiny_runs import LINES, tokenizer
 
 CAUSAL = Causal(tokenizer=tokenizer())
 lists = st.lists(st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=4), max_size=4)

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from folders import make
-from tiny import save_tiny
 from torch import Tensor
 
 from heedful.checkpoint import Loaded, load
@@ -34,6 +32,8 @@ from heedful.tasks.embed import Embed
 from heedful.tasks.extract import Extract
 from heedful.tasks.regress import Regress
 from heedful.tasks.tag import Tag
+from tests.support.model_folders import make
+from tests.support.tiny_models import save_tiny
 
 T = 3.0
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from corpora import documents, trained
 from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.objectives.draw import below, ordinary, uniform
+from tests.support.corpora import documents, trained
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 300))

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from corpora import corpus_of, documents, trained
 
 from heedful.checkpoint import Config, Loaded, create
 from heedful.checkpoint.attach import attach
@@ -29,6 +28,7 @@ from heedful.objectives.rows import Rows
 from heedful.objectives.sentence_windows import Neighbours, Plan, WindowSettings, cut_windows, plan, text_pool
 from heedful.objectives.teacher_cache import VectorCache, nearest_texts
 from heedful.tokenizer import Tokenizer
+from tests.support.corpora import corpus_of, documents, trained
 
 TEXTS = [" ".join(each) for each in documents(8, seed=3, sentences=(1, 2))]
 

@@ -20,7 +20,7 @@ from heedful.objectives.masked import Masked
 from heedful.objectives.rows import FULL, fitted
 from heedful.packed import Packed
 from heedful.train.loop import Trainer, TrainSettings
-from tests.train.tiny_runs import tokenizer
+from tests.support.tiny_runs import tokenizer
 
 LAYERS, WIDTH, LENGTH, ROW, STEP = 3, 48, 128, 1024, 4
 LINEAR = {"mm", "addmm"}  # what linear layers are made of

@@ -7,12 +7,12 @@ from functools import cache
 import numpy as np
 import pytest
 import tokenizers
-from corpora import documents, trained
 from tokenizers import models, pre_tokenizers, processors
 
 from heedful.errors import HeedfulError
 from heedful.objectives.frame import Frame
 from heedful.tokenizer import Tokenizer
+from tests.support.corpora import documents, trained
 
 TEXTS = documents(12, seed=2)
 

@@ -20,9 +20,9 @@ from heedful.objectives import Sample
 from heedful.objectives.base import ratios
 from heedful.objectives.masked import MOST, Masked, MaskedPairs, _spans
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
-from tests.learning import same_gradients
-from tests.tiny import Exact, save_tiny
-from tests.train.tiny_runs import tokenizer
+from tests.support.task_parity import same_gradients
+from tests.support.tiny_models import Exact, save_tiny
+from tests.support.tiny_runs import tokenizer
 
 TEXTS = ["unbelievable foxes jumped overwhelmingly", "the dogs slept", "near hidden wonders, nothing ceased", "a"] * 6
 

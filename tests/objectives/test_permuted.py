@@ -21,9 +21,9 @@ from heedful.objectives import Batch, Sample
 from heedful.objectives.permuted import Permuted
 from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.optim import AdamW
-from tests.learning import same_gradients
-from tests.tiny import Exact, save_tiny
-from tests.train.tiny_runs import LINES, tokenizer
+from tests.support.task_parity import same_gradients
+from tests.support.tiny_models import Exact, save_tiny
+from tests.support.tiny_runs import LINES, tokenizer
 
 special = tokenizer().special
 FIRST, END, PAD, MASK = special.first, special.separator, special.pad, special.mask

@@ -29,9 +29,9 @@ from heedful.objectives import Batch, Sample
 from heedful.objectives.replaced import Replaced, drawn, put, tied_generator
 from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.optim import AdamW
-from tests.learning import same_gradients
-from tests.tiny import Exact, eager, randomise, save_tiny
-from tests.train.tiny_runs import LINES, distance, tokenizer
+from tests.support.task_parity import same_gradients
+from tests.support.tiny_models import Exact, eager, randomise, save_tiny
+from tests.support.tiny_runs import LINES, distance, tokenizer
 
 special = tokenizer().special
 FIRST, END, PAD, MASK = special.first, special.separator, special.pad, special.mask

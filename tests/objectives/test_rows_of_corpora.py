@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import corpus_of, documents, trained
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from heedful.objectives import rows as rows_module
 from heedful.objectives.frame import Frame
 from heedful.objectives.rows import Pairs, Rows, fitted, held_out, truncated, windows
 from heedful.tokenizer import Tokenizer
+from tests.support.corpora import corpus_of, documents, trained
 
 COUNT = 60
 DOCUMENTS = documents(COUNT, seed=4, sentences=(1, 12))

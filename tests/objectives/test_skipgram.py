@@ -18,7 +18,7 @@ from heedful.objectives.skipgram import SkipGram, pair_losses
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.settings import AdamW
-from tests.classics import bare
+from tests.support.classic_models import bare
 
 
 def sample(*texts: list[int]) -> Sample:

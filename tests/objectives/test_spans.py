@@ -24,9 +24,9 @@ from heedful.packed import Packed
 from heedful.tokenizer import Tokenizer
 from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.optim import AdamW
-from tests.learning import same_gradients
-from tests.tiny import Exact, save_tiny
-from tests.train.tiny_runs import LINES
+from tests.support.task_parity import same_gradients
+from tests.support.tiny_models import Exact, save_tiny
+from tests.support.tiny_runs import LINES
 
 PAD, END = 0, 1
 WORDS = sorted({word for line in LINES for word in line.split()})[:60]

@@ -13,8 +13,8 @@ from heedful.errors import HeedfulError
 from heedful.objectives import Sample
 from heedful.objectives.masked import Masked, MaskedPairs
 from heedful.objectives.rows import Steady, fitted
-from tests.tiny import save_tiny
-from tests.train.tiny_runs import tokenizer
+from tests.support.tiny_models import save_tiny
+from tests.support.tiny_runs import tokenizer
 
 STEADY = Steady(sequences=6, pad=0)
 

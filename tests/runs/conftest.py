@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from folders import make
-from invented import data
 
 from heedful.runs import timing
 from heedful.runs.distil import search as distil_search
 from heedful.runs.distil import verdict as distil_verdict
 from heedful.runs.finetune import run as finetune
 from heedful.runs.pretrain import run as pretrain
+from tests.support.generated_data import data
+from tests.support.model_folders import make
 
 
 @pytest.fixture

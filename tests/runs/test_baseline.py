@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from folders import make
-from invented import data, tune
 
 import heedful
 from heedful.data import read
@@ -26,6 +24,8 @@ from heedful.runs.scoring import measure
 from heedful.tasks.specs.embed import EmbedSettings
 from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer
+from tests.support.generated_data import data, tune
+from tests.support.model_folders import make
 
 TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 

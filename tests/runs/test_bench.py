@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import make
 
 import heedful.runs.bench as module
 from heedful.cli import main
@@ -19,6 +18,7 @@ from heedful.runs import evaluate as evaluation
 from heedful.runs import timing
 from heedful.runs.bench import bench
 from heedful.runs.timing import resident
+from tests.support.model_folders import make
 
 ROWS = "text,label\n" + "".join(f"the cat {word},{label}\n" for word in "abcdefgh" for label in ("good", "bad"))
 

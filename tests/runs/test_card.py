@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import run_folders as made
-from folders import make
 from huggingface_hub import metadata_load
 from markdown_it import MarkdownIt
 from sentence_transformers import SentenceTransformer
@@ -24,6 +22,8 @@ from heedful.errors import HeedfulError
 from heedful.runs.card.finetuned import number, plain, write_card
 from heedful.runs.card.usage import usage
 from heedful.tasks.specs import SPECS
+from tests.support import run_folders as made
+from tests.support.model_folders import make
 
 EVIL = [
     "<script>alert(1)</script>",

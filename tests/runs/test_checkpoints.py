@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from invented import data, tune
-from reporters import Messages
 
 from heedful import Engine, HeedfulError, load
 from heedful.cli import main
@@ -17,6 +15,8 @@ from heedful.runs.checkpoints import checkpoint, checkpoints, drop_state, extend
 from heedful.runs.evaluate import evaluate
 from heedful.runs.finetune import run as module
 from heedful.train.fit import EvalResult
+from tests.support.generated_data import data, tune
+from tests.support.reporters import Messages
 
 pytestmark = pytest.mark.usefixtures("quick")
 

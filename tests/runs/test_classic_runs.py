@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from folders import make
-from invented import classified, data, tune
 
 import heedful
 from heedful.checkpoint import load
@@ -29,6 +27,8 @@ from heedful.tokenizer import TokenizerSettings, train
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer
+from tests.support.generated_data import classified, data, tune
+from tests.support.model_folders import make
 
 CLASSIC = {"init.kind": "classic", "init.reader.kind": "attention", "init.words.width": 8}
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import run_folders as made
 
 from heedful.runs.plots.curves import Course, curves, ranges, smoothed
 from heedful.runs.plots.figures import draw
+from tests.support import run_folders as made
 
 NAN, INFINITY = float("nan"), float("inf")
 

@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from distilling import NO_BASELINE, QUICK, WITHOUT_DURATION, Told
-from folders import SPARE, VOCABULARY, make
-from invented import DURATION, NAMES, WORDS, as_csv, classified, data, tune
 from safetensors.torch import load_file, save_file
 
 from heedful.checkpoint import Loaded, load, save
@@ -53,6 +50,9 @@ from heedful.runs.run_folder import file_hash
 from heedful.settings import from_file
 from heedful.tasks.task import Cut, evaluate
 from heedful.tokenizer import Encoded, Words
+from tests.support.distillation import NO_BASELINE, QUICK, WITHOUT_DURATION, Told
+from tests.support.generated_data import DURATION, NAMES, WORDS, as_csv, classified, data, tune
+from tests.support.model_folders import SPARE, VOCABULARY, make
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from distilling import NO_BASELINE, QUICK, Told
-from folders import make
 from safetensors.torch import load_file
 
 from heedful.checkpoint import load, read_config
@@ -28,6 +26,8 @@ from heedful.runs.distil.students import one_stack
 from heedful.runs.finetune.run import Finished
 from heedful.runs.overrides import Overrides
 from heedful.train.resume import only_run
+from tests.support.distillation import NO_BASELINE, QUICK, Told
+from tests.support.model_folders import make
 
 pytestmark = pytest.mark.usefixtures("quick")
 

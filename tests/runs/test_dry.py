@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from invented import SIZES, as_csv, assignments, classified, data, tune
 
 from heedful.errors import HeedfulError
 from heedful.runs.finetune import dry_run as dry
 from heedful.runs.finetune import run as module
 from heedful.runs.finetune.dry_run import Estimate, dry_run
+from tests.support.generated_data import SIZES, as_csv, assignments, classified, data, tune
 
 
 def estimated(given: Path, settings: dict[str, Any] | None = None, **more: Any) -> Estimate:

@@ -6,8 +6,6 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from folders import make
-from invented import as_csv, tune
 
 import heedful
 from heedful.data import read
@@ -20,6 +18,8 @@ from heedful.runs.finetune.run import finetune, prepare
 from heedful.shipped import ENCODER
 from heedful.tasks.task import Read
 from heedful.tokenizer import Tokenizer
+from tests.support.generated_data import as_csv, tune
+from tests.support.model_folders import make
 
 ENGLISH = [
     "I would like to return the book that I borrowed last week, but the library is closed.",

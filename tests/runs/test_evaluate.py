@@ -9,12 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import invented
 import pytest
 import torch
-from classics import classic
-from folders import make, their_logits, theirs
-from invented import as_csv, as_lines, classified, data, tune
 from safetensors.torch import load_file, save_file
 
 import heedful
@@ -35,6 +31,10 @@ from heedful.tasks.embed import comparison
 from heedful.tasks.metrics import GLUE
 from heedful.tasks.task import Judged
 from heedful.train.ranks import Ranks
+from tests.support import generated_data
+from tests.support.classic_models import classic
+from tests.support.generated_data import as_csv, as_lines, classified, data, tune
+from tests.support.model_folders import make, their_logits, theirs
 
 TASKS = {
     "single": "classify",
@@ -338,14 +338,14 @@ def test_shares_of_ranks_make_the_whole(kind: str, tmp_path: Path) -> None:
 def test_the_model_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
     tune("qa", data("qa", tmp_path / "data"), tmp_path / "run", {"train.epochs": 1})
     loaded = load(tmp_path / "run")
-    (tmp_path / "new.json").write_text(json.dumps(invented.questions(9, 3, impossible=True)))
+    (tmp_path / "new.json").write_text(json.dumps(generated_data.questions(9, 3, impossible=True)))
     found = evaluate(loaded, tmp_path / "new.json")
     assert found.numbers["version"] == "2.0" and "best_f1" in found.numbers
     assert loaded.thresholds == {}
     with_dev = tmp_path / "splits"
     with_dev.mkdir()
-    (with_dev / "train.json").write_text(json.dumps(invented.questions(9, 3)))
-    (with_dev / "dev.json").write_text(json.dumps(invented.questions(9, 4, impossible=True)))
+    (with_dev / "train.json").write_text(json.dumps(generated_data.questions(9, 3)))
+    (with_dev / "dev.json").write_text(json.dumps(generated_data.questions(9, 4, impossible=True)))
     assert evaluate(loaded, with_dev).numbers["version"] == "2.0", "what counts is the split that is measured"
     assert evaluate(loaded, with_dev, split="train").numbers["version"] == "1.1"
 
@@ -353,7 +353,7 @@ def test_the_model_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_model_that_may_find_no_answer_is_measured_as_such(tmp_path: Path) -> None:
     """Also where all questions have one, as its run measures it there."""
     given = data("impossible", tmp_path / "data")
-    (given / "test.json").write_text(json.dumps(invented.questions(9, 3)))
+    (given / "test.json").write_text(json.dumps(generated_data.questions(9, 3)))
     run = tune("qa", given, tmp_path / "run", {"train.epochs": 1})
     found = evaluate(tmp_path / "run", given).numbers
     assert found["version"] == "2.0" and found == run.results["splits"]["test"]["numbers"]

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from invented import data, tune
 
 from heedful.runs.finetune import training_time as module
 from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer
+from tests.support.generated_data import data, tune
 
 pytestmark = pytest.mark.usefixtures("quick")
 

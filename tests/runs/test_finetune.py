@@ -13,13 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import invented
 import numpy as np
 import pytest
 import torch
-from folders import make, their_logits, theirs
-from invented import as_csv, as_lines, classified, data, tune
-from reporters import Messages
 
 from heedful.checkpoint import load
 from heedful.data import DataSettings, LeaveOut, Scored, read, source_of
@@ -41,6 +37,10 @@ from heedful.tasks.specs.classify import ClassifySettings, MultipleSettings
 from heedful.tokenizer import Words
 from heedful.train.fit import Reporter
 from heedful.train.settings import AdamW
+from tests.support import generated_data
+from tests.support.generated_data import as_csv, as_lines, classified, data, tune
+from tests.support.model_folders import make, their_logits, theirs
+from tests.support.reporters import Messages
 
 TASKS = {  # the kind of invented data -> the task, its setting, and its main number
     "single": ("classify", "classify", "accuracy"),
@@ -130,7 +130,7 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, bare: Path, monkeypatch: p
         check_predictions(folder / f"predictions-{split}.jsonl", numbers)
     assert results["latency"].keys() == {"16"} and results["throughput"] > 0, "the model reads 48 tokens"
     assert results["memory"] > 10**8
-    assert results["data"]["splits"] == {split: {"examples": count} for split, count in invented.SIZES.items()}
+    assert results["data"]["splits"] == {split: {"examples": count} for split, count in generated_data.SIZES.items()}
     assert results["data"]["bad_rows"] == {} and len(results["data"]["files"]) == 3
     assert results["notes"][0].startswith("24 training examples are ")
     assert from_file(FinetuneSettings, folder / "settings.toml").task.kind == setting
@@ -293,7 +293,7 @@ def test_thresholds_are_calibrated_on_dev(tmp_path: Path) -> None:
         done = tune("classify", given, tmp_path / str(how), {"task.thresholds": how})
         scores[how] = done.results["splits"]["dev"]["numbers"]["labels"]
         thresholds = load(tmp_path / str(how)).thresholds
-        assert set(thresholds) == (set(invented.NAMES) if how == "tuned" else set())
+        assert set(thresholds) == (set(generated_data.NAMES) if how == "tuned" else set())
         assert thresholds == strict(tmp_path / str(how) / "model" / "heedful.json").get("thresholds", {})
     assert all(each["f1"] >= scores[0.5][label]["f1"] for label, each in scores["tuned"].items())
     assert any(each["f1"] > scores[0.5][label]["f1"] for label, each in scores["tuned"].items())
@@ -346,7 +346,7 @@ def test_long_answers_are_counted_and_given_where_it_is_said(tmp_path: Path) -> 
 
 def test_questions_without_answers_in_dev_alone(tmp_path: Path) -> None:
     data("qa", tmp_path / "data")
-    (tmp_path / "data" / "dev.json").write_text(json.dumps(invented.questions(6, 9, impossible=True)))
+    (tmp_path / "data" / "dev.json").write_text(json.dumps(generated_data.questions(6, 9, impossible=True)))
     done = tune("qa", tmp_path / "data", tmp_path / "run", {"train.epochs": 1})
     assert done.results["splits"]["dev"]["numbers"]["version"] == "2.0"
 
@@ -354,7 +354,7 @@ def test_questions_without_answers_in_dev_alone(tmp_path: Path) -> None:
 def test_questions_without_answers_in_test_alone_change_no_weight(tmp_path: Path) -> None:
     data("qa", tmp_path / "plain")
     data("qa", tmp_path / "data")
-    (tmp_path / "data" / "test.json").write_text(json.dumps(invented.questions(6, 9, impossible=True)))
+    (tmp_path / "data" / "test.json").write_text(json.dumps(generated_data.questions(6, 9, impossible=True)))
     plain = tune("qa", tmp_path / "plain", tmp_path / "without")
     done = tune("qa", tmp_path / "data", tmp_path / "run")
     weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("without", "run")]
@@ -645,9 +645,9 @@ def test_without_dev(tmp_path: Path) -> None:
     with pytest.raises(
         HeedfulError, match=r"tuned on dev, but there is no dev split: set data\.dev_fraction.*task\.thresholds=0.5"
     ):
-        tune("classify", as_lines(tmp_path / "m.jsonl", invented.labelled(20)), tmp_path / "m",
+        tune("classify", as_lines(tmp_path / "m.jsonl", generated_data.labelled(20)), tmp_path / "m",
              {"data.dev_fraction": 0, "task.thresholds": "tuned"})  # fmt: skip
-    (tmp_path / "q.json").write_text(json.dumps(invented.questions(9, impossible=True)))
+    (tmp_path / "q.json").write_text(json.dumps(generated_data.questions(9, impossible=True)))
     with pytest.raises(HeedfulError, match=r"set data\.dev_fraction.*task\.no_answer_threshold=0"):
         tune("qa", tmp_path / "q.json", tmp_path / "q", {"data.dev_fraction": 0})
     assert not (tmp_path / "m").exists() and not (tmp_path / "q").exists(), "refused before anything was begun"

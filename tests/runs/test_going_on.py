@@ -17,9 +17,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from folders import make
-from invented import as_csv, assignments, classified, data, labelled, tune
-from reporters import Messages
 
 import heedful
 from heedful.checkpoint import load
@@ -35,6 +32,9 @@ from heedful.train.loop import DivergedError, Step, Trainer
 from heedful.train.ranks import Ranks
 from heedful.train.resume import only_run
 from heedful.train.settings import TrainSettings
+from tests.support.generated_data import as_csv, assignments, classified, data, labelled, tune
+from tests.support.model_folders import make
+from tests.support.reporters import Messages
 
 ROOT = Path(__file__).parents[2]
 TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from corpora import documents, trained, write
-from folders import make
-from invented import assignments, data
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -26,6 +23,9 @@ from heedful.runs.pretrain import run as pretrain
 from heedful.runs.pretrain import teacher as pretrain_teacher
 from heedful.train import loop
 from heedful.train.loop import Trainer
+from tests.support.corpora import documents, trained, write
+from tests.support.generated_data import assignments, data
+from tests.support.model_folders import make
 
 META = torch.device("meta")
 MOVES = ("aten._to_copy", "aten.copy_", "aten.set_")  # they are how a tensor gets to a device

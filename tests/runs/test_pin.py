@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from folders import make
-from invented import data, tune
 
 from heedful.checkpoint import hub
 from heedful.errors import HeedfulWarning
@@ -17,6 +15,8 @@ from heedful.runs.pin_models import pin
 from heedful.runs.results import read_results
 from heedful.settings import load_mapping, to_toml
 from heedful.tasks.specs.classify import ClassifySettings
+from tests.support.generated_data import data, tune
+from tests.support.model_folders import make
 
 FIRST, SECOND = "a" * 40, "b" * 40
 

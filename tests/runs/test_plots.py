@@ -11,13 +11,13 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
-import run_folders as made
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from heedful.errors import HeedfulError
 from heedful.runs.plots.figures import _ideal, calibration, confusion, draw, most_confused, scatter, scores, wilson
 from heedful.runs.plots.style import write
+from tests.support import run_folders as made
 
 ROOT = Path(__file__).parents[2]
 THREE = ["negative", "neutral", "positive"]

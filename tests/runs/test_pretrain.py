@@ -21,10 +21,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from corpora import Document, corpus_of, documents, trained, write
 from safetensors.torch import load_file
-from tiny import save_tiny
-from tiny_teacher import make_teacher
 from torch import Tensor
 
 import heedful
@@ -52,6 +49,9 @@ from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.fit import Reporter
 from heedful.train.loop import DivergedError, Step, Trainer
+from tests.support.corpora import Document, corpus_of, documents, trained, write
+from tests.support.tiny_models import save_tiny
+from tests.support.tiny_teacher import make_teacher
 
 ROOT = Path(__file__).parents[2]
 SMALL = {

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from corpora import documents, trained, write
 from safetensors.torch import load_file
-from tiny_teacher import make_teacher
 
 import heedful
 from heedful.errors import HeedfulError
@@ -25,6 +23,8 @@ from heedful.runs.pretrain.settings import Phase, PretrainSettings, settled
 from heedful.tokenizer import Tokenizer
 from heedful.train.fit import Reporter
 from heedful.train.loop import Step, Trainer
+from tests.support.corpora import documents, trained, write
+from tests.support.tiny_teacher import make_teacher
 
 SMALL = {
     "model.layers": 1,

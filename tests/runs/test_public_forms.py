@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from invented import classified, tune
 
 from heedful.cli import main
 from heedful.data import DataSettings, read
@@ -17,6 +16,7 @@ from heedful.errors import HeedfulError
 from heedful.runs.evaluate import evaluate
 from heedful.runs.finetune import run as module
 from heedful.runs.run_folder import read_json
+from tests.support.generated_data import classified, tune
 
 LATIN_1 = {"data.encoding": "latin-1"}
 Given = dict[str, Path] | Path

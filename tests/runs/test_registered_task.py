@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 import pyarrow.parquet
 import pytest
 import torch
-from folders import make
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -37,6 +36,7 @@ from heedful.tasks.spec import Card, TaskSettings, TaskSpec
 from heedful.tasks.specs import register, unregister
 from heedful.tasks.task import Judged, Measure, Task, spread, surprise
 from heedful.tokenizer import Encoded, Item
+from tests.support.model_folders import make
 
 pytestmark = pytest.mark.usefixtures("quick", "registered")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import run_folders as made
 
 from heedful.errors import HeedfulError
 from heedful.runs.results import as_float, measured, predictions, read_results
+from tests.support import run_folders as made
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from folders import make
 
 from heedful.checkpoint import Loaded, load
 from heedful.packed import Packed
 from heedful.runs.timing import BATCH, latency, memory, percentile, uncollected
+from tests.support.model_folders import make
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from invented import as_csv, data, tune
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from torch import nn
@@ -29,6 +28,7 @@ from heedful.tasks.classify import Classify, ClassifyMany
 from heedful.tasks.regress import Regress
 from heedful.tasks.task import Task
 from heedful.train.settings import TrainSettings
+from tests.support.generated_data import as_csv, data, tune
 
 TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 NO_TOKENIZER: Any = None  # a task that is only measured needs none

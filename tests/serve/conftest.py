@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from asking import Started
-from folders import HEADS, make, make_writer
 
 from heedful.checkpoint import load, save
 from heedful.checkpoint.attach import attach
 from heedful.infer.engine import Engine
 from heedful.serve.run import Running, background
+from tests.support.http_client import Started
+from tests.support.model_folders import HEADS, make, make_writer
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from asking import Started, ask, closed_after, open_socket, raw, record, status_of
 from test_guard import BODIES, HEADS, chunked, post
+
+from tests.support.http_client import Started, ask, closed_after, open_socket, raw, record, status_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CROWD = 1_000

@@ -15,8 +15,6 @@ import msgspec
 import numpy as np
 import pytest
 import tokenizers
-from asking import Reply, ask
-from folders import long_text, make_writer
 from tokenizers import processors
 
 from heedful.checkpoint import load
@@ -29,6 +27,8 @@ from heedful.serve.run import Running
 from heedful.serve.settings import named
 from heedful.tasks.rewrite import Writing
 from heedful.tokenizer import Tokenizer
+from tests.support.http_client import Reply, ask
+from tests.support.model_folders import long_text, make_writer
 
 QUESTION = {"question": "who wrote it ?", "context": "In Paris, Ada wrote the first program ."}
 CHOICE = {"prompt": "the cat", "choices": ["sat on the mat", "ran"]}

@@ -13,13 +13,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from asking import ROOT, Reply, Started, ask, record
 
 from heedful.cli import main
 from heedful.cli.serve import _keys
 from heedful.serve.keeper import listen
 from heedful.serve.run import background, open_files, run
 from heedful.serve.settings import ServeSettings
+from tests.support.http_client import ROOT, Reply, Started, ask, record
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])

@@ -16,10 +16,10 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from asking import Started, ask, record
 from tokenizers import decoders, models, pre_tokenizers
 
 from heedful.tokenizer import Tokenizer
+from tests.support.http_client import Started, ask, record
 
 SLACK = float(os.environ.get("HEEDFUL_SLACK", "1"))  # by which figures may be exceeded, on a machine that is shared
 

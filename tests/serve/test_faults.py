@@ -21,8 +21,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from asking import Reply, Started, ask, on, open_socket, record
-from folders import make
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +28,8 @@ from heedful.infer.engine import Engine
 from heedful.serve.routes import QUESTIONS
 from heedful.serve.run import Running, background
 from heedful.serve.settings import Limits, ServeSettings, Timeouts
+from tests.support.http_client import Reply, Started, ask, on, open_socket, record
+from tests.support.model_folders import make
 
 WORDS = ["ada", "lives", "in", "paris", "and", "the", "cat", "sat", "on", "a", "mat", "who", "wrote", "it", "first"]
 

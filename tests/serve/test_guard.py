@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from asking import ask, closed_after, open_socket, raw, status_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +25,7 @@ from heedful.serve.count import PART, characters, few_enough, in_turns
 from heedful.serve.guard import read_keys, trouble_of
 from heedful.serve.run import Running, background
 from heedful.serve.settings import Limits, ServeSettings, Timeouts
+from tests.support.http_client import ask, closed_after, open_socket, raw, status_of
 
 JSON = "content-type: application/json\r\n"
 KEY = b"a-key-of-more-than-16-characters"

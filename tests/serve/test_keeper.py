@@ -14,10 +14,10 @@ from http.client import HTTPException
 from typing import Any
 
 import pytest
-from asking import ROOT, Started, ask, record
 
 from heedful.infer.engine import Engine
 from heedful.serve.keeper import listen
+from tests.support.http_client import ROOT, Started, ask, record
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be split here")
 TEXT = "ada lives in paris"

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asking import ROOT, Started, ask, record
 
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
+from tests.support.http_client import ROOT, Started, ask, record
 
 sys.path.append(str(ROOT / "benchmarks"))
 from serving import Heard, capacity, load, texts

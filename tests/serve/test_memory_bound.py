@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from asking import ROOT, Started, ask, open_socket, record, status_of
 from test_abuse import CROWDS, HUGE, TEXTS, dribble, first_word
 from test_guard import BODIES, HEADS
+
+from tests.support.http_client import ROOT, Started, ask, open_socket, record, status_of
 
 sys.path.append(str(ROOT / "benchmarks"))
 from serving import Client, Heard, capacity, load, texts

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from asking import Started, on, raw, record, status_of
 from test_guard import JSON, OK, post, teaches
+
+from tests.support.http_client import Started, on, raw, record, status_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 HOST = b"host: localhost\r\n"

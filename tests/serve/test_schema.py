@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from asking import Started, ask, record
+
+from tests.support.http_client import Started, ask, record
 
 MOST = 10_000  # requests
 CHECKS = (

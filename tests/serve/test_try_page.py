@@ -19,11 +19,11 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from asking import ask
-from folders import make
 
 from heedful.serve.app import FILES, WEB
 from heedful.serve.run import Running, background
+from tests.support.http_client import ask
+from tests.support.model_folders import make
 
 pytestmark = [
     pytest.mark.skipif(not (shutil.which("chromedriver") and shutil.which("chromium")), reason="no chromium is here"),

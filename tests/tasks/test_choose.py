@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from folders import LIMIT, long_text
 
 from heedful.data import Choices
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.tasks.choose import Choose, prompt_windows
 from heedful.tasks.task import evaluate
-from tests.learning import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
+from tests.support.model_folders import LIMIT, long_text
+from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
 
 EXAMPLES = [
     Choices(prompt="the cat", candidates=("sat on the mat", "wrote it", "ran"), answer=1),

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from folders import LIMIT, long_text
 from sklearn import metrics as sklearn_metrics
 from torch.nn import functional as F
 
@@ -16,7 +15,8 @@ from heedful.data import Labelled, MultiLabelled
 from heedful.infer.engine import Engine
 from heedful.tasks.classify import FEW, Classify, ClassifyMany
 from heedful.tasks.task import evaluate
-from tests.learning import SHORT, both, learned, same_gradients, text_of, tokenizer
+from tests.support.model_folders import LIMIT, long_text
+from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer
 
 LABELS = ("bad", "fair", "good")
 TEXTS = [

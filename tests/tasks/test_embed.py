@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from folders import LIMIT, long_text
 from torch.nn import functional as F
 
 from heedful.checkpoint import Loaded
@@ -22,7 +21,8 @@ from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.tasks.embed import Embed
 from heedful.tasks.task import evaluate
-from tests.learning import SHORT, both, learned, text_of, tokenizer
+from tests.support.model_folders import LIMIT, long_text
+from tests.support.task_parity import SHORT, both, learned, text_of, tokenizer
 
 PAIRS = [
     Pair(anchor="the cat sat", positive="on the mat"),

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from folders import LIMIT, long_text
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -22,7 +21,8 @@ from heedful.tasks.extract import EXTRACT, NO_ANSWER, Extract, no_answer_row, to
 from heedful.tasks.task import evaluate
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train
 from heedful.tokenizer.encoded import pair_windows
-from tests.learning import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
+from tests.support.model_folders import LIMIT, long_text
+from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
 
 
 def question(text: str, context: str, *answers: str, at: int | None = None) -> Question:

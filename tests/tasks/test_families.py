@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from folders import VOCABULARY
-from tiny import TINY, save_tiny
 
 import heedful
 from heedful.checkpoint.attach import attach
@@ -25,6 +23,8 @@ from heedful.tasks.extract import Extract
 from heedful.tasks.rewrite import Rewrite, Writing, marks
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import evaluate
+from tests.support.model_folders import VOCABULARY
+from tests.support.tiny_models import TINY, save_tiny
 
 EXAMPLES: dict[str, tuple[type, list[Any], dict[str, Any]]] = {  # kind of head -> task, examples, what it needs
     "sequence_classification": (

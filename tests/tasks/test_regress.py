@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from folders import LIMIT, long_text
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +16,8 @@ from heedful.data import Scored
 from heedful.infer.engine import Engine
 from heedful.tasks.regress import FARTHEST, PearsonSpread, Regress, pearson_of, standard
 from heedful.tasks.task import evaluate
-from tests.learning import SHORT, both, learned, same_gradients, tokenizer
+from tests.support.model_folders import LIMIT, long_text
+from tests.support.task_parity import SHORT, both, learned, same_gradients, tokenizer
 
 EXAMPLES = [
     Scored(text="the cat sat on the mat .", score=4.5),

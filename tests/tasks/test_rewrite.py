@@ -13,8 +13,6 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from folders import make
-from tiny import Exact, eager, randomise
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 import heedful
@@ -32,6 +30,8 @@ from heedful.tasks.task import evaluate
 from heedful.tokenizer import Tokenizer
 from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.optim import AdamW
+from tests.support.model_folders import make
+from tests.support.tiny_models import Exact, eager, randomise
 
 WORDS = ["red", "green", "blue", "one", "two", "three", "\n"]
 VOCABULARY = ["<pad>", "</s>", "<unk>", *WORDS]

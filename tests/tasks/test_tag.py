@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import seqeval.metrics
 import torch
-from folders import LIMIT, NAMES, long_text, make
 from hypothesis import given
 from hypothesis import strategies as st
 from seqeval.scheme import IOB2
@@ -18,7 +17,8 @@ from heedful.infer.engine import Engine
 from heedful.tasks.tag import Tag, entities
 from heedful.tasks.task import evaluate
 from heedful.tokenizer import Tokenizer, TokenizerSettings, Words, train
-from tests.learning import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
+from tests.support.model_folders import LIMIT, NAMES, long_text, make
+from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
 
 EXAMPLES = [
     Tagged(words=("Ada", "lives", "in", "Parisian", "zoos", "."), tags=("B-PER", "O", "O", "B-LOC", "I-LOC", "O")),

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from folders import LIMIT, NAMES, long_text
 
 from heedful.checkpoint import Loaded
 from heedful.checkpoint.attach import attach
@@ -28,7 +27,8 @@ from heedful.tasks.metrics import merge_all
 from heedful.tasks.regress import Regress
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import Measure, Task, chunks, evaluate, surprise
-from tests.learning import both, tokenizer
+from tests.support.model_folders import LIMIT, NAMES, long_text
+from tests.support.task_parity import both, tokenizer
 
 WORDS = "ada lives in paris and zed wrote the first program".split()  # noqa: SIM905
 TEXTS = [" ".join(WORDS[n % 10 :] + WORDS[: n % 7]) for n in range(17)] + ["", long_text(70), "x", "y ? !", "the z"]

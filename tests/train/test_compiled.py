@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny import save_tiny
+from tests.support.tiny_models import save_tiny
 
 # in a process of its own: the tests' checks of shapes would be compiled, too
 SCRIPT = """
@@ -83,7 +83,7 @@ from functools import partialmethod
 import torch
 
 sys.path[:0] = sys.argv[1:]
-import tiny_runs
+from tests.support import tiny_runs
 from heedful.train.loop import Trainer
 
 made = []

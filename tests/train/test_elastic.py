@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from corpora import corpus_of, documents, trained
-from invented import as_csv, classified
-from nursery import Job, Nursery, a_nursery, told, weights
-from tiny_runs import CALM, MADE, distance, same, settings
 
 from heedful.checkpoint import save
 from heedful.train.loop import Trainer
+from tests.support.corpora import corpus_of, documents, trained
+from tests.support.generated_data import as_csv, classified
+from tests.support.processes import ForkServer, Job, fork_server, told, weights
+from tests.support.tiny_runs import CALM, MADE, distance, same, settings
 
 NAMES = ("heedful.runs.pretrain.run", "heedful.runs.finetune.run")  # modules
 CALMLY = {"train.optimizer.lr": 2e-2, "train.optimizer.eps": 1e-2, "train.precision": "float32"}
@@ -40,15 +40,15 @@ FINETUNED = {
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
+def server() -> Iterator[ForkServer]:
     """Where processes come from."""
-    with a_nursery(*NAMES) as made:
+    with fork_server(*NAMES) as made:
         yield made
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["packed", pytest.param("half", marks=pytest.mark.slow)])
-def test_trap_33_one_two_and_four_ranks_in_float64(nursery: Nursery, tmp_path: Path, task: str) -> None:
+def test_trap_33_one_two_and_four_ranks_in_float64(server: ForkServer, tmp_path: Path, task: str) -> None:
     """Ragged packed rows, in micro-batches; ranks without a sample, or without a gradient."""
     how = {"max_steps": 6, "optimizer": CALM, "max_tokens_per_microbatch": 45}
     loaded, objective, samples = MADE[task](0.0)
@@ -56,7 +56,7 @@ def test_trap_33_one_two_and_four_ranks_in_float64(nursery: Nursery, tmp_path: P
     steps = list(alone)
     for size in (2, 4):
         job = Job(out=str(tmp_path / str(size)), what="updates", task=task, dropout=0.0, train=how, double=True)
-        assert nursery.run(job, size) == [0] * size
+        assert server.run(job, size) == [0] * size
         assert all(same(weights(job), weights(job, rank)) for rank in range(1, size))
         assert next(iter(weights(job).values())).dtype == torch.float64
         assert distance(weights(job), alone.loaded.named()) < 1e-10
@@ -66,7 +66,7 @@ def test_trap_33_one_two_and_four_ranks_in_float64(nursery: Nursery, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["pretrain", pytest.param("finetune", marks=pytest.mark.slow)])
-def test_t9_a_run_of_two_ranks_goes_on_on_one_and_on_four(nursery: Nursery, tmp_path: Path, what: str) -> None:
+def test_t9_a_run_of_two_ranks_goes_on_on_one_and_on_four(server: ForkServer, tmp_path: Path, what: str) -> None:
     if what == "pretrain":
         found = documents(90)
         data, sets = corpus_of(tmp_path, found, trained(found)).folder, PRETRAINED
@@ -76,9 +76,9 @@ def test_t9_a_run_of_two_ranks_goes_on_on_one_and_on_four(nursery: Nursery, tmp_
         sets = FINETUNED | {"init.model": tmp_path / "base"}
     given = tuple(f"{name}={value}" for name, value in (sets | CALMLY).items())
     job = Job(out=str(tmp_path / "out"), what=what, folder=str(tmp_path / "run"), data=str(data), sets=given)
-    assert nursery.run(replace(job, folder=str(tmp_path / "whole"))) == [0], told(job)
+    assert server.run(replace(job, folder=str(tmp_path / "whole"))) == [0], told(job)
     for size, stop in ((2, 17), (1, 31), (4, 0)):
-        assert nursery.run(replace(job, stop=stop), size) == [0] * size
+        assert server.run(replace(job, stop=stop), size) == [0] * size
         assert {told(job, rank)["stop_reason"] for rank in range(size)} == {"interrupted" if stop else "completed"}
     lines, expected = (
         [json.loads(line) for line in (tmp_path / name / "journal.jsonl").read_text().splitlines()]

@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from nursery import left
-from tiny_runs import FAULTS, LINES, Faulty, same, settings, trainer, wave, weights
 from torch import Tensor
 
 from heedful import durable
@@ -26,6 +24,8 @@ from heedful.train.fit import EvalResult, FitSettings, Fitted, Reporter, fit
 from heedful.train.journal import Journal, records
 from heedful.train.loop import DivergedError, Step, Trainer
 from heedful.train.resume import Store
+from tests.support.processes import left
+from tests.support.tiny_runs import FAULTS, LINES, Faulty, same, settings, trainer, wave, weights
 
 
 class Told(Reporter):

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import Job, Nursery, a_nursery, left, told, weights
-from tiny_runs import same
 
 from heedful.train.journal import records
+from tests.support.processes import ForkServer, Job, fork_server, left, told, weights
+from tests.support.tiny_runs import same
 
 # kills at any moment, and kills before an operation of a commit: of one rank, and of two
 QUICK, FULL = {1: (3, 3), 2: (3, 3)}, {1: (50, 50), 2: (50, 20)}
@@ -25,17 +25,17 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
+def server() -> Iterator[ForkServer]:
     """Where processes come from."""
-    with a_nursery() as made:
+    with fork_server() as made:
         yield made
 
 
 class Whole:
     """Runs that nothing happened to: what they left, how long they took, and what they did on the disk."""
 
-    def __init__(self, nursery: Nursery, folder: Path) -> None:
-        self.nursery, self.folder = nursery, folder
+    def __init__(self, server: ForkServer, folder: Path) -> None:
+        self.server, self.folder = server, folder
         self.found: dict[int, tuple[dict[str, Any], float, int]] = {}
 
     def __getitem__(self, ranks: int) -> tuple[dict[str, Any], float, int]:
@@ -45,7 +45,7 @@ class Whole:
             seconds = []
             for each in (job, counted):
                 started = time.monotonic()
-                assert self.nursery.run(each, ranks) == [0] * ranks
+                assert self.server.run(each, ranks) == [0] * ranks
                 seconds.append(time.monotonic() - started)
             assert left(counted.folder) == left(job.folder)
             self.found[ranks] = left(job.folder), min(seconds), told(counted)["operations"]
@@ -53,20 +53,20 @@ class Whole:
 
 
 @pytest.fixture(scope="module")
-def whole(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+def whole(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """For each number of ranks."""
-    return Whole(nursery, tmp_path_factory.mktemp("whole"))
+    return Whole(server, tmp_path_factory.mktemp("whole"))
 
 
 def job_in(folder: Path, **more: Any) -> Job:
     return Job(out=str(folder / "out"), folder=str(folder / "run"), evaluate="wave", **more)
 
 
-def ended(nursery: Nursery, job: Job, ranks: int) -> None:
+def ended(server: ForkServer, job: Job, ranks: int) -> None:
     """Started once more, it comes to its end; at most the step that was running is lost, and nothing is left over."""
     journal = Path(job.folder) / "journal.jsonl"
     done = [line["step"] for line in records(journal) if "loss" in line] if journal.exists() else []
-    assert nursery.run(job, ranks) == [0] * ranks
+    assert server.run(job, ranks) == [0] * ranks
     assert {told(job, rank)["stop_reason"] for rank in range(ranks)} == {"completed"}
     assert told(job)["resumed_from"] >= max(done, default=1) - 1
     assert all(same(weights(job), weights(job, rank)) for rank in range(1, ranks))
@@ -76,7 +76,7 @@ def ended(nursery: Nursery, job: Job, ranks: int) -> None:
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("counts", COUNTS)
 def test_t1_killed_at_any_moment(
-    nursery: Nursery, whole: Whole, tmp_path: Path, counts: dict[int, tuple[int, int]], ranks: int
+    server: ForkServer, whole: Whole, tmp_path: Path, counts: dict[int, tuple[int, int]], ranks: int
 ) -> None:
     expected, seconds, _ = whole[ranks]
     chance = random.Random(ranks)
@@ -86,25 +86,25 @@ def test_t1_killed_at_any_moment(
         job = job_in(tmp_path / str(runs))
         for _ in range(chance.choice((1, 2, 3))):
             starts += 1
-            pids = nursery.begin(job, ranks)
+            pids = server.begin(job, ranks)
             time.sleep(chance.uniform(0, seconds))
             for pid in pids if chance.random() < 0.3 else chance.sample(pids, 1):  # the whole group, or one of it
                 os.kill(pid, signal.SIGKILL)
-            killed += -9 in nursery.wait(pids)
-        ended(nursery, job, ranks)
+            killed += -9 in server.wait(pids)
+        ended(server, job, ranks)
         assert left(job.folder) == expected
     print(f"{ranks} ranks: {runs} runs of {seconds:.1f} s, killed {killed} times in {starts} starts, all the same")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKS)
-def test_t1_one_run_killed_200_times(nursery: Nursery, tmp_path: Path, ranks: int) -> None:
+def test_t1_one_run_killed_200_times(server: ForkServer, tmp_path: Path, ranks: int) -> None:
     """400 steps, and 200 kills spread over all of them, or nearly so many."""
     steps, kills = 400, 200
     job, steady = (job_in(tmp_path / name, train={"max_steps": steps}) for name in ("killed", "steady"))
     journal, chance = Path(job.folder) / "journal.jsonl", random.Random(ranks)
     started = time.monotonic()
-    assert nursery.run(steady, ranks) == [0] * ranks
+    assert server.run(steady, ranks) == [0] * ranks
     one = (time.monotonic() - started) / steps
     killed = starts = done = 0
     begin = 1.0  # seconds until the first step of a start, at first a guess
@@ -112,16 +112,16 @@ def test_t1_one_run_killed_200_times(nursery: Nursery, tmp_path: Path, ranks: in
         starts += 1
         early = done > steps * killed / kills  # more steps than kills: this start comes to none
         ahead = 2 * one * (steps - done) / (kills - killed)
-        pids = nursery.begin(job, ranks)
+        pids = server.begin(job, ranks)
         time.sleep(chance.uniform(0, begin / 2 if early else begin + ahead))
         for pid in pids if chance.random() < 0.3 else chance.sample(pids, 1):
             os.kill(pid, signal.SIGKILL)
-        killed += -9 in nursery.wait(pids)
+        killed += -9 in server.wait(pids)
         before, done = done, _last(journal)
         if not early:
             begin *= 0.9 if done > before else 1.1  # about half of these starts come to a step
     assert killed >= 0.9 * kills, f"at its end after {killed} kills"  # a busy machine is not met at every moment
-    ended(nursery, job, ranks)
+    ended(server, job, ranks)
     assert left(job.folder) == left(steady.folder)
     print(f"{ranks} ranks: killed {killed} times in {starts} starts, the last time after step {done} of {steps}")
 
@@ -133,7 +133,7 @@ def _last(journal: Path) -> int:
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("counts", COUNTS)
 def test_t1_killed_inside_a_commit(
-    nursery: Nursery, whole: Whole, tmp_path: Path, counts: dict[int, tuple[int, int]], ranks: int
+    server: ForkServer, whole: Whole, tmp_path: Path, counts: dict[int, tuple[int, int]], ranks: int
 ) -> None:
     expected, _, operations = whole[ranks]
     assert operations > 100
@@ -145,21 +145,21 @@ def test_t1_killed_inside_a_commit(
             operation,
             chance.randrange(1, operations - operation + 100),
         ):  # the second one soon after a resume
-            codes = nursery.run(replace(job, kill=kill), ranks)
+            codes = server.run(replace(job, kill=kill), ranks)
             assert set(codes) <= {-9, 3} or (codes == [0] * ranks and kill != operation)
             killed += -9 in codes
-        ended(nursery, job, ranks)
+        ended(server, job, ranks)
         assert left(job.folder) == expected
     print(f"{ranks} ranks: {counts[ranks][1]} runs of {operations} operations, killed before {killed}, all the same")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKS)
-def test_t1_checkpoints_less_often(nursery: Nursery, tmp_path: Path, ranks: int) -> None:
+def test_t1_checkpoints_less_often(server: ForkServer, tmp_path: Path, ranks: int) -> None:
     rare = {"checkpoint_every_minutes": 60.0, "eval_every_epochs": 1.25}
     job, steady = job_in(tmp_path / "killed", fit=rare), job_in(tmp_path / "steady", fit=rare)
     for at in (4, 9, 12):
-        assert -9 in nursery.run(replace(job, fault="SIGKILL", at=at, rank=0), ranks)
-    assert nursery.run(job, ranks) == nursery.run(steady, ranks) == [0] * ranks
+        assert -9 in server.run(replace(job, fault="SIGKILL", at=at, rank=0), ranks)
+    assert server.run(job, ranks) == server.run(steady, ranks) == [0] * ranks
     assert told(job)["resumed_from"] == 10
     assert left(job.folder) == left(steady.folder)

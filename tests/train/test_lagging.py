@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import LABELS, LINES, tokenizer
 from torch import Tensor
 
 import heedful
@@ -28,6 +27,7 @@ from heedful.tasks.classify import Classify
 from heedful.train.loop import Trainer, TrainSettings
 from heedful.train.optim import Optimizer
 from heedful.train.settings import AdamW
+from tests.support.tiny_runs import LABELS, LINES, tokenizer
 
 pytestmark = pytest.mark.usefixtures("native")
 

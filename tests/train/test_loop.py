@@ -12,10 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_runs
 import torch
-from tiny import sequences, tiny
-from tiny_runs import CALM, Spy, distance, everything, records, same, settings, trainer, weights
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import get_linear_schedule_with_warmup
@@ -30,6 +27,9 @@ from heedful.objectives import Batch, Sample
 from heedful.train import loop
 from heedful.train.loop import Step, StoppedError, Trainer, TrainSettings
 from heedful.train.optim import AdamW, Constant, Linear, factor
+from tests.support import tiny_runs
+from tests.support.tiny_models import sequences, tiny
+from tests.support.tiny_runs import CALM, Spy, distance, everything, records, same, settings, trainer, weights
 
 # -- trap 33: an update does not depend on how it was cut up ------------------------------------------------------
 

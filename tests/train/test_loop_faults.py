@@ -13,15 +13,15 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import nursery
 import pytest
 import torch
-from tiny_runs import CALM, FAULTS, Faulty, Spy, distance, everything, records, same, trainer, weights
 from torch import Tensor
 
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.objectives import Batch
 from heedful.train.loop import DivergedError
+from tests.support import processes
+from tests.support.tiny_runs import CALM, FAULTS, Faulty, Spy, distance, everything, records, same, trainer, weights
 
 # -- T6: numbers that are not finite ------------------------------------------------------------------------------
 
@@ -251,10 +251,10 @@ def test_t14_a_real_limit(halve: str) -> None:
 @pytest.mark.parametrize("steps", [600, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_t15_memory_and_open_files_stay(tmp_path: Path, steps: int) -> None:
     how = {"max_steps": steps, "batch_size": 2, "schedule": {"kind": "constant"}}
-    job = nursery.Job(out=str(tmp_path), what="soak", train=how)
-    with nursery.a_nursery() as made:
+    job = processes.Job(out=str(tmp_path), what="soak", train=how)
+    with processes.fork_server() as made:
         assert made.run(job) == [0]
-    seen = np.array(nursery.told(job)["seen"], dtype=np.float64)
+    seen = np.array(processes.told(job)["seen"], dtype=np.float64)
     assert len(seen) == 19 and len(set(seen[:, 2])) == 1
     slope = np.polyfit(seen[:, 0], seen[:, 1], 1)[0]
     assert slope * 10**4 < 2**20 or (steps < 10**4 and seen[-1, 1] - seen[0, 1] < 2**20)

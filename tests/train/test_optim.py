@@ -33,7 +33,7 @@ from heedful.train.optim import (
     factor,
     layer_lrs,
 )
-from tests.tiny import MODELS, TINY
+from tests.support.tiny_models import MODELS, TINY
 
 # -- schedules ------------------------------------------------------------------------------------------------
 

@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import ONE_THREAD, Job, Nursery, a_nursery, free_port, left, told, weights
-from tiny_runs import CALM, distance, same, trainer
 from torch.distributed import DistStoreError, HashStore
 
 from heedful.errors import HeedfulError
 from heedful.train.ranks import ALONE, Ranks, _met, ranks
+from tests.support.processes import ONE_THREAD, ForkServer, Job, fork_server, free_port, left, told, weights
+from tests.support.tiny_runs import CALM, distance, same, trainer
 
 LOST = r"rank {} waits for rank 1, which has ended, or hangs: "
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
+def server() -> Iterator[ForkServer]:
     """Where processes come from."""
-    with a_nursery() as made:
+    with fork_server() as made:
         yield made
 
 
@@ -51,9 +51,9 @@ def test_alone() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_together(nursery: Nursery, job: Job, size: int) -> None:
+def test_together(server: ForkServer, job: Job, size: int) -> None:
     job = replace(job, what="together")
-    assert nursery.run(job, size) == [0] * size
+    assert server.run(job, size) == [0] * size
     for rank in range(size):
         found = told(job, rank)
         assert found["added"] == [
@@ -72,10 +72,10 @@ def test_together(nursery: Nursery, job: Job, size: int) -> None:
 
 
 @pytest.mark.parametrize(("task", "size"), [("classify", 3), ("tag", 2), ("half", 2)])
-def test_trap_33_updates_on_several_ranks(nursery: Nursery, job: Job, task: str, size: int) -> None:
+def test_trap_33_updates_on_several_ranks(server: ForkServer, job: Job, task: str, size: int) -> None:
     how: dict[str, Any] = {"max_steps": 5, "optimizer": CALM, "max_tokens_per_microbatch": 25}
     job = replace(job, what="updates", task=task, dropout=0.0, train=how)
-    assert nursery.run(job, size) == [0] * size
+    assert server.run(job, size) == [0] * size
     assert all(same(weights(job), weights(job, rank)) for rank in range(1, size))
     alone = trainer(task, 0.0, **how)
     steps = list(alone)  # the fourth takes one sample, so that all ranks but one have none
@@ -85,11 +85,11 @@ def test_trap_33_updates_on_several_ranks(nursery: Nursery, job: Job, task: str,
         assert told(job, rank)["tokens"] == [step.tokens for step in steps]
 
 
-def test_t9_resumed_on_other_numbers_of_ranks(nursery: Nursery, job: Job, tmp_path: Path) -> None:
+def test_t9_resumed_on_other_numbers_of_ranks(server: ForkServer, job: Job, tmp_path: Path) -> None:
     job = replace(job, dropout=0.0, train={"optimizer": CALM})
-    assert nursery.run(replace(job, folder=str(tmp_path / "whole"))) == [0]
+    assert server.run(replace(job, folder=str(tmp_path / "whole"))) == [0]
     for size, stop in ((1, 3), (2, 7), (4, 9), (1, 0)):
-        assert nursery.run(replace(job, stop=stop), size) == [0] * size
+        assert server.run(replace(job, stop=stop), size) == [0] * size
         assert {told(job, rank)["stop_reason"] for rank in range(size)} == {"interrupted" if stop else "completed"}
     lines, expected = (
         [json.loads(line) for line in left(folder)["journal"].splitlines()]
@@ -100,9 +100,9 @@ def test_t9_resumed_on_other_numbers_of_ranks(nursery: Nursery, job: Job, tmp_pa
     assert losses == pytest.approx(others, rel=1e-5)
 
 
-def test_dropout_differs_between_ranks_and_runs_are_the_same(nursery: Nursery, job: Job, tmp_path: Path) -> None:
+def test_dropout_differs_between_ranks_and_runs_are_the_same(server: ForkServer, job: Job, tmp_path: Path) -> None:
     again = replace(job, folder=str(tmp_path / "again"), out=str(tmp_path / "again-out"))
-    assert nursery.run(job, 2) == nursery.run(again, 2) == [0, 0]
+    assert server.run(job, 2) == server.run(again, 2) == [0, 0]
     assert left(job.folder) == left(again.folder)
     assert all(same(weights(job), weights(each, rank)) for each in (job, again) for rank in (0, 1))
     # two ranks with one sample each: if both had the same mask, so would one rank with two micro-batches
@@ -111,7 +111,7 @@ def test_dropout_differs_between_ranks_and_runs_are_the_same(nursery: Nursery, j
         what="updates",
         train={"batch_size": 2, "max_tokens_per_microbatch": 1, "max_steps": 1},
     )
-    nursery.run(pair, 2)
+    server.run(pair, 2)
     assert told(pair)["losses"] != [step.loss for step in trainer(**pair.train)]
 
 
@@ -119,9 +119,9 @@ def test_dropout_differs_between_ranks_and_runs_are_the_same(nursery: Nursery, j
 
 
 @pytest.mark.parametrize(("fault", "rank"), [("nan loss", 1), ("nan gradient", 0), ("infinite loss", 1)])
-def test_t6_all_ranks_stop_at_the_same_step(nursery: Nursery, job: Job, fault: str, rank: int) -> None:
+def test_t6_all_ranks_stop_at_the_same_step(server: ForkServer, job: Job, fault: str, rank: int) -> None:
     job = replace(job, fault=fault, at=6, rank=rank)
-    assert nursery.run(job, 2) == [3, 3]
+    assert server.run(job, 2) == [3, 3]
     for each in (0, 1):
         assert told(job, each)["kind"] == "DivergedError" and told(job, each)["error"].startswith("step 6: ")
     found = left(job.folder)
@@ -130,53 +130,53 @@ def test_t6_all_ranks_stop_at_the_same_step(nursery: Nursery, job: Job, fault: s
     assert last["step"] == 6 and last["skipped"] and last["grad_norm"] in ("NaN", "Infinity")
 
 
-def test_t6_all_ranks_leave_out_the_same_step(nursery: Nursery, job: Job) -> None:
+def test_t6_all_ranks_leave_out_the_same_step(server: ForkServer, job: Job) -> None:
     job = replace(job, fault="nan gradient", at=6, rank=1, train={"max_nonfinite_steps": 1})
-    assert nursery.run(job, 2) == [0, 0]
+    assert server.run(job, 2) == [0, 0]
     assert same(weights(job), weights(job, 1))
     assert left(job.folder)["journal"].count(b"skipped") == 1
 
 
 @pytest.mark.parametrize(("name", "rank"), [("SIGTERM", 1), ("SIGINT", 0), ("SIGUSR1", 1)])
 def test_t10_a_signal_to_one_rank_stops_all_after_the_same_step(
-    nursery: Nursery, job: Job, tmp_path: Path, name: str, rank: int
+    server: ForkServer, job: Job, tmp_path: Path, name: str, rank: int
 ) -> None:
     whole = replace(job, folder=str(tmp_path / "whole"))
     job = replace(job, fault=name, at=6, rank=rank)
-    assert nursery.run(whole, 2) == nursery.run(job, 2) == [0, 0]
+    assert server.run(whole, 2) == server.run(job, 2) == [0, 0]
     assert [(told(job, each)["stop_reason"], told(job, each)["step"]) for each in (0, 1)] == [("interrupted", 5)] * 2
     assert left(job.folder)["step"] == "step-00000005"
-    assert nursery.run(replace(job, fault=""), 2) == [0, 0]
+    assert server.run(replace(job, fault=""), 2) == [0, 0]
     assert left(job.folder) == left(whole.folder)
 
 
-def test_t10_a_second_sigint_leaves_at_once(nursery: Nursery, job: Job) -> None:
+def test_t10_a_second_sigint_leaves_at_once(server: ForkServer, job: Job) -> None:
     job = replace(job, evaluate="slow", fit={"eval_every_epochs": 1.0})
-    pids = nursery.begin(job, 2)
+    pids = server.begin(job, 2)
     wait_for(Path(job.folder) / "journal.jsonl", b'"step": 4')
     for _ in range(2):
         os.kill(pids[1], signal.SIGINT)
         time.sleep(0.3)
     started = time.monotonic()
     os.kill(pids[0], signal.SIGKILL)  # it is in the middle of its evaluation
-    assert nursery.wait(pids) == [-9, 130]
+    assert server.wait(pids) == [-9, 130]
     assert time.monotonic() - started < 10
     assert left(job.folder)["step"] == "step-00000003"
 
 
-def test_t10_a_signal_leaves_an_evaluation_on_all_ranks(nursery: Nursery, job: Job, tmp_path: Path) -> None:
+def test_t10_a_signal_leaves_an_evaluation_on_all_ranks(server: ForkServer, job: Job, tmp_path: Path) -> None:
     whole = replace(job, folder=str(tmp_path / "whole"), fit={"eval_every_epochs": 1.0})
-    assert nursery.run(whole, 2) == [0, 0]
-    pids = nursery.begin(replace(job, evaluate="slow", fit={"eval_every_epochs": 1.0}), 2)
+    assert server.run(whole, 2) == [0, 0]
+    pids = server.begin(replace(job, evaluate="slow", fit={"eval_every_epochs": 1.0}), 2)
     wait_for(Path(job.folder) / "journal.jsonl", b'"step": 4')
     time.sleep(0.3)  # an evaluation takes a minute
     started = time.monotonic()
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
-    assert nursery.wait(pids) == [0, 0] and time.monotonic() - started < 30
+    assert server.wait(pids) == [0, 0] and time.monotonic() - started < 30
     assert [told(job, each)["stop_reason"] for each in (0, 1)] == ["interrupted"] * 2
     assert left(job.folder)["step"] == "step-00000004"
-    assert nursery.run(replace(job, fit={"eval_every_epochs": 1.0}), 2) == [0, 0]
+    assert server.run(replace(job, fit={"eval_every_epochs": 1.0}), 2) == [0, 0]
     assert left(job.folder) == left(whole.folder)
 
 
@@ -189,15 +189,15 @@ def wait_for(path: Path, text: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_t14_all_ranks_make_their_micro_batches_smaller(nursery: Nursery, job: Job, tmp_path: Path) -> None:
+def test_t14_all_ranks_make_their_micro_batches_smaller(server: ForkServer, job: Job, tmp_path: Path) -> None:
     how = {"shrink_batch_on_oom": True, "max_tokens_per_microbatch": 40}
     whole = replace(job, folder=str(tmp_path / "whole"), train=how, fault="full", at=2, rank=1)
-    assert nursery.run(whole, 2) == [0, 0]
+    assert server.run(whole, 2) == [0, 0]
     assert told(whole)["budget"] == told(whole, 1)["budget"] < 40
     stopped = replace(whole, folder=job.folder)
-    assert nursery.run(replace(stopped, stop=7), 2) == [0, 0]
+    assert server.run(replace(stopped, stop=7), 2) == [0, 0]
     assert told(stopped)["stop_reason"] == "interrupted"
-    assert nursery.run(replace(stopped, fault=""), 2) == [0, 0]
+    assert server.run(replace(stopped, fault=""), 2) == [0, 0]
     assert left(stopped.folder) == left(whole.folder)
 
 
@@ -205,10 +205,10 @@ def test_t14_all_ranks_make_their_micro_batches_smaller(nursery: Nursery, job: J
 
 
 @pytest.mark.parametrize(("fault", "code", "at"), [("SIGKILL", -9, 1), ("SIGKILL", -9, 6), ("broken", 3, 6)])
-def test_t7_the_others_end_and_say_so(nursery: Nursery, job: Job, fault: str, code: int, at: int) -> None:
+def test_t7_the_others_end_and_say_so(server: ForkServer, job: Job, fault: str, code: int, at: int) -> None:
     job = replace(job, fault=fault, at=at, rank=1)
     started = time.monotonic()
-    codes = nursery.run(job, 3)
+    codes = server.run(job, 3)
     assert time.monotonic() - started < 30
     assert codes == [3, code, 3]
     for rank in (0, 2):
@@ -217,14 +217,14 @@ def test_t7_the_others_end_and_say_so(nursery: Nursery, job: Job, fault: str, co
         assert len(told(job, rank)["error"]) < 300
 
 
-def test_t8_a_rank_that_hangs_is_noticed(nursery: Nursery, job: Job) -> None:
+def test_t8_a_rank_that_hangs_is_noticed(server: ForkServer, job: Job) -> None:
     job = replace(job, fault="SIGSTOP", at=6, rank=1, patience=6.0)
-    pids = nursery.begin(job, 2)
+    pids = server.begin(job, 2)
     started = time.monotonic()
-    assert nursery.wait(pids[:1]) == [3], (Path(job.out) / "rank-0.log").read_text()
+    assert server.wait(pids[:1]) == [3], (Path(job.out) / "rank-0.log").read_text()
     assert time.monotonic() - started < 60
     os.kill(pids[1], signal.SIGKILL)
-    assert nursery.wait(pids[1:]) == [-9]
+    assert server.wait(pids[1:]) == [-9]
     assert told(job)["error"].startswith(LOST.format(0))
     assert "imed out" in told(job)["error"] or "Application timeout" in told(job)["error"]  # whichever comes first
 
@@ -277,9 +277,9 @@ def test_ranks_of_an_earlier_start_are_not_met() -> None:
         _met(store, 0, 3, timedelta(seconds=0.2))
 
 
-def test_ranks_that_have_not_the_same_are_refused(nursery: Nursery, job: Job, tmp_path: Path) -> None:
-    assert nursery.run(replace(job, stop=3)) == [0]
-    assert nursery.run([job, replace(job, folder=str(tmp_path / "another"))]) == [3, 3]
+def test_ranks_that_have_not_the_same_are_refused(server: ForkServer, job: Job, tmp_path: Path) -> None:
+    assert server.run(replace(job, stop=3)) == [0]
+    assert server.run([job, replace(job, folder=str(tmp_path / "another"))]) == [3, 3]
     for rank in (0, 1):
         assert "steps of the newest checkpoint and samples are [[2.0, 16.0], [0.0, 16.0]]" in told(job, rank)["error"]
 
@@ -290,7 +290,7 @@ def test_ranks_that_have_not_the_same_are_refused(nursery: Nursery, job: Job, tm
 def torchrun(job: Job, restarts: int, size: int = 2) -> subprocess.Popen[str]:
     Path(job.out).mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
-    script = [f"--max-restarts={restarts}", str(Path(__file__).with_name("nursery.py")), json.dumps(asdict(job))]
+    script = [f"--max-restarts={restarts}", "-m", "tests.support.processes", json.dumps(asdict(job))]
     return subprocess.Popen(
         command + script,
         env=os.environ | ONE_THREAD,
@@ -351,7 +351,7 @@ def slow(*values: Any) -> Any:
     ],
 )
 def test_t7_torchrun_starts_a_killed_rank_again(
-    nursery: Nursery, job: Job, tmp_path: Path, size: int, how: dict[str, Any], shard: Any
+    server: ForkServer, job: Job, tmp_path: Path, size: int, how: dict[str, Any], shard: Any
 ) -> None:
     job = replace(job, train={"data_parallel_shard_degree": shard}, evaluate="")
     slower = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))  # where others want the machine, too
@@ -377,12 +377,12 @@ def test_t7_torchrun_starts_a_killed_rank_again(
     if "at" in how:
         assert [told(job, rank)["resumed_from"] for rank in range(size)] == [how["at"] - 1] * size
     whole = replace(job, folder=str(tmp_path / "whole"))
-    assert nursery.run(whole, size) == [0] * size
+    assert server.run(whole, size) == [0] * size
     assert left(job.folder) == left(whole.folder)
 
 
 @pytest.mark.slow
-def test_t10_torchrun_that_is_told_to_end(nursery: Nursery, job: Job, tmp_path: Path) -> None:
+def test_t10_torchrun_that_is_told_to_end(server: ForkServer, job: Job, tmp_path: Path) -> None:
     long = replace(
         job,
         train={"max_steps": 100_000},

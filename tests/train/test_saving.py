@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import everything, same, settings, trainer
 from torch import Tensor
 
 from heedful.errors import HeedfulError
 from heedful.train.fit import fit
 from heedful.train.resume import Store
 from heedful.train.saving import Saver
+from tests.support.tiny_runs import everything, same, settings, trainer
 
 
 class Slow(Store):

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import Job, Nursery, a_nursery, left, told, weights
-from tiny_runs import CALM, MADE, distance, same, settings
 
 from heedful.errors import HeedfulWarning
 from heedful.train.loop import Trainer
 from heedful.train.resume import Store
+from tests.support.processes import ForkServer, Job, fork_server, left, told, weights
+from tests.support.tiny_runs import CALM, MADE, distance, same, settings
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
+def server() -> Iterator[ForkServer]:
     """Where processes come from."""
-    with a_nursery("heedful.train.sharded", "heedful.train.parts", "torch._dynamo") as made:
+    with fork_server("heedful.train.sharded", "heedful.train.parts", "torch._dynamo") as made:
         yield made
 
 
@@ -45,7 +45,7 @@ def slow(*values: Any) -> Any:
     ],
 )
 def test_trap_33_parts_are_as_copies(
-    nursery: Nursery, tmp_path: Path, task: str, size: int, shard: Any, more: dict[str, Any]
+    server: ForkServer, tmp_path: Path, task: str, size: int, shard: Any, more: dict[str, Any]
 ) -> None:
     """Micro-batches of other numbers on each rank, a table that is tied, a head that is not always used."""
     how: dict[str, Any] = {"max_steps": 6, "optimizer": CALM, "max_tokens_per_microbatch": 45}
@@ -54,7 +54,7 @@ def test_trap_33_parts_are_as_copies(
     steps = list(alone)
     how |= {"data_parallel_shard_degree": shard} | more
     job = Job(out=str(tmp_path / "out"), what="updates", task=task, dropout=0.0, train=how, double=True)
-    assert nursery.run(job, size) == [0] * size, [(tmp_path / "out" / f"rank-{n}.log").read_text() for n in range(size)]
+    assert server.run(job, size) == [0] * size, [(tmp_path / "out" / f"rank-{n}.log").read_text() for n in range(size)]
     assert all(same(weights(job), weights(job, rank)) for rank in range(1, size))
     assert distance(weights(job), alone.loaded.named()) < 1e-10
     for rank in range(size):
@@ -72,15 +72,15 @@ def losses(folder: str | Path) -> list[float]:
 
 
 @pytest.mark.parametrize("sizes", [(2, 1, 2), slow((3, 1, 2)), slow((4, 2, 4))])
-def test_t9_parts_of_other_numbers_of_ranks(nursery: Nursery, tmp_path: Path, sizes: tuple[int, ...]) -> None:
+def test_t9_parts_of_other_numbers_of_ranks(server: ForkServer, tmp_path: Path, sizes: tuple[int, ...]) -> None:
     """Parts are read by fewer ranks and by more, copies by ranks with parts; the best weights are among them."""
     how: dict[str, Any] = {"optimizer": CALM, "data_parallel_shard_degree": "all", "max_steps": FEW}
     job = Job(out=str(tmp_path / "out"), folder=str(tmp_path / "run"), task="packed", dropout=0.0, train=how)
     job = replace(job, evaluate="wave")
-    assert nursery.run(replace(job, folder=str(tmp_path / "whole"))) == [0]
+    assert server.run(replace(job, folder=str(tmp_path / "whole"))) == [0]
     expected = weights(job)
     for size, stop in zip(sizes, (2, 4, 0), strict=True):
-        assert nursery.run(replace(job, stop=stop), size) == [0] * size, told(job)
+        assert server.run(replace(job, stop=stop), size) == [0] * size, told(job)
         layout = list((tmp_path / "run" / "state").glob("step-*/layout.json"))
         assert len(layout) > 0 or size == 1
         assert {told(job, rank)["stop_reason"] for rank in range(size)} == {"interrupted" if stop else "completed"}
@@ -91,21 +91,21 @@ def test_t9_parts_of_other_numbers_of_ranks(nursery: Nursery, tmp_path: Path, si
 
 
 @pytest.mark.parametrize(("behind", "rank"), [slow(False, 1), slow(True, 0)])
-def test_t1_a_killed_rank_with_parts(nursery: Nursery, tmp_path: Path, behind: bool, rank: int) -> None:
+def test_t1_a_killed_rank_with_parts(server: ForkServer, tmp_path: Path, behind: bool, rank: int) -> None:
     how = {"data_parallel_shard_degree": 2, "max_steps": FEW}
     job = Job(out=str(tmp_path / "out"), folder=str(tmp_path / "run"), task="packed", train=how)
     job = replace(job, fit={"async_checkpoint": behind})
-    assert nursery.run(replace(job, folder=str(tmp_path / "whole")), 2) == [0, 0]
-    codes = nursery.run(replace(job, fault="SIGKILL", at=4, rank=rank), 2)
+    assert server.run(replace(job, folder=str(tmp_path / "whole")), 2) == [0, 0]
+    codes = server.run(replace(job, fault="SIGKILL", at=4, rank=rank), 2)
     assert codes[rank] == -9 and codes[1 - rank] == 3
-    assert nursery.run(job, 2) == [0, 0]
+    assert server.run(job, 2) == [0, 0]
     assert 2 <= told(job)["resumed_from"] <= 3
     assert left(job.folder) == left(tmp_path / "whole")
 
 
-def test_t5_damaged_parts_are_seen(nursery: Nursery, tmp_path: Path) -> None:
+def test_t5_damaged_parts_are_seen(server: ForkServer, tmp_path: Path) -> None:
     how = {"data_parallel_shard_degree": "all", "max_steps": 2}
-    assert nursery.run(Job(out=str(tmp_path), folder=str(tmp_path / "run"), task="packed", train=how), 2) == [0, 0]
+    assert server.run(Job(out=str(tmp_path), folder=str(tmp_path / "run"), task="packed", train=how), 2) == [0, 0]
     newest = max((tmp_path / "run" / "state").glob("step-*"))
     names = sorted(path.name for path in newest.iterdir())
     assert names == [

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from nursery import Job, Nursery, a_nursery, weights
-from tiny_runs import CALM, MADE, distance
 from torch import Tensor
 
 from heedful.train import together
 from heedful.train.ranks import Ranks
 from heedful.train.together import Copied
+from tests.support.processes import ForkServer, Job, fork_server, weights
+from tests.support.tiny_runs import CALM, MADE, distance
 
 TABLE = "embedding.tokens.weight"
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
+def server() -> Iterator[ForkServer]:
     """Where processes come from."""
-    with a_nursery("heedful.train.sharded", "heedful.train.parts", "torch._dynamo") as made:
+    with fork_server("heedful.train.sharded", "heedful.train.parts", "torch._dynamo") as made:
         yield made
 
 
@@ -73,7 +73,7 @@ def test_the_tied_table_goes_off_alone_and_last(monkeypatch: pytest.MonkeyPatch,
 class Both:
     """The same run with sums of two kinds."""
 
-    nursery: Nursery
+    server: ForkServer
     folder: Path
 
     def __call__(self, **more: Any) -> list[dict[str, Tensor]]:
@@ -85,15 +85,15 @@ class Both:
                 "grad_reduce_dtype": sums,
             } | more
             job = Job(out=str(self.folder / sums), what="updates", task="packed", dropout=0.0, train=how)
-            assert self.nursery.run(job, 2) == [0, 0]
+            assert self.server.run(job, 2) == [0, 0]
             found.append(weights(job))
         return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", [1, 2])
-def test_sums_in_bfloat16(nursery: Nursery, tmp_path: Path, shard: int) -> None:
-    exact, rough = Both(nursery, tmp_path)(shard=shard)
+def test_sums_in_bfloat16(server: ForkServer, tmp_path: Path, shard: int) -> None:
+    exact, rough = Both(server, tmp_path)(shard=shard)
     start = MADE["packed"](0.0)[0].named()
     assert 1e-6 < distance(exact, rough) < 0.02
     assert distance(exact, start) > 0.05

@@ -11,10 +11,10 @@ from typing import Any
 import tokenizers
 import torch
 import transformers
-from tiny import randomise
 from tokenizers import decoders, models, pre_tokenizers
 
 from heedful.tokenizer import Tokenizer
+from tests.support.tiny_models import randomise
 
 NAMES = [*"OX", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {  # a name for the folder -> their class, what its config says

@@ -1,8 +1,7 @@
 """Processes that train a tiny model: alone, in ranks, hurt on purpose.
 
-Run with a job (a JSON object, see Job) it does that one, under torchrun in each rank. Else it is a nursery, which
-imports the modules that are named: jobs come on stdin, and each of their ranks is a forked process, so that what has to
-be imported costs its time once.
+With a job as argument (a JSON object, see Job) it runs that job, in each rank under torchrun. With module names it is a
+fork server: it imports them once, reads jobs from stdin and forks a process for each rank of each job.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_runs import FAULTS, MADE, Faulty, settings, wave
 from torch import Tensor
 
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.train.fit import EvalResult, Reporter, fit
 from heedful.train.loop import Step, Trainer
 from heedful.train.ranks import Ranks, ranks
+from tests.support.tiny_runs import FAULTS, MADE, Faulty, settings, wave
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +192,7 @@ def main(job: Job) -> int:
     return code
 
 
-def nursery() -> None:
+def serve_forks() -> None:
     """Fork a process for each rank of each job that stdin names, or tell how such processes ended."""
     for line in sys.stdin:
         asked = json.loads(line)
@@ -230,12 +229,12 @@ def _forked(job: Job, rank: int, size: int, port: int) -> int:
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-class Nursery:
+class ForkServer:
     """The process that forks others; those that are still there at the end are killed."""
 
     def __init__(self, *modules: str) -> None:
         environment = os.environ | ONE_THREAD | {"TOKENIZERS_PARALLELISM": "false"}
-        command = [sys.executable, __file__, *modules]
+        command = [sys.executable, "-m", "tests.support.processes", *modules]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -274,9 +273,9 @@ class Nursery:
 
 
 @contextmanager
-def a_nursery(*modules: str) -> Iterator[Nursery]:
-    """For as long as it is needed, with modules that it has imported."""
-    made = Nursery(*modules)
+def fork_server(*modules: str) -> Iterator[ForkServer]:
+    """A running fork server that has imported these modules."""
+    made = ForkServer(*modules)
     try:
         yield made
     finally:
@@ -323,4 +322,4 @@ if __name__ == "__main__":
         sys.exit(main(Job(**json.loads(sys.argv[1]))))
     for module in sys.argv[1:]:
         import_module(module)
-    nursery()
+    serve_forks()

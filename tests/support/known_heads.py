@@ -7,12 +7,12 @@ import random
 from pathlib import Path
 
 import torch
-from folders import VOCABULARY
 
 import heedful
 from heedful.checkpoint import Config, create
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.tokenizer import Tokenizer
+from tests.support.model_folders import VOCABULARY
 
 PLACES = 40
 KNOWN = ("next", "previous", "same", "other", "predictive", "delimiters", "itself", "broad")

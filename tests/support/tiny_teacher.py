@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 import transformers
-from corpora import documents, trained
+
+from tests.support.corpora import documents, trained
 
 
 def make_teacher(folder: Path, width: int) -> Path:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from folders import make
 from torch import Tensor
 
 from heedful.checkpoint import Loaded, load
@@ -19,6 +18,7 @@ from heedful.families.table import load_names
 from heedful.objectives import Loss
 from heedful.tasks.task import Task
 from heedful.tokenizer import Encoded, Tokenizer
+from tests.support.model_folders import make
 
 SHORT = 20  # tokens: a limit that cuts short texts into windows
 
