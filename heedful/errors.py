@@ -49,6 +49,26 @@ class SettingError(HeedfulError):
         self.path, self.source, self.code, self.candidates = path, source, code, candidates
 
 
+class DataError(HeedfulError):
+    """A data file, a row, a column or a corpus cannot be used."""
+
+
+class ModelError(HeedfulError):
+    """A model folder, its configuration or its weights cannot be used, or cannot do what was asked for."""
+
+
+class TokenizerError(HeedfulError):
+    """A tokenizer cannot be read, trained or used."""
+
+
+class RunError(HeedfulError):
+    """A run cannot begin, resume or write its results."""
+
+
+class RequestError(HeedfulError):
+    """A request to a server, or an input given to an engine, cannot be answered."""
+
+
 class HeedfulWarning(UserWarning):
     """Something the user should know and may want to change; the result is still the one that was asked for."""
 

@@ -55,7 +55,7 @@ def names_and_literals(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def test_module(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
-    assert text.count("\n") <= 450, "a file is one sitting: split it"
+    assert text.count("\n") <= 600, "split the file by idea"
     if path.parent.name != "families":
         methods = METHODS.get(str(path.relative_to(ROOT / "heedful")), set())
         named = [(line, name) for line, name in names_and_literals(tree) if name not in methods]
